@@ -1,0 +1,93 @@
+"""Every error Clickline raises on purpose, in domain words.
+
+    ClicklineError
+    ├── ConfigError            the YAML, a --set or an argument is wrong; holds every mistake found
+    ├── DataError              the input cannot be learned from as it is
+    │   ├── SourceNotFound     a path, glob or pattern matches nothing
+    │   ├── HourNotReady       hours without their donefile
+    │   ├── TooManyBadRows     more rows in quarantine than `data.max_bad` allows
+    │   └── ReaderFault        a custom reader raised, or yielded something that is not rows
+    ├── StorageError           a store did not answer, refused, or its driver is not installed
+    │   └── CacheFull          a file does not fit under `cache.size`
+    └── ArtifactError          a dataset, checkpoint or version is absent, torn or of another format
+
+A message says what was found, what is allowed, and what to do about it. Which exit code an error
+becomes is decided in `cli/exits.py`, never here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "ArtifactError",
+    "CacheFull",
+    "ClicklineError",
+    "ConfigError",
+    "DataError",
+    "HourNotReady",
+    "Mistake",
+    "ReaderFault",
+    "SourceNotFound",
+    "StorageError",
+    "TooManyBadRows",
+]
+
+
+class ClicklineError(Exception):
+    """Anything Clickline reports to its user; the message is meant to be read as it is."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing wrong in a config: where it stands, what is wrong, what to do."""
+
+    file: str
+    line: int
+    key: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return " ".join(part for part in (where, self.key, self.problem, self.remedy) if part)
+
+
+class ConfigError(ClicklineError):
+    """The config, an override or an argument is wrong. `mistakes` lists all that was found."""
+
+    def __init__(self, mistakes: list[Mistake]) -> None:
+        super().__init__("\n".join(str(m) for m in mistakes))
+        self.mistakes = mistakes
+
+
+class DataError(ClicklineError):
+    """The input data cannot be used as it is."""
+
+
+class SourceNotFound(DataError):
+    """A path, glob or {date}/{hour} pattern of the config matches no file."""
+
+
+class HourNotReady(DataError):
+    """Hours of the requested range have no donefile and the time to wait for them is over."""
+
+
+class TooManyBadRows(DataError):
+    """The share of quarantined rows is above `data.max_bad`."""
+
+
+class ReaderFault(DataError):
+    """A custom reader raised, or yielded something that is not a record batch."""
+
+
+class StorageError(ClicklineError):
+    """A store could not be reached, refused the request, or needs a driver that is not installed."""
+
+
+class CacheFull(StorageError):
+    """A remote file is larger than the cache may become, even with everything else evicted."""
+
+
+class ArtifactError(ClicklineError):
+    """A dataset, checkpoint or version is absent, torn, or written in a format this release cannot read."""

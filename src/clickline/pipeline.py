@@ -1,0 +1,1 @@
+"""The whole flow, read top to bottom."""

@@ -1,0 +1,21 @@
+"""What long work tells whoever watches it. The stages call it; `cli/` draws it."""
+
+from __future__ import annotations
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """A watcher that shows nothing; subclasses draw bars or print lines."""
+
+    def begin(self, title: str, *, total_bytes: int | None = None) -> None:
+        """A piece of work starts; `total_bytes` is how much input it will read, where that is known."""
+
+    def advance(self, *, rows: int = 0, size: int = 0) -> None:
+        """`rows` more rows and `size` more bytes of input are done."""
+
+    def end(self) -> None:
+        """The piece of work begun last is done."""
+
+    def say(self, message: str) -> None:
+        """One line worth reading at any verbosity: a skipped stage, a changed input, an hour waited for."""

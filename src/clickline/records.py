@@ -1,0 +1,118 @@
+"""Values that cross folders: a block of input, the raw rows read from it, the encoded rows.
+
+    file ──reader.blocks──▶ Block ──reader.parse──▶ RawRows ──Encoder.encode──▶ EncodedRows ──▶ dataset
+
+Shapes in names: B rows, N values, D dense fields, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "BadRow",
+    "Block",
+    "EncodedRows",
+    "IntegerColumn",
+    "NumberColumn",
+    "RawColumn",
+    "RawRows",
+    "SlotIds",
+    "SourceFile",
+    "TextColumn",
+]
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of the input, as its store describes it."""
+
+    uri: str  # as users write it: a plain local path, or protocol://…
+    size: int  # bytes as stored (compressed, if it is)
+    version: str  # changes when the content does: an ETag, else the time of modification
+    hour: int | None = None  # hours since 1970-01-01T00 UTC, from a {date}/{hour} pattern
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that could not be used: where it stood, why, and its beginning as text."""
+
+    file: str
+    line: int  # 1-based line of a text file, 1-based record number of the others
+    reason: str  # a short fixed phrase, counted in the report: "wrong column count"
+    detail: str  # what was found and what is allowed: "39 columns, 40 expected"
+    text: str = ""  # the row as far as it can be shown, cut to a sane length
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of one input file that ends at a row's end; the unit that is read in parallel."""
+
+    file: str
+    first_line: int  # number of its first line or record, 1-based
+    payload: Any  # what the reader that cut it wants to get back in `parse`: bytes, a record batch, …
+    size: int  # bytes of input it stands for; shards are cut by it
+    faults: tuple[BadRow, ...] = ()  # what went wrong while cutting: a truncated gzip, a bad crc
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """Values as spans of one byte buffer. An empty span is a missing value."""
+
+    data: NDArray[np.uint8]
+    starts_N: NDArray[np.int64]
+    ends_N: NDArray[np.int64]
+    offsets_B1: NDArray[np.int64] | None = None  # several values a row: row b is offsets[b]:offsets[b+1]
+
+
+@dataclass(frozen=True)
+class IntegerColumn:
+    """Values that are 64-bit integers already (feasigns, Arrow integers), as unsigned bits."""
+
+    values_N: NDArray[np.uint64]
+    missing_N: NDArray[np.bool_]
+    signed: bool  # how to print the bits as decimal text
+    offsets_B1: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """Values that are floating-point numbers already. Missing is NaN."""
+
+    values_N: NDArray[np.float64]
+    offsets_B1: NDArray[np.int64] | None = None
+
+
+RawColumn = TextColumn | IntegerColumn | NumberColumn
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """Rows as a reader found them: the columns by their name in the source, and what was bad."""
+
+    rows: int
+    columns: Mapping[str, RawColumn]
+    lines_B: NDArray[np.int64]  # line or record number of each row, for later complaints
+    bad: list[BadRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SlotIds:
+    """One slot's ids: one a row, or several with offsets (row b is offsets[b]:offsets[b+1])."""
+
+    ids_N: NDArray[np.uint64]
+    offsets_B1: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """Rows as the model sees them."""
+
+    rows: int
+    dense_DB: NDArray[np.float32]  # one contiguous line a field
+    slots: tuple[SlotIds, ...]
