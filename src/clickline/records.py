@@ -19,6 +19,7 @@ __all__ = [
     "Block",
     "EncodedRows",
     "IntegerColumn",
+    "LabelledRows",
     "NumberColumn",
     "RawColumn",
     "RawRows",
@@ -47,6 +48,7 @@ class BadRow:
     reason: str  # a short fixed phrase, counted in the report: "wrong column count"
     detail: str  # what was found and what is allowed: "39 columns, 40 expected"
     text: str = ""  # the row as far as it can be shown, cut to a sane length
+    count: int = 1  # rows it stands for: past the first thousand of a block they are only counted
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,13 @@ class SlotIds:
     ids_N: NDArray[np.uint64]
     offsets_B1: NDArray[np.int64] | None = None
 
+    def select(self, keep_B: NDArray[np.bool_]) -> SlotIds:
+        if self.offsets_B1 is None:
+            return SlotIds(self.ids_N[keep_B])
+        counts_B = np.diff(self.offsets_B1)
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts_B[keep_B])])
+        return SlotIds(self.ids_N[np.repeat(keep_B, counts_B)], offsets)
+
 
 @dataclass(frozen=True)
 class EncodedRows:
@@ -116,3 +125,35 @@ class EncodedRows:
     rows: int
     dense_DB: NDArray[np.float32]  # one contiguous line a field
     slots: tuple[SlotIds, ...]
+
+    def select(self, keep_B: NDArray[np.bool_]) -> EncodedRows:
+        """The rows that are marked."""
+        slots = tuple(ids.select(keep_B) for ids in self.slots)
+        return EncodedRows(int(keep_B.sum()), self.dense_DB[:, keep_B], slots)
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """Encoded rows with what happened to them: what a dataset stores and a trainer reads."""
+
+    label_B: NDArray[np.float32]  # share of the row's shows that were clicked: 0 or 1 for a plain row
+    weight_B: NDArray[np.float32]  # weight in the loss: shows times the user's own weight
+    show_B: NDArray[np.uint32]
+    click_B: NDArray[np.uint32]
+    event_hour_B: NDArray[np.int32]  # hours since 1970-01-01T00 UTC, -1 where the time is not known
+    encoded: EncodedRows
+
+    @property
+    def rows(self) -> int:
+        return self.encoded.rows
+
+    def select(self, keep_B: NDArray[np.bool_]) -> LabelledRows:
+        """The rows that are marked."""
+        return LabelledRows(
+            self.label_B[keep_B],
+            self.weight_B[keep_B],
+            self.show_B[keep_B],
+            self.click_B[keep_B],
+            self.event_hour_B[keep_B],
+            self.encoded.select(keep_B),
+        )

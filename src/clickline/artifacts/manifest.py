@@ -1,0 +1,57 @@
+"""Manifests: the file that makes a folder an artifact. Written last, checked first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clickline.errors import ArtifactError, StorageError
+from clickline.storage import Storage, join
+
+__all__ = ["MANIFEST", "digest", "fingerprint", "read_manifest", "write_manifest"]
+
+MANIFEST = "manifest.json"
+
+
+def write_manifest(
+    storage: Storage, folder: str, kind: str, format_number: int, body: Mapping[str, Any]
+) -> None:
+    """Declare `folder` whole. Nothing may be written to it afterwards."""
+    document = {"kind": kind, "format": format_number, **body}
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    storage.put(join(folder, MANIFEST), text.encode())
+
+
+def read_manifest(storage: Storage, folder: str, kind: str, format_number: int) -> dict[str, Any]:
+    """The manifest of a whole artifact; ArtifactError when it is torn, absent or of another kind."""
+    place = join(folder, MANIFEST)
+    try:
+        document = json.loads(storage.read(place))
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(
+            f"{place} is not a manifest: {error}. Remove {folder} and make it again."
+        ) from error
+    except StorageError as error:
+        raise ArtifactError(f"{folder} holds no {MANIFEST}, so it was never finished: {error}") from error
+    found = (document.get("kind"), document.get("format")) if isinstance(document, dict) else (None, None)
+    if found != (kind, format_number):
+        raise ArtifactError(
+            f"{place} says kind {found[0]!r}, format {found[1]!r}; this release reads kind {kind!r}, "
+            f"format {format_number}. Make it again with this release."
+        )
+    return dict(document)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a local file, streamed."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint(document: Any) -> str:
+    """A short stable name for a JSON value: 12 hex digits of its SHA-256."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

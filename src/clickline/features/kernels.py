@@ -1,0 +1,490 @@
+"""The arithmetic of the one encoder, as Numba kernels over plain arrays.
+
+Everything that decides an id or a float is here, built from integer operations and IEEE double
+arithmetic only: no call into the C library's `log`, no fast-math, no thread count. So a row gets
+the same bits in every process, machine and release.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+__all__ = [
+    "MISSING_FEASIGN",
+    "NUMBER_BAD",
+    "NUMBER_MISSING",
+    "NUMBER_OK",
+    "NUMBER_SLOW",
+    "bucket_by_edges",
+    "bucket_by_log2",
+    "count_pieces",
+    "fmix64",
+    "hash_integers",
+    "hash_spans",
+    "log1p",
+    "mix_feasigns",
+    "parse_feasigns",
+    "parse_numbers",
+    "pool_values",
+    "scale",
+    "signed_log1p",
+    "slot_salt",
+    "spans_equal",
+    "split_spans",
+    "xxh64",
+]
+
+Bytes = NDArray[np.uint8]
+Offsets = NDArray[np.int64]
+Ids = NDArray[np.uint64]
+
+MISSING_FEASIGN = 17241709254077376921
+"""XXH64 of the empty text: what an absent value hashes to, as in ElasticCTR's own data."""
+
+NUMBER_OK, NUMBER_MISSING, NUMBER_BAD, NUMBER_SLOW = 0, 1, 2, 3
+
+_P1 = np.uint64(0x9E3779B185EBCA87)
+_P2 = np.uint64(0xC2B2AE3D27D4EB4F)
+_P3 = np.uint64(0x165667B19E3779F9)
+_P4 = np.uint64(0x85EBCA77C2B2AE63)
+_P5 = np.uint64(0x27D4EB2F165667C5)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _unaligned_load(bits: int, result: Any) -> Any:
+    """An intrinsic `load(data, index)`: a little-endian integer from any byte position, unchecked."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def load(typing_context: Any, data: Any, index: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            place = builder.gep(array.data, [args[1]])
+            return builder.load(builder.bitcast(place, ir.IntType(bits).as_pointer()), align=1)
+
+        return result(data, types.int64), build
+
+    return load
+
+
+_u64 = _unaligned_load(64, types.uint64)
+_u32 = _unaligned_load(32, types.uint32)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _double_bits(typing_context: Any, value: Any) -> Any:
+    """The 64 bits of a double."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(64))
+
+    return types.int64(types.float64), build
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _bits_double(typing_context: Any, value: Any) -> Any:
+    """The double that 64 bits stand for."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), build
+
+
+# ── ids ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _rotate(value: np.uint64, bits: int) -> np.uint64:
+    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _round(lane: np.uint64, word: np.uint64) -> np.uint64:
+    return _rotate(lane + word * _P2, 31) * _P1
+
+
+@njit(cache=True, nogil=True)
+def xxh64(data: Bytes, start: int, end: int) -> np.uint64:
+    """XXH64 with seed 0 of `data[start:end]`."""
+    at = np.int64(start)
+    stop = np.int64(end)
+    if stop - at >= 32:
+        one = _P1 + _P2
+        two = _P2
+        three = np.uint64(0)
+        four = np.uint64(0) - _P1
+        while stop - at >= 32:
+            one = _round(one, _u64(data, at))
+            two = _round(two, _u64(data, at + 8))
+            three = _round(three, _u64(data, at + 16))
+            four = _round(four, _u64(data, at + 24))
+            at += 32
+        digest = _rotate(one, 1) + _rotate(two, 7) + _rotate(three, 12) + _rotate(four, 18)
+        for lane in (one, two, three, four):
+            digest = (digest ^ _round(np.uint64(0), lane)) * _P1 + _P4
+    else:
+        digest = _P5
+    digest += np.uint64(end - start)
+    while stop - at >= 8:
+        digest = _rotate(digest ^ _round(np.uint64(0), _u64(data, at)), 27) * _P1 + _P4
+        at += 8
+    if stop - at >= 4:
+        digest = _rotate(digest ^ (np.uint64(_u32(data, at)) * _P1), 23) * _P2 + _P3
+        at += 4
+    while at < stop:
+        digest = _rotate(digest ^ (np.uint64(data[at]) * _P5), 11) * _P1
+        at += 1
+    digest = (digest ^ (digest >> np.uint64(33))) * _P2
+    digest = (digest ^ (digest >> np.uint64(29))) * _P3
+    return digest ^ (digest >> np.uint64(32))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def fmix64(value: np.uint64) -> np.uint64:
+    """MurmurHash3's finaliser: every input bit reaches every output bit, and no two inputs meet."""
+    value = (value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    value = (value ^ (value >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return value ^ (value >> np.uint64(33))
+
+
+@njit(cache=True, nogil=True)
+def slot_salt(number: np.uint64) -> np.uint64:
+    """What a slot's number adds to its values, so that one value in two slots gives two ids."""
+    return fmix64(np.uint64(number) + _GOLDEN)
+
+
+@njit(cache=True, nogil=True)
+def mix_feasigns(values_N: Ids, missing_N: NDArray[np.bool_], salt: np.uint64, ids_N: Ids) -> None:
+    """Ids of values that are numbers already."""
+    gap = fmix64(np.uint64(MISSING_FEASIGN) ^ salt)
+    for n in range(values_N.size):
+        ids_N[n] = gap if missing_N[n] else fmix64(values_N[n] ^ salt)
+
+
+@njit(cache=True, nogil=True)
+def hash_spans(data: Bytes, starts_N: Offsets, ends_N: Offsets, salt: np.uint64, ids_N: Ids) -> None:
+    """Ids of texts; an empty one is missing, and hashes to that without a special case."""
+    for n in range(starts_N.size):
+        ids_N[n] = fmix64(xxh64(data, starts_N[n], ends_N[n]) ^ salt)
+
+
+@njit(cache=True, nogil=True)
+def hash_integers(
+    values_N: Ids, missing_N: NDArray[np.bool_], signed: bool, salt: np.uint64, ids_N: Ids
+) -> None:
+    """Ids of integers that stand for text: the same as those of their decimal digits."""
+    digits = np.empty(24, dtype=np.uint8)
+    for n in range(values_N.size):
+        at = 24
+        if not missing_N[n]:
+            rest = values_N[n]
+            negative = signed and (rest >> np.uint64(63)) == np.uint64(1)
+            if negative:
+                rest = np.uint64(0) - rest
+            while True:
+                at -= 1
+                digits[at] = np.uint8(48) + np.uint8(rest % np.uint64(10))
+                rest = rest // np.uint64(10)
+                if rest == np.uint64(0):
+                    break
+            if negative:
+                at -= 1
+                digits[at] = np.uint8(45)
+        ids_N[n] = fmix64(xxh64(digits, at, 24) ^ salt)
+
+
+@njit(cache=True, nogil=True)
+def count_pieces(data: Bytes, starts_N: Offsets, ends_N: Offsets, separator: int) -> int:
+    """How many non-empty pieces the texts hold between separators."""
+    total = 0
+    for n in range(starts_N.size):
+        inside = False
+        for at in range(starts_N[n], ends_N[n]):
+            if data[at] == separator:
+                inside = False
+            elif not inside:
+                inside = True
+                total += 1
+    return total
+
+
+@njit(cache=True, nogil=True)
+def split_spans(
+    data: Bytes,
+    starts_N: Offsets,
+    ends_N: Offsets,
+    separator: int,
+    piece_starts_P: Offsets,
+    piece_ends_P: Offsets,
+    offsets_N1: Offsets,
+) -> None:
+    """Spans of the non-empty pieces between separators, and how many each text has."""
+    pieces = 0
+    offsets_N1[0] = 0
+    for n in range(starts_N.size):
+        at = starts_N[n]
+        stop = ends_N[n]
+        while at < stop:
+            begin = at
+            while at < stop and data[at] != separator:
+                at += 1
+            if at > begin:
+                piece_starts_P[pieces] = begin
+                piece_ends_P[pieces] = at
+                pieces += 1
+            at += 1
+        offsets_N1[n + 1] = pieces
+
+
+@njit(cache=True, nogil=True)
+def spans_equal(
+    data: Bytes, starts_N: Offsets, ends_N: Offsets, text: Bytes, equal_N: NDArray[np.bool_]
+) -> None:
+    """Mark the spans that hold exactly `text`; marks already there stay."""
+    for n in range(starts_N.size):
+        start = starts_N[n]
+        if ends_N[n] - start == text.size:
+            same = True
+            for i in range(text.size):
+                same &= data[start + i] == text[i]
+            equal_N[n] |= same
+
+
+@njit(cache=True, nogil=True)
+def pool_values(
+    ids_N: Ids, offsets_B1: Offsets, gap: np.uint64, kept_N: Ids, kept_offsets_B1: Offsets
+) -> int:
+    """Drop the missing among several values of a row; a row left with none keeps the missing id."""
+    kept = 0
+    kept_offsets_B1[0] = 0
+    for row in range(offsets_B1.size - 1):
+        before = kept
+        for n in range(offsets_B1[row], offsets_B1[row + 1]):
+            if ids_N[n] != gap:
+                kept_N[kept] = ids_N[n]
+                kept += 1
+        if kept == before:
+            kept_N[kept] = gap
+            kept += 1
+        kept_offsets_B1[row + 1] = kept
+    return kept
+
+
+@njit(cache=True, nogil=True)
+def parse_feasigns(
+    data: Bytes, starts_N: Offsets, ends_N: Offsets, values_N: Ids, status_N: NDArray[np.uint8]
+) -> int:
+    """Read texts as u64 feasigns; 0 and the empty text are missing. Returns how many are not feasigns."""
+    bad = 0
+    for n in range(starts_N.size):
+        start = starts_N[n]
+        end = ends_N[n]
+        value = np.uint64(0)
+        status = NUMBER_OK
+        if start == end:
+            status = NUMBER_MISSING
+        elif end - start > 20:
+            status = NUMBER_BAD
+        else:
+            for at in range(start, end):
+                digit = np.uint64(data[at]) - np.uint64(48)
+                if digit > np.uint64(9) or value > (np.uint64(0xFFFFFFFFFFFFFFFF) - digit) // np.uint64(10):
+                    status = NUMBER_BAD
+                    break
+                value = value * np.uint64(10) + digit
+        if status == NUMBER_BAD:
+            bad += 1
+        elif value == np.uint64(0):
+            status = NUMBER_MISSING
+        values_N[n] = value
+        status_N[n] = status
+    return bad
+
+
+# ── numbers ────────────────────────────────────────────────────────────────────────────────────
+
+_TENS = 10.0 ** np.arange(23)  # exact in a double up to 10**22
+
+
+@njit(cache=True, nogil=True)
+def _parse_number(data: Bytes, start: int, end: int) -> tuple[float, int]:
+    if start == end:
+        return np.nan, NUMBER_MISSING
+    at = start
+    negative = data[at] == 45
+    if negative or data[at] == 43:
+        at += 1
+    mantissa = np.int64(0)
+    digits = 0  # significant ones, from the first that is not zero
+    seen = 0
+    exponent = 0
+    point = False
+    while at < end:
+        byte = data[at]
+        if 48 <= byte <= 57:
+            seen += 1
+            if digits < 18:
+                mantissa = mantissa * 10 + (np.int64(byte) - 48)
+                if mantissa != 0:
+                    digits += 1
+                if point:
+                    exponent -= 1
+            else:
+                digits += 1  # too long for exact arithmetic: Python's own parser decides
+        elif byte == 46 and not point:
+            point = True
+        else:
+            break
+        at += 1
+    if seen == 0:
+        return np.nan, NUMBER_BAD
+    if at < end:
+        if data[at] != 101 and data[at] != 69:
+            return np.nan, NUMBER_BAD
+        at += 1
+        down = False
+        if at < end and (data[at] == 45 or data[at] == 43):
+            down = data[at] == 45
+            at += 1
+        if at == end:
+            return np.nan, NUMBER_BAD
+        power = 0
+        while at < end:
+            byte = data[at]
+            if byte < 48 or byte > 57:
+                return np.nan, NUMBER_BAD
+            power = min(power * 10 + (np.int64(byte) - 48), 100_000)
+            at += 1
+        exponent += -power if down else power
+    # With a mantissa under 2**53 and a power of ten that is exact, one multiplication or division
+    # rounds once, so the result is the nearest double: the same as Python's float().
+    if digits > 18 or mantissa > 9007199254740992:
+        return np.nan, NUMBER_SLOW
+    value = np.float64(mantissa)
+    if mantissa != 0 and exponent != 0:
+        if exponent < -22 or exponent > 22:
+            return np.nan, NUMBER_SLOW
+        if exponent < 0:
+            value = value / _TENS[-exponent]
+        else:
+            value = value * _TENS[exponent]
+    return (-value if negative else value), NUMBER_OK
+
+
+@njit(cache=True, nogil=True)
+def parse_numbers(
+    data: Bytes,
+    starts_N: Offsets,
+    ends_N: Offsets,
+    values_N: NDArray[np.float64],
+    status_N: NDArray[np.uint8],
+) -> int:
+    """Read texts as doubles, NaN for missing. Returns how many are bad or left to Python's parser."""
+    left = 0
+    for n in range(starts_N.size):
+        value, status = _parse_number(data, starts_N[n], ends_N[n])
+        values_N[n] = value
+        status_N[n] = status
+        if status >= NUMBER_BAD:
+            left += 1
+    return left
+
+
+@njit(cache=True, nogil=True, inline="always")
+def log1p(value: float) -> float:
+    """log(1 + value) for value >= 0, to within 2 ulp: the atanh series around a power of two."""
+    total = 1.0 + value
+    lost = ((total - 1.0) - value) / total  # what rounding 1 + value threw away
+    bits = _double_bits(total)
+    exponent = (bits >> 52) - 1023
+    mantissa = _bits_double((bits & 0x000FFFFFFFFFFFFF) | (1023 << 52))  # in [1, 2)
+    if mantissa > 1.4142135623730951:
+        mantissa *= 0.5
+        exponent += 1
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    z = s * s
+    series = 1.0 / 23.0
+    for odd in (21.0, 19.0, 17.0, 15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0):
+        series = series * z + 1.0 / odd
+    tail = 2.0 * s * series * z
+    # ln 2 in two parts, the first with trailing zeros so that exponent * part is exact.
+    high = 6.93147180369123816490e-01 * exponent
+    low = 1.90821492927058770002e-10 * exponent
+    return high + (2.0 * s + (tail + (low - lost)))
+
+
+@njit(cache=True, nogil=True)
+def signed_log1p(raw_N: NDArray[np.float32], out_N: NDArray[np.float32]) -> None:
+    """sign(x) * log(1 + |x|); missing (NaN) becomes 0."""
+    for n in range(raw_N.size):
+        value = np.float64(raw_N[n])
+        if value != value:
+            out_N[n] = 0.0
+        elif value < 0.0:
+            out_N[n] = -log1p(-value)
+        else:
+            out_N[n] = log1p(value)
+
+
+@njit(cache=True, nogil=True)
+def scale(
+    raw_N: NDArray[np.float32],
+    shift: float,
+    factor: float,
+    low: float,
+    high: float,
+    out_N: NDArray[np.float32],
+) -> None:
+    """(x - shift) * factor, kept within [low, high]; missing (NaN) becomes 0."""
+    for n in range(raw_N.size):
+        value = np.float64(raw_N[n])
+        if value != value:
+            out_N[n] = 0.0
+        else:
+            # "+ 0.0" turns -0.0 into 0.0, so that every spelling of zero has the same bits.
+            out_N[n] = min(max((value - shift) * factor, low), high) + 0.0
+
+
+@njit(cache=True, nogil=True)
+def bucket_by_log2(raw_N: NDArray[np.float32], salt: np.uint64, ids_N: Ids) -> None:
+    """Ids of log2 buckets: zero, and for each sign one bucket per power of two."""
+    gap = fmix64(np.uint64(MISSING_FEASIGN) ^ salt)
+    for n in range(raw_N.size):
+        value = np.float64(raw_N[n])
+        if value != value:
+            ids_N[n] = gap
+        elif value == 0.0:
+            ids_N[n] = fmix64(salt)
+        else:
+            bits = _double_bits(value)  # a float32 is always a normal double, so the exponent is exact
+            exponent = (bits >> 52) & 0x7FF
+            code = np.uint64(exponent) | (np.uint64(1 << 11) if value < 0.0 else np.uint64(0))
+            ids_N[n] = fmix64(code ^ salt)
+
+
+@njit(cache=True, nogil=True)
+def bucket_by_edges(
+    raw_N: NDArray[np.float32], edges_E: NDArray[np.float32], salt: np.uint64, ids_N: Ids
+) -> None:
+    """Ids of the interval between edges that a number falls in; a number on an edge goes up."""
+    gap = fmix64(np.uint64(MISSING_FEASIGN) ^ salt)
+    for n in range(raw_N.size):
+        value = raw_N[n]
+        if value != value:
+            ids_N[n] = gap
+        else:
+            below = 0
+            above = edges_E.size
+            while below < above:
+                middle = (below + above) >> 1
+                if edges_E[middle] <= value:
+                    below = middle + 1
+                else:
+                    above = middle
+            ids_N[n] = fmix64(np.uint64(below) ^ salt)

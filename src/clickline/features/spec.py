@@ -1,0 +1,145 @@
+"""What the features are: the fields, how each becomes ids or a float, and the numbers that takes.
+
+A `FeatureSpec` is complete: it travels in the dataset's manifest to the checkpoint and the version,
+and whoever has it encodes a row as training did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from clickline.errors import ArtifactError
+from clickline.features import kernels
+
+__all__ = [
+    "ENCODER_FORMAT",
+    "DenseField",
+    "FeatureSpec",
+    "FieldStatistics",
+    "SlotField",
+    "slot_number",
+]
+
+ENCODER_FORMAT = 1
+"""Counts up whenever the same raw row would get other ids or floats. Never reuse a number."""
+
+Transform = Literal["none", "log1p", "minmax", "zscore"]
+SlotSource = Literal["text", "feasign", "log2", "quantiles"]
+
+
+@dataclass(frozen=True)
+class FieldStatistics:
+    """What the training rows say of one number field; missing values are left out."""
+
+    count: int
+    low: float
+    high: float
+    mean: float
+    deviation: float
+    edges: tuple[float, ...] = ()  # rising bucket edges, for quantile buckets
+
+
+@dataclass(frozen=True)
+class DenseField:
+    """A number that the network sees as a float."""
+
+    name: str
+    column: str
+    transform: Transform
+    statistics: FieldStatistics | None = None
+
+    @property
+    def needs_statistics(self) -> bool:
+        return self.transform in ("minmax", "zscore")
+
+
+@dataclass(frozen=True)
+class SlotField:
+    """A named categorical field; its values become 64-bit ids."""
+
+    name: str
+    column: str
+    number: int  # mixed into every id
+    source: SlotSource = "text"
+    multi: bool = False
+    separator: str | None = None
+    buckets: int = 0  # how many quantile buckets were asked for
+    statistics: FieldStatistics | None = None
+
+    @property
+    def needs_statistics(self) -> bool:
+        return self.source == "quantiles"
+
+    @property
+    def salt(self) -> np.uint64:
+        return np.uint64(kernels.slot_salt(np.uint64(self.number)))
+
+    @property
+    def missing_id(self) -> int:
+        """The id of "no value" in this slot."""
+        return int(kernels.fmix64(np.uint64(kernels.MISSING_FEASIGN) ^ self.salt))
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """Every field that the model sees, in the order of the dataset's columns."""
+
+    dense: tuple[DenseField, ...]
+    slots: tuple[SlotField, ...]
+    missing: tuple[str, ...] = ()  # texts that stand for "no value", beside the empty one
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The source's columns that are needed, each once."""
+        return tuple(dict.fromkeys(f.column for f in (*self.dense, *self.slots)))
+
+    @property
+    def columns_needing_statistics(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(f.column for f in (*self.dense, *self.slots) if f.needs_statistics))
+
+    def with_statistics(self, by_name: Mapping[str, FieldStatistics]) -> FeatureSpec:
+        """The same fields with the statistics of the training data filled in, by field name."""
+        return replace(
+            self,
+            dense=tuple(replace(f, statistics=by_name.get(f.name, f.statistics)) for f in self.dense),
+            slots=tuple(replace(f, statistics=by_name.get(f.name, f.statistics)) for f in self.slots),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "encoder_format": ENCODER_FORMAT,
+            "missing": list(self.missing),
+            "dense": [asdict(f) for f in self.dense],
+            "slots": [asdict(f) for f in self.slots],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> FeatureSpec:
+        found = document.get("encoder_format")
+        if found != ENCODER_FORMAT:
+            raise ArtifactError(
+                f"the features were encoded in format {found!r}; this release of Clickline encodes in "
+                f"format {ENCODER_FORMAT}. Prepare the data again with this release."
+            )
+
+        def statistics(field: Mapping[str, Any]) -> FieldStatistics | None:
+            values = field["statistics"]
+            return None if values is None else FieldStatistics(**{**values, "edges": tuple(values["edges"])})
+
+        return cls(
+            dense=tuple(DenseField(**{**f, "statistics": statistics(f)}) for f in document["dense"]),
+            slots=tuple(SlotField(**{**f, "statistics": statistics(f)}) for f in document["slots"]),
+            missing=tuple(document["missing"]),
+        )
+
+
+def slot_number(name: str) -> int:
+    """A slot's number when the user gives none: the number it is named by, else the hash of its name."""
+    if name.isascii() and name.isdigit() and int(name) < 2**64:
+        return int(name)
+    text = np.frombuffer(name.encode(), dtype=np.uint8)
+    return int(kernels.xxh64(text, 0, text.size))
