@@ -55,7 +55,11 @@ def test_another_process_gives_the_same_ids():
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
     }
@@ -83,7 +87,9 @@ def test_text_and_its_feasign_give_the_same_id():
     feasign = SlotField("1", "1", 1, "feasign")
     for value in ("68fd1e64", "", "日本"):
         a, _ = Encoder(FeatureSpec((), (text,))).encode_values([{"C1": value}])
-        b, _ = Encoder(FeatureSpec((), (feasign,))).encode_values([{"1": xxhash.xxh64(value.encode()).intdigest()}])
+        b, _ = Encoder(FeatureSpec((), (feasign,))).encode_values(
+            [{"1": xxhash.xxh64(value.encode()).intdigest()}]
+        )
         assert a.slots[0].ids_N[0] == b.slots[0].ids_N[0]
     zero, _ = Encoder(FeatureSpec((), (feasign,))).encode_values([{"1": 0}])
     assert int(zero.slots[0].ids_N[0]) == feasign.missing_id

@@ -35,15 +35,21 @@ ENCODER = Encoder(SPEC)
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 whole = st.integers(-(2**53), 2**53)
 text = st.text(st.characters(codec="utf-8"), max_size=40)
-value = st.one_of(st.none(), text, whole, floats, st.booleans(), st.sampled_from(["?", "-1", "", -1, -1.0, 7.0, "7"]))
-number = st.one_of(st.none(), floats, whole, st.sampled_from([-1, -1.0, "-1", "?", "", "1e3", "0.1", -0.0, "-0"]))
+value = st.one_of(
+    st.none(), text, whole, floats, st.booleans(), st.sampled_from(["?", "-1", "", -1, -1.0, 7.0, "7"])
+)
+number = st.one_of(
+    st.none(), floats, whole, st.sampled_from([-1, -1.0, "-1", "?", "", "1e3", "0.1", -0.0, "-0"])
+)
 row = st.fixed_dictionaries(
     {
         "n": number,
         "t": value,
         "tags": st.one_of(st.none(), text),
         "list": st.one_of(value, st.lists(st.one_of(st.none(), text, whole), max_size=4)),
-        "f": st.one_of(st.none(), st.integers(0, 2**64 - 1), st.sampled_from(["0", "17", "18446744073709551615"])),
+        "f": st.one_of(
+            st.none(), st.integers(0, 2**64 - 1), st.sampled_from(["0", "17", "18446744073709551615"])
+        ),
     }
 )
 
@@ -59,7 +65,12 @@ def bits(encoded: EncodedRows, b: int) -> list[object]:
 
 
 @given(st.lists(row, min_size=1, max_size=8))
-@example([{"n": 7, "t": 7, "tags": None, "list": [], "f": 1}, {"n": "7", "t": "7", "tags": "a|b||a", "list": ["x"], "f": 0}])
+@example(
+    [
+        {"n": 7, "t": 7, "tags": None, "list": [], "f": 1},
+        {"n": "7", "t": "7", "tags": "a|b||a", "list": ["x"], "f": 0},
+    ]
+)
 def test_a_row_gets_the_same_bits_alone_and_in_any_batch(rows):
     batch, faults = ENCODER.encode_values(rows)
     assert not faults
@@ -82,7 +93,9 @@ def as_text(value: object) -> str:
 def text_column(values: list[str]) -> TextColumn:
     parts = [v.encode() for v in values]
     ends = np.cumsum([len(p) for p in parts], dtype=np.int64)
-    return TextColumn(np.frombuffer(b"".join(parts) + b" ", dtype=np.uint8), np.concatenate([[0], ends[:-1]]), ends)
+    return TextColumn(
+        np.frombuffer(b"".join(parts) + b" ", dtype=np.uint8), np.concatenate([[0], ends[:-1]]), ends
+    )
 
 
 @given(st.lists(row.filter(lambda r: not isinstance(r["list"], list)), min_size=1, max_size=8))
@@ -104,7 +117,10 @@ def test_numbers_in_a_float_column_and_in_a_request_get_the_same_bits(values):
         assert bits(stored, b) == bits(asked, b)
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["{!r}", "{:e}", "{:.20f}", "{:+}", "{:.3g}"]))
+@given(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(["{!r}", "{:e}", "{:.20f}", "{:+}", "{:.3g}"]),
+)
 @example(9007199254740993.0, "{:.0f}")
 @example(1e22, "{:.0f}")
 @example(123456789.123456789, "{!r}")
@@ -113,7 +129,9 @@ def test_text_is_read_as_the_nearest_double(number, form):
 
     written = form.format(number)
     values, faults = numbers(text_column([written]), "n", 1)
-    expected = np.float64(float(written)).astype(np.float32) if abs(float(written)) < 3.4e38 else np.float32(np.inf)
+    expected = (
+        np.float64(float(written)).astype(np.float32) if abs(float(written)) < 3.4e38 else np.float32(np.inf)
+    )
     if np.isinf(expected):
         assert faults[0].reason == "not a number"
     else:

@@ -14,7 +14,9 @@ from clickline.features import DenseField, Encoder, FeatureSpec, FieldStatistics
 STATISTICS = FieldStatistics(4, 0.0, 10.0, 4.0, 2.0, (1.0, 5.0))
 
 
-def dense(transform: str, values: list[object], statistics: FieldStatistics | None = STATISTICS) -> list[float]:
+def dense(
+    transform: str, values: list[object], statistics: FieldStatistics | None = STATISTICS
+) -> list[float]:
     spec = FeatureSpec((DenseField("x", "x", transform, statistics),), ())
     encoded, faults = Encoder(spec).encode_values([{"x": v} for v in values])
     assert not faults
@@ -93,7 +95,9 @@ def test_several_values_in_a_slot_for_one_are_named():
 
 def test_missing_values_among_several_are_dropped_and_none_left_is_missing():
     slot = SlotField("s", "s", 1, multi=True, separator="|")
-    encoded, _ = Encoder(FeatureSpec((), (slot,))).encode_values([{"s": "a||b"}, {"s": "|"}, {"s": None}, {"s": [None, "a"]}])
+    encoded, _ = Encoder(FeatureSpec((), (slot,))).encode_values(
+        [{"s": "a||b"}, {"s": "|"}, {"s": None}, {"s": [None, "a"]}]
+    )
     ids, offsets = encoded.slots[0].ids_N.tolist(), encoded.slots[0].offsets_B1.tolist()
     assert offsets == [0, 2, 3, 4, 5]
     assert ids[2] == ids[3] == slot.missing_id

@@ -27,7 +27,7 @@ from clickline.artifacts.manifest import digest, read_manifest, write_manifest
 from clickline.errors import ArtifactError, StorageError
 from clickline.features import FeatureSpec
 from clickline.records import EncodedRows, LabelledRows, SlotIds
-from clickline.storage import Storage, join
+from clickline.storage.stores import Storage
 
 __all__ = [
     "DATASET_FORMAT",
@@ -97,12 +97,14 @@ class Dataset:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ArtifactError(f"the manifest of {folder} lacks or misnames a part: {error}") from error
-        found = {file.uri.rsplit("/", 1)[-1]: file.size for file in storage.list(join(folder, "*.parquet"))}
+        found = {
+            file.uri.rsplit("/", 1)[-1]: file.size for file in storage.list(Storage.join(folder, "*.parquet"))
+        }
         for shard in (shard for split in splits.values() for shard in split.shards):
             if found.get(shard.file) != shard.size:
                 state = f"has {found[shard.file]:,} bytes" if shard.file in found else "is gone"
                 raise ArtifactError(
-                    f"{join(folder, shard.file)} {state}; the manifest says {shard.size:,}. "
+                    f"{Storage.join(folder, shard.file)} {state}; the manifest says {shard.size:,}. "
                     f"Remove {folder} and run `clickline prepare` again."
                 )
         return dataset
@@ -110,7 +112,7 @@ class Dataset:
     @classmethod
     def current(cls, storage: Storage, home: str) -> Dataset:
         """The newest finished dataset of a home."""
-        pointer = join(home, "datasets", "current")
+        pointer = Storage.join(home, "datasets", "current")
         try:
             name = storage.read(pointer).decode().strip()
         except StorageError as error:
@@ -120,7 +122,7 @@ class Dataset:
         return cls.open(storage, dataset_folder(home, name))
 
     def make_current(self, storage: Storage, home: str) -> None:
-        storage.put(join(home, "datasets", "current"), f"{self.id}\n".encode())
+        storage.put(Storage.join(home, "datasets", "current"), f"{self.id}\n".encode())
 
     def read(self, path: Path, row_group: int) -> LabelledRows:
         """One row group of a shard that is on local disk at `path`."""
@@ -135,7 +137,7 @@ class Dataset:
 
 
 def dataset_folder(home: str, name: str) -> str:
-    return join(home, "datasets", name)
+    return Storage.join(home, "datasets", name)
 
 
 def finish(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clickline.errors import ArtifactError, StorageError
-from clickline.storage import Storage, join
+from clickline.storage.stores import Storage
 
 __all__ = ["MANIFEST", "digest", "fingerprint", "read_manifest", "write_manifest"]
 
@@ -22,12 +22,12 @@ def write_manifest(
     """Declare `folder` whole. Nothing may be written to it afterwards."""
     document = {"kind": kind, "format": format_number, **body}
     text = json.dumps(document, indent=1, ensure_ascii=False)
-    storage.put(join(folder, MANIFEST), text.encode())
+    storage.put(Storage.join(folder, MANIFEST), text.encode())
 
 
 def read_manifest(storage: Storage, folder: str, kind: str, format_number: int) -> dict[str, Any]:
     """The manifest of a whole artifact; ArtifactError when it is torn, absent or of another kind."""
-    place = join(folder, MANIFEST)
+    place = Storage.join(folder, MANIFEST)
     try:
         document = json.loads(storage.read(place))
     except (ValueError, RecursionError) as error:

@@ -60,7 +60,6 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def _unaligned_load(bits: int, result: Any) -> Any:
     """An intrinsic `load(data, index)`: a little-endian integer from any byte position, unchecked."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
     def load(typing_context: Any, data: Any, index: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             array = context.make_array(signature.args[0])(context, builder, args[0])
@@ -69,31 +68,25 @@ def _unaligned_load(bits: int, result: Any) -> Any:
 
         return result(data, types.int64), build
 
-    return load
+    return intrinsic(load)
+
+
+def _bitcast(source: Any, result: Any, kind: Any) -> Any:
+    """An intrinsic `cast(value)`: the same 64 bits under another type."""
+
+    def cast(typing_context: Any, value: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.bitcast(args[0], kind)
+
+        return result(source), build
+
+    return intrinsic(cast)
 
 
 _u64 = _unaligned_load(64, types.uint64)
 _u32 = _unaligned_load(32, types.uint32)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _double_bits(typing_context: Any, value: Any) -> Any:
-    """The 64 bits of a double."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(64))
-
-    return types.int64(types.float64), build
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _bits_double(typing_context: Any, value: Any) -> Any:
-    """The double that 64 bits stand for."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.DoubleType())
-
-    return types.float64(types.int64), build
+_double_bits = _bitcast(types.float64, types.int64, ir.IntType(64))
+_bits_double = _bitcast(types.int64, types.float64, ir.DoubleType())
 
 
 # ── ids ────────────────────────────────────────────────────────────────────────────────────────
@@ -323,7 +316,7 @@ def _parse_number(data: Bytes, start: int, end: int) -> tuple[float, int]:
     mantissa = np.int64(0)
     digits = 0  # significant ones, from the first that is not zero
     seen = 0
-    exponent = 0
+    exponent = np.int64(0)
     point = False
     while at < end:
         byte = data[at]
@@ -354,12 +347,13 @@ def _parse_number(data: Bytes, start: int, end: int) -> tuple[float, int]:
             at += 1
         if at == end:
             return np.nan, NUMBER_BAD
-        power = 0
+        power = np.int64(0)
         while at < end:
             byte = data[at]
             if byte < 48 or byte > 57:
                 return np.nan, NUMBER_BAD
-            power = min(power * 10 + (np.int64(byte) - 48), 100_000)
+            if power < 100_000:
+                power = power * 10 + (np.int64(byte) - 48)
             at += 1
         exponent += -power if down else power
     # With a mantissa under 2**53 and a power of ten that is exact, one multiplication or division
@@ -416,7 +410,8 @@ def log1p(value: float) -> float:
     # ln 2 in two parts, the first with trailing zeros so that exponent * part is exact.
     high = 6.93147180369123816490e-01 * exponent
     low = 1.90821492927058770002e-10 * exponent
-    return high + (2.0 * s + (tail + (low - lost)))
+    result: float = high + (2.0 * s + (tail + (low - lost)))
+    return result
 
 
 @njit(cache=True, nogil=True)

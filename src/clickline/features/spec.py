@@ -93,13 +93,17 @@ class FeatureSpec:
     missing: tuple[str, ...] = ()  # texts that stand for "no value", beside the empty one
 
     @property
+    def fields(self) -> tuple[DenseField | SlotField, ...]:
+        return (*self.dense, *self.slots)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The source's columns that are needed, each once."""
-        return tuple(dict.fromkeys(f.column for f in (*self.dense, *self.slots)))
+        return tuple(dict.fromkeys(f.column for f in self.fields))
 
     @property
     def columns_needing_statistics(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(f.column for f in (*self.dense, *self.slots) if f.needs_statistics))
+        return tuple(dict.fromkeys(f.column for f in self.fields if f.needs_statistics))
 
     def with_statistics(self, by_name: Mapping[str, FieldStatistics]) -> FeatureSpec:
         """The same fields with the statistics of the training data filled in, by field name."""

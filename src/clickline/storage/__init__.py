@@ -1,0 +1,13 @@
+"""Where bytes come from and go to: any store, the files a pattern names, a local copy of each.
+
+redaction.py   what may be shown of a URI or of a driver's message
+faults.py      any driver's failure, in words
+drivers.py     fsspec file systems by protocol, with options and credentials
+stores.py      Storage: list, read, put, delete
+sources.py     the input files of a pattern, hour by hour
+cache.py       remote files, copied once
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []

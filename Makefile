@@ -1,0 +1,46 @@
+# Everything runs in .venv, which is made on first use and again when the dependencies change.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: setup demo test check lint types fast-tests docs bench clean
+
+setup: $(READY)  ## the environment alone; afterwards .venv/bin/clickline works
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Clickline needs Python 3.11 or newer, found " + sys.version.split()[0] + ": set PYTHON=" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup  ## synthetic logs, prepared: the main job as far as it is built
+	rm -rf demo
+	$(BIN)/clickline init demo --preset criteo
+	$(BIN)/clickline sample --format criteo --rows 300000 --out demo/data
+	$(BIN)/clickline check -c demo/clickline.yaml
+	$(BIN)/clickline prepare -c demo/clickline.yaml
+
+lint: setup  ## format, lint, levels of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+types: setup
+	$(BIN)/mypy
+
+fast-tests: setup
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow'
+
+check: lint types fast-tests  ## yes or no in under two minutes
+
+test: lint types  ## everything
+	$(BIN)/pytest -n 2 --dist loadfile
+
+docs: setup  ## print docs/config.md, docs/cli.md and docs/errors.md again from the code
+	$(BIN)/python docs/generate.py
+
+bench: setup  ## our speed beside the peers' and the limits, in one run; results go to docs/benchmarks.md
+	$(BIN)/python bench/run.py
+
+clean:
+	rm -rf .venv .venv-peers demo build dist .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,51 @@
+"""The tree of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import clickline
+from clickline.cli.check import check
+from clickline.cli.data import data
+from clickline.cli.init import init
+from clickline.cli.prepare import prepare
+from clickline.cli.sample import sample
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="clickline",
+    help="Click logs in, a click-through-rate service out.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"clickline {clickline.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def clickline_command(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Click logs in, a click-through-rate service out."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+app.command()(init)
+app.command()(check)
+app.command()(sample)
+app.command()(prepare)
+app.add_typer(data, name="data")

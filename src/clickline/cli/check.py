@@ -1,0 +1,60 @@
+"""clickline check: every mistake in the config at once; runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clickline.cli.console import emit
+from clickline.cli.options import ConfigFile, Json, Overrides
+
+if TYPE_CHECKING:
+    from clickline.config import Config
+
+__all__ = ["check"]
+
+
+def check(
+    config_file: ConfigFile = Path("clickline.yaml"),
+    overrides: Overrides = None,
+    as_json: Json = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of the config, for editors.")
+    ] = False,
+) -> None:
+    """Report every mistake in the config: file, line, key, remedy. Exit 2 if there is any."""
+    from clickline.config import json_schema, load_config
+
+    if schema:
+        emit(json_schema())
+        return
+    notes = list(_notes(load_config(config_file, overrides or ())))
+    if as_json:
+        emit({"file": str(config_file), "mistakes": [], "notes": notes})
+        return
+    typer.echo(f"{config_file}: no mistakes")
+    for line in notes:
+        typer.echo(f"note: {line}")
+
+
+def _notes(config: Config) -> Iterator[str]:
+    """What is not wrong yet but will be when prepare runs. Data may well arrive later than the config."""
+    for key, patterns in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
+        for pattern in patterns:
+            if "://" not in pattern and not _exists(pattern):
+                yield f"{key}: {pattern} matches no file yet."
+    slot_conf = config.data.slot_conf
+    if slot_conf is not None and "://" not in slot_conf and not Path(slot_conf).is_file():
+        yield f"data.slot_conf: {slot_conf} does not exist yet."
+    if config.data.eval is None:
+        yield "data.eval is not given: nothing will be measured."
+
+
+def _exists(pattern: str) -> bool:
+    path = Path(pattern.replace("{date}", "*").replace("{hour}", "*"))
+    if path.exists():
+        return True
+    return next(Path(path.anchor).glob(str(path.relative_to(path.anchor))), None) is not None

@@ -1,0 +1,28 @@
+"""What the shell gets to know."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from clickline.errors import ClicklineError, ConfigError, DataError
+
+__all__ = ["ExitCode", "exit_code"]
+
+
+class ExitCode(IntEnum):
+    DONE = 0
+    FAILED = 1
+    BAD_CONFIG = 2
+    """A bad config or bad arguments."""
+    GATE_REFUSED = 3
+    BAD_DATA = 4
+    INTERRUPTED = 130
+
+
+def exit_code(error: ClicklineError) -> ExitCode:
+    """The code an error ends the command with."""
+    if isinstance(error, ConfigError):
+        return ExitCode.BAD_CONFIG
+    if isinstance(error, DataError):
+        return ExitCode.BAD_DATA
+    return ExitCode.FAILED

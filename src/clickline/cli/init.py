@@ -1,0 +1,37 @@
+"""clickline init: a commented config to start from."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from clickline.errors import ConfigError, Mistake
+
+__all__ = ["init"]
+
+
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder to write clickline.yaml into.")
+    ] = Path(),
+    preset: Annotated[
+        Literal["criteo", "slots", "csv"], typer.Option("--preset", help="Which logs to start from.")
+    ] = "criteo",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a clickline.yaml that is there.")] = False,
+) -> None:
+    """Write a commented clickline.yaml."""
+    target = folder / "clickline.yaml"
+    text = (files("clickline.config") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with target.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        remedy = "Name another folder, or overwrite it with --force."
+        raise ConfigError([Mistake(str(target), 0, "", "exists already.", remedy)]) from None
+    typer.echo(f"wrote {target} (preset {preset})")
+    inside = "" if folder == Path() else f"cd {folder} && "
+    typer.echo(f"next: {inside}clickline sample --format {preset} --out data && clickline prepare")

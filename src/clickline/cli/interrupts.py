@@ -1,0 +1,66 @@
+"""Ctrl-C and SIGTERM: the command has a moment to clean up, then the process ends, busy kernels or not."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+from clickline.cli.exits import ExitCode
+
+__all__ = ["leave", "listen"]
+
+GRACE_SECONDS = 1.5
+MESSAGE = "interrupted; run the same command again to go on"
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_leaving = threading.Lock()
+
+
+def listen() -> None:
+    """From now on the first signal raises KeyboardInterrupt in the main thread, a second ends at once."""
+    signals, wake = os.pipe()
+    os.set_blocking(wake, False)
+    # Python runs a handler only between two steps of the main thread, which may be deep in a kernel. The
+    # byte is written at once, and a thread of its own can read it meanwhile.
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(signals,), name="interrupts", daemon=True).start()
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` in a script mean it
+            signal.signal(number, _interrupt)
+
+
+def leave() -> NoReturn:
+    """Ends the process with exit code 130, without waiting for its threads."""
+    if not _leaving.acquire(blocking=False):
+        threading.Event().wait()  # the other thread is about to end us both
+    with suppress(OSError, ValueError):
+        show_cursor = "\x1b[?25h" if os.isatty(2) else ""
+        os.write(2, f"{show_cursor}{MESSAGE}\n".encode())
+    os._exit(ExitCode.INTERRUPTED)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    for one in _SIGNALS:
+        signal.signal(one, _nothing_more)
+    raise KeyboardInterrupt
+
+
+def _nothing_more(number: int, frame: FrameType | None) -> None:
+    """A second signal is `_watch`'s; raising again would tear the clean-up that the first one began."""
+
+
+def _watch(signals: int) -> None:
+    _wait_for_signal(signals, None)
+    _wait_for_signal(signals, GRACE_SECONDS)
+    leave()
+
+
+def _wait_for_signal(signals: int, seconds: float | None) -> None:
+    while select.select([signals], [], [], seconds)[0]:
+        if os.read(signals, 1)[0] in _SIGNALS:
+            return

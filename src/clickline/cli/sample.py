@@ -1,0 +1,68 @@
+"""clickline sample: synthetic logs whose true click probabilities are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from clickline.cli.console import emit, facts, watching
+from clickline.cli.options import Json, Quiet
+
+__all__ = ["sample"]
+
+
+def sample(
+    format_name: Annotated[
+        Literal["criteo", "slots", "paddlerec", "csv"], typer.Option("--format", help="Layout of the logs.")
+    ] = "criteo",
+    rows: Annotated[int, typer.Option("--rows", help="Rows in all.")] = 100_000,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write into.")] = Path("data"),
+    hours: Annotated[
+        int | None,
+        typer.Option("--hours", help="Write that many folders YYYYMMDD/HH with donefiles instead."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Same seed, same logs.")] = 0,
+    slots: Annotated[int, typer.Option("--slots", help="Categorical fields.")] = 26,
+    dense: Annotated[int, typer.Option("--dense", help="Number fields.")] = 13,
+    cardinality: Annotated[int, typer.Option("--cardinality", help="Ids of the largest slot.")] = 100_000,
+    eval_share: Annotated[float, typer.Option("--eval-share", help="Share of the rows that is eval.")] = 0.2,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make synthetic logs: train.* and eval.* (later in time), with the best reachable AUC known."""
+    from clickline.sample.generate import SampleOptions, generate
+
+    options = SampleOptions(format_name, rows, out, hours, seed, slots, dense, cardinality, eval_share)
+    with watching(as_json=as_json, quiet=quiet) as progress:
+        report = generate(options, progress)
+    if as_json:
+        emit(
+            {
+                "files": [str(file) for file in report.files],
+                "train_rows": report.train_rows,
+                "eval_rows": report.eval_rows,
+                "click_rate": report.click_rate,
+                "best_auc": report.best_auc,
+                "seconds": report.seconds,
+            }
+        )
+        return
+    auc = (
+        "unknown (the eval rows hold one label only)" if report.best_auc is None else f"{report.best_auc:.4f}"
+    )
+    facts(
+        {
+            "files": ", ".join(str(file) for file in _few(report.files)),
+            "train rows": f"{report.train_rows:,}",
+            "eval rows": f"{report.eval_rows:,}",
+            "click rate": f"{report.click_rate:.4f}",
+            "best reachable AUC": auc,
+            "time": f"{report.seconds:.1f} s",
+        }
+    )
+
+
+def _few(files: list[Path]) -> list[Path | str]:
+    return [*files] if len(files) <= 4 else [*files[:2], f"… {len(files) - 3} more", files[-1]]

@@ -1,0 +1,723 @@
+"""The sections of clickline.yaml: one frozen model each, one doc line a key, each with its own checks.
+
+A check that looks at one key is the key's type. A check that looks at several is in `checks` of its
+section: it yields complaints instead of raising, so that all of them are reported at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+__all__ = [
+    "CacheSection",
+    "Complaint",
+    "Config",
+    "DataSection",
+    "Dates",
+    "FieldConfig",
+    "GateSection",
+    "ModelSection",
+    "PublishSection",
+    "Section",
+    "ServeSection",
+    "StorageSection",
+    "TrainSection",
+    "looks_secret",
+]
+
+Format = Literal["criteo", "slots", "paddlerec", "csv", "parquet", "recordio", "tfrecord"]
+Kind = Literal["slot", "dense", "label", "weight", "time", "ignore"]
+Transform = Literal["none", "log1p", "minmax", "zscore", "bucket"]
+ModelName = Literal[
+    "lr", "fm", "wide_deep", "deepfm", "dcn_v2", "xdeepfm", "autoint", "dlrm", "finalmlp", "masknet"
+]
+
+SHORT_FORMS = (*get_args(Kind), *get_args(Transform))
+"""What a field may be written as in one word: a kind, or a transform, which means dense with it."""
+
+CRITEO_FIELDS = ("label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27)))
+RESERVED_NAMES = ("label", "weight", "show", "click", "event_hour")
+"""Columns that every dataset has; a slot or dense field would overwrite them."""
+
+_SECRET = re.compile(
+    r"secret|token|passw|pwd|credential|authoriz|signature|connection_string"
+    r"|(api|access|account|private|shared)_?key|(^|[^a-z])(key|auth|sas|sig)s?([^a-z]|$)",
+    re.IGNORECASE,
+)
+_URI = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
+_URI_SECRET = re.compile(
+    r"://[^/@]*:[^/@]*@|[?&]([^=&]*(signature|token|passw|secret|credential|accesskey)[^=&]*|sig)=",
+    re.IGNORECASE,
+)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i)?)?B?", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+)\s*([smhd])?")
+_SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_PLACEHOLDER = re.compile(r"\{(\w*)\}")
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a key or variable of this name should never be printed or stored."""
+    return _SECRET.search(name) is not None
+
+
+def holds_password(uri: str) -> bool:
+    """Whether a URI carries a password, a token or a signature."""
+    return _URI.match(uri) is not None and _URI_SECRET.search(uri) is not None
+
+
+class Complaint(NamedTuple):
+    """Keys of one section that do not agree. `also` names the other keys that were looked at."""
+
+    key: tuple[str, ...]
+    problem: str
+    remedy: str
+    also: tuple[str, ...] = ()
+
+
+def _complain(complaints: list[Complaint]) -> PydanticCustomError:
+    text = "\n".join(" ".join((".".join(c.key), c.problem, c.remedy)) for c in complaints)
+    return PydanticCustomError("complaints", "{text}", {"text": text, "complaints": complaints})
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # a value may be a secret put in the wrong place
+    )
+
+    def checks(self) -> Iterator[Complaint]:
+        """What keys of this section say against each other."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _keys_agree(self, info: ValidationInfo) -> Self:
+        # A key that is wrong by itself stands at its default here, so what it seems to contradict is no news.
+        broken = (info.context or {}).get("broken", frozenset())
+        if broken == "all":
+            return self
+        found = [c for c in self.checks() if broken.isdisjoint((c.key[0], *c.also))]
+        if found:
+            raise _complain(found)
+        return self
+
+
+def _absolute(text: str, info: ValidationInfo) -> str:
+    """Paths are relative to the folder of the config; `~` is the home folder; URIs stay as they are."""
+    if _URI.match(text):
+        if holds_password(text):
+            raise ValueError(text)
+        return text
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:  # ~somebody, and there is no such user
+        raise ValueError(text) from error
+    base = (info.context or {}).get("base")
+    return str(path if base is None else Path(base, path))
+
+
+def _local(text: str) -> str:
+    if _URI.match(text):
+        raise ValueError(text)
+    return text
+
+
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _bytes(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(value)
+    number, unit, binary = match.groups()
+    step = 1024 if binary else 1000
+    return int(Fraction(number) * step ** (" KMGT".index(unit.upper()) if unit else 0))
+
+
+def _seconds(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(value)
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def _hour_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _calendar(text: str) -> str:
+    if re.fullmatch(r"[0-9]{8}(/[0-9]{2})?", text) is None:
+        raise ValueError(text)
+    datetime.strptime(text, "%Y%m%d/%H" if "/" in text else "%Y%m%d")
+    return text
+
+
+def _time_format(text: str) -> str:
+    # A format that cannot read what it has written is no format that can read the user's file.
+    if "%" not in text:
+        raise ValueError(text)
+    sample = datetime(2024, 2, 29, 23, 58, 59, tzinfo=UTC)
+    datetime.strptime(sample.strftime(text), text)
+    return text
+
+
+def _as_type(name: str | list[str], allowed: str, **more: Any) -> Any:
+    """JSON Schema of a key whose text we parse ourselves; `x-allowed` is how messages and docs put it."""
+    extra: dict[str, Any] = {"type": name, "x-allowed": allowed, **more}
+    return Field(json_schema_extra=extra)
+
+
+_PLACE = "a path (~ is the home folder) or a URI without password or signature"
+_PATTERN = "a path, glob, URI without password or signature, or {date}/{hour} pattern; or a list of them"
+_BYTES = "a whole number of bytes, or a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB"
+
+Place = Annotated[
+    str,
+    Field(min_length=1),
+    AfterValidator(_absolute),
+    _as_type("string", _PLACE),
+]
+LocalPath = Annotated[
+    str,
+    Field(min_length=1),
+    AfterValidator(_local),
+    AfterValidator(_absolute),
+    _as_type("string", "a path on this machine (~ is the home folder)"),
+]
+Patterns = Annotated[
+    tuple[Place, ...],
+    BeforeValidator(_one_or_many),
+    _as_type(["string", "array"], _PATTERN, minItems=1),
+]
+Texts = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_one_or_many),
+    _as_type(["string", "array"], "a text or a list of texts"),
+]
+Seconds = Annotated[
+    int,
+    Field(ge=0),
+    BeforeValidator(_seconds),
+    _as_type(["string", "integer"], "a duration such as 90s, 30m, 2h or 1d, or whole seconds"),
+]
+Hour = Annotated[
+    str,
+    BeforeValidator(_hour_text),
+    AfterValidator(_calendar),
+    _as_type(["string", "integer"], "a date YYYYMMDD or an hour YYYYMMDD/HH of the calendar"),
+]
+Character = Annotated[
+    str, Field(min_length=1, max_length=1), _as_type("string", 'one character ("\\t" in quotes is a tab)')
+]
+TimeFormat = Annotated[
+    str, AfterValidator(_time_format), _as_type("string", "a format of Python's strptime, such as %Y-%m-%d")
+]
+Name = Annotated[
+    str,
+    Field(pattern="^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"),
+    _as_type("string", "lower-case letters, digits and inner hyphens"),
+]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Dates(Section):
+    """Which hours of a {date}/{hour} pattern to read."""
+
+    first: Hour = Field(alias="from", description="First date or hour, UTC.")
+    last: Hour = Field(alias="to", description="Last date or hour, itself included.")
+    wait: Seconds = Field(0, description="How long to wait for hours that have no donefile yet.")
+
+    @property
+    def first_hour(self) -> int:
+        """Hours since 1970-01-01T00 UTC."""
+        return _hours_since_1970(self.first)
+
+    @property
+    def last_hour(self) -> int:
+        """Hours since 1970-01-01T00 UTC, itself included; a plain date ends with its hour 23."""
+        return _hours_since_1970(self.last) + (0 if "/" in self.last else 23)
+
+    def checks(self) -> Iterator[Complaint]:
+        if self.first_hour > self.last_hour:
+            yield Complaint(
+                ("from",),
+                f"is {self.first}, after `to`, which is {self.last}.",
+                "Lower from or raise to.",
+                ("to",),
+            )
+
+
+def _hours_since_1970(text: str) -> int:
+    day, _, hour = text.partition("/")
+    moment = datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC, hour=int(hour or 0))
+    return int(moment.timestamp()) // 3600
+
+
+class FieldConfig(Section):
+    """One field: what it means, and how its raw value is read and encoded."""
+
+    kind: Kind | None = Field(
+        None, description="What the field is. Left out: as the format has it; slot for a new field."
+    )
+    column: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Column of the source. Left out: the field's own name."
+    )
+    transform: Transform | None = Field(
+        None, description="How a dense number is changed; bucket turns it into ids."
+    )
+    buckets: Annotated[
+        Literal["log2"] | Annotated[int, Field(ge=2, le=1000)] | None,
+        _as_type(["string", "integer", "null"], "log2, or a whole number of quantiles from 2 to 1000"),
+    ] = Field(None, description="Buckets of `transform: bucket`; log2 if left out.")
+    separator: Character | None = Field(None, description="Splits the text of a slot into several values.")
+    multi: bool | None = Field(
+        None, description="Whether a slot may hold several values. Left out: as the format has it."
+    )
+    encoding: Literal["text", "feasign"] | None = Field(
+        None,
+        description="text: hash the value; feasign: it is a 64-bit id. Left out: as the format has it.",
+    )
+    slot: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
+        None, description="Slot number mixed into the ids. Left out: from the field's name."
+    )
+    positive: Texts | None = Field(
+        None, description="Texts of the label that mean a click. Left out: the label is 0 or 1."
+    )
+    time_format: TimeFormat | None = Field(
+        None, description="How the time is written. Left out: seconds since 1970, or YYYY-MM-DD HH:MM:SS."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, raw: Any) -> Any:
+        if isinstance(raw, str):
+            if raw in get_args(Kind):
+                raw = {"kind": raw}
+            elif raw in get_args(Transform):
+                raw = {"transform": raw}
+            else:
+                near = get_close_matches(raw, SHORT_FORMS, n=1)
+                remedy = f"Did you mean {near[0]}?" if near else "Use one of them, or write the field's keys."
+                problem = f"is {raw}. Allowed in one word: {', '.join(SHORT_FORMS)}."
+                raise _complain([Complaint((), problem, remedy)])
+        if isinstance(raw, Mapping) and raw.get("transform") is not None:
+            raw = {**raw, "kind": raw.get("kind") or "dense"}
+            if raw["transform"] == "bucket":
+                raw["buckets"] = raw.get("buckets") or "log2"
+        return raw
+
+    def checks(self) -> Iterator[Complaint]:
+        if self.kind is not None:
+            yield from self.keys_of_other_kinds(self.kind)
+        if self.buckets is not None and self.transform != "bucket":
+            yield Complaint(
+                ("buckets",),
+                f"is {self.buckets}, but the transform is {self.transform or 'not given'}.",
+                "Set transform: bucket, or remove buckets.",
+                ("transform",),
+            )
+        if self.separator is not None and self.multi is False:
+            yield Complaint(
+                ("multi",), "is false, but a separator is given.", "Remove one of the two.", ("separator",)
+            )
+
+    def keys_of_other_kinds(self, kind: Kind) -> Iterator[Complaint]:
+        """Keys that mean nothing for this kind."""
+        makes_ids = kind == "slot" or self.transform == "bucket"
+        for key, value, wanted, fits in (
+            ("transform", self.transform, "dense", kind == "dense"),
+            ("separator", self.separator, "slot", kind == "slot"),
+            ("multi", self.multi, "slot", kind == "slot"),
+            ("encoding", self.encoding, "slot", kind == "slot"),
+            ("slot", self.slot, "slot (or transform: bucket)", makes_ids),
+            ("positive", self.positive, "label", kind == "label"),
+            ("time_format", self.time_format, "time", kind == "time"),
+        ):
+            if value is not None and not fits:
+                yield Complaint(
+                    (key,),
+                    f"is given, but the field's kind is {kind}. Allowed only for kind: {wanted}.",
+                    f"Remove {key}, or change the kind.",
+                    ("kind",),
+                )
+
+
+class DataSection(Section):
+    """Where the logs are and what they hold."""
+
+    format: Format | None = Field(
+        None,
+        description="Layout of the logs.",
+        json_schema_extra={"default": "criteo", "x-allowed": ", ".join(get_args(Format))},
+    )
+    reader: LocalPath | None = Field(
+        None, description="Instead of format: a Python file whose function yields the rows."
+    )
+    train: Patterns = Field((), description="Logs to learn from.")
+    eval: Patterns | None = Field(None, description="Logs to measure on, later in time than train.")
+    dates: Dates | None = Field(None, description="Hours of a {date}/{hour} pattern in train.")
+    eval_dates: Dates | None = Field(None, description="Hours of a {date}/{hour} pattern in eval.")
+    donefile: Annotated[str, Field(min_length=1)] | None = Field(
+        "donefile", description="Empty file that marks an hour as complete; null: all hours are."
+    )
+    slot_conf: Place | None = Field(
+        None, description="File with one slot number a line: the slots to use (slots, paddlerec)."
+    )
+    modulo: Annotated[int, Field(ge=1, le=2**64 - 1)] | None = Field(
+        None, description="Reduce feasigns by this before anything else (slots, paddlerec)."
+    )
+    max_bad: float = Field(
+        0.01, ge=0, le=1, description="Largest share of bad rows; above it prepare stops with exit 4."
+    )
+    shard_size: Annotated[
+        int,
+        Field(ge=64 * 1024),
+        BeforeValidator(_bytes),
+        _as_type(["string", "integer"], f"at least 64KiB: {_BYTES}"),
+    ] = Field(
+        64 * 1024**2,
+        description="Input that goes into one shard of the dataset.",
+        json_schema_extra={"default": "64MiB"},
+    )
+    delimiter: Character = Field(",", description="Between two columns (csv).")
+    header: bool = Field(True, description="Whether the first line names the columns (csv).")
+    columns: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        None, description="Names of the columns, when header is false (csv)."
+    )
+    missing: Texts = Field((), description="Texts that mean a missing value, beside the empty one (csv).")
+    fields: dict[str, FieldConfig] = Field(
+        {},
+        description="Fields by name, or by a glob over the format's own fields, such as I*.",
+        json_schema_extra={"x-allowed": "a group of keys, one a field"},
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_format(cls, raw: Any) -> Any:
+        if isinstance(raw, Mapping) and raw.get("format") is None and raw.get("reader") is None:
+            return {**raw, "format": "criteo"}
+        return raw
+
+    def checks(self) -> Iterator[Complaint]:
+        if self.format is not None and self.reader is not None:
+            yield Complaint(
+                ("reader",),
+                f"is given beside format: {self.format}. Allowed: one of the two.",
+                "Remove format to use your reader, or remove reader.",
+                ("format",),
+            )
+        if not self.train:
+            yield Complaint(
+                ("train",), "is missing.", "Give the path, glob or URI of the logs, such as data/train.tsv."
+            )
+        yield from self._check_hours("train", self.train, "dates", self.dates)
+        yield from self._check_hours("eval", self.eval or (), "eval_dates", self.eval_dates)
+        yield from self._check_format_keys()
+        yield from self._check_fields()
+
+    def _check_hours(
+        self, key: str, patterns: tuple[str, ...], dates_key: str, dates: Dates | None
+    ) -> Iterator[Complaint]:
+        holes = {hole for pattern in patterns for hole in _PLACEHOLDER.findall(pattern)}
+        for hole in sorted(holes - {"date", "hour"}):
+            yield Complaint(
+                (key,),
+                f"holds {{{hole}}}. Allowed between braces: {{date}} and {{hour}}.",
+                "Use one of them, or a * to match any text.",
+            )
+        if "hour" in holes and "date" not in holes:
+            yield Complaint(
+                (key,), "holds {hour} but no {date}.", "Put {date} into the pattern, such as {date}/{hour}."
+            )
+        if dates is None:
+            if holes & {"date", "hour"}:
+                yield Complaint(
+                    (dates_key,),
+                    f"is missing, but {key} is a {{date}}/{{hour}} pattern.",
+                    f"Give {dates_key}: {{from: YYYYMMDD, to: YYYYMMDD}}.",
+                    (key,),
+                )
+        elif "date" not in holes:
+            yield Complaint(
+                (dates_key,),
+                f"is given, but {key} holds no {{date}}.",
+                f"Put {{date}}/{{hour}} into {key}, or remove {dates_key}.",
+                (key,),
+            )
+        elif "hour" not in holes and ("/" in dates.first or "/" in dates.last):
+            yield Complaint(
+                (dates_key,),
+                f"names hours, but {key} holds no {{hour}}.",
+                f"Put {{hour}} into {key}, or give plain dates.",
+                (key,),
+            )
+
+    def _check_format_keys(self) -> Iterator[Complaint]:
+        source = self.format or "a custom reader"
+        for key, value, formats in (
+            ("slot_conf", self.slot_conf, ("slots", "paddlerec")),
+            ("modulo", self.modulo, ("slots", "paddlerec")),
+            ("delimiter", self.delimiter if self.delimiter != "," else None, ("csv",)),
+            ("header", self.header if not self.header else None, ("csv",)),
+            ("columns", self.columns, ("csv",)),
+            ("missing", self.missing or None, ("csv",)),
+        ):
+            if value is not None and self.format not in formats:
+                yield Complaint(
+                    (key,),
+                    f"is given, but the format is {source}. Allowed only for format: {' or '.join(formats)}.",
+                    f"Remove {key}, or change the format.",
+                    ("format", "reader"),
+                )
+        if self.format == "csv" and self.header and self.columns is not None:
+            yield Complaint(
+                ("columns",),
+                "is given, but the header names the columns already.",
+                "Remove columns, or set header: false if the first line is a row.",
+                ("header", "format"),
+            )
+        if self.format == "csv" and not self.header and self.columns is None:
+            yield Complaint(
+                ("columns",),
+                "is missing, but header is false.",
+                "Give the columns' names in their order, such as [click, age, city].",
+                ("header", "format"),
+            )
+        repeated = {name for name in self.columns or () if (self.columns or ()).count(name) > 1}
+        for name in sorted(repeated):
+            yield Complaint(("columns",), f"names {name} twice.", "Give every column a name of its own.")
+
+    def _check_fields(self) -> Iterator[Complaint]:
+        declared = self.format not in ("criteo", "slots", "paddlerec")
+        for name, field in self.fields.items():
+            kind = field.kind or ("slot" if declared else None)
+            if field.kind is None and kind is not None:
+                for c in field.keys_of_other_kinds(kind):
+                    yield c._replace(key=("fields", name, *c.key), also=("format", "reader"))
+            if kind in ("slot", "dense") and name in RESERVED_NAMES:
+                yield Complaint(
+                    ("fields", name),
+                    f"is a {kind} field under a name that every dataset uses itself.",
+                    f"Give it another name and set column: {field.column or name}.",
+                    ("format", "reader"),
+                )
+            if declared and "*" in name:
+                yield Complaint(
+                    ("fields", name),
+                    "is a glob. Allowed only for formats with fields of their own: criteo, slots, paddlerec.",
+                    "Name each column.",
+                    ("format", "reader"),
+                )
+            elif not declared and field.column is not None and any(mark in name for mark in "*?["):
+                yield Complaint(
+                    ("fields", name, "column"),
+                    "is given for a glob, which stands for many fields.",
+                    "Remove it, or name one field.",
+                    ("format", "reader"),
+                )
+            yield from self._check_column(name, field)
+        kinds = [f.kind or "slot" for f in self.fields.values()]
+        for kind, what in (("label", "clicks"), ("weight", "weights"), ("time", "times")):
+            names = [name for name, f in self.fields.items() if f.kind == kind]
+            if len(names) > 1:
+                yield Complaint(
+                    ("fields",),
+                    f"has {len(names)} fields of kind {kind}: {', '.join(names)}. Allowed: one.",
+                    f"Keep the one that holds the {what} and set the others to ignore.",
+                )
+        if declared and "label" not in kinds:
+            yield Complaint(
+                ("fields",),
+                "has no label, and this format has none of its own.",
+                "Declare the column that tells a click, such as click: label.",
+                ("format", "reader"),
+            )
+        if declared and not {"slot", "dense"} & set(kinds):
+            yield Complaint(
+                ("fields",),
+                "has no slot and no dense field, so there is nothing to learn from.",
+                "Declare at least one, such as city: slot or age: log1p.",
+                ("format", "reader"),
+            )
+
+    def _check_column(self, name: str, field: FieldConfig) -> Iterator[Complaint]:
+        """A field must come from a column that exists, where the columns are known before reading."""
+        known = CRITEO_FIELDS if self.format == "criteo" else self.columns
+        column = field.column or name
+        if known is None or column in known:
+            return
+        if self.format == "criteo" and field.column is None and any(fnmatchcase(k, name) for k in known):
+            return
+        near = get_close_matches(column, known, n=1, cutoff=0.6)
+        yield Complaint(
+            ("fields", name),
+            f"comes from column {column}, which is not there.",
+            f"Did you mean {near[0]}?" if near else f"Allowed: {', '.join(known)}.",
+            ("format", "reader", "columns"),
+        )
+
+
+class CacheSection(Section):
+    """Local copies of remote data."""
+
+    dir: LocalPath = Field("~/.cache/clickline", description="Folder that holds them.")
+    size: Annotated[
+        int,
+        Field(ge=1024**2),
+        BeforeValidator(_bytes),
+        _as_type(["string", "integer"], f"at least 1MiB: {_BYTES}"),
+    ] = Field(
+        50 * 1024**3,
+        description="How much it may hold; the files used longest ago go first.",
+        json_schema_extra={"default": "50GiB"},
+    )
+
+
+class StorageSection(Section):
+    """How remote stores are reached. Secrets come from the environment or the credentials file."""
+
+    options: dict[str, dict[str, Any]] = Field(
+        {},
+        description="fsspec options by protocol, such as s3: {endpoint_url: …}; no secrets.",
+        json_schema_extra={"x-allowed": "a group of protocols (s3, gs, https, …), each a group of options"},
+    )
+    credentials: LocalPath | None = Field(
+        None, description="File with the secret options of the stores; read, never copied or printed."
+    )
+
+    def checks(self) -> Iterator[Complaint]:
+        for protocol, options in self.options.items():
+            for path in _secrets(options, ("options", protocol)):
+                yield Complaint(
+                    path,
+                    "looks like a secret, and this file is stored with every dataset.",
+                    "Put it into the environment or the file named by storage.credentials.",
+                )
+
+
+def _secrets(options: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for key, value in options.items():
+        if looks_secret(str(key)) or (isinstance(value, str) and holds_password(value)):
+            yield (*path, str(key))
+        elif isinstance(value, Mapping):
+            yield from _secrets(value, (*path, str(key)))
+
+
+class ModelSection(Section):
+    """The network."""
+
+    name: ModelName | None = Field(
+        None,
+        description="One of the built-in networks.",
+        json_schema_extra={"default": "wide_deep", "x-allowed": ", ".join(get_args(ModelName))},
+    )
+    file: LocalPath | None = Field(
+        None, description="Instead of name: a Python file with a network of yours."
+    )
+    embedding_dim: int = Field(9, ge=1, le=1024, description="Numbers learned for every id.")
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (512, 256, 128, 32), description="Widths of the hidden layers."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_name(cls, raw: Any) -> Any:
+        if isinstance(raw, Mapping) and raw.get("name") is None and raw.get("file") is None:
+            return {**raw, "name": "wide_deep"}
+        return raw
+
+    def checks(self) -> Iterator[Complaint]:
+        if self.name is not None and self.file is not None:
+            yield Complaint(
+                ("file",),
+                f"is given beside name: {self.name}. Allowed: one of the two.",
+                "Remove name to use your file, or remove file.",
+                ("name",),
+            )
+
+
+class TrainSection(Section):
+    """How the model learns."""
+
+    mode: Literal["local", "cluster"] = Field("local", description="On this machine, or on a Ray cluster.")
+    batch_size: int = Field(4096, ge=1, description="Rows a step.")
+    epochs: int = Field(1, ge=1, description="How often each row is learned.")
+
+
+class GateSection(Section):
+    """What a model must reach before it may be published; null: not asked for."""
+
+    auc: Annotated[float, Field(gt=0.5, le=1)] | None = Field(None, description="Smallest AUC.")
+    logloss: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Largest log loss.")
+    accuracy: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Smallest accuracy.")
+    calibration: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="Largest distance from 1 of predicted clicks / real clicks."
+    )
+    vs_current: Annotated[float, Field(ge=-1, le=1)] | None = Field(
+        None, description="Smallest gain in AUC over the current version; below 0: the largest loss."
+    )
+    retries: int = Field(10, ge=0, description="How often to train on when refused.")
+
+
+class PublishSection(Section):
+    """How a version is packed."""
+
+    shards: int = Field(2, ge=1, le=4096, description="Pieces of the sparse table.")
+
+
+class ServeSection(Section):
+    """The endpoint."""
+
+    http_port: Port = Field(8501, description="Port of the HTTP interface.")
+    grpc_port: Port = Field(8500, description="Port of the gRPC interface.")
+
+    def checks(self) -> Iterator[Complaint]:
+        if self.http_port == self.grpc_port:
+            yield Complaint(
+                ("grpc_port",),
+                f"is {self.grpc_port}, and so is http_port. Allowed: two different ports.",
+                "Change one of them.",
+                ("http_port",),
+            )
+
+
+class Config(Section):
+    """A whole clickline.yaml."""
+
+    name: Name = Field("clickline", description="Name of the service.")
+    data: DataSection
+    cache: CacheSection = CacheSection()
+    storage: StorageSection = StorageSection()
+    model: ModelSection = ModelSection()
+    train: TrainSection = TrainSection()
+    gate: GateSection = GateSection()
+    publish: PublishSection = PublishSection()
+    serve: ServeSection = ServeSection()
+    home: Place = Field(
+        ".clickline", description="Where datasets, checkpoints, versions, logs and state live."
+    )

@@ -1,0 +1,305 @@
+"""From blocks of input to shards of the dataset, on all cores, and again from where it stopped.
+
+One thread cuts the files into blocks; consecutive blocks make a group of about `shard_size` bytes;
+each group becomes one shard in a worker thread. Which rows a shard holds follows from the input
+alone, so a second run finds the finished shards valid and makes the others the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clickline.artifacts.dataset import Shard, ShardWriter
+from clickline.errors import StorageError
+from clickline.features import Encoder, Fault, FeatureSpec
+from clickline.prepare.statistics import Tally
+from clickline.prepare.targets import TargetFields, targets
+from clickline.progress import Progress
+from clickline.readers.base import Reader
+from clickline.records import BadRow, Block, LabelledRows, RawRows, SourceFile
+from clickline.storage.cache import Cache
+from clickline.storage.stores import Storage
+
+__all__ = ["Finished", "Inputs", "Maker", "Part", "cores", "finished_shards", "make_shards"]
+
+_ROW_GROUP_BYTES = 8 << 20  # of input: some 35,000 Criteo rows, a comfortable unit to shuffle and to lease
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Stopped(Exception):
+    """The run ends early; what this worker was making is thrown away."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """How many blocks of one file a shard holds, and whether the file ends with them."""
+
+    file: int
+    blocks: int
+    last: bool
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A shard that is in place, with what was counted while it was made."""
+
+    number: int
+    shard: Shard
+    tally: Tally
+    parts: tuple[Part, ...]
+    size: int  # bytes of input
+
+    def to_json(self) -> bytes:
+        return json.dumps(
+            {
+                "shard": asdict(self.shard),
+                "tally": self.tally.to_json(),
+                "parts": [asdict(part) for part in self.parts],
+                "size": self.size,
+            }
+        ).encode()
+
+    @classmethod
+    def from_json(cls, number: int, text: bytes) -> Finished:
+        document: dict[str, Any] = json.loads(text)
+        shard = document["shard"]
+        return cls(
+            number,
+            Shard(**{**shard, "row_groups": tuple(shard["row_groups"])}),
+            Tally.from_json(document["tally"]),
+            tuple(Part(**part) for part in document["parts"]),
+            document["size"],
+        )
+
+
+@dataclass
+class _Lease:
+    """A local copy of an input file, kept from eviction until the last shard that reads it is made."""
+
+    stack: ExitStack
+    users: int = 1  # the thread that cuts it into blocks
+
+    def drop(self) -> None:
+        self.users -= 1
+        if not self.users:
+            self.stack.close()
+
+
+@dataclass
+class _Group:
+    """Consecutive blocks that make one shard."""
+
+    number: int
+    blocks: list[tuple[SourceFile, Block]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    leases: list[_Lease] = field(default_factory=list)
+    size: int = 0
+
+    def release(self) -> None:
+        for lease in self.leases:
+            lease.drop()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files of one split and the way to read them."""
+
+    files: Sequence[SourceFile]
+    reader: Reader
+    cache: Cache
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def blocks(
+        self, progress: Progress, after: Part | None = None
+    ) -> Iterator[tuple[int, Block, bool, _Lease]]:
+        """(file, block, whether the file ends with it, lease) in order, going on behind `after`."""
+        first = 0 if after is None else after.file + (1 if after.last else 0)
+        for number in range(first, len(self.files)):
+            file = self.files[number]
+            stack = ExitStack()
+            lease = _Lease(stack)
+            try:
+                path = stack.enter_context(self.cache.local(file, progress))
+                skip = after.blocks if after is not None and after.file == number else 0
+                before: Block | None = None
+                for block in self.reader.blocks(file.uri, path):
+                    if before is not None:
+                        if skip > 0:
+                            skip -= 1
+                        else:
+                            yield number, before, False, lease
+                    before = block
+                if before is None:  # an empty file still ends, and is remembered to have
+                    before = Block(file.uri, 1, None, 0)
+                yield number, before, True, lease
+            finally:
+                lease.drop()
+
+    def groups(self, size: int, done: Sequence[Finished], progress: Progress) -> Iterator[_Group]:
+        """The groups that are not among the first `done` shards, in order."""
+        after: Part | None = None
+        for finished in done:  # blocks of a file that runs through several shards add up
+            for part in finished.parts:
+                before = after.blocks if after is not None and after.file == part.file else 0
+                after = Part(part.file, before + part.blocks, part.last)
+        group = _Group(len(done))
+        for number, block, last, lease in self.blocks(progress, after):
+            if group.parts and group.parts[-1].file == number:
+                group.parts[-1] = Part(number, group.parts[-1].blocks + 1, last)
+            else:
+                group.parts.append(Part(number, 1, last))
+                group.leases.append(lease)
+                lease.users += 1
+            group.blocks.append((self.files[number], block))
+            group.size += block.size
+            if group.size >= size:
+                yield group
+                group = _Group(group.number + 1)
+        if group.parts:
+            yield group
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Turns a group of blocks into a shard in the dataset's folder."""
+
+    storage: Storage
+    folder: str
+    scratch: Path
+    split: str
+    reader: Reader
+    features: FeatureSpec
+    targets: TargetFields
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def make(self, group: _Group) -> Finished:
+        """Parse, encode, count and write; the note that it is finished is written last."""
+        name = f"{self.split}-{group.number:05d}"
+        temporary = self.scratch / f"{name}.parquet.tmp"
+        encoder = Encoder(self.features)
+        missing_ids = [slot.missing_id for slot in self.features.slots]
+        slot_columns = [slot.column for slot in self.features.slots]
+        tally = Tally.empty(len(missing_ids))
+        bad: list[BadRow] = []
+        waiting: list[LabelledRows] = []
+        size = 0
+        writer = ShardWriter(temporary, self.features)
+        try:
+            for source, block in group.blocks:
+                if self.stop.is_set():
+                    raise _Stopped
+                bad += block.faults
+                if block.payload is not None:
+                    raw = self.reader.parse(block)
+                    rows = self._rows(raw, source, encoder, bad)
+                    tally.sample(raw, slot_columns, self.features.missing)
+                    tally.observe(rows, missing_ids)
+                    waiting.append(rows)
+                    size += block.size
+                if size >= _ROW_GROUP_BYTES:
+                    writer.write(waiting)
+                    waiting, size = [], 0
+            writer.write(waiting)
+            shard = writer.close(f"{name}.parquet")
+        except BaseException as error:
+            writer.abandon()
+            if isinstance(error, OSError):
+                raise StorageError(
+                    f"could not write {temporary}: {error.strerror or error}. Finished shards are kept: "
+                    "free space or mend the disk and run the same command again."
+                ) from error
+            raise
+        for row in bad:
+            tally.bad[row.reason] += row.count
+        tally.trim()
+        self.storage.put(Storage.join(self.folder, shard.file), temporary)
+        if bad:
+            lines = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in bad)
+            self.storage.put(Storage.join(self.folder, "quarantine", f"{name}.jsonl"), lines.encode())
+        finished = Finished(group.number, shard, tally, tuple(group.parts), group.size)
+        self.storage.put(Storage.join(self.folder, "work", f"{name}.json"), finished.to_json())
+        return finished
+
+    def _rows(self, raw: RawRows, source: SourceFile, encoder: Encoder, bad: list[BadRow]) -> LabelledRows:
+        encoded, faults = encoder.encode(raw)
+        happened, more = targets(raw, self.targets, source.hour)
+        rows = happened.with_features(encoded)
+        bad += raw.bad
+        if not faults and not more:
+            return rows
+        first: dict[int, Fault] = {}  # a row is left out once, for the first thing found wrong with it
+        for fault in (*more, *faults):
+            first.setdefault(fault.row, fault)
+        keep_B = np.ones(raw.rows, dtype=np.bool_)
+        for row in sorted(first):
+            keep_B[row] = False
+            line = int(raw.lines_B[row])
+            bad.append(BadRow(source.uri, line, first[row].reason, first[row].detail))
+        return rows.select(keep_B)
+
+
+def finished_shards(storage: Storage, folder: str, split: str) -> dict[int, Finished]:
+    """The shards of an earlier run that are whole: their note is there and their file has its size."""
+    sizes = {
+        file.uri.rsplit("/", 1)[-1]: file.size
+        for file in storage.list(Storage.join(folder, f"{split}-*.parquet"))
+    }
+    found = {}
+    for note in storage.list(Storage.join(folder, "work", f"{split}-*.json")):
+        number = int(note.uri.rsplit("-", 1)[-1].removesuffix(".json"))
+        finished = Finished.from_json(number, storage.read(note.uri))
+        if sizes.get(finished.shard.file) == finished.shard.size:
+            found[number] = finished
+    return found
+
+
+def make_shards(
+    maker: Maker, inputs: Inputs, shard_size: int, threads: int, progress: Progress
+) -> Iterator[Finished]:
+    """Make every shard that is not there yet; yields all of them, in no particular order."""
+    there = finished_shards(maker.storage, maker.folder, maker.split)
+    prefix: list[Finished] = []
+    while len(prefix) in there:
+        prefix.append(there[len(prefix)])
+    yield from prefix
+    pool = ThreadPoolExecutor(threads, thread_name_prefix=f"prepare-{maker.split}")
+    running: dict[Future[Finished], _Group] = {}
+
+    def collect(limit: int) -> Iterator[Finished]:
+        """Wait until at most `limit` groups are in work."""
+        while len(running) > limit:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                running.pop(future).release()
+                yield future.result()
+
+    try:
+        for group in inputs.groups(shard_size, prefix, progress):
+            if group.number in there:
+                group.release()
+                yield there[group.number]
+                continue
+            running[pool.submit(maker.make, group)] = group
+            yield from collect(threads)  # one more than there are threads, so that none of them waits
+        yield from collect(0)
+    finally:
+        maker.stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+        for group in running.values():
+            group.release()

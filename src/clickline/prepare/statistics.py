@@ -1,0 +1,304 @@
+"""What a dataset's columns look like: sketches that add up, whatever order they were made in.
+
+Tally     of one shard or split: rows, clicks, bad rows, and a SlotTally for each slot
+Numbers   of one number column of the training data: what minmax, zscore and quantiles need
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from clickline.features import FieldStatistics
+from clickline.records import LabelledRows, NumberColumn, RawColumn, RawRows, TextColumn
+
+__all__ = ["Numbers", "SlotTally", "Tally", "estimate_distinct"]
+
+_BITS = 13  # 8,192 registers: a standard error of 1.15 % in the number of distinct ids
+_SAMPLED_ROWS = 64  # of each block, for the most frequent values
+_KEPT_VALUES = 50  # of each slot and shard
+_SHOWN = 60  # characters of a value
+
+
+@dataclass
+class SlotTally:
+    """One slot: distinct ids (HyperLogLog), rows without a value, frequent values in a sample of rows."""
+
+    registers: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(1 << _BITS, dtype=np.uint8))
+    values: int = 0
+    missing: int = 0
+    sampled: int = 0
+    frequent: Counter[str] = field(default_factory=Counter)
+
+    def observe(self, ids_N: NDArray[np.uint64], missing_id: int) -> None:
+        self.values += ids_N.size
+        self.missing += _observe(ids_N, np.uint64(missing_id), self.registers)
+
+    def merge(self, other: SlotTally) -> None:
+        np.maximum(self.registers, other.registers, out=self.registers)
+        self.values += other.values
+        self.missing += other.missing
+        self.sampled += other.sampled
+        self.frequent.update(other.frequent)
+
+    def most_frequent(self, count: int) -> list[tuple[str, int]]:
+        return sorted(self.frequent.items(), key=lambda item: (-item[1], item[0]))[:count]
+
+    def report(self, name: str, rows: int) -> dict[str, Any]:
+        top = self.most_frequent(10)
+        return {
+            "name": name,
+            "distinct": estimate_distinct(self.registers),
+            "missing_rate": self.missing / rows if rows else 0.0,
+            "values_per_row": self.values / rows if rows else 0.0,
+            "top": [{"value": value, "share": count / self.sampled} for value, count in top],
+        }
+
+
+@dataclass
+class Tally:
+    """What was counted over rows; tallies of shards add up to that of a split."""
+
+    slots: tuple[SlotTally, ...]
+    rows: int = 0
+    shows: int = 0
+    clicks: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    hours: tuple[int, int] | None = None  # first and last event hour that is known
+
+    @classmethod
+    def empty(cls, slots: int) -> Tally:
+        return cls(tuple(SlotTally() for _ in range(slots)))
+
+    def observe(self, rows: LabelledRows, missing_ids: Iterable[int]) -> None:
+        self.rows += rows.rows
+        self.shows += int(rows.show_B.sum(dtype=np.uint64))
+        self.clicks += int(rows.click_B.sum(dtype=np.uint64))
+        for tally, ids, missing_id in zip(self.slots, rows.encoded.slots, missing_ids, strict=True):
+            tally.observe(ids.ids_N, missing_id)
+        known_B = rows.event_hour_B[rows.event_hour_B >= 0]
+        if known_B.size:
+            self._widen(int(known_B.min()), int(known_B.max()))
+
+    def sample(self, raw: RawRows, columns: Iterable[str], missing: Iterable[str]) -> None:
+        """Count the values of some rows, evenly spaced, as text: enough to name the frequent ones."""
+        nothing = {"", *missing}
+        rows = np.unique(np.linspace(0, raw.rows - 1, min(raw.rows, _SAMPLED_ROWS)).astype(np.int64))
+        for tally, name in zip(self.slots, columns, strict=True):
+            column = raw.columns.get(name)
+            if column is not None:
+                shown = _texts(column, rows)
+                tally.sampled += len(shown)
+                tally.frequent.update(text for text in shown if text not in nothing)
+
+    def trim(self) -> None:
+        """Forget rare values, so that a shard's tally stays small; do it before it is stored or merged."""
+        for slot in self.slots:
+            slot.frequent = Counter(dict(slot.most_frequent(_KEPT_VALUES)))
+
+    def merge(self, other: Tally) -> None:
+        self.rows += other.rows
+        self.shows += other.shows
+        self.clicks += other.clicks
+        self.bad.update(other.bad)
+        if other.hours:
+            self._widen(*other.hours)
+        for mine, theirs in zip(self.slots, other.slots, strict=True):
+            mine.merge(theirs)
+
+    def _widen(self, first: int, last: int) -> None:
+        self.hours = (min(first, self.hours[0]), max(last, self.hours[1])) if self.hours else (first, last)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "shows": self.shows,
+            "clicks": self.clicks,
+            "bad": dict(sorted(self.bad.items())),
+            "hours": self.hours,
+            "slots": [
+                {
+                    "registers": base64.b64encode(zlib.compress(slot.registers.tobytes())).decode(),
+                    "values": slot.values,
+                    "missing": slot.missing,
+                    "sampled": slot.sampled,
+                    "frequent": sorted(slot.frequent.items()),
+                }
+                for slot in self.slots
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Tally:
+        return cls(
+            rows=document["rows"],
+            shows=document["shows"],
+            clicks=document["clicks"],
+            bad=Counter(document["bad"]),
+            hours=tuple(document["hours"]) if document["hours"] else None,
+            slots=tuple(
+                SlotTally(
+                    np.frombuffer(
+                        zlib.decompress(base64.b64decode(slot["registers"])), dtype=np.uint8
+                    ).copy(),
+                    slot["values"],
+                    slot["missing"],
+                    slot["sampled"],
+                    Counter(dict(slot["frequent"])),
+                )
+                for slot in document["slots"]
+            ),
+        )
+
+
+def _texts(column: RawColumn, rows: NDArray[np.int64]) -> list[str]:
+    """The values of some rows as short text."""
+    if column.offsets_B1 is not None:
+        offsets = column.offsets_B1
+        places = [n for row in rows for n in range(offsets[row], offsets[row + 1])]
+    else:
+        places = rows.tolist()
+    if isinstance(column, TextColumn):
+        spans = zip(column.starts_N[places].tolist(), column.ends_N[places].tolist(), strict=True)
+        data = column.data
+        return [
+            data[start : min(end, start + _SHOWN)].tobytes().decode("utf-8", "replace")
+            for start, end in spans
+        ]
+    if isinstance(column, NumberColumn):
+        return [f"{value:g}" if value == value else "" for value in column.values_N[places].tolist()]
+    bits = column.values_N.view(np.int64) if column.signed else column.values_N
+    shown = zip(bits[places].tolist(), column.missing_N[places].tolist(), strict=True)
+    return ["" if missing else str(value) for value, missing in shown]
+
+
+@njit(cache=True, nogil=True)
+def _observe(ids_N: NDArray[np.uint64], missing_id: np.uint64, registers: NDArray[np.uint8]) -> int:
+    """Update HyperLogLog registers. Ids are mixed already, so their bits serve as the hash."""
+    missing = 0
+    for n in range(ids_N.size):
+        value = ids_N[n]
+        if value == missing_id:
+            missing += 1
+        place = value >> np.uint64(64 - _BITS)
+        rest = (value << np.uint64(_BITS)) | np.uint64(1 << (_BITS - 1))  # the mark bounds the run of zeros
+        rank = 1
+        while rest >> np.uint64(63) == np.uint64(0):
+            rest <<= np.uint64(1)
+            rank += 1
+        if rank > registers[place]:
+            registers[place] = rank
+    return missing
+
+
+def estimate_distinct(registers: NDArray[np.uint8]) -> int:
+    """How many distinct ids the registers saw, by Ertl's estimator (arXiv 1702.01284)."""
+    size = registers.size
+    deepest = 64 - _BITS + 1
+    counts = np.bincount(registers, minlength=deepest + 1).astype(float)
+    if counts[0] == size:
+        return 0
+    total = size * _tau(1.0 - counts[deepest] / size)
+    for rank in range(deepest - 1, 0, -1):
+        total = 0.5 * (total + counts[rank])
+    total += size * _sigma(counts[0] / size)
+    return round(float(size * size / (2.0 * np.log(2.0)) / total))
+
+
+def _sigma(x: float) -> float:
+    y, total, before = 1.0, x, -1.0
+    while total != before:
+        x *= x
+        before = total
+        total += x * y
+        y += y
+    return total
+
+
+def _tau(x: float) -> float:
+    if x in (0.0, 1.0):
+        return 0.0
+    y, total, before = 1.0, 1.0 - x, -1.0
+    while total != before:
+        x = float(np.sqrt(x))
+        before = total
+        y *= 0.5
+        total -= (1.0 - x) ** 2 * y
+    return total / 3.0
+
+
+@dataclass
+class Numbers:
+    """A number column: count, range, mean, spread, and a histogram with bins under 1 % wide.
+
+    The bins are the upper half of a float32's bits, so every float has one and sums need no range
+    known before. Merged in the order of the blocks, the result does not depend on the thread count.
+    """
+
+    count: int = 0
+    low: float = np.inf
+    high: float = -np.inf
+    mean: float = 0.0
+    squares: float = 0.0  # sum of squared distances from the mean
+    histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1 << 16, dtype=np.int64))
+
+    @classmethod
+    def of(cls, raw_B: NDArray[np.float32]) -> Numbers:
+        known_N = raw_B[~np.isnan(raw_B)]
+        if not known_N.size:
+            return cls()
+        wide_N = known_N.astype(np.float64)
+        mean = float(wide_N.mean())
+        bins_N = _ordered(known_N) >> np.uint32(16)
+        return cls(
+            known_N.size,
+            float(known_N.min()),
+            float(known_N.max()),
+            mean,
+            float(np.square(wide_N - mean).sum()),
+            np.bincount(bins_N, minlength=1 << 16),
+        )
+
+    def merge(self, other: Numbers) -> None:
+        if not other.count:
+            return
+        total = self.count + other.count
+        apart = other.mean - self.mean
+        self.mean += apart * other.count / total
+        self.squares += other.squares + apart * apart * self.count * other.count / total
+        self.count = total
+        self.low = min(self.low, other.low)
+        self.high = max(self.high, other.high)
+        self.histogram += other.histogram
+
+    def statistics(self, buckets: int = 0) -> FieldStatistics:
+        """The figures a field needs; with `buckets`, edges that part the values into as many equal shares."""
+        if not self.count:
+            return FieldStatistics(0, 0.0, 0.0, 0.0, 0.0)
+        edges: list[float] = []
+        if buckets:
+            up_to = np.cumsum(self.histogram)
+            shares = np.arange(1, buckets) * self.count / buckets
+            bins = np.searchsorted(up_to, shares, side="left") + 1  # an edge is where the next bin starts
+            edges = [float(edge) for edge in np.unique(_bin_start(bins)) if self.low < edge <= self.high]
+        deviation = float(np.sqrt(self.squares / self.count))
+        return FieldStatistics(self.count, self.low, self.high, self.mean, deviation, tuple(edges))
+
+
+def _ordered(values_N: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """Bits of floats as integers in the same order."""
+    bits_N = (values_N + np.float32(0.0)).view(np.uint32)
+    return np.where(bits_N >> 31, ~bits_N, bits_N | np.uint32(1 << 31))
+
+
+def _bin_start(bins: NDArray[np.int64]) -> NDArray[np.float32]:
+    bits = bins.astype(np.uint32) << np.uint32(16)
+    return np.where(bits >> 31, bits & np.uint32(0x7FFFFFFF), ~bits).view(np.float32)

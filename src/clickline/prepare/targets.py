@@ -1,0 +1,263 @@
+"""What happened to each row: label, weight, shows, clicks, and the hour it happened in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from clickline.features.encoder import Fault, as_text, equals_any, numbers
+from clickline.records import EncodedRows, IntegerColumn, LabelledRows, NumberColumn, RawRows, TextColumn
+
+__all__ = ["TargetFields", "Targets", "targets"]
+
+_MOST_SHOWS = 2**24  # counts up to here are exact in the float32 of a weight
+
+
+@dataclass(frozen=True)
+class TargetFields:
+    """The source's columns that tell what happened to a row."""
+
+    label: str = ""  # 0 or 1, or one of `positive`
+    positive: tuple[str, ...] = ()
+    shows: str = ""  # with `clicks`, in place of a label: a row that stands for several shows
+    clicks: str = ""
+    weight: str = ""
+    time: str = ""
+    time_format: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        named = (self.label, self.shows, self.clicks, self.weight, self.time)
+        return tuple(dict.fromkeys(column for column in named if column))
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The targets of all rows of a block, bad ones included."""
+
+    label_B: NDArray[np.float32]
+    weight_B: NDArray[np.float32]
+    show_B: NDArray[np.uint32]
+    click_B: NDArray[np.uint32]
+    event_hour_B: NDArray[np.int32]
+
+    def with_features(self, encoded: EncodedRows) -> LabelledRows:
+        return LabelledRows(
+            self.label_B, self.weight_B, self.show_B, self.click_B, self.event_hour_B, encoded
+        )
+
+
+def targets(raw: RawRows, fields: TargetFields, file_hour: int | None) -> tuple[Targets, list[Fault]]:
+    """Read the targets; faults name the rows that cannot be used."""
+    faults: list[Fault] = []
+    if fields.shows:
+        shows, clicks = raw.columns[fields.shows], raw.columns[fields.clicks]
+        if not isinstance(shows, IntegerColumn) or not isinstance(clicks, IntegerColumn):
+            raise TypeError("a reader of shows and clicks delivers whole numbers")
+        for row in np.flatnonzero(shows.values_N > _MOST_SHOWS):
+            found = f"{fields.shows} is {shows.values_N[row]}, at most {_MOST_SHOWS:,} allowed in one row"
+            faults.append(Fault(int(row), fields.shows, "bad label", found))
+        show_B = shows.values_N.astype(np.uint32)
+        click_B = clicks.values_N.astype(np.uint32)
+        label_B = (click_B / np.maximum(show_B, 1)).astype(np.float32)
+    else:
+        click_B = _labels(raw, fields, faults)
+        show_B = np.ones(raw.rows, dtype=np.uint32)
+        label_B = click_B.astype(np.float32)
+    weight_B = show_B.astype(np.float32)
+    if fields.weight:
+        own_B, bad = numbers(raw.columns[fields.weight], fields.weight, raw.rows)
+        faults += bad
+        for row in np.flatnonzero(~(own_B >= 0)):
+            faults.append(
+                Fault(
+                    int(row),
+                    fields.weight,
+                    "bad weight",
+                    f"{fields.weight} is {own_B[row]}, 0 or more expected",
+                )
+            )
+        weight_B *= own_B
+    if fields.time:
+        event_hour_B = _hours(raw, fields, faults)
+    else:
+        event_hour_B = np.full(raw.rows, -1 if file_hour is None else file_hour, dtype=np.int32)
+    return Targets(label_B, weight_B, show_B, click_B, event_hour_B), faults
+
+
+def _labels(raw: RawRows, fields: TargetFields, faults: list[Fault]) -> NDArray[np.uint32]:
+    column = raw.columns[fields.label]
+    if fields.positive:
+        text = as_text(column)
+        clicked_B = equals_any(text, fields.positive)
+        for row in np.flatnonzero(text.starts_N == text.ends_N):
+            faults.append(Fault(int(row), fields.label, "bad label", f"{fields.label} is empty"))
+        return clicked_B.astype(np.uint32)
+    values_B, bad = numbers(column, fields.label, raw.rows)
+    faults += [Fault(f.row, f.field, "bad label", f.detail.replace("a number", "0 or 1")) for f in bad]
+    known = {f.row for f in bad}
+    for row in np.flatnonzero((values_B != 0) & (values_B != 1)):
+        if int(row) not in known:
+            found = "empty" if np.isnan(values_B[row]) else f"{values_B[row]:g}"
+            faults.append(
+                Fault(
+                    int(row),
+                    fields.label,
+                    "bad label",
+                    f"{fields.label} is {found}, 0 or 1 expected; or set positive:",
+                )
+            )
+    return np.equal(values_B, 1).astype(np.uint32)
+
+
+# ── time ───────────────────────────────────────────────────────────────────────────────────────
+
+_MILLISECONDS = 1e11  # seconds reach this in the year 5138, milliseconds passed it in 1973
+_LATEST = 2.0**31 * 3600.0
+
+
+def _hours(raw: RawRows, fields: TargetFields, faults: list[Fault]) -> NDArray[np.int32]:
+    column = raw.columns[fields.time]
+    if isinstance(column, IntegerColumn | NumberColumn) and not fields.time_format:
+        if isinstance(column, IntegerColumn):
+            signed = column.values_N.view(np.int64) if column.signed else column.values_N
+            seconds_B = np.where(column.missing_N, np.nan, signed.astype(np.float64))
+        else:
+            seconds_B = column.values_N.copy()
+        text = None
+    else:
+        text = as_text(column)
+        seconds_B = np.empty(raw.rows, dtype=np.float64)
+        if fields.time_format:
+            _by_format(text, fields.time_format, seconds_B)
+        else:
+            _read_times(text.data, text.starts_N, text.ends_N, seconds_B)
+    if not fields.time_format:
+        seconds_B[seconds_B >= _MILLISECONDS] /= 1000.0
+    bad_B = ~((seconds_B >= 0) & (seconds_B < _LATEST))
+    for row in np.flatnonzero(bad_B):
+        shown = (
+            repr(bytes(text.data[text.starts_N[row] : text.ends_N[row]])[:40])[1:]
+            if text
+            else str(seconds_B[row])
+        )
+        allowed = (
+            f"a time written as {fields.time_format}"
+            if fields.time_format
+            else "unix seconds or YYYY-MM-DD HH:MM:SS"
+        )
+        faults.append(
+            Fault(int(row), fields.time, "bad time", f"{fields.time} is {shown}, {allowed} expected")
+        )
+    return (np.where(bad_B, 0.0, seconds_B) // 3600.0).astype(np.int32)
+
+
+def _by_format(text: TextColumn, time_format: str, seconds_B: NDArray[np.float64]) -> None:
+    known: dict[bytes, float] = {}  # logs repeat their times: the slow parser runs once for each
+    for row in range(seconds_B.size):
+        value = bytes(text.data[text.starts_N[row] : text.ends_N[row]])
+        if value not in known:
+            try:
+                moment = datetime.strptime(value.decode(), time_format)
+                known[value] = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+            except ValueError:  # not of this format, or not UTF-8
+                known[value] = np.nan
+        seconds_B[row] = known[value]
+
+
+@njit(cache=True, nogil=True)
+def _digits(data: NDArray[np.uint8], at: int, count: int, end: int) -> int:
+    """The number in `count` digits at `at`; -1 when they are not all there."""
+    if at + count > end:
+        return -1
+    value = 0
+    for i in range(at, at + count):
+        if data[i] < 48 or data[i] > 57:
+            return -1
+        value = value * 10 + (data[i] - 48)
+    return value
+
+
+@njit(cache=True, nogil=True)
+def _iso_seconds(data: NDArray[np.uint8], start: int, end: int) -> float:
+    """Seconds since 1970 of YYYY-MM-DD[ T]HH[:MM[:SS[.f]]][Z|+HH:MM]; NaN when it is something else."""
+    year = _digits(data, start, 4, end)
+    month = _digits(data, start + 5, 2, end)
+    day = _digits(data, start + 8, 2, end)
+    if year < 1 or month < 1 or month > 12 or day < 1 or data[start + 4] != 45 or data[start + 7] != 45:
+        return np.nan
+    leap = (year % 4 == 0 and year % 100 != 0) or year % 400 == 0
+    longest = 31 - (month - 1) % 7 % 2 if month != 2 else (29 if leap else 28)
+    if day > longest:
+        return np.nan
+    # Days since 1970 in the proleptic Gregorian calendar, counting years from March.
+    y = year - 1 if month <= 2 else year
+    m = month + 9 if month <= 2 else month - 3
+    days = 365 * y + y // 4 - y // 100 + y // 400 + (153 * m + 2) // 5 + day - 1 - 719468
+    seconds = days * 86400.0
+    at = start + 10
+    if at == end:
+        return seconds
+    if data[at] != 32 and data[at] != 84:
+        return np.nan
+    hour = _digits(data, at + 1, 2, end)
+    if hour < 0 or hour > 23:
+        return np.nan
+    seconds += hour * 3600.0
+    at += 3
+    for unit in (60.0, 1.0):
+        if at < end and data[at] == 58:
+            part = _digits(data, at + 1, 2, end)
+            if part < 0 or part > 60:
+                return np.nan
+            seconds += part * unit
+            at += 3
+    if at < end and data[at] == 46:
+        at += 1
+        while at < end and 48 <= data[at] <= 57:
+            at += 1
+    if at == end or (data[at] == 90 and at + 1 == end):
+        return seconds
+    if data[at] != 43 and data[at] != 45:
+        return np.nan
+    sign = -1.0 if data[at] == 43 else 1.0
+    away = _digits(data, at + 1, 2, end)
+    at += 3
+    if at < end and data[at] == 58:
+        at += 1
+    minutes = 0
+    if at < end:
+        minutes = _digits(data, at, 2, end)
+        at += 2
+    if away < 0 or minutes < 0 or at != end:
+        return np.nan
+    return seconds + sign * (away * 3600.0 + minutes * 60.0)
+
+
+@njit(cache=True, nogil=True)
+def _read_times(
+    data: NDArray[np.uint8],
+    starts_B: NDArray[np.int64],
+    ends_B: NDArray[np.int64],
+    seconds_B: NDArray[np.float64],
+) -> None:
+    """Digits alone are seconds (or milliseconds), with a fraction or not; anything else is a date."""
+    for row in range(starts_B.size):
+        whole = 0.0
+        at = starts_B[row]
+        end = ends_B[row]
+        while at < end and 48 <= data[at] <= 57:
+            whole = whole * 10.0 + (data[at] - 48)
+            at += 1
+        if at < end and data[at] == 46 and at > starts_B[row]:
+            at += 1
+            while at < end and 48 <= data[at] <= 57:
+                at += 1
+        if at == end and end > starts_B[row]:
+            seconds_B[row] = whole
+        else:
+            seconds_B[row] = _iso_seconds(data, starts_B[row], end)

@@ -1,0 +1,98 @@
+"""Parquet files, a row group at a time.
+
+Arrow decodes the columns of a batch in its own threads; a row group is taken in bounded batches, so memory is
+flat however large it is. A row group that cannot be decoded is lost, and the next one is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clickline.readers.arrow import MAX_BATCH_ROWS, missing_column, to_rows
+from clickline.readers.base import BLOCK_BYTES
+from clickline.records import BadRow, Block, RawRows
+
+__all__ = ["CORRUPT_PARQUET", "Parquet"]
+
+CORRUPT_PARQUET = "corrupt parquet"
+
+# What Arrow raises at a damaged file; a damaged name is a UnicodeDecodeError.
+_CORRUPT = (pa.ArrowException, OSError, UnicodeDecodeError)
+_REMEDY = "copy or write the file again"
+
+
+class Parquet:
+    """Reads the wanted columns; the file's own names and types are taken as they are."""
+
+    def __init__(self, wanted: tuple[str, ...], *, block_bytes: int = BLOCK_BYTES) -> None:
+        self._wanted = wanted
+        self._block_bytes = block_bytes
+
+    def blocks(self, file: str, path: Path) -> Iterator[Block]:
+        try:
+            source = pq.ParquetFile(
+                path,
+                buffer_size=1 << 20,  # a column is read page by page, not whole
+                pre_buffer=False,
+                page_checksum_verification=True,
+                arrow_extensions_enabled=False,
+            )
+            found = source.schema_arrow.names
+            groups = [self._rows_and_bytes(source, group) for group in range(source.num_row_groups)]
+        except _CORRUPT as error:
+            if isinstance(error, OSError) and error.errno is not None:  # the disk's fault, not the content's
+                raise
+            yield Block(file, 1, None, 0, (BadRow(file, 1, CORRUPT_PARQUET, f"{error}; {_REMEDY}"),))
+            return
+        with source:
+            for name in self._wanted:
+                if found.count(name) != 1:
+                    raise missing_column(file, name, found)
+            first = 1
+            for group, (rows, size) in enumerate(groups):
+                yield from self._group(file, source, group, first, rows, size)
+                first += rows
+
+    def _rows_and_bytes(self, source: pq.ParquetFile, group: int) -> tuple[int, int]:
+        """Rows of a row group, and the uncompressed bytes of its wanted columns, as if all were alike.
+
+        Not from the metadata of the columns: pyarrow ends the process when those are damaged.
+        """
+        meta = source.metadata.row_group(group)
+        return meta.num_rows, meta.total_byte_size * len(self._wanted) // max(1, meta.num_columns)
+
+    def _group(
+        self, file: str, source: pq.ParquetFile, group: int, first: int, rows: int, size: int
+    ) -> Iterator[Block]:
+        batch_rows = min(MAX_BATCH_ROWS, max(1, self._block_bytes * rows // max(1, size)))
+        done, problem = 0, f"{rows:,} rows announced"
+        batches = source.iter_batches(batch_rows, row_groups=[group], columns=list(self._wanted))
+        while True:
+            try:
+                batch = next(batches, None)
+            except _CORRUPT as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
+                problem = str(error)
+                break
+            if batch is None:
+                break
+            yield Block(file, first + done, batch, size * batch.num_rows // max(1, rows))
+            done += batch.num_rows
+        if done != rows:
+            detail = (
+                f"row group {group} of {source.num_row_groups} ends after {done:,} rows: {problem}; {_REMEDY}"
+            )
+            row = BadRow(file, first + done, CORRUPT_PARQUET, detail, count=max(1, rows - done))
+            yield Block(file, first + done, None, 0, (row,))
+
+    def parse(self, block: Block) -> RawRows:
+        batch = block.payload
+        if batch is None:
+            return RawRows(0, {}, np.empty(0, np.int64))
+        return to_rows(block.file, block.first_line, batch, self._wanted)

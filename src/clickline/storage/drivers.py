@@ -1,0 +1,180 @@
+"""fsspec file systems by protocol, made with the config's options and the user's credentials."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clickline.errors import StorageError
+from clickline.storage.redaction import Redactor, secrets_in
+
+__all__ = ["Drivers", "protocol_of"]
+
+_log = logging.getLogger(__name__)
+
+# A store that stays silent for this long has failed; a whole transfer may take as long as it needs.
+_CONNECT_SECONDS = 30
+_SILENCE_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class _Driver:
+    section: str  # its name in the options and in the credentials file
+    package: str
+    extra: str | None  # pip install 'clickline[extra]'
+
+
+_DRIVERS = {
+    "s3": _Driver("s3", "s3fs", "s3"),
+    "s3a": _Driver("s3", "s3fs", "s3"),
+    "gs": _Driver("gs", "gcsfs", "gs"),
+    "gcs": _Driver("gs", "gcsfs", "gs"),
+    "http": _Driver("http", "aiohttp", "http"),
+    "https": _Driver("http", "aiohttp", "http"),
+    "webhdfs": _Driver("webhdfs", "requests", "webhdfs"),
+    "hdfs": _Driver("hdfs", "pyarrow", None),
+    "memory": _Driver("memory", "fsspec", None),
+}
+
+
+def protocol_of(uri: str) -> str:
+    """`s3` of s3://…; `file` of a plain path."""
+    protocol, mark, _ = uri.partition("://")
+    return protocol.lower() if mark else "file"
+
+
+class Drivers:
+    """Opens each store once. fsspec would share them, and their credentials, with others."""
+
+    def __init__(self, options: Mapping[str, Mapping[str, Any]], credentials_file: Path | None) -> None:
+        credentials = _load_credentials(credentials_file) if credentials_file else {}
+        self._settings = _merged(_by_section(options), credentials)
+        self._opened: dict[tuple[int, str, str], Any] = {}
+        self._lock = threading.Lock()
+        from_environment = (
+            value
+            for name, value in os.environ.items()
+            if value and name.startswith(("AWS_", "GOOGLE_", "FSSPEC_")) and _sounds_secret(name)
+        )
+        self.redact = Redactor([*secrets_in(credentials), *from_environment, *_misplaced_secrets(options)])
+
+    def open(self, uri: str) -> Any:
+        """The fsspec file system of a URI."""
+        protocol = protocol_of(uri)
+        driver = _DRIVERS.get(protocol)
+        if driver is None:
+            known = ", ".join(f"{name}://" for name in _DRIVERS)
+            raise StorageError(
+                self.redact(
+                    f"{uri}: no store is known for {protocol}://. Use a local path or one of {known}."
+                )
+            )
+        from fsspec.registry import get_filesystem_class
+
+        try:
+            kind = get_filesystem_class(protocol)
+        except ImportError:
+            install = f"clickline[{driver.extra}]" if driver.extra else driver.package
+            raise StorageError(
+                f"{protocol}:// needs the package {driver.package}: pip install '{install}'"
+            ) from None
+        of_this_uri = kind._get_kwargs_from_urls(uri)  # host, port and user of a WebHDFS address
+        # The process id: a driver's sockets and threads do not survive a fork.
+        key = (os.getpid(), protocol, repr(sorted(of_this_uri.items())))
+        with self._lock:
+            if key not in self._opened:
+                settings = {**self._settings.get(driver.section, {}), **of_this_uri}
+                self._opened[key] = _opened(protocol, kind, settings)
+            return self._opened[key]
+
+
+def _opened(protocol: str, kind: Any, settings: dict[str, Any]) -> Any:
+    if protocol in ("http", "https"):
+        import aiohttp
+
+        patience = aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS
+        )
+        settings["client_kwargs"] = {
+            "timeout": patience,
+            "trust_env": True,
+            **settings.get("client_kwargs", {}),
+        }
+    # No listings cache: a donefile that has just been written must be seen.
+    filesystem = kind(**settings, skip_instance_cache=True, use_listings_cache=False)
+    if protocol == "webhdfs":
+        filesystem.session.hooks["response"].append(_refuse_failed_reads)
+    return filesystem
+
+
+def _refuse_failed_reads(response: Any, *_: Any, **__: Any) -> None:
+    """fsspec takes a data node's error page for the file's content; this keeps it from doing so."""
+    if "op=OPEN" in response.url:
+        response.raise_for_status()
+
+
+def _load_credentials(file: Path) -> dict[str, Mapping[str, Any]]:
+    import yaml
+
+    shape = f"It must map stores ({', '.join(_DRIVERS)}) to their options, like s3: {{key: …, secret: …}}."
+    try:
+        tree = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise StorageError(
+            f"{file}: the credentials file cannot be read ({error.strerror}). Correct its path or mode."
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        raise StorageError(
+            f"{file}{where}: the credentials file is not valid YAML or JSON. {shape}"
+        ) from None
+    tree = tree or {}
+    if not isinstance(tree, dict) or not all(
+        name in _DRIVERS and isinstance(section, dict) for name, section in tree.items()
+    ):
+        raise StorageError(f"{file}: the credentials file has another shape than expected. {shape}")
+    if file.stat().st_mode & 0o077:
+        _log.warning("%s holds credentials and other users may read it: chmod 600 %s", file, file)
+    return _by_section(tree)
+
+
+def _by_section(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Options under their store's own name: those of https:// are those of http://."""
+    unknown = sorted(options.keys() - _DRIVERS.keys())
+    if unknown:
+        raise StorageError(
+            f"storage.options has {unknown[0]}, which is no store we know. Use one of {', '.join(_DRIVERS)}."
+        )
+    sections: dict[str, Mapping[str, Any]] = {}
+    for protocol, section in options.items():
+        name = _DRIVERS[protocol].section
+        sections[name] = _merged(sections.get(name, {}), section)
+    return sections
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, key by key at every depth: both may give client_kwargs."""
+    out = {name: _merged(value, {}) if isinstance(value, Mapping) else value for name, value in base.items()}
+    for name, value in over.items():
+        below = out.get(name)
+        out[name] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return out
+
+
+def _misplaced_secrets(options: Mapping[str, Any]) -> Iterator[str]:
+    """Options are meant to hold no secrets; what looks like one is kept out of messages all the same."""
+    for name, value in options.items():
+        if _sounds_secret(name):
+            yield from secrets_in(value, name)
+        elif isinstance(value, Mapping):
+            yield from _misplaced_secrets(value)
+
+
+def _sounds_secret(name: str) -> bool:
+    return any(word in name.lower() for word in ("key", "secret", "token", "password", "auth"))

@@ -1,0 +1,278 @@
+"""Each command as users run it: what it prints where, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from clickline_process import SCRIPT, environment, run
+
+GOOD = "data: {train: data/train.tsv, eval: data/eval.tsv}\n"
+
+
+def write(folder: Path, text: str = GOOD) -> Path:
+    file = folder / "clickline.yaml"
+    file.write_text(text)
+    return file
+
+
+# ── init and check ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("preset", ["criteo", "slots", "csv"])
+def test_what_init_writes_passes_check(tmp_path: Path, preset: str) -> None:
+    done = run("init", "project", "--preset", preset, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"wrote project/clickline.yaml (preset {preset})\nnext: cd project && ")
+    checked = run("check", cwd=tmp_path / "project")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    lines = checked.stdout.splitlines()
+    assert lines[0] == "clickline.yaml: no mistakes"
+    assert f"note: data.train: {tmp_path}/project/data/train." in lines[1]
+    assert lines[1].endswith("matches no file yet.")
+
+
+def test_init_never_overwrites_unasked(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    done = run("init", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr == "clickline.yaml exists already. Name another folder, or overwrite it with --force.\n"
+    )
+    assert file.read_text() == GOOD
+    assert run("init", "--force", cwd=tmp_path).returncode == 0
+    assert "format: criteo" in file.read_text()
+
+
+def test_check_tells_every_mistake_and_exits_2(tmp_path: Path) -> None:
+    write(tmp_path, "data:\n  trian: a\n  max_bad: 2\ntrain: {epochs: 0}\nzzz: 1\nserve: {http_port: x}\n")
+    done = run("check", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    assert [line.split(" is ")[0] for line in lines] == [
+        "clickline.yaml:2 data.trian",
+        "clickline.yaml:3 data.max_bad",
+        "clickline.yaml:4 train.epochs",
+        "clickline.yaml:5 zzz",
+        "clickline.yaml:6 serve.http_port",
+    ]
+
+
+def test_check_with_json_is_one_document(tmp_path: Path) -> None:
+    write(tmp_path, "data: {train: a}\n")
+    done = run("check", "--json", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert document["mistakes"] == []
+    assert document["notes"][-1] == "data.eval is not given: nothing will be measured."
+
+    bad = run("check", "--json", "--set", "data.max_bad=2", cwd=tmp_path)
+    error = json.loads(bad.stdout)["error"]
+    assert bad.returncode == 2
+    assert error["kind"] == "ConfigError"
+    assert error["mistakes"] == [
+        {
+            "file": "--set",
+            "line": 0,
+            "key": "data.max_bad",
+            "problem": "is 2. Allowed: a number from 0 to 1.",
+            "remedy": "Correct it, or remove it to get the default, 0.01.",
+        }
+    ]
+    assert bad.stderr.startswith("--set data.max_bad is 2.")
+
+
+def test_check_takes_any_file_and_knows_data_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "20240101" / "00").mkdir(parents=True)
+    (tmp_path / "20240101" / "00" / "part-0").touch()
+    text = "data: {train: '{date}/{hour}/*', dates: {from: 20240101, to: 20240101}, eval: 'no*'}\n"
+    (tmp_path / "other.yaml").write_text(text)
+    done = run("check", "-c", "other.yaml", cwd=tmp_path)
+    assert done.stdout == f"other.yaml: no mistakes\nnote: data.eval: {tmp_path}/no* matches no file yet.\n"
+
+
+def test_check_without_a_config_says_how_to_get_one(tmp_path: Path) -> None:
+    done = run("check", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "clickline.yaml does not exist. Name it with -c, or run `clickline init` to write one.\n"
+    )
+
+
+def test_the_schema_is_json_and_needs_no_config(tmp_path: Path) -> None:
+    done = run("check", "--schema", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "batch_size" in json.loads(done.stdout)["$defs"]["TrainSection"]["properties"]
+
+
+# ── errors ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["chekc"], "clickline: No such command 'chekc'."),
+        (["check", "--jsno"], "clickline check: No such option: --jsno"),
+        (
+            ["sample", "--format", "cvs"],
+            "clickline sample: Invalid value for '--format': 'cvs' is not one of",
+        ),
+        (
+            ["sample", "--rows", "many"],
+            "clickline sample: Invalid value for '--rows': it should be a valid integer. See",
+        ),
+        (["data"], "clickline data: Missing command."),
+        (["init", "--preset", "x"], "clickline init: Invalid value for '--preset'"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_2(tmp_path: Path, arguments: list[str], words: str) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(words)
+    assert done.stderr.endswith(" --help`.\n")
+    assert len(done.stderr.splitlines()) == 1
+    error = json.loads(run(*arguments, "--json", cwd=tmp_path).stdout)["error"]
+    assert error["kind"] == "UsageError"
+
+
+def test_wrong_sample_options_are_all_told(tmp_path: Path) -> None:
+    done = run("sample", "--rows", "1", "--seed", "-1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 2
+    assert "--rows is 1." in done.stderr
+
+
+@pytest.mark.slow
+def test_absent_data_is_exit_4_without_traceback(tmp_path: Path) -> None:
+    write(tmp_path)
+    done = run("prepare", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "data/train.tsv matches no file" in done.stderr
+    assert "Traceback" not in done.stderr
+    shown = run("prepare", "--debug", cwd=tmp_path)
+    assert shown.returncode == 4
+    assert "Traceback" in shown.stderr
+    assert "SourceNotFound" in run("--debug", "prepare", cwd=tmp_path).stderr
+    document = json.loads(run("prepare", "--json", cwd=tmp_path).stdout)
+    assert document["error"]["kind"] == "SourceNotFound"
+
+
+def test_trouble_of_the_machine_is_no_bug(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("init", "file/project", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "file/project: Not a directory\n"
+
+
+def test_a_bug_is_called_one(tmp_path: Path) -> None:
+    """A fault at an exact place: the preset cannot be read because its reader raises."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.resources\n"
+        "def files(package): raise LookupError('first line\\nsecond line')\n"
+        "importlib.resources.files = files\n"
+    )
+    done = run("init", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "this is a bug in Clickline: LookupError: first line (run the same command with --debug to see where)\n"
+    )
+    shown = run("init", "--debug", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert "Traceback" in shown.stderr
+    assert "second line" in shown.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    command = f"'{SCRIPT}' check --schema | true"
+    done = subprocess.run(
+        ["bash", "-c", f"for i in 1 2 3; do {command}; done"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+# ── sample, prepare, data ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_sample_prepare_and_data_status(tmp_path: Path) -> None:
+    run("init", cwd=tmp_path)
+    made = run("sample", "--rows", "2000", "--out", "data", cwd=tmp_path)
+    assert made.returncode == 0
+    assert "train rows          1,600\n" in made.stdout
+    assert "best reachable AUC  0." in made.stdout
+    # No terminal: plain lines, none of a bar's escape codes.
+    assert made.stderr.startswith("sample: begun\n")
+    assert "2,000 rows" in made.stderr
+    assert "\x1b" not in made.stderr + made.stdout
+
+    prepared = run("prepare", "--json", cwd=tmp_path)
+    document = json.loads(prepared.stdout)
+    assert (prepared.returncode, document["train_rows"], document["eval_rows"]) == (0, 1600, 400)
+    assert (document["bad_rows"], document["reused"]) == (0, False)
+    assert Path(document["dataset"], "manifest.json").is_file()
+
+    again = run("prepare", "-q", cwd=tmp_path)
+    assert again.returncode == 0
+    assert "(up to date)" in again.stdout
+    assert "train rows  1,600" in again.stdout
+
+    status = run("data", "status", cwd=tmp_path)
+    lines = status.stdout.splitlines()
+    assert lines[0].split("   ")[0] == "NAME"
+    assert [line.split()[0] for line in lines[1:]] == ["train", "eval"]
+    assert all(line.endswith("Local") for line in lines[1:])
+    (only,) = json.loads(run("data", "status", "eval", "--json", cwd=tmp_path).stdout)
+    assert (only["name"], only["files"], only["phase"]) == ("eval", 1, "Local")
+    assert run("data", "warm", "-q", cwd=tmp_path).returncode == 0
+    assert run("data", "clear", cwd=tmp_path).stdout == "removed 0 copies, 0 B\n"
+
+
+@pytest.mark.slow
+def test_sample_with_json_is_one_document_and_silence(tmp_path: Path) -> None:
+    done = run("sample", "--format", "slots", "--rows", "500", "--hours", "2", "--json", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert document["train_rows"] + document["eval_rows"] == 500
+    assert all((tmp_path / file).is_file() for file in document["files"])
+    quiet = run("sample", "--rows", "500", "-q", cwd=tmp_path)
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """A folder behind a real HTTP server."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+    (folder / "a.tsv").write_bytes(b"x" * 5000)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.slow
+def test_remote_data_is_shown_warmed_and_cleared(tmp_path: Path, web: str) -> None:
+    write(tmp_path, f"data: {{train: '{web}/a.tsv'}}\ncache: {{dir: cache, size: 1MiB}}\n")
+
+    def status() -> list[str]:
+        return run("data", "status", cwd=tmp_path).stdout.splitlines()[1].split()
+
+    assert status() == ["train", "1", "4.9", "KiB", "0", "B", "1.0", "MiB", "NotCached"]
+    warmed = run("data", "warm", cwd=tmp_path)
+    assert warmed.returncode == 0
+    assert f"fetching {web}/a.tsv: begun, 4.9 KiB to read\n" in warmed.stderr
+    assert warmed.stdout.splitlines()[1].endswith("Ready")
+    assert status()[4:6] == ["4.9", "KiB"]
+    assert json.loads(run("data", "clear", "train", "--json", cwd=tmp_path).stdout) == {
+        "files": 1,
+        "bytes": 5000,
+        "in_use": 0,
+    }
+    assert status()[-1] == "NotCached"

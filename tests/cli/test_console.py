@@ -1,0 +1,133 @@
+"""How long work is shown: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+
+from clickline.cli import console
+from clickline.cli.console import human_size, table, watching
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (64 * 2**20, "64.0 MiB"), (2**50, "1024.0 TiB")],
+)
+def test_sizes_for_people(size: int, text: str) -> None:
+    assert human_size(size) == text
+
+
+def test_a_table_cuts_no_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    table(("NAME", "N"), [("x" * 300, 1), ("y", 22)])
+    assert capsys.readouterr().out == f"{'NAME':<300}   N\n{'x' * 300}   1\n{'y':<300}   22\n"
+
+
+def test_lines_without_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    with watching(as_json=False, quiet=False) as progress:
+        progress.begin("prepare train", total_bytes=4096)
+        for _ in range(4):
+            now += 6.0
+            progress.advance(rows=300, size=1024)
+        progress.say("one hour is empty")
+        progress.begin("fetching x")
+        progress.advance(size=2048)
+        progress.end()
+        progress.end()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "prepare train: begun, 4.0 KiB to read",
+        "prepare train: 600 rows, 50 rows/s, 2.0 KiB of 4.0 KiB, about 12 s left",
+        "prepare train: 1,200 rows, 50 rows/s, 4.0 KiB of 4.0 KiB",
+        "one hour is empty",
+        "fetching x: begun",
+        "fetching x: 2.0 KiB, ended after 0.0 s",
+        "prepare train: 1,200 rows, 50 rows/s, 4.0 KiB, ended after 24.0 s",
+    ]
+
+
+@pytest.mark.parametrize(("as_json", "quiet"), [(True, False), (False, True)])
+def test_silence_when_asked_for_but_for_what_is_worth_reading(
+    capsys: pytest.CaptureFixture[str], as_json: bool, quiet: bool
+) -> None:
+    with watching(as_json=as_json, quiet=quiet) as progress:
+        progress.begin("prepare", total_bytes=10)
+        progress.advance(rows=1, size=10)
+        progress.say("the input has changed")
+        progress.end()
+    assert capsys.readouterr() == ("", "the input has changed\n")
+
+
+def test_threads_may_report_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with watching(as_json=False, quiet=False) as progress:
+        progress.begin("count")
+
+        def many() -> None:
+            for _ in range(2000):
+                progress.advance(rows=1)
+
+        threads = [threading.Thread(target=many) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        progress.end()
+    assert "8,000 rows" in capsys.readouterr().err
+
+
+PROGRAM = """
+from clickline.cli.console import watching
+with watching(as_json=False, quiet=False) as progress:
+    progress.begin('prepare train', total_bytes=4096)
+    progress.advance(rows=1200, size=4096)
+    progress.say('[bold] one hour is empty')
+    progress.end()
+    progress.begin('sample')
+    progress.advance(rows=7, size=10)
+    progress.end()
+"""
+
+
+def on_a_terminal(**environment: str) -> str:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "90", **environment},
+    )
+    os.close(theirs)
+    seen = b""
+    with suppress(OSError):  # the other end is closed
+        while piece := os.read(ours, 4096):
+            seen += piece
+    os.close(ours)
+    assert process.wait() == 0
+    return seen.decode()
+
+
+def test_bars_on_a_terminal() -> None:
+    seen = on_a_terminal()
+    assert "prepare train" in seen
+    assert "━" in seen
+    assert "1,200 rows" in seen
+    assert all("rows/s" in line for line in seen.splitlines() if "1,200 rows" in line)
+    assert "4.0/4.0 KiB" in seen
+    assert "[bold] one hour is empty" in seen
+    assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_no_color_is_honoured() -> None:
+    colour = "\x1b[38;"
+    assert colour in on_a_terminal()
+    assert colour not in on_a_terminal(NO_COLOR="1")

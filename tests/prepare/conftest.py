@@ -1,0 +1,73 @@
+"""A small pipeline: write logs, write a config, prepare, read the dataset back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from clickline.config import load_config
+from clickline.prepare.run import PrepareResult, prepare
+from clickline.progress import Progress
+
+
+class Heard(Progress):
+    """A watcher that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.rows = 0
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+    def advance(self, *, rows: int = 0, size: int = 0) -> None:
+        self.rows += rows
+
+
+class Project:
+    """A folder with a clickline.yaml."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.heard = Heard()
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def configure(self, data: dict[str, Any], **sections: Any) -> Path:
+        cache = {"dir": "cache"}
+        return self.write("clickline.yaml", yaml.safe_dump({"data": data, "cache": cache, **sections}))
+
+    def prepare(self, *overrides: str) -> PrepareResult:
+        self.heard = Heard()
+        return prepare(load_config(self.folder / "clickline.yaml", overrides), self.heard)
+
+    def table(self, result: PrepareResult, split: str = "train") -> Any:
+        shards = result.dataset.splits[split].shards
+        tables = [pq.read_table(Path(result.dataset.folder, shard.file)) for shard in shards]
+        return pa.concat_tables(tables)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+@pytest.fixture
+def criteo_line() -> Callable[..., str]:
+    def line(label: object = 0, row: int = 0, **values: object) -> str:
+        cells = {f"I{i}": str((row * i) % 50) for i in range(1, 14)}
+        cells |= {f"C{i}": f"{(row * 2654435761 + i) % 97:08x}" for i in range(1, 27)}
+        cells |= {name: str(value) for name, value in values.items()}
+        return "\t".join([str(label), *cells.values()]) + "\n"
+
+    return line

@@ -1,0 +1,276 @@
+"""Each format, from a real file to the dataset; the same log gives the same ids in every form."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+
+from clickline.features import slot_number
+from clickline.progress import Progress
+from clickline.sample.generate import SampleOptions, generate
+
+SLOTS = [f"C{i}" for i in range(1, 27)]
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same 2,000 rows in every format that `sample` writes."""
+    folder = tmp_path_factory.mktemp("sampled")
+    for name in ("criteo", "slots", "paddlerec", "csv"):
+        generate(SampleOptions(format=name, rows=2000, out=folder / name, seed=3), Progress())
+    return folder
+
+
+def test_one_log_has_the_same_ids_as_criteo_text_slot_lines_paddlerec_lines_and_csv(project, sampled):
+    project.configure({"format": "criteo", "train": str(sampled / "criteo/train.tsv")})
+    criteo = project.table(project.prepare())
+    project.configure(
+        {
+            "format": "slots",
+            "train": str(sampled / "slots/train.txt"),
+            "slot_conf": str(sampled / "slots/slot.conf"),
+        }
+    )
+    slots = project.table(project.prepare())
+    project.configure({"format": "paddlerec", "train": str(sampled / "paddlerec/train.txt")})
+    paddlerec = project.table(project.prepare())
+    fields = (
+        {"click": "label", "timestamp": "time"}
+        | {f"C{i}": {"slot": i} for i in range(1, 27)}
+        | {f"I{i}": "log1p" for i in range(1, 14)}
+    )
+    project.configure({"format": "csv", "train": str(sampled / "csv/train.csv"), "fields": fields})
+    csv = project.table(project.prepare())
+    assert criteo.num_rows == slots.num_rows == paddlerec.num_rows == csv.num_rows > 1000
+    for i in range(1, 27):
+        ids = criteo.column(f"C{i}").to_pylist()
+        assert ids == [one for (one,) in slots.column(str(i)).to_pylist()]
+        assert ids == [one for (one,) in paddlerec.column(str(i)).to_pylist()]
+        assert ids == csv.column(f"C{i}").to_pylist()
+    for other in (slots, paddlerec, csv):
+        assert other.column("label").equals(criteo.column("label"))
+    for i in range(1, 14):
+        assert csv.column(f"I{i}").equals(criteo.column(f"I{i}"))
+    assert set(criteo.column("event_hour").to_pylist()) == {-1}
+    assert min(csv.column("event_hour").to_pylist()) > 400_000
+
+
+def test_a_number_can_be_a_float_and_a_slot_at_once(project, criteo_line):
+    project.write("a.tsv", "".join(criteo_line(row % 2, row, I1=row) for row in range(100)))
+    fields = {
+        "I*": "none",
+        "I1": "minmax",
+        "I1_log": {"column": "I1", "transform": "bucket"},
+        "I1_share": {"column": "I1", "transform": "bucket", "buckets": 4},
+        "C2*": "ignore",
+    }
+    project.configure({"train": "a.tsv", "eval": "a.tsv", "fields": fields})
+    result = project.prepare()
+    table = project.table(result)
+    assert table.column("I1").to_pylist() == pytest.approx([row / 99 for row in range(100)])
+    assert table.column("I2").to_pylist()[3] == 6.0
+    assert len(set(table.column("I1_log").to_pylist())) == 8
+    assert len(set(table.column("I1_share").to_pylist())) == 4
+    assert "C2" not in table.column_names and "C20" not in table.column_names and "C1" in table.column_names
+
+
+def test_statistics_come_from_the_training_rows_alone(project, criteo_line):
+    project.write("train.tsv", "".join(criteo_line(row % 2, row, I1=row) for row in range(11)))
+    project.write("eval.tsv", criteo_line(1, 0, I1=1000) + criteo_line(0, 0, I1=5))
+    project.configure({"train": "train.tsv", "eval": "eval.tsv", "fields": {"I1": "minmax", "I2": "zscore"}})
+    result = project.prepare()
+    assert project.table(result, "eval").column("I1").to_pylist() == [1.0, 0.5]
+    (known,) = [field.statistics for field in result.dataset.features.dense if field.name == "I1"]
+    assert (known.low, known.high, known.count) == (0.0, 10.0, 11)
+
+
+def test_shows_and_clicks_above_one_are_honoured(project):
+    project.write("a.txt", "5 2 17:1 18:1 9:2\n1 0 0:1 9:2\n3 3 17:1\n")
+    project.configure({"format": "slots", "train": "a.txt"})
+    result = project.prepare()
+    table = project.table(result)
+    assert table.column("show").to_pylist() == [5, 1, 3]
+    assert table.column("click").to_pylist() == [2, 0, 3]
+    assert table.column("label").to_pylist() == pytest.approx([0.4, 0.0, 1.0])
+    assert table.column("weight").to_pylist() == [5.0, 1.0, 3.0]
+    first, second = (slot.missing_id for slot in result.dataset.features.slots)
+    lists = table.column("1").to_pylist()
+    assert [len(ids) for ids in lists] == [2, 1, 1]
+    assert lists[1] == [first] and lists[2] == lists[0][:1]
+    assert table.column("2").to_pylist()[2] == [second]
+    assert result.dataset.splits["train"].report["click_rate"] == pytest.approx(5 / 9)
+
+
+def test_modulo_reduces_feasigns_before_anything_else(project):
+    project.write("a.txt", "1 0 100000018:1 200000002:2\n1 1 17:1 0:2\n")
+    project.configure({"format": "slots", "train": "a.txt", "modulo": 100000001})
+    table = project.table(project.prepare())
+    for slot in ("1", "2"):
+        one, two = table.column(slot).to_pylist()
+        assert one == two
+
+
+def test_slot_conf_chooses_the_slots_and_one_that_never_occurs_is_told(project):
+    project.write("a.txt", "1 0 5:1 6:2 7:3\n1 1 5:1 6:2\n")
+    project.write("slot.conf", "1\n3\n26\n")
+    project.configure({"format": "slots", "train": "a.txt", "slot_conf": "slot.conf"})
+    result = project.prepare()
+    assert [slot.name for slot in result.dataset.features.slots] == ["1", "3", "26"]
+    assert "slot 26 never occurs in the training data" in project.heard.said
+
+
+def test_parquet_with_lists_numbers_text_and_time(project):
+    table = pa.table(
+        {
+            "clicked": [True, False, True],
+            "user": pa.array([7, None, 8], pa.int64()),
+            "tags": [["a", "b"], [], None],
+            "price": pa.array([1.5, None, 0.0]),
+            "at": pa.array([3_600_000, 7_200_000, 3_600_001], pa.timestamp("s")),
+            "w": pa.array([1.0, 2.0, 0.5]),
+        }
+    )
+    pq.write_table(table, project.folder / "a.parquet")
+    fields = {
+        "clicked": "label",
+        "user": "slot",
+        "tags": {"multi": True},
+        "price": "none",
+        "at": "time",
+        "w": "weight",
+    }
+    project.configure({"format": "parquet", "train": "a.parquet", "fields": fields})
+    result = project.prepare()
+    out = project.table(result)
+    assert out.column("label").to_pylist() == [1.0, 0.0, 1.0]
+    assert out.column("weight").to_pylist() == [1.0, 2.0, 0.5]
+    assert out.column("event_hour").to_pylist() == [1000, 2000, 1000]
+    assert out.column("price").to_pylist() == [1.5, 0.0, 0.0]
+    assert [len(ids) for ids in out.column("tags").to_pylist()] == [2, 1, 1]
+    project.write("a.csv", "clicked,user\n1,7\n0,\n1,8\n")
+    project.configure({"format": "csv", "train": "a.csv", "fields": {"clicked": "label", "user": "slot"}})
+    assert project.table(project.prepare()).column("user").equals(out.column("user"))
+
+
+def test_csv_with_label_texts_missing_marks_separators_and_dates(project):
+    text = (
+        "day;city;tags;income\n"
+        "2026-01-01 10:20:30;Paris;a|b;>50K\n"
+        "2026-01-01T11:00:00Z;?;;<=50K\n"
+        '2026-01-01 12:59:59.5+01:00;"Rio; Brazil";c;>50K.\n'
+    )
+    project.write("a.csv", text)
+    fields = {
+        "income": {"kind": "label", "positive": [">50K", ">50K."]},
+        "day": "time",
+        "city": "slot",
+        "tags": {"separator": "|"},
+    }
+    project.configure(
+        {"format": "csv", "train": "a.csv", "delimiter": ";", "missing": ["?"], "fields": fields}
+    )
+    result = project.prepare()
+    table = project.table(result)
+    assert table.column("label").to_pylist() == [1.0, 0.0, 1.0]
+    hours = np.array(table.column("event_hour").to_pylist())
+    assert (hours - 20454 * 24).tolist() == [10, 11, 11]
+    city = next(slot for slot in result.dataset.features.slots if slot.name == "city")
+    assert table.column("city").to_pylist()[1] == city.missing_id
+    assert city.number == slot_number("city")
+    top = next(s for s in result.dataset.splits["train"].report["slots"] if s["name"] == "city")["top"]
+    assert {entry["value"] for entry in top} == {"Paris", "Rio; Brazil"}
+
+
+def test_a_reader_of_ones_own(project):
+    project.write(
+        "my_reader.py",
+        "import json\nimport pyarrow as pa\n\n\ndef read(path):\n"
+        "    with open(path) as file:\n        rows = [json.loads(line) for line in file]\n"
+        "    yield pa.RecordBatch.from_pylist(rows)\n",
+    )
+    project.write(
+        "a.jsonl", "".join(json.dumps({"y": i % 2, "u": f"user{i}", "x": i * 0.5}) + "\n" for i in range(10))
+    )
+    fields = {"y": "label", "u": "slot", "x": "none"}
+    project.configure({"reader": "my_reader.py", "train": "a.jsonl", "fields": fields})
+    table = project.table(project.prepare())
+    assert table.column("x").to_pylist() == [i * 0.5 for i in range(10)]
+    assert len(set(table.column("u").to_pylist())) == 10
+
+
+def test_hours_of_a_pattern_give_the_event_hour(project):
+    for hour in ("00", "01"):
+        project.write(f"logs/20260101/{hour}/part.txt", f"1 0 {int(hour) + 5}:1\n")
+        project.write(f"logs/20260101/{hour}/donefile", "")
+    dates = {"from": "20260101/00", "to": "20260101/01"}
+    project.configure({"format": "slots", "train": "logs/{date}/{hour}/*", "dates": dates})
+    hours = project.table(project.prepare()).column("event_hour").to_pylist()
+    assert hours == [20454 * 24, 20454 * 24 + 1]
+
+
+def test_real_criteo_rows_and_their_slot_lines_agree(project, real_data):
+    """The ElasticCTR lines are the first 100 rows of the Criteo sample, hashed by that system."""
+    project.configure({"train": str(real_data / "criteo_200_header.csv")})
+    table = project.table(project.prepare())
+    assert table.num_rows == 200
+    assert sum(table.column("label").to_pylist()) == 49
+    conf = str(real_data / "elasticctr_slot.conf")
+    project.configure(
+        {"format": "slots", "train": str(real_data / "elasticctr_100_slots.txt"), "slot_conf": conf}
+    )
+    slots = project.table(project.prepare())
+    assert slots.num_rows == 100
+    assert sum(slots.column("label").to_pylist()) == 22
+
+
+def test_real_criteo_counts_and_ids_against_a_plain_python_count(project, real_data):
+    source = real_data / "criteo_137k_train.tsv.gz"
+    project.configure({"train": str(source)})
+    result = project.prepare()
+    report = result.dataset.splits["train"].report
+    assert report["rows"] == 137_139 and not report["bad"]
+    distinct = [set() for _ in SLOTS]
+    clicks = 0
+    with gzip.open(source, "rt") as file:
+        for line in file:
+            cells = line.rstrip("\n").split("\t")
+            clicks += cells[0] == "1"
+            for values, cell in zip(distinct, cells[14:], strict=True):
+                values.add(cell)
+    assert report["clicks"] == clicks
+    for slot, values in zip(report["slots"], distinct, strict=True):
+        assert slot["distinct"] == pytest.approx(len(values), rel=0.06, abs=2)
+    stored = project.table(result).column("C1").to_numpy()
+    assert len(np.unique(stored)) == len(distinct[0])
+    assert xxhash.xxh64(b"").intdigest() == 17241709254077376921
+
+
+@pytest.mark.parametrize(("name", "rows"), [("adult_train.csv.gz", 32_561), ("adult_test.csv.gz", 16_281)])
+def test_real_adult_rows(project, real_data, name, rows):
+    columns = [
+        "age",
+        "workclass",
+        "fnlwgt",
+        "education",
+        "grade",
+        "marital",
+        "occupation",
+        "relation",
+        "race",
+        "sex",
+    ]
+    columns += ["gain", "loss", "hours", "country", "income"]
+    fields = dict.fromkeys(columns, "slot") | dict.fromkeys(("age", "gain", "loss", "hours"), "log1p")
+    fields |= {"income": {"kind": "label", "positive": [">50K", ">50K."]}, "fnlwgt": "ignore"}
+    data = {"format": "csv", "train": str(real_data / name), "header": False, "columns": columns}
+    project.configure(data | {"missing": ["?"], "fields": fields})
+    report = project.prepare().dataset.splits["train"].report
+    assert report["rows"] == rows and not report["bad"]
+    assert report["click_rate"] == pytest.approx(0.24, abs=0.005)

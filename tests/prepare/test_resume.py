@@ -1,0 +1,196 @@
+"""kill -9 anywhere and run again: finished shards are kept, the result is the same to the byte."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from clickline.errors import ArtifactError, StorageError
+from clickline.prepare import shards
+from clickline.storage.stores import Storage
+
+COMMAND = [str(Path(sys.executable).with_name("clickline")), "prepare", "--json"]
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Every file below a folder by its digest."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def fill(project, criteo_line, rows: int = 20_000) -> None:
+    lines = [criteo_line(row % 4 == 0, row).replace("False", "0").replace("True", "1") for row in range(rows)]
+    lines[7] = "only\ttwo\n"
+    half = len(lines) // 2
+    project.write("a.tsv", "".join(lines[:half]))
+    project.write("b.tsv", "".join(lines[half:]))
+    project.write("eval.tsv", "".join(lines[:500]))
+    fields = {"I3": "zscore", "I4": {"transform": "bucket", "buckets": 8}}
+    project.configure(
+        {"train": ["a.tsv", "b.tsv"], "eval": "eval.tsv", "shard_size": "256KiB", "fields": fields}
+    )
+
+
+def start(project) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(COMMAND, cwd=project.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def datasets(project) -> Path:
+    return project.folder / ".clickline" / "datasets"
+
+
+def notes(project) -> int:
+    return len(list(datasets(project).glob("*/work/*.json")))
+
+
+@pytest.mark.slow
+def test_killed_at_many_moments_the_result_is_that_of_an_undisturbed_run(project, criteo_line):
+    fill(project, criteo_line)
+    project.prepare()
+    undisturbed = content(datasets(project))
+    subprocess.run(["rm", "-rf", str(datasets(project))], check=True)
+    kills = 0
+    for wanted in (0, 1, 3, 6, 10, 15):
+        process = start(project)
+        while process.poll() is None and notes(project) < wanted:
+            time.sleep(0.002)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+    assert kills >= 4
+    process = start(project)
+    assert process.wait() == 0, process.communicate()[1].decode()
+    process.communicate()
+    assert content(datasets(project)) == undisturbed
+
+
+def test_finished_shards_are_kept_and_not_made_again(project, criteo_line, monkeypatch):
+    fill(project, criteo_line, 4000)
+    made: list[int] = []
+    make = shards.Maker.make
+
+    def stop_after_three(self, group):
+        if len(made) >= 3:
+            raise StorageError("the disk went away")
+        made.append(group.number)
+        return make(self, group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.Maker, "make", stop_after_three)
+        with pytest.raises(StorageError, match="the disk went away"):
+            project.prepare()
+    before = {path.name: path.stat().st_mtime_ns for path in datasets(project).glob("*/*.parquet")}
+    assert len(before) == 3
+    result = project.prepare()
+    for name, written in before.items():
+        assert Path(result.dataset.folder, name).stat().st_mtime_ns == written
+    assert result.train_rows == 3999
+
+
+def test_a_shard_cut_off_behind_its_note_is_made_again(project, criteo_line, monkeypatch):
+    fill(project, criteo_line, 3000)
+    with monkeypatch.context() as patch:
+        patch.setattr("clickline.prepare.run.finish", lambda *a: (_ for _ in ()).throw(StorageError("no")))
+        with pytest.raises(StorageError):
+            project.prepare()
+    (first, *_) = sorted(datasets(project).glob("*/train-*.parquet"))
+    whole = first.read_bytes()
+    first.write_bytes(whole[:100])
+    project.prepare()
+    assert first.read_bytes() == whole
+
+
+def test_nothing_changed_is_said_and_nothing_is_done(project, criteo_line):
+    fill(project, criteo_line, 1000)
+    first = project.prepare()
+    again = project.prepare("data.max_bad=0.5")
+    assert not first.reused
+    assert again.reused
+    assert again.dataset == first.dataset
+    assert project.heard.said == [f"dataset {first.dataset.id} is up to date: same config, same input"]
+
+
+def test_a_changed_config_or_input_is_noticed_and_said(project, criteo_line):
+    fill(project, criteo_line, 1000)
+    first = project.prepare()
+    project.write("b.tsv", criteo_line(1, 5) * 10)
+    project.write("c.tsv", criteo_line(1, 5))
+    second = project.prepare("data.train=[a.tsv, b.tsv, c.tsv]", "data.shard_size=1MiB")
+    assert second.dataset.id != first.dataset.id
+    assert project.heard.said == [
+        f"changed since dataset {first.dataset.id}: data.shard_size",
+        f"changed since dataset {first.dataset.id}: data.train files: 1 added, 1 changed",
+    ]
+    third = project.prepare("data.shard_size=2MiB")
+    kept = {path.name for path in datasets(project).iterdir()}
+    assert kept == {"current", second.dataset.id, third.dataset.id}
+
+
+def test_a_second_prepare_of_the_same_dataset_is_told_to_wait(project, criteo_line, monkeypatch):
+    fill(project, criteo_line, 1000)
+    inside, go_on = threading.Event(), threading.Event()
+    make = shards.Maker.make
+
+    def held(self, group):
+        inside.set()
+        assert go_on.wait(60)
+        return make(self, group)
+
+    monkeypatch.setattr(shards.Maker, "make", held)
+    first = threading.Thread(target=project.prepare)
+    first.start()
+    assert inside.wait(60)
+    second = subprocess.run(COMMAND, cwd=project.folder, capture_output=True, text=True, check=False)
+    go_on.set()
+    first.join()
+    assert second.returncode == 1
+    assert f"another `clickline prepare` (process {os.getpid()}) makes this dataset" in second.stderr
+
+
+def test_a_torn_dataset_is_refused_with_the_remedy(project, criteo_line):
+    fill(project, criteo_line, 1000)
+    result = project.prepare()
+    shard = Path(result.dataset.folder, result.dataset.splits["train"].shards[0].file)
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match=r"Remove .* and run `clickline prepare` again"):
+        project.prepare()
+
+
+def test_home_can_be_in_any_store(project, criteo_line):
+    fill(project, criteo_line, 1000)
+    local = project.prepare()
+    remote = project.prepare("home=memory://bucket/home")
+    storage = Storage()
+    for shard in remote.dataset.splits["train"].shards:
+        stored = storage.read(Storage.join(remote.dataset.folder, shard.file))
+        assert stored == Path(local.dataset.folder, shard.file).read_bytes()
+    assert not storage.list(Storage.join(remote.dataset.folder, "work", "*"))
+    assert project.prepare("home=memory://bucket/home").reused
+    storage.delete("memory://bucket")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_soon_with_130_and_goes_on_later(project, criteo_line):
+    fill(project, criteo_line, 30_000)
+    process = start(project)
+    while process.poll() is None and notes(project) < 2:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    code = process.wait()
+    stderr = process.communicate()[1].decode()
+    assert code == 130, stderr
+    assert time.monotonic() - began < 2
+    assert "Traceback" not in stderr
+    assert "run the same command again" in stderr
+    assert not list(datasets(project).glob("*/manifest.json"))
+    assert project.prepare().train_rows == 29_999

@@ -1,0 +1,164 @@
+"""PaddleRec lines: against a simple parser on any bytes, at any block size; and the layout of a block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from whole_file import read
+
+from clickline.readers.paddlerec import PaddleRec, layout_in
+
+
+def number(token: bytes) -> int | None:
+    return int(token) if token.isdigit() and int(token) < 2**64 else None
+
+
+def by_hand(
+    text: bytes, dense: int, slots: tuple[int, ...], modulo: int | None
+) -> tuple[list[tuple[int, dict[str, Any]]], list[tuple[int, str]]]:
+    rows, bad = [], []
+    for at, line in enumerate(text.split(b"\n"), start=1):
+        tokens = [t for t in line.replace(b"\r", b" ").replace(b"\t", b" ").split(b" ") if t]
+        if tokens:
+            found = line_by_hand(tokens, dense, slots, modulo)
+            if isinstance(found, str):
+                bad.append((at, found))
+            else:
+                rows.append((at, found))
+    return rows, bad
+
+
+def line_by_hand(
+    tokens: list[bytes], dense: int, slots: tuple[int, ...], modulo: int | None
+) -> dict[str, Any] | str:
+    clicks, numbers = [], []
+    pairs: list[tuple[int, int]] = []
+    for token in tokens:
+        key, colon, value = token.partition(b":")
+        if key == b"click" and colon:
+            if number(value) not in (0, 1):
+                return "bad label"
+            clicks.append(number(value))
+        elif key == b"dense_feature" and colon:
+            numbers.append(value)
+        else:
+            slot, feasign = number(key), number(value)
+            if slot is None or feasign is None:
+                return "not a number"
+            pairs.append((slot, feasign))
+    if len(clicks) != 1:
+        return "bad label"
+    if len(numbers) != dense:
+        return "wrong column count"
+    values: dict[str, Any] = {"click": clicks[0]}
+    values |= {f"dense_{i}": value for i, value in enumerate(numbers, start=1)}
+    for slot in slots:
+        values[str(slot)] = [(v % modulo if modulo else v) or None for s, v in pairs if s == slot]
+    return values
+
+
+token_texts = st.one_of(
+    st.sampled_from([b"click:0", b"click:1", b"dense_feature:0.5", b"dense_feature:", b"dense_feature:a:b"]),
+    st.tuples(st.integers(0, 4), st.integers(0, 2**65)).map(lambda pair: b"%d:%d" % pair),
+    st.tuples(st.integers(0, 4), st.integers(0, 9)).map(lambda pair: b"%d:%d" % pair),
+    st.sampled_from(
+        [
+            b"click",
+            b"click:2",
+            b"click:x",
+            b"clicks:1",
+            b"dense_feature",
+            b"dense:1",
+            b"3",
+            b"3:",
+            b":3",
+            b"1:2:3",
+        ]
+    ),
+    st.binary(max_size=4),
+)
+good_lines = st.tuples(
+    st.sampled_from([b"click:0", b"click:1"]),
+    st.lists(st.sampled_from([b"0.25", b"-3", b"", b"nan", b"\xff"]), min_size=2, max_size=2),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2**64 - 1)), max_size=6),
+).map(
+    lambda parts: b" ".join(
+        [
+            parts[0],
+            *(b"dense_feature:" + value for value in parts[1]),
+            *(b"%d:%d" % pair for pair in parts[2]),
+        ]
+    )
+)
+texts = st.lists(
+    st.tuples(
+        st.one_of(good_lines, st.lists(token_texts, max_size=6).map(b"  ".join)),
+        st.sampled_from([b"\n", b"\r\n", b"\t\n\n"]),
+    ).map(b"".join),
+    max_size=8,
+).map(b"".join)
+
+
+@given(
+    text=texts,
+    dense=st.integers(0, 2),
+    modulo=st.sampled_from([None, 7]),
+    block_bytes=st.sampled_from([1, 60, 8 << 20]),
+)
+def test_lines_read_as_a_simple_parser_reads_them(
+    tmp_path: Path, text: bytes, dense: int, modulo: int | None, block_bytes: int
+):
+    path = tmp_path / "log.txt"
+    text = b"\n" + text  # so that no bytes look compressed
+    path.write_bytes(text)
+    slots = (1, 3)
+    rows, bad = read(PaddleRec(dense=dense, slots=slots, modulo=modulo, block_bytes=block_bytes), path)
+    expected_rows, expected_bad = by_hand(text, dense, slots, modulo)
+    assert rows == expected_rows
+    assert [(b.line, b.reason) for b in bad] == expected_bad
+
+
+def test_a_line_with_too_few_dense_values_says_how_many(tmp_path: Path):
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"click:1 dense_feature:1 2:3\nclick:1 dense_feature:1 dense_feature:2 2:3\n")
+    rows, (bad,) = read(PaddleRec(dense=2, slots=(2,)), path)
+    assert rows == [(2, {"click": 1, "dense_1": b"1", "dense_2": b"2", "2": [3]})]
+    assert (bad.line, bad.reason, bad.detail) == (1, "wrong column count", "1 dense values, 2 expected")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "said"),
+    [
+        (b"1:5", "bad label", "one click:0 or click:1"),
+        (b"click:0 click:1", "bad label", "one click:0 or click:1"),
+        (b"click:0 user:5", "not a number", "slot:feasign"),
+    ],
+)
+def test_bad_lines_say_what_is_allowed(tmp_path: Path, line: bytes, reason: str, said: str):
+    path = tmp_path / "log.txt"
+    path.write_bytes(line)
+    rows, (bad,) = read(PaddleRec(dense=0, slots=(1,)), path)
+    assert rows == []
+    assert bad.reason == reason
+    assert said in bad.detail
+
+
+def test_the_layout_is_that_of_most_lines():
+    text = b"\nbroken\nclick:1 dense_feature:1 dense_feature:2 9:1 4:2\r\nclick:0 dense_feature:1 dense_feature:2 4:1\n"
+    assert layout_in(np.frombuffer(text, np.uint8).copy()) == (2, (4, 9))
+    assert layout_in(np.empty(0, np.uint8)) == (0, ())
+
+
+def test_the_real_paddlerec_lines(real_data: Path):
+    path = real_data / "paddlerec_80.txt"
+    slots = tuple(range(1, 27))
+    assert layout_in(np.fromfile(path, np.uint8)) == (13, slots)
+    rows, bad = read(PaddleRec(dense=13, slots=slots, block_bytes=3000), path)
+    assert bad == []
+    assert (rows, []) == by_hand(path.read_bytes(), 13, slots, None)
+    assert len(rows) == 80
