@@ -8,8 +8,8 @@ __all__ = ["Progress"]
 class Progress:
     """A watcher that shows nothing; subclasses draw bars or print lines."""
 
-    def begin(self, title: str, *, total_bytes: int | None = None) -> None:
-        """A piece of work starts; `total_bytes` is how much input it will read, where that is known."""
+    def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
+        """A piece of work starts; the totals say how much there is to do, where that is known."""
 
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
         """`rows` more rows and `size` more bytes of input are done."""

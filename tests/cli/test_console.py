@@ -47,12 +47,12 @@ def test_lines_without_a_terminal(
     assert out == ""
     assert err.splitlines() == [
         "prepare train: begun, 4.0 KiB to read",
-        "prepare train: 600 rows, 50 rows/s, 2.0 KiB of 4.0 KiB, about 12 s left",
-        "prepare train: 1,200 rows, 50 rows/s, 4.0 KiB of 4.0 KiB",
+        "prepare train: 600 rows, 50 rows/s, 2.0 KiB, 171 B/s, 50%, about 12 s left",
+        "prepare train: 1,200 rows, 50 rows/s, 4.0 KiB, 171 B/s",
         "one hour is empty",
         "fetching x: begun",
-        "fetching x: 2.0 KiB, ended after 0.0 s",
-        "prepare train: 1,200 rows, 50 rows/s, 4.0 KiB, ended after 24.0 s",
+        "fetching x: 2.0 KiB, 1.9 TiB/s, ended after 0.0 s",
+        "prepare train: 1,200 rows, 50 rows/s, 4.0 KiB, 171 B/s, ended after 24.0 s",
     ]
 
 
@@ -122,7 +122,7 @@ def test_bars_on_a_terminal() -> None:
     assert "━" in seen
     assert "1,200 rows" in seen
     assert all("rows/s" in line for line in seen.splitlines() if "1,200 rows" in line)
-    assert "4.0/4.0 KiB" in seen
+    assert "4.0 KiB" in seen
     assert "[bold] one hour is empty" in seen
     assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")  # the cursor is back
 

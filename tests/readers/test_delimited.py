@@ -285,8 +285,6 @@ csv_pieces = st.lists(
             b'""',
             b'",',
             b'"\n',
-        ]
-        + [
             b'"x"',
             b'"x,y"',
             b'"x\ny"',

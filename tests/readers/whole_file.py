@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,4 +39,4 @@ def plain(column: RawColumn) -> list[Any]:
     offsets = column.offsets_B1.tolist()
     assert offsets[0] == 0
     assert offsets[-1] == len(values)
-    return [values[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+    return [values[a:b] for a, b in pairwise(offsets)]

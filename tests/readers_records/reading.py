@@ -56,6 +56,7 @@ def read_all(reader: Reader, path: Path) -> tuple[Rows, list[BadRow]]:
         lines = rows.lines_B.tolist()
         assert lines == sorted(lines)
         assert len(lines) == rows.rows
+        assert rows.columns  # also when there are no rows
         for line, row in zip(lines, by_row(rows), strict=True):
             assert line not in found
             found[line] = row

@@ -162,12 +162,12 @@ def test_an_exception_while_reading_names_file_line_and_words(tmp_path: Path, bo
     source = f"import pyarrow as pa\nbatch = pa.record_batch({{'a': [1]}})\ndef read(path):\n    {body}\n"
     path = reader_file(tmp_path, source)
     reader = Custom(path, ("a",))
-    seen = []
+    blocks = reader.blocks("day3.log", tmp_path / "day3.log")
+    seen = [reader.parse(next(blocks)).rows for _ in range(body.count("yield"))]
     with pytest.raises(ReaderFault) as caught:
-        for block in reader.blocks("day3.log", tmp_path / "day3.log"):
-            seen.append(reader.parse(block).rows)
+        next(blocks)
     assert str(caught.value).startswith(f"day3.log: the reader {path}{words}")
-    assert seen == [1] * body.count("yield")
+    assert all(rows == 1 for rows in seen)
     assert caught.value.__cause__ is not None
 
 

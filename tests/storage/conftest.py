@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,19 +58,26 @@ def s3_endpoint() -> Iterator[str]:
         yield endpoint
 
 
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATESTTESTTEST")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted-environment-secret")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+@pytest.fixture(scope="session")
+def s3_options(s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """What a Storage needs to reach the server: options, and a file of credentials."""
+    credentials = tmp_path_factory.mktemp("credentials") / "credentials.yaml"
+    credentials.write_text("s3: {key: AKIATESTTESTTEST, secret: a-secret-for-the-tests}")
+    credentials.chmod(0o600)
+    return {"s3": {"client_kwargs": {"endpoint_url": s3_endpoint}}}, credentials
+
+
+@pytest.fixture(scope="session")
+def s3_storage(s3_options: tuple[dict[str, Any], Path]) -> Storage:
+    return Storage(*s3_options)
 
 
 @pytest.fixture
-def s3(s3_endpoint: str, aws: None) -> Store:
-    storage = Storage({"s3": {"client_kwargs": {"endpoint_url": s3_endpoint}}}, None)
+def s3(s3_storage: Storage) -> Store:
+    """A bucket of its own."""
     bucket = f"bucket-{uuid.uuid4().hex[:12]}"
-    storage._drivers.open("s3://x").mkdir(bucket)
-    return Store(storage, f"s3://{bucket}/logs")
+    s3_storage._drivers.open("s3://x").mkdir(bucket)
+    return Store(s3_storage, f"s3://{bucket}/logs")
 
 
 @pytest.fixture

@@ -50,9 +50,8 @@ def test_redactor_strikes_out_all_spellings() -> None:
     assert struck == "*** *** bob ***"
 
 
-def test_s3_keys_are_in_no_message(s3_endpoint: str, aws: None, tmp_path: Path) -> None:
+def test_s3_keys_are_in_no_message(s3_endpoint: str, tmp_path: Path) -> None:
     file = _credentials(tmp_path, {"s3": {"key": "AKIAPLANTED", "secret": SECRET, "token": "planted-token"}})
-    # A host whose answer is no S3: it repeats what it was sent, as misconfigured gateways do.
     storage = Storage({"s3": {"client_kwargs": {"endpoint_url": s3_endpoint}}}, file)
     with pytest.raises(StorageError) as caught:
         storage.put("s3://nowhere/AKIAPLANTED/planted-token/a", b"x")
@@ -177,6 +176,22 @@ def test_an_unknown_store_is_named() -> None:
         Storage({}, None).list("ftp://host/a")
     with pytest.raises(StorageError, match=r"storage\.options has s4, which is no store we know"):
         Storage({"s4": {}}, None)
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAPLANTED")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+
+
+def test_s3_credentials_of_the_environment(s3: Store, s3_endpoint: str, aws: None) -> None:
+    storage = Storage({"s3": {"client_kwargs": {"endpoint_url": s3_endpoint}}}, None)
+    storage.put(f"{s3.base}/a", b"x")
+    assert s3.storage.read(f"{s3.base}/a") == b"x"
+    with pytest.raises(StorageError) as caught:
+        storage.read("s3://nowhere/AKIAPLANTED/planted/secret+42")
+    assert str(caught.value).startswith("s3://nowhere/***/***: there is no such")
 
 
 def test_an_s3_that_does_not_answer(aws: None) -> None:

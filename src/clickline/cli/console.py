@@ -16,7 +16,7 @@ from clickline.progress import Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
-    from rich.progress import Task, TaskID
+    from rich.progress import TaskID
 
 __all__ = ["emit", "facts", "human_size", "note", "table", "watching"]
 
@@ -75,93 +75,111 @@ class _Notes(Progress):
         note(message)
 
 
-class _Lines(_Notes):
-    """One line when work begins, one when it ends, and one now and then between."""
+class _Work:
+    """A piece of work that is watched: how far it is, how fast, how long it will take."""
+
+    def __init__(self, title: str, total_bytes: int | None, total_rows: int | None) -> None:
+        self.title = title
+        self.total_bytes = total_bytes
+        self.total_rows = total_rows
+        self.rows = 0
+        self.size = 0
+        self.begun = self.told = time.monotonic()
+
+    @property
+    def done(self) -> int:
+        return self.rows if self.total_rows else self.size
+
+    @property
+    def total(self) -> int | None:
+        return self.total_rows or self.total_bytes
+
+    def figures(self) -> str:
+        seconds = max(time.monotonic() - self.begun, 1e-9)
+        parts = []
+        if self.rows:
+            parts.append(f"{self.rows:,} rows, {self.rows / seconds:,.0f} rows/s")
+        if self.size:
+            parts.append(f"{human_size(self.size)}, {human_size(self.size / seconds)}/s")
+        return ", ".join(parts) or "nothing yet"
+
+    def time_left(self) -> str:
+        if not self.total or not 0 < self.done < self.total:
+            return ""
+        seconds = time.monotonic() - self.begun
+        left = seconds / self.done * (self.total - self.done)
+        return f", {self.done / self.total:.0%}, about {left:.0f} s left"
+
+
+class _Watched(_Notes):
+    """Keeps the account of pieces of work, which may lie within each other; subclasses show it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._work: list[_Work] = []
 
-    def begin(self, title: str, *, total_bytes: int | None = None) -> None:
+    def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
         with self._lock:
-            self._work.append(_Work(title, total_bytes))
-        note(f"{title}: begun" + (f", {human_size(total_bytes)} to read" if total_bytes else ""))
+            self._work.append(_Work(title, total_bytes, total_rows))
+            self.show_begin(self._work[-1])
 
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
         with self._lock:
-            if not self._work:
-                return
-            work = self._work[-1]
-            work.rows += rows
-            work.size += size
-            now = time.monotonic()
-            due = now - work.told >= LINE_SECONDS
-            if due:
-                work.told = now
-        if due:
-            note(work.line())
+            if self._work:
+                self._work[-1].rows += rows
+                self._work[-1].size += size
+                self.show(self._work[-1])
 
     def end(self) -> None:
         with self._lock:
-            work = self._work.pop()
-        work.total_bytes = None
-        note(f"{work.line()}, ended after {time.monotonic() - work.begun:.1f} s")
+            self.show_end(self._work.pop())
+
+    def show_begin(self, work: _Work) -> None:
+        """Show that it begins."""
+
+    def show(self, work: _Work) -> None:
+        """Show how far it is."""
+
+    def show_end(self, work: _Work) -> None:
+        """Show that it is over."""
 
 
-class _Work:
-    """A piece of work that `_Lines` watches."""
+class _Lines(_Watched):
+    """One line when work begins, one when it ends, and one now and then between."""
 
-    def __init__(self, title: str, total_bytes: int | None) -> None:
-        self.title = title
-        self.total_bytes = total_bytes
-        self.rows = 0
-        self.size = 0
-        self.begun = self.told = time.monotonic()
+    def show_begin(self, work: _Work) -> None:
+        note(
+            f"{work.title}: begun" + (f", {human_size(work.total_bytes)} to read" if work.total_bytes else "")
+        )
 
-    def line(self) -> str:
-        seconds = max(time.monotonic() - self.begun, 1e-9)
-        parts = []
-        if self.rows:
-            parts.append(f"{self.rows:,} rows, {self.rows / seconds:,.0f} rows/s")
-        if self.size and self.total_bytes:
-            parts.append(f"{human_size(self.size)} of {human_size(self.total_bytes)}")
-        elif self.size:
-            parts.append(human_size(self.size))
-        if self.total_bytes and 0 < self.size < self.total_bytes:
-            left = seconds / self.size * (self.total_bytes - self.size)
-            parts.append(f"about {left:.0f} s left")
-        return f"{self.title}: {', '.join(parts) or 'nothing yet'}"
+    def show(self, work: _Work) -> None:
+        if time.monotonic() - work.told >= LINE_SECONDS:
+            work.told = time.monotonic()
+            note(f"{work.title}: {work.figures()}{work.time_left()}")
+
+    def show_end(self, work: _Work) -> None:
+        note(f"{work.title}: {work.figures()}, ended after {time.monotonic() - work.begun:.1f} s")
 
 
-class _Bars(_Notes):
+class _Bars(_Watched):
     """A bar for each piece of work, with rows, rows/s, bytes and the time left."""
 
     def __init__(self) -> None:
+        super().__init__()
         # Rich takes its time to import, and only a terminal needs it.
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
         from rich.table import Column
-        from rich.text import Text
-
-        class Rows(ProgressColumn):
-            def render(self, task: Task) -> Text:
-                rows: int = task.fields["rows"]
-                if not rows:
-                    return Text("")
-                return Text(f"{rows:,} rows  {rows / max(task.elapsed or 0, 1e-9):,.0f} rows/s")
 
         self._rich: RichProgress = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
-            Rows(table_column=Column(no_wrap=True)),
-            DownloadColumn(binary_units=True),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
             console=Console(stderr=True),
         )
-        self._tasks: list[TaskID] = []
-        self._rows: dict[TaskID, int] = {}
-        self._lock = threading.Lock()
+        self._tasks: dict[_Work, TaskID] = {}
 
     def __enter__(self) -> _Bars:
         self._rich.start()
@@ -170,26 +188,17 @@ class _Bars(_Notes):
     def __exit__(self, *_: object) -> None:
         self._rich.stop()
 
-    def begin(self, title: str, *, total_bytes: int | None = None) -> None:
-        with self._lock:
-            task = self._rich.add_task(title, total=total_bytes, rows=0)
-            self._tasks.append(task)
-            self._rows[task] = 0
+    def show_begin(self, work: _Work) -> None:
+        self._tasks[work] = self._rich.add_task(work.title, total=work.total, figures="")
 
-    def advance(self, *, rows: int = 0, size: int = 0) -> None:
-        with self._lock:
-            if self._tasks:
-                task = self._tasks[-1]
-                self._rows[task] += rows
-                self._rich.update(task, advance=size, rows=self._rows[task])
+    def show(self, work: _Work) -> None:
+        self._rich.update(self._tasks[work], completed=work.done, figures=work.figures())
 
-    def end(self) -> None:
-        with self._lock:
-            task = self._tasks.pop()
-            done = self._rich.tasks[self._rich.task_ids.index(task)].completed
-            # A bar whose total was not known stands full now instead of running on.
-            self._rich.update(task, total=done or 1, completed=done or 1)
-            self._rich.stop_task(task)
+    def show_end(self, work: _Work) -> None:
+        # A bar whose total was not known, or not reached, stands full now instead of running on.
+        done = work.done or 1
+        self._rich.update(self._tasks[work], total=done, completed=done, figures=work.figures())
+        self._rich.stop_task(self._tasks.pop(work))
 
     def say(self, message: str) -> None:
         self._rich.console.print(message, markup=False, highlight=False)

@@ -37,12 +37,19 @@ def prepare(
             }
         )
         return
-    facts(
-        {
-            "dataset": dataset.folder + (" (up to date)" if result.reused else ""),
-            "train rows": f"{result.train_rows:,}",
-            "eval rows": f"{result.eval_rows:,}",
-            "bad rows": f"{result.bad_rows:,}",
-            "time": f"{result.seconds:.1f} s",
-        }
+    named: dict[str, object] = {"dataset": dataset.folder + (" (up to date)" if result.reused else "")}
+    for name, split in dataset.splits.items():
+        report = split.report
+        named[name] = (
+            f"{report['rows']:,} rows in {len(split.shards)} shards, click rate {report['click_rate']:.4f}"
+        )
+        if report["bad"]:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in report["bad"].items())
+            named[f"{name}, left out"] = f"{reasons}: see {dataset.folder}/quarantine"
+    features = dataset.features
+    distinct = sum(slot["distinct"] for slot in dataset.splits["train"].report["slots"])
+    named["features"] = (
+        f"{len(features.dense)} dense, {len(features.slots)} slots with about {distinct:,} ids"
     )
+    named["time"] = f"{result.seconds:.1f} s"
+    facts(named)

@@ -232,7 +232,9 @@ Hour = Annotated[
     _as_type(["string", "integer"], "a date YYYYMMDD or an hour YYYYMMDD/HH of the calendar"),
 ]
 Character = Annotated[
-    str, Field(min_length=1, max_length=1), _as_type("string", 'one character ("\\t" in quotes is a tab)')
+    str,
+    Field(pattern=r"^[\x01-\x7f]$"),
+    _as_type("string", 'one ASCII character ("\\t" in quotes is a tab)'),
 ]
 TimeFormat = Annotated[
     str, AfterValidator(_time_format), _as_type("string", "a format of Python's strptime, such as %Y-%m-%d")

@@ -47,5 +47,10 @@ def open_reader(
         return Slots(slots=slots, modulo=modulo, block_bytes=block_bytes)
     if layout == "paddlerec":
         return PaddleRec(dense=dense, slots=slots, modulo=modulo, block_bytes=block_bytes)
-    records = {"parquet": Parquet, "recordio": RecordIO, "tfrecord": TFRecord}
-    return records[layout](columns_wanted, block_bytes=block_bytes)
+    if layout == "parquet":
+        return Parquet(columns_wanted, block_bytes=block_bytes)
+    if layout == "recordio":
+        return RecordIO(columns_wanted, block_bytes=block_bytes)
+    if layout == "tfrecord":
+        return TFRecord(columns_wanted, block_bytes=block_bytes)
+    raise ValueError(f"{layout!r} is not a layout of logs")

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import pyarrow as pa
 
@@ -142,9 +142,18 @@ def _wrong(path: Path, line: int, problem: str, remedy: str) -> ConfigError:
 
 
 def _line(path: Path, error: BaseException) -> int:
-    """The line of the user's file that the error passed through last."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    return lines[-1] or 0 if lines else 0
+    """The line of the user's file that the error, or else its cause, passed through last; 0: none."""
+    cause: BaseException | None = error
+    while cause is not None:
+        lines = [line for frame, line in traceback.walk_tb(cause.__traceback__) if _is_in(frame, path)]
+        if lines:
+            return lines[-1]
+        cause = cause.__cause__
+    return 0
+
+
+def _is_in(frame: FrameType, path: Path) -> bool:
+    return frame.f_code.co_filename == str(path)
 
 
 def _kind(value: object) -> str:

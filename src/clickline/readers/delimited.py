@@ -163,7 +163,7 @@ def _split(
     lines = count_byte(data, NEWLINE) + 1
     output_C = np.full(columns, -1, np.int64)
     output_C[list(places)] = np.arange(len(places))
-    # A good row has its delimiters, so many short lines need no large arrays; one more for a row not yet good.
+    # A good row has all its delimiters, so many short lines need no large arrays; one more for a row to come.
     most = min(lines, count_byte(data, delimiter) // (columns - 1)) + 1 if columns > 1 else lines
     starts_SR = np.empty((len(places), most), np.int64)
     ends_SR = np.empty((len(places), most), np.int64)

@@ -25,7 +25,7 @@ __all__ = ["PaddleRec", "layout_in"]
 _CLICK = np.frombuffer(b"click", np.uint8)
 _DENSE = np.frombuffer(b"dense_feature", np.uint8)
 _GOOD, _LABEL, _TOKEN = -1, -2, -3  # a bad row's code from 0 on is its number of dense values
-_LAYOUT_LINES = 1000
+_LAYOUT_LINES = 100
 
 
 class PaddleRec:

@@ -6,10 +6,9 @@ flat however large it is. A row group that cannot be decoded is lost, and the ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -47,7 +46,7 @@ class Parquet:
         except _CORRUPT as error:
             if isinstance(error, OSError) and error.errno is not None:  # the disk's fault, not the content's
                 raise
-            yield Block(file, 1, None, 0, (BadRow(file, 1, CORRUPT_PARQUET, f"{error}; {_REMEDY}"),))
+            yield self._fault(file, 1, str(error))
             return
         with source:
             for name in self._wanted:
@@ -55,8 +54,8 @@ class Parquet:
                     raise missing_column(file, name, found)
             first = 1
             for group, (rows, size) in enumerate(groups):
-                yield from self._group(file, source, group, first, rows, size)
-                first += rows
+                done = yield from self._group(file, source, group, first, rows, size)
+                first += max(rows, done)
 
     def _rows_and_bytes(self, source: pq.ParquetFile, group: int) -> tuple[int, int]:
         """Rows of a row group, and the uncompressed bytes of its wanted columns, as if all were alike.
@@ -68,7 +67,8 @@ class Parquet:
 
     def _group(
         self, file: str, source: pq.ParquetFile, group: int, first: int, rows: int, size: int
-    ) -> Iterator[Block]:
+    ) -> Generator[Block, None, int]:
+        """The blocks of one row group; returns how many rows there were."""
         batch_rows = min(MAX_BATCH_ROWS, max(1, self._block_bytes * rows // max(1, size)))
         done, problem = 0, f"{rows:,} rows announced"
         batches = source.iter_batches(batch_rows, row_groups=[group], columns=list(self._wanted))
@@ -85,14 +85,15 @@ class Parquet:
             yield Block(file, first + done, batch, size * batch.num_rows // max(1, rows))
             done += batch.num_rows
         if done != rows:
-            detail = (
-                f"row group {group} of {source.num_row_groups} ends after {done:,} rows: {problem}; {_REMEDY}"
-            )
-            row = BadRow(file, first + done, CORRUPT_PARQUET, detail, count=max(1, rows - done))
-            yield Block(file, first + done, None, 0, (row,))
+            detail = f"row group {group} of {source.num_row_groups} ends after {done:,} rows: {problem}"
+            yield self._fault(file, first + done, detail, max(1, rows - done))
+        return done
 
     def parse(self, block: Block) -> RawRows:
-        batch = block.payload
-        if batch is None:
-            return RawRows(0, {}, np.empty(0, np.int64))
-        return to_rows(block.file, block.first_line, batch, self._wanted)
+        return to_rows(block.file, block.first_line, block.payload, self._wanted)
+
+    def _fault(self, file: str, line: int, detail: str, lost: int = 1) -> Block:
+        """A block without rows that says what was lost."""
+        nothing = pa.record_batch({name: pa.nulls(0) for name in self._wanted})
+        row = BadRow(file, line, CORRUPT_PARQUET, f"{detail}; {_REMEDY}", count=lost)
+        return Block(file, line, nothing, 0, (row,))

@@ -106,7 +106,7 @@ def _generate(
 ) -> SampleReport:
     text_format = FORMATS[options.format]
     parts = _plan(options, text_format)
-    progress.begin("sample")
+    progress.begin("sample", total_rows=options.rows)
     model = build_model(
         options.seed, options.slots, options.dense, options.cardinality, options.hours or _SPAN
     )

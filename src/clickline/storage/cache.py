@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -35,7 +34,6 @@ from clickline.storage.stores import Storage
 
 __all__ = ["Cache", "CacheStatus", "Cleared", "Phase"]
 
-_PLAIN_MD5 = re.compile(r"[0-9a-f]{32}")  # what S3 gives as the ETag of an object uploaded in one piece
 _READ = 4 * 2**20
 
 
@@ -88,6 +86,8 @@ class Cache:
         entry = _Entry(self._directory, file.uri)
         version = file.version
         while True:
+            if entry.is_being_fetched():
+                progress.say(f"waiting for another process that is fetching {entry.shown}")
             with entry.locked(fcntl.LOCK_SH):
                 if self._is_good(entry, version, progress):
                     with suppress(PermissionError):  # a cache that another user filled
@@ -96,7 +96,7 @@ class Cache:
                     return
             with entry.locked(fcntl.LOCK_EX):
                 # Another process may have fetched it while this one waited for the lock.
-                if not self._is_good(entry, version, progress):
+                if not self._is_good(entry, version, Progress()):
                     version = self._fetch(entry, file, progress)
 
     def status(self, files: Sequence[SourceFile]) -> CacheStatus:
@@ -202,8 +202,8 @@ class Cache:
     def _download(self, entry: _Entry, file: SourceFile, progress: Progress) -> str:
         """Add what is missing to the part; returns the checksum of the whole."""
         sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-        has_md5 = file.uri.startswith("s3") and _PLAIN_MD5.fullmatch(file.version) is not None
-        hashes = [sha256, md5] if has_md5 else [sha256]
+        announced = self._storage.announced_md5(file)
+        hashes = [sha256, md5] if announced else [sha256]
         _hash_into(entry.part, hashes)
         start = _size(entry.part) or 0
         progress.begin(f"fetching {entry.shown}", total_bytes=file.size)
@@ -222,7 +222,7 @@ class Cache:
             raise
         finally:
             progress.end()
-        if has_md5 and md5.hexdigest() != file.version:
+        if announced and md5.hexdigest() != announced:
             entry.part.unlink()
             raise StorageError(
                 f"{entry.shown}: what came does not have the checksum the store announced. Run again."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -152,6 +153,18 @@ class Storage:
                         "cut short or the file is being written; run again when it is complete."
                     )
                 )
+
+    def announced_md5(self, file: SourceFile) -> str | None:
+        """The MD5 of the content, where the store tells it: S3, for an object uploaded in one piece."""
+        if protocol_of(file.uri) not in ("s3", "s3a") or not re.fullmatch(r"[0-9a-f]{32}", file.version):
+            return None
+        with explained(file.uri, self._drivers.redact):
+            filesystem = self._drivers.open(file.uri)
+            bucket, key, _ = filesystem.split_path(file.uri)
+            head = filesystem.call_s3("head_object", Bucket=bucket, Key=key)
+        # Encrypted with a key of one's own, an object has an ETag that looks like an MD5 and is none.
+        encrypted = head.get("ServerSideEncryption", "AES256") != "AES256" or "SSECustomerAlgorithm" in head
+        return None if encrypted else file.version
 
     @staticmethod
     def is_local(uri: str) -> bool:
