@@ -337,20 +337,20 @@ def test_what_pythons_csv_writer_quotes_comes_back_unchanged(
     assert [[cell.decode() for cell in cells.values()] for _, cells in rows] == table
 
 
-def test_values_are_trimmed_and_words_for_missing_become_empty(tmp_path: Path):
+def test_values_are_trimmed_outside_quotes(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b'a, b ,c\r\n1,\t NA , ?\n"NA"," NA ",NAN\n,,\n')
-    reader = Csv(missing=("NA", "?"), wanted=ABC)
+    reader = Csv(wanted=ABC)
     rows, bad = read(reader, path)
     assert bad == []
     assert [list(cells.values()) for _, cells in rows] == [
-        [b"1", b"", b""],
-        [b"", b" NA ", b"NAN"],
+        [b"1", b"NA", b"?"],
+        [b"NA", b" NA ", b"NAN"],
         [b"", b"", b""],
     ]
     path.write_bytes(b"a,b,c\n1,\t NA , ?\n")  # and without any quote
     ((_, cells),), _ = read(reader, path)
-    assert list(cells.values()) == [b"1", b"", b""]
+    assert list(cells.values()) == [b"1", b"NA", b"?"]
 
 
 def test_wanted_columns_are_found_by_name_in_each_file(tmp_path: Path):
@@ -384,8 +384,8 @@ def test_a_column_that_the_config_does_not_list_is_named(tmp_path: Path):
 def test_a_column_wanted_twice_is_delivered_once(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b"click,ad\n1,x\n")
-    assert read(Csv(wanted=("ad", "click", "ad"), missing=("x",)), path) == (
-        [(2, {"ad": b"", "click": b"1"})],
+    assert read(Csv(wanted=("ad", "click", "ad")), path) == (
+        [(2, {"ad": b"x", "click": b"1"})],
         [],
     )
 
@@ -495,14 +495,14 @@ def test_spans_are_contiguous_per_column(tmp_path: Path):
 )
 def test_the_real_adult_rows(real_data: Path, name: str, header: bool, columns: int, count: int):
     names = [f"c{i}" for i in range(columns)]
-    rows, bad = read(Csv(header=header, columns=names, missing=("?",), wanted=names), real_data / name)
+    rows, bad = read(Csv(header=header, columns=names, wanted=names), real_data / name)
     assert bad == []
     assert len(rows) == count
     with gzip.open(real_data / name, "rt", newline="") as lines:
         for (_, cells), expected in zip(
             rows, (row for row in csv.reader(lines, skipinitialspace=True) if row), strict=True
         ):
-            assert [cell.decode() for cell in cells.values()] == ["" if v == "?" else v for v in expected]
+            assert [cell.decode() for cell in cells.values()] == expected
 
 
 def test_the_real_open_bandit_rows(real_data: Path):

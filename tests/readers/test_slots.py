@@ -187,7 +187,7 @@ def test_bad_lines_say_what_is_allowed(tmp_path: Path):
 
 def test_the_real_elasticctr_lines(real_data: Path):
     path = real_data / "elasticctr_100_slots.txt"
-    slots = read_slot_conf(real_data / "elasticctr_slot.conf")
+    slots = read_slot_conf("slot.conf", (real_data / "elasticctr_slot.conf").read_bytes())
     assert slots == tuple(range(27))
     rows, bad = read(Slots(slots=slots, block_bytes=5000), path)
     assert bad == []
@@ -209,14 +209,14 @@ def test_the_real_slot_dnn_lines(real_data: Path):
 def test_slot_conf_may_have_comments_and_empty_lines(tmp_path: Path):
     path = tmp_path / "slot.conf"
     path.write_bytes(b"\xef\xbb\xbf# ads\r\n7\r\n\r\n 3 # the user\r\n12")
-    assert read_slot_conf(path) == (7, 3, 12)
+    assert read_slot_conf(str(path), path.read_bytes()) == (7, 3, 12)
 
 
 def test_all_mistakes_of_a_slot_conf_are_told_at_once(tmp_path: Path):
     path = tmp_path / "slot.conf"
     path.write_text("1\ntwo\n3\n1\n-4\n99999999999999999999\n٣\n")
     with pytest.raises(ConfigError) as error:
-        read_slot_conf(path)
+        read_slot_conf(str(path), path.read_bytes())
     assert [m.line for m in error.value.mistakes] == [2, 4, 5, 6, 7]
     said = str(error.value).splitlines()
     assert said[0] == f"{path}:2 'two' is not a slot number; write one slot number (0 to 2**64-1) a line"
@@ -227,4 +227,4 @@ def test_an_empty_slot_conf_is_a_mistake(tmp_path: Path):
     path = tmp_path / "slot.conf"
     path.write_text("# none yet\n")
     with pytest.raises(ConfigError, match=r"no slot is listed; write one slot number a line"):
-        read_slot_conf(path)
+        read_slot_conf(str(path), path.read_bytes())

@@ -53,7 +53,7 @@ def discover(
 
     most = 0
     seen: set[int] = set()
-    progress.begin("look for slots in train", total_bytes=inputs.total_bytes if slots else None)
+    progress.begin("look for slots in train", total_bytes=inputs.text_bytes(progress) if slots else None)
     blocks = (block for _, block, _, _ in inputs.blocks(progress) if block.payload is not None)
     for block, (dense, found) in _in_order(look, blocks, threads):
         most = most or dense
@@ -80,7 +80,7 @@ def measure(inputs: Inputs, features: FeatureSpec, threads: int, progress: Progr
             found[column] = Numbers.of(values_B)
         return raw.rows, found
 
-    progress.begin("measure train", total_bytes=inputs.total_bytes)
+    progress.begin("measure train", total_bytes=inputs.text_bytes(progress))
     blocks = (block for _, block, _, _ in inputs.blocks(progress) if block.payload is not None)
     for block, (rows, found) in _in_order(look, blocks, threads):
         for column in columns:

@@ -176,7 +176,7 @@ def _fields(
     if data.slot_conf is None:
         slots = found.slots
     else:
-        slots = read_slot_conf(Path(data.slot_conf))
+        slots = read_slot_conf(data.slot_conf, storage.read(data.slot_conf))
     return layout(data, dict.fromkeys([*slots, *sorted(named_slots(data.fields))]), found.dense)
 
 
@@ -203,7 +203,7 @@ def _make(maker: Maker, inputs: Inputs, config: Config, progress: Progress) -> l
     """Every shard of a split, in order."""
     done: list[Finished] = []
     rows = bad = 0
-    progress.begin(f"prepare {maker.split}", total_bytes=inputs.total_bytes)
+    progress.begin(f"prepare {maker.split}", total_bytes=inputs.text_bytes(progress))
     try:
         for item in make_shards(maker, inputs, config.data.shard_size, cores(), progress):
             done.append(item)

@@ -25,7 +25,8 @@ from clickline.features import Encoder, Fault, FeatureSpec
 from clickline.prepare.statistics import Tally
 from clickline.prepare.targets import TargetFields, targets
 from clickline.progress import Progress
-from clickline.readers.base import Reader
+from clickline.readers import Custom, Parquet, Reader, RecordIO
+from clickline.readers.lines import expansion
 from clickline.records import BadRow, Block, LabelledRows, RawRows, SourceFile
 from clickline.storage.cache import Cache
 from clickline.storage.stores import Storage
@@ -122,9 +123,16 @@ class Inputs:
     reader: Reader
     cache: Cache
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(file.size for file in self.files)
+    def text_bytes(self, progress: Progress) -> int | None:
+        """About how much there is to read once it is decompressed; None where that cannot be told."""
+        if isinstance(self.reader, Custom | Parquet | RecordIO):
+            return None
+        packed = [file for file in self.files if file.uri.endswith((".gz", ".zst"))]
+        total = sum(file.size for file in self.files)
+        if packed:
+            with self.cache.local(packed[0], progress) as path:
+                total += int((expansion(path) - 1.0) * sum(file.size for file in packed))
+        return total
 
     def blocks(
         self, progress: Progress, after: Part | None = None

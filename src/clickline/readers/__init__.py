@@ -14,7 +14,7 @@ from clickline.readers.recordio import RecordIO
 from clickline.readers.slots import Slots
 from clickline.readers.tfrecord import TFRecord
 
-__all__ = ["Reader", "open_reader"]
+__all__ = ["Custom", "Parquet", "Reader", "RecordIO", "open_reader"]
 
 
 def open_reader(

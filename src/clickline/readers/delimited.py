@@ -92,14 +92,12 @@ class Csv:
         delimiter: str = ",",
         header: bool = True,
         columns: Sequence[str] = (),
-        missing: Sequence[str] = (),
         wanted: Sequence[str],
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self._delimiter = delimiter
         self._header = header
         self._columns = tuple(columns)
-        self._missing = tuple(value.encode() for value in missing if value)
         self._wanted = tuple(dict.fromkeys(wanted))
         self._block_bytes = block_bytes
 
@@ -124,7 +122,7 @@ class Csv:
     def parse(self, block: Block) -> RawRows:
         table: _Table = block.payload
         places = [table.names.index(name) for name in self._wanted]
-        return _split(block, table, places, is_csv=True, missing=self._missing)
+        return _split(block, table, places, is_csv=True)
 
     def _check_columns(self, file: str, names: tuple[str, ...]) -> None:
         for name in self._wanted:
@@ -155,7 +153,6 @@ def _split(
     places: Sequence[int],
     *,
     is_csv: bool = False,
-    missing: tuple[bytes, ...] = (),
 ) -> RawRows:
     """The rows of a table's text; `places` are the columns to deliver."""
     data, columns = table.data, len(table.names)
@@ -178,9 +175,6 @@ def _split(
     )
     if is_csv and not quoted:
         _trim(values, delimiter, starts_SR, ends_SR, rows)
-    if missing:
-        ends_M = np.cumsum([len(value) for value in missing])
-        _make_missing(values, np.frombuffer(b"".join(missing), np.uint8), ends_M, starts_SR, ends_SR, rows)
 
     def describe(code: int) -> tuple[str, str]:
         if code == _NOT_UTF8:
@@ -316,32 +310,6 @@ def _trim(
                 end -= 1
             starts_SR[column, row] = start
             ends_SR[column, row] = end
-
-
-@njit(cache=True, nogil=True)
-def _make_missing(
-    data: NDArray[np.uint8],
-    words: NDArray[np.uint8],
-    word_ends_M: NDArray[np.int64],
-    starts_SR: NDArray[np.int64],
-    ends_SR: NDArray[np.int64],
-    rows: int,
-) -> None:
-    """Values that are one of the words for "missing" become empty."""
-    for column in range(starts_SR.shape[0]):
-        for row in range(rows):
-            start = starts_SR[column, row]
-            length = ends_SR[column, row] - start
-            word = 0
-            for m in range(word_ends_M.size):
-                if word_ends_M[m] - word == length:
-                    same = 0
-                    while same < length and data[start + same] == words[word + same]:
-                        same += 1
-                    if same == length:
-                        ends_SR[column, row] = start
-                        break
-                word = word_ends_M[m]
 
 
 @njit(cache=True, nogil=True)

@@ -7,8 +7,10 @@ Where a block ends depends on the file's content alone, never on how the bytes h
 
 from __future__ import annotations
 
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from clickline.readers.base import (
 from clickline.readers.scan import NEWLINE, count_byte, find_byte, last_byte
 from clickline.records import BadRow, Block
 
-__all__ = ["BrokenStream", "LineBlocks", "RowEnd", "bad_rows", "open_stream"]
+__all__ = ["BrokenStream", "LineBlocks", "RowEnd", "bad_rows", "expansion", "open_stream"]
 
 RowEnd = Callable[[NDArray[np.uint8], bool], int]
 
@@ -66,6 +68,18 @@ def open_stream(path: Path) -> Iterator[bytes]:
     if path.suffix == ".zst" and len(magic) < 4:
         return _zstd_chunks(path)
     return _plain_chunks(path)
+
+
+def expansion(path: Path) -> float:
+    """How many times larger a file's text is than the file, judged by its beginning."""
+    text = 0
+    with path.open("rb") as raw, tempfile.NamedTemporaryFile(suffix=path.suffix) as head:
+        size = head.write(raw.read(_CHUNK))
+        head.flush()
+        with suppress(BrokenStream):  # of course: it is cut off
+            for chunk in open_stream(Path(head.name)):
+                text += len(chunk)
+    return text / size if text else 1.0
 
 
 def _plain_chunks(path: Path) -> Iterator[bytes]:

@@ -104,25 +104,25 @@ def slots_in(payload: NDArray[np.uint8]) -> dict[int, int]:
     return count_slots(slots_T[: offsets_R1[rows]], offsets_R1[: rows + 1])
 
 
-def read_slot_conf(path: Path) -> tuple[int, ...]:
+def read_slot_conf(file: str, content: bytes) -> tuple[int, ...]:
     """The slots a `slot.conf` chooses: one number a line; empty lines and what follows a # do not count."""
     first_seen: dict[int, int] = {}
     mistakes = []
-    text = path.read_bytes().decode("utf-8-sig", "backslashreplace")
+    text = content.decode("utf-8-sig", "backslashreplace")
     for number, line in enumerate(text.splitlines(), start=1):
         word = line.partition("#")[0].strip()
         if not word:
             continue
         if not (word.isascii() and word.isdigit() and int(word) < 2**64):
             remedy = "write one slot number (0 to 2**64-1) a line"
-            mistakes.append(Mistake(str(path), number, "", f"{word!r} is not a slot number;", remedy))
+            mistakes.append(Mistake(file, number, "", f"{word!r} is not a slot number;", remedy))
         elif (slot := int(word)) in first_seen:
             problem = f"slot {slot} is listed already in line {first_seen[slot]};"
-            mistakes.append(Mistake(str(path), number, "", problem, "remove one of the two"))
+            mistakes.append(Mistake(file, number, "", problem, "remove one of the two"))
         else:
             first_seen[slot] = number
     if not first_seen and not mistakes:
-        mistakes.append(Mistake(str(path), 0, "", "no slot is listed;", "write one slot number a line"))
+        mistakes.append(Mistake(file, 0, "", "no slot is listed;", "write one slot number a line"))
     if mistakes:
         raise ConfigError(mistakes)
     return tuple(first_seen)

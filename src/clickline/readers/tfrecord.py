@@ -37,11 +37,8 @@ class TFRecord:
 
     def blocks(self, file: str, path: Path) -> Iterator[Block]:
         source = ByteSource(path)
-        rest, offset, number = (
-            b"",
-            0,
-            1,
-        )  # of the file: what is not in a block yet, where and which record it is
+        rest = b""  # read, and not in a block yet: record `number`, at byte `offset` of the file
+        offset, number = 0, 1
         wanted = self._block_bytes
         while True:
             data = np.frombuffer(rest + source.read(wanted - len(rest)), dtype=np.uint8)
