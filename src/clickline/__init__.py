@@ -1,3 +1,35 @@
 """Clickline: click logs in, a click-through-rate service out."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clickline.config import Config, load_config
+    from clickline.errors import ClicklineError
+    from clickline.stages.prepare.run import PrepareResult, prepare
+
+__all__ = ["ClicklineError", "Config", "PrepareResult", "__version__", "load_config", "prepare"]
 __version__ = "0.1.0"
+
+# Where each name lives. They are fetched on first use, so that importing the package costs nothing.
+_HOMES = {
+    "ClicklineError": "clickline.errors",
+    "Config": "clickline.config",
+    "PrepareResult": "clickline.stages.prepare.run",
+    "load_config": "clickline.config",
+    "prepare": "clickline.stages.prepare.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'clickline' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from clickline.config import load_config
-from clickline.prepare.run import PrepareResult, prepare
 from clickline.progress import Progress
+from clickline.stages.prepare.run import PrepareResult, prepare
 
 
 class Heard(Progress):

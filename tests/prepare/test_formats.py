@@ -14,7 +14,7 @@ import xxhash
 
 from clickline.features import slot_number
 from clickline.progress import Progress
-from clickline.sample.generate import SampleOptions, generate
+from clickline.stages.sample.generate import SampleOptions, generate
 
 SLOTS = [f"C{i}" for i in range(1, 27)]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clickline.errors import ArtifactError, StorageError
-from clickline.prepare import shards
+from clickline.stages.prepare import shards
 from clickline.storage.stores import Storage
 
 COMMAND = [str(Path(sys.executable).with_name("clickline")), "prepare", "--json"]
@@ -99,7 +99,9 @@ def test_finished_shards_are_kept_and_not_made_again(project, criteo_line, monke
 def test_a_shard_cut_off_behind_its_note_is_made_again(project, criteo_line, monkeypatch):
     fill(project, criteo_line, 3000)
     with monkeypatch.context() as patch:
-        patch.setattr("clickline.prepare.run.finish", lambda *a: (_ for _ in ()).throw(StorageError("no")))
+        patch.setattr(
+            "clickline.stages.prepare.run.finish", lambda *a: (_ for _ in ()).throw(StorageError("no"))
+        )
         with pytest.raises(StorageError):
             project.prepare()
     (first, *_) = sorted(datasets(project).glob("*/train-*.parquet"))

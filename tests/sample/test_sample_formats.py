@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from clickline.progress import Progress
-from clickline.sample.generate import SampleOptions, generate
+from clickline.stages.sample.generate import SampleOptions, generate
 
 ROWS = 2000
 PARTS = ("train", "eval")

@@ -12,8 +12,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from clickline.progress import Progress
-from clickline.sample.generate import SampleOptions, generate
-from clickline.sample.model import MISSING_COUNT, MISSING_ID, Model, build_model, draw_rows
+from clickline.stages.sample.generate import SampleOptions, generate
+from clickline.stages.sample.model import MISSING_COUNT, MISSING_ID, Model, build_model, draw_rows
 
 ROWS = 250_000
 HOURS = 30

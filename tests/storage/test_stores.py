@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,6 +136,15 @@ def test_reading_what_is_absent_or_a_folder_says_so(store: Store, filled: Filled
         store.storage.read(f"{store.base}/absent")
     with pytest.raises(StorageError, match="sub: this is a folder, a file is needed"):
         store.storage.read(f"{store.base}/sub")
+
+
+def test_a_file_shorter_than_announced_is_not_taken_for_whole(store: Store, filled: Filled) -> None:
+    filled(store, {"a": b"12345"})
+    [file] = store.storage.list(f"{store.base}/a")
+    with pytest.raises(
+        StorageError, match=r"/a: 5 bytes came, 9 were announced.* run again when it is complete"
+    ):
+        list(store.storage.stream(replace(file, size=9)))
 
 
 # A torn put is never visible: the child is killed after its write and before its rename (or its upload's end)
@@ -354,6 +365,13 @@ def test_s3_bucket_that_does_not_exist(s3: Store) -> None:
     assert s3.storage.list("s3://no-such-bucket-here/*") == []
     with pytest.raises(StorageError, match="no such file, folder or bucket"):
         s3.storage.put("s3://no-such-bucket-here/a", b"x")
+
+
+def test_s3_file_put_by_another_process_is_seen_at_once(s3: Store, s3_options: Any) -> None:
+    s3.storage.put(f"{s3.base}/a", b"1")
+    assert len(s3.storage.list(f"{s3.base}/*")) == 1
+    Storage(*s3_options).put(f"{s3.base}/b", b"1")
+    assert len(s3.storage.list(f"{s3.base}/*")) == 2
 
 
 def test_s3_version_is_the_etag(s3: Store) -> None:

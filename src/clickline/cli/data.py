@@ -106,7 +106,7 @@ def _sources(
     progress: Progress,
 ) -> tuple[dict[str, list[SourceFile]], Cache]:
     from clickline.config import load_config
-    from clickline.prepare.run import find_sources
+    from clickline.stages.prepare.run import find_sources
     from clickline.storage.cache import Cache
     from clickline.storage.stores import Storage
 

@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from clickline.features.kernels import fmix64, xxh64
-from clickline.sample.model import MISSING_COUNT, MISSING_ID
+from clickline.stages.sample.model import MISSING_COUNT, MISSING_ID
 
 __all__ = ["FORMATS", "PADDLEREC_SCALES", "TextFormat"]
 

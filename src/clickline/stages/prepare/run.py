@@ -17,15 +17,15 @@ from clickline.artifacts.manifest import MANIFEST, fingerprint
 from clickline.config import Config, Dates, resolved
 from clickline.errors import ArtifactError, DataError, TooManyBadRows
 from clickline.features import ENCODER_FORMAT, FeatureSpec
-from clickline.prepare.discovery import discover, measure
-from clickline.prepare.layout import Layout, layout, named_slots
-from clickline.prepare.shards import Finished, Inputs, Maker, cores, make_shards
-from clickline.prepare.statistics import Tally
 from clickline.progress import Progress
 from clickline.readers import Reader, open_reader
 from clickline.readers.base import BLOCK_BYTES
 from clickline.readers.slots import read_slot_conf
 from clickline.records import SourceFile
+from clickline.stages.prepare.discovery import discover, measure
+from clickline.stages.prepare.layout import Layout, layout, named_slots
+from clickline.stages.prepare.shards import Finished, Inputs, Maker, cores, make_shards
+from clickline.stages.prepare.statistics import Tally
 from clickline.storage.cache import Cache
 from clickline.storage.sources import DateRange, resolve
 from clickline.storage.stores import Storage
@@ -35,6 +35,7 @@ __all__ = ["PrepareResult", "prepare"]
 _KEPT_DATASETS = 2  # the new one, and the one a running training may still read
 _HOPELESS_ROWS = 100_000
 _HOPELESS_SHARE = 0.5
+_DAMAGED = ("truncated", "corrupt")  # reasons that stand for an unknown number of rows
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,13 @@ def _report(features: FeatureSpec, tally: Tally) -> dict[str, Any]:
 
 
 def _tell(dataset: Dataset, progress: Progress) -> None:
+    for name, split in dataset.splits.items():
+        for reason, count in split.report["bad"].items():
+            if reason.startswith(_DAMAGED):
+                progress.say(
+                    f"data.{name}: {reason}, {count:,} time(s): what stood behind the damage is lost. "
+                    f"The files are named in {Storage.join(dataset.folder, 'quarantine')}"
+                )
     report = dataset.splits["train"].report
     for slot in report["slots"]:
         if slot["missing_rate"] == 1.0:

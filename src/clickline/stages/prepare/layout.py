@@ -10,7 +10,7 @@ from typing import Literal
 from clickline.config import DataSection, FieldConfig
 from clickline.errors import ConfigError, Mistake
 from clickline.features import DenseField, FeatureSpec, SlotField, slot_number
-from clickline.prepare.targets import TargetFields
+from clickline.stages.prepare.targets import TargetFields
 
 __all__ = ["Layout", "layout"]
 

@@ -14,13 +14,13 @@ from typing import TypeVar
 
 from clickline.features import FeatureSpec, SlotField
 from clickline.features.encoder import numbers
-from clickline.prepare.shards import Inputs
-from clickline.prepare.statistics import Numbers
 from clickline.progress import Progress
 from clickline.readers import Reader, open_reader
 from clickline.readers.paddlerec import layout_in
 from clickline.readers.slots import slots_in
 from clickline.records import Block, SourceFile
+from clickline.stages.prepare.shards import Inputs
+from clickline.stages.prepare.statistics import Numbers
 from clickline.storage.cache import Cache
 
 __all__ = ["Discovered", "discover", "measure"]

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from clickline.errors import ConfigError, Mistake, StorageError
 from clickline.progress import Progress
-from clickline.sample.formats import FORMATS, PADDLEREC_SCALES, TextFormat
-from clickline.sample.model import START, Model, build_model, draw_rows
-from clickline.sample.truth import AucCounter, TruthFile
+from clickline.stages.sample.formats import FORMATS, PADDLEREC_SCALES, TextFormat
+from clickline.stages.sample.model import START, Model, build_model, draw_rows
+from clickline.stages.sample.truth import AucCounter, TruthFile
 
 __all__ = ["SampleOptions", "SampleReport", "generate"]
 

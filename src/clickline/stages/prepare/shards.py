@@ -22,12 +22,12 @@ import numpy as np
 from clickline.artifacts.dataset import Shard, ShardWriter
 from clickline.errors import StorageError
 from clickline.features import Encoder, Fault, FeatureSpec
-from clickline.prepare.statistics import Tally
-from clickline.prepare.targets import TargetFields, targets
 from clickline.progress import Progress
 from clickline.readers import Custom, Parquet, Reader, RecordIO
 from clickline.readers.lines import expansion
 from clickline.records import BadRow, Block, LabelledRows, RawRows, SourceFile
+from clickline.stages.prepare.statistics import Tally
+from clickline.stages.prepare.targets import TargetFields, targets
 from clickline.storage.cache import Cache
 from clickline.storage.stores import Storage
 

@@ -1,1 +1,0 @@
-"""The whole flow, read top to bottom."""

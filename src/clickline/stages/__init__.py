@@ -1,0 +1,1 @@
+"""The stages, in the order of the flow. They meet at files: none imports another."""

@@ -1,0 +1,77 @@
+"""The front door: few names, no side effects, everything raised that is built."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import clickline
+from clickline import errors
+
+SOURCE = Path(clickline.__file__).parent
+
+
+def test_the_public_names_are_the_list_and_all_of_them_work():
+    assert clickline.__all__ == sorted(clickline.__all__)
+    assert len(clickline.__all__) <= 12
+    assert dir(clickline) == clickline.__all__
+    for name in clickline.__all__:
+        assert getattr(clickline, name) is not None
+    assert callable(clickline.prepare)
+
+
+def test_a_name_that_is_not_there_is_an_ordinary_attribute_error():
+    assert not hasattr(clickline, "utils")
+
+
+def test_importing_the_package_loads_nothing_heavy_and_changes_nothing():
+    program = (
+        "import os, sys, threading\n"
+        "before = (dict(os.environ), os.getcwd(), list(sys.path), threading.active_count())\n"
+        "import clickline\n"
+        "heavy = {'numpy', 'numba', 'pyarrow', 'torch', 'ray', 'pydantic', 'fsspec', 'typer'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert before == (dict(os.environ), os.getcwd(), list(sys.path), threading.active_count())\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_every_module_says_what_it_exports():
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        if any(not isinstance(node, ast.Expr) for node in tree.body):
+            names = {
+                t.id for node in tree.body for t in getattr(node, "targets", []) if isinstance(t, ast.Name)
+            }
+            names |= {node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)}
+            assert "__all__" in names, path
+
+
+def test_no_error_of_ours_is_built_and_not_raised():
+    """ruff sees only built-in exceptions (PLW0133); a bare `ConfigError(...)` line would be a swallowed fault."""
+    ours = set(errors.__all__)
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                called = node.value.func
+                name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
+                assert name not in ours, f"{path}:{node.lineno}"
+
+
+def test_no_artifact_can_run_code():
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        assert "pickle" not in text.replace("allow_pickle=False", ""), path
+
+
+def test_no_machine_path_or_registry_host_is_in_the_repository():
+    root = SOURCE.parents[1]
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True).stdout
+    words = [b"/work/" + b"main", b"/opt/" + b"pypi", b"pypi" + b".org", b"files.python" + b"hosted"]
+    for name in listed.decode().split("\0"):
+        path = root / name
+        if name and path.is_file():
+            content = path.read_bytes()
+            assert not any(word in content for word in words), name
