@@ -84,7 +84,9 @@ def test_a_cut_off_gzip_delivers_its_rows_and_is_reported(project, criteo_line):
     assert result.dataset.splits["train"].report["bad"] == {"truncated gzip": 1}
     (row,) = quarantine(result)
     assert row["line"] == result.train_rows + 1
-    assert "data.train: truncated gzip, 1 time(s): what stood behind the damage is lost" in project.heard.said[0]
+    assert (
+        "data.train: truncated gzip, 1 time(s): what stood behind the damage is lost" in project.heard.said[0]
+    )
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])

@@ -27,6 +27,7 @@ from clickline.stages.prepare.layout import Layout, layout, named_slots
 from clickline.stages.prepare.shards import Finished, Inputs, Maker, cores, make_shards
 from clickline.stages.prepare.statistics import Tally
 from clickline.storage.cache import Cache
+from clickline.storage.redaction import shown
 from clickline.storage.sources import DateRange, resolve
 from clickline.storage.stores import Storage
 
@@ -136,7 +137,10 @@ def _identity(config: Config, storage: Storage, sources: Mapping[str, list[Sourc
         "data": data.model_dump(mode="json", exclude=_NOT_CONTENT),
         "slot_conf": None if data.slot_conf is None else _content(storage, data.slot_conf),
         "reader": None if data.reader is None else _content(storage, data.reader),
-        "inputs": {split: [asdict(file) for file in files] for split, files in sources.items()},
+        "inputs": {
+            split: [asdict(file) | {"uri": shown(file.uri)} for file in files]
+            for split, files in sources.items()
+        },
     }
 
 

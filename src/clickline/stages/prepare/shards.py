@@ -29,6 +29,7 @@ from clickline.records import BadRow, Block, LabelledRows, RawRows, SourceFile
 from clickline.stages.prepare.statistics import Tally
 from clickline.stages.prepare.targets import TargetFields, targets
 from clickline.storage.cache import Cache
+from clickline.storage.redaction import shown
 from clickline.storage.stores import Storage
 
 __all__ = ["Finished", "Inputs", "Maker", "Part", "cores", "finished_shards", "make_shards"]
@@ -147,7 +148,7 @@ class Inputs:
                 path = stack.enter_context(self.cache.local(file, progress))
                 skip = after.blocks if after is not None and after.file == number else 0
                 before: Block | None = None
-                for block in self.reader.blocks(file.uri, path):
+                for block in self.reader.blocks(shown(file.uri), path):
                     if before is not None:
                         if skip > 0:
                             skip -= 1
@@ -155,7 +156,7 @@ class Inputs:
                             yield number, before, False, lease
                     before = block
                 if before is None:  # an empty file still ends, and is remembered to have
-                    before = Block(file.uri, 1, None, 0)
+                    before = Block(shown(file.uri), 1, None, 0)
                 yield number, before, True, lease
             finally:
                 lease.drop()
@@ -259,7 +260,7 @@ class Maker:
         for row in sorted(first):
             keep_B[row] = False
             line = int(raw.lines_B[row])
-            bad.append(BadRow(source.uri, line, first[row].reason, first[row].detail))
+            bad.append(BadRow(shown(source.uri), line, first[row].reason, first[row].detail))
         return rows.select(keep_B)
 
 
