@@ -254,10 +254,10 @@ class ShardWriter:
         self._path = path
         self._features = features
         self._groups: list[int] = []
-        # Dictionaries make ids four times smaller and faster to read than plain; zstd adds a tenth for
-        # nearly nothing. Page statistics of hashed ids tell a reader nothing.
+        # Dictionaries make ids four times smaller than plain. lz4 writes a fifth faster than zstd for a tenth
+        # more bytes. Page statistics of hashed ids tell a reader nothing.
         self._writer = pq.ParquetWriter(
-            path, schema(features), compression="zstd", use_dictionary=True, write_statistics=False
+            path, schema(features), compression="lz4", use_dictionary=True, write_statistics=False
         )
 
     def write(self, batches: Sequence[LabelledRows]) -> None:

@@ -91,18 +91,18 @@ def numbers(column: RawColumn, field: str, rows: int) -> tuple[NDArray[np.float3
             Fault(row, field, "several values", f"{field} has {n} values, one allowed") for row, n in several
         ]
     if isinstance(column, TextColumn):
-        values_B = np.empty(rows, dtype=np.float64)
+        raw_B = np.empty(rows, dtype=np.float32)
         status_B = np.empty(rows, dtype=np.uint8)
-        left = kernels.parse_numbers(column.data, column.starts_N, column.ends_N, values_B, status_B)
-        if left:
-            for row in np.flatnonzero(status_B >= kernels.NUMBER_BAD):
-                text = bytes(column.data[column.starts_N[row] : column.ends_N[row]])
-                if status_B[row] == kernels.NUMBER_SLOW:
-                    values_B[row] = float(text)
-                else:
-                    faults.append(
-                        Fault(int(row), field, "not a number", f"{field} is {_show(text)}, a number expected")
-                    )
+        if not kernels.parse_numbers(column.data, column.starts_N, column.ends_N, raw_B, status_B):
+            return raw_B, faults
+        values_B = raw_B.astype(np.float64)
+        for row in np.flatnonzero(status_B >= kernels.NUMBER_BAD):
+            text = bytes(column.data[column.starts_N[row] : column.ends_N[row]])
+            if status_B[row] == kernels.NUMBER_SLOW:
+                values_B[row] = float(text)
+            else:
+                detail = f"{field} is {_show(text)}, a number expected"
+                faults.append(Fault(int(row), field, "not a number", detail))
     elif isinstance(column, IntegerColumn):
         signed = column.values_N.view(np.int64) if column.signed else column.values_N
         values_B = np.where(column.missing_N, np.nan, signed.astype(np.float64))
@@ -110,13 +110,11 @@ def numbers(column: RawColumn, field: str, rows: int) -> tuple[NDArray[np.float3
         values_B = column.values_N
     with np.errstate(over="ignore"):  # what overflows is found and named below
         raw_B = values_B.astype(np.float32)
-    infinite = np.isinf(raw_B)
-    if infinite.any():
-        for row in np.flatnonzero(infinite):
-            faults.append(
-                Fault(int(row), field, "not a number", f"{field} is beyond the range of a 32-bit float")
-            )
-        raw_B[infinite] = np.nan
+    infinite_B = np.isinf(raw_B)
+    for row in np.flatnonzero(infinite_B):
+        detail = f"{field} is beyond the range of a 32-bit float"
+        faults.append(Fault(int(row), field, "not a number", detail))
+    raw_B[infinite_B] = np.nan
     return raw_B, faults
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "fmix64",
     "hash_integers",
     "hash_spans",
+    "leading_zeros",
     "log1p",
     "mix_feasigns",
     "parse_feasigns",
@@ -83,6 +84,19 @@ def _bitcast(source: Any, result: Any, kind: Any) -> Any:
     return intrinsic(cast)
 
 
+def _leading_zeros() -> Any:
+    """An intrinsic `count(value)`: how many 0 bits stand above the highest 1 of a u64 that is not 0."""
+
+    def count(typing_context: Any, value: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
+
+        return types.int64(types.uint64), build
+
+    return intrinsic(count)
+
+
+leading_zeros = _leading_zeros()
 _u64 = _unaligned_load(64, types.uint64)
 _u32 = _unaligned_load(32, types.uint32)
 _double_bits = _bitcast(types.float64, types.int64, ir.IntType(64))
@@ -376,14 +390,16 @@ def parse_numbers(
     data: Bytes,
     starts_N: Offsets,
     ends_N: Offsets,
-    values_N: NDArray[np.float64],
+    raw_N: NDArray[np.float32],
     status_N: NDArray[np.uint8],
 ) -> int:
-    """Read texts as doubles, NaN for missing. Returns how many are bad or left to Python's parser."""
+    """Read texts as doubles rounded to float32, NaN for missing. Returns how many are not done with that."""
     left = 0
     for n in range(starts_N.size):
         value, status = _parse_number(data, starts_N[n], ends_N[n])
-        values_N[n] = value
+        raw_N[n] = value
+        if status == NUMBER_OK and np.isinf(raw_N[n]):
+            status = NUMBER_SLOW  # beyond float32: whoever looks at what is left says so
         status_N[n] = status
         if status >= NUMBER_BAD:
             left += 1

@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from clickline.features import FieldStatistics
+from clickline.features import FieldStatistics, kernels
 from clickline.records import LabelledRows, NumberColumn, RawColumn, RawRows, TextColumn
 
 __all__ = ["Numbers", "SlotTally", "Tally", "estimate_distinct"]
@@ -163,16 +163,13 @@ def _texts(column: RawColumn, rows: NDArray[np.int64]) -> list[str]:
     """The values of some rows as short text."""
     if column.offsets_B1 is not None:
         offsets = column.offsets_B1
-        places = [n for row in rows for n in range(offsets[row], offsets[row + 1])]
+        places = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])
     else:
-        places = rows.tolist()
+        places = rows
     if isinstance(column, TextColumn):
         spans = zip(column.starts_N[places].tolist(), column.ends_N[places].tolist(), strict=True)
-        data = column.data
-        return [
-            data[start : min(end, start + _SHOWN)].tobytes().decode("utf-8", "replace")
-            for start, end in spans
-        ]
+        data = column.data.data
+        return [str(data[start : min(end, start + _SHOWN)], "utf-8", "replace") for start, end in spans]
     if isinstance(column, NumberColumn):
         return [f"{value:g}" if value == value else "" for value in column.values_N[places].tolist()]
     bits = column.values_N.view(np.int64) if column.signed else column.values_N
@@ -190,10 +187,7 @@ def _observe(ids_N: NDArray[np.uint64], missing_id: np.uint64, registers: NDArra
             missing += 1
         place = value >> np.uint64(64 - _BITS)
         rest = (value << np.uint64(_BITS)) | np.uint64(1 << (_BITS - 1))  # the mark bounds the run of zeros
-        rank = 1
-        while rest >> np.uint64(63) == np.uint64(0):
-            rest <<= np.uint64(1)
-            rank += 1
+        rank = kernels.leading_zeros(rest) + 1
         if rank > registers[place]:
             registers[place] = rank
     return missing
