@@ -17,6 +17,7 @@ from clickline.stages.sample.generate import SampleOptions, generate
 from measure import Row, alternate, publish, run_peer, timed
 
 ROWS = 2_000_000
+EVAL_ROWS = 20_000  # sample always writes some
 FUXICTR_ROWS = 137_139
 FIELDS = "label," + ",".join([f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)])
 
@@ -25,9 +26,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         print(f"writing {ROWS:,} synthetic Criteo rows …", flush=True)
-        warm = SampleOptions(format="criteo", rows=1000, out=folder / "warm", seed=1, eval_share=0)
-        generate(warm, Progress())
-        options = SampleOptions(format="criteo", rows=ROWS, out=folder, seed=1, eval_share=0)
+        generate(SampleOptions(format="criteo", rows=1000, out=folder / "warm"), Progress())
+        options = SampleOptions(
+            format="criteo", rows=ROWS + EVAL_ROWS, out=folder, eval_share=EVAL_ROWS / (ROWS + EVAL_ROWS)
+        )
         sampled = timed(lambda: generate(options, Progress()))
         source = folder / "train.tsv"
         size = source.stat().st_size
@@ -65,7 +67,7 @@ def main() -> None:
                 Row(f"FuxiCTR's preprocessing, {FUXICTR_ROWS:,} rows", f"{FUXICTR_ROWS / fuxictr:,.0f} rows/s"),
                 Row(f"`clickline prepare`, the same {FUXICTR_ROWS:,} rows", f"{FUXICTR_ROWS / ours_small:,.0f} rows/s", f"{fuxictr / ours_small:.0f}x FuxiCTR", "≥ 10x"),
                 Row("peak memory of `clickline prepare`", f"{peak / 2**20:,.0f} MiB", "", "flat, < 1.5 GiB"),
-                Row("`clickline sample`, writing that file", f"{ROWS / sampled:,.0f} rows/s", "", "≥ 100,000"),
+                Row("`clickline sample`, writing that file", f"{(ROWS + EVAL_ROWS) / sampled:,.0f} rows/s", "", "≥ 100,000"),
             ],
         )  # fmt: skip
 

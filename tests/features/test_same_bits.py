@@ -129,9 +129,8 @@ def test_text_is_read_as_the_nearest_double(number, form):
 
     written = form.format(number)
     values, faults = numbers(text_column([written]), "n", 1)
-    expected = (
-        np.float64(float(written)).astype(np.float32) if abs(float(written)) < 3.4e38 else np.float32(np.inf)
-    )
+    with np.errstate(over="ignore"):
+        expected = np.float64(float(written)).astype(np.float32)
     if np.isinf(expected):
         assert faults[0].reason == "not a number"
     else:
