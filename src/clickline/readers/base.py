@@ -48,7 +48,10 @@ class Reader(Protocol):
     """Turns files of one format into rows; `parse` holds no state, so blocks are parsed in any order."""
 
     def blocks(self, file: str, path: Path) -> Iterator[Block]:
-        """Cut a local file at row ends. `file` is the name shown to users, `path` where its bytes are."""
+        """Cut a local file at row ends. `file` is the name shown to users, `path` where its bytes are.
+
+        A block holds all that `parse` needs: the file may be gone by then.
+        """
         ...
 
     def parse(self, block: Block) -> RawRows:

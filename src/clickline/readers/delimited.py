@@ -112,7 +112,7 @@ class Csv:
         if self._header:
             first = lines.first_line().decode("utf-8", "backslashreplace")
             if first:
-                names = _header_cells(first, self._delimiter)
+                names = _header_cells(file, first, self._delimiter)
                 lines.skip_line()
             else:  # an empty file, or one that breaks before its first line end
                 names = self._wanted
@@ -137,8 +137,14 @@ class Csv:
                 )
 
 
-def _header_cells(line: str, delimiter: str) -> tuple[str, ...]:
-    (cells,) = csv.reader([line], delimiter=delimiter, skipinitialspace=True)
+def _header_cells(file: str, line: str, delimiter: str) -> tuple[str, ...]:
+    try:
+        (cells,) = csv.reader([line], delimiter=delimiter, skipinitialspace=True)
+    except csv.Error as error:  # a lone carriage return, a quote that stays open, a name of megabytes
+        raise DataError(
+            f"{file}: its first line is not a header: {line[:80]!r} ({error}). "
+            "If the files have no header line, say so in the config; lines must end in LF or CR LF"
+        ) from error
     return tuple(cell.strip() for cell in cells)
 
 

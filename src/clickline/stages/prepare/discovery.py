@@ -54,7 +54,7 @@ def discover(
     most = 0
     seen: set[int] = set()
     progress.begin("look for slots in train", total_bytes=inputs.text_bytes(progress) if slots else None)
-    blocks = (block for _, block, _, _ in inputs.blocks(progress) if block.payload is not None)
+    blocks = (block for _, block, _ in inputs.blocks(progress) if block.payload is not None)
     for block, (dense, found) in _in_order(look, blocks, threads):
         most = most or dense
         seen |= found
@@ -81,7 +81,7 @@ def measure(inputs: Inputs, features: FeatureSpec, threads: int, progress: Progr
         return raw.rows, found
 
     progress.begin("measure train", total_bytes=inputs.text_bytes(progress))
-    blocks = (block for _, block, _, _ in inputs.blocks(progress) if block.payload is not None)
+    blocks = (block for _, block, _ in inputs.blocks(progress) if block.payload is not None)
     for block, (rows, found) in _in_order(look, blocks, threads):
         for column in columns:
             totals[column].merge(found[column])

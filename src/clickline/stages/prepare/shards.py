@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,31 +88,13 @@ class Finished:
 
 
 @dataclass
-class _Lease:
-    """A local copy of an input file, kept from eviction until the last shard that reads it is made."""
-
-    stack: ExitStack
-    users: int = 1  # the thread that cuts it into blocks
-
-    def drop(self) -> None:
-        self.users -= 1
-        if not self.users:
-            self.stack.close()
-
-
-@dataclass
 class _Group:
     """Consecutive blocks that make one shard."""
 
     number: int
     blocks: list[tuple[SourceFile, Block]] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
-    leases: list[_Lease] = field(default_factory=list)
     size: int = 0
-
-    def release(self) -> None:
-        for lease in self.leases:
-            lease.drop()
 
 
 @dataclass(frozen=True)
@@ -135,31 +116,24 @@ class Inputs:
                 total += int((expansion(path) - 1.0) * sum(file.size for file in packed))
         return total
 
-    def blocks(
-        self, progress: Progress, after: Part | None = None
-    ) -> Iterator[tuple[int, Block, bool, _Lease]]:
-        """(file, block, whether the file ends with it, lease) in order, going on behind `after`."""
+    def blocks(self, progress: Progress, after: Part | None = None) -> Iterator[tuple[int, Block, bool]]:
+        """(file, block, whether the file ends with it) in order, going on behind `after`."""
         first = 0 if after is None else after.file + (1 if after.last else 0)
         for number in range(first, len(self.files)):
             file = self.files[number]
-            stack = ExitStack()
-            lease = _Lease(stack)
-            try:
-                path = stack.enter_context(self.cache.local(file, progress))
-                skip = after.blocks if after is not None and after.file == number else 0
-                before: Block | None = None
+            skip = after.blocks if after is not None and after.file == number else 0
+            before: Block | None = None
+            with self.cache.local(file, progress) as path:
                 for block in self.reader.blocks(shown(file.uri), path):
                     if before is not None:
                         if skip > 0:
                             skip -= 1
                         else:
-                            yield number, before, False, lease
+                            yield number, before, False
                     before = block
-                if before is None:  # an empty file still ends, and is remembered to have
-                    before = Block(shown(file.uri), 1, None, 0)
-                yield number, before, True, lease
-            finally:
-                lease.drop()
+            if before is None:  # an empty file still ends, and is remembered to have
+                before = Block(shown(file.uri), 1, None, 0)
+            yield number, before, True
 
     def groups(self, size: int, done: Sequence[Finished], progress: Progress) -> Iterator[_Group]:
         """The groups that are not among the first `done` shards, in order."""
@@ -169,13 +143,11 @@ class Inputs:
                 before = after.blocks if after is not None and after.file == part.file else 0
                 after = Part(part.file, before + part.blocks, part.last)
         group = _Group(len(done))
-        for number, block, last, lease in self.blocks(progress, after):
+        for number, block, last in self.blocks(progress, after):
             if group.parts and group.parts[-1].file == number:
                 group.parts[-1] = Part(number, group.parts[-1].blocks + 1, last)
             else:
                 group.parts.append(Part(number, 1, last))
-                group.leases.append(lease)
-                lease.users += 1
             group.blocks.append((self.files[number], block))
             group.size += block.size
             if group.size >= size:
@@ -289,26 +261,24 @@ def make_shards(
         prefix.append(there[len(prefix)])
     yield from prefix
     pool = ThreadPoolExecutor(threads, thread_name_prefix=f"prepare-{maker.split}")
-    running: dict[Future[Finished], _Group] = {}
+    running: set[Future[Finished]] = set()
 
     def collect(limit: int) -> Iterator[Finished]:
         """Wait until at most `limit` groups are in work."""
         while len(running) > limit:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                running.pop(future).release()
+            done, left = wait(running, return_when=FIRST_COMPLETED)
+            running.intersection_update(left)
+            for future in done:
                 yield future.result()
 
     try:
         for group in inputs.groups(shard_size, prefix, progress):
             if group.number in there:
-                group.release()
                 yield there[group.number]
                 continue
-            running[pool.submit(maker.make, group)] = group
+            running.add(pool.submit(maker.make, group))
             yield from collect(threads)  # one more than there are threads, so that none of them waits
         yield from collect(0)
     finally:
         maker.stop.set()
         pool.shutdown(wait=True, cancel_futures=True)
-        for group in running.values():
-            group.release()

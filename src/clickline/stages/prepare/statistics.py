@@ -90,6 +90,8 @@ class Tally:
 
     def sample(self, raw: RawRows, columns: Iterable[str], missing: Iterable[str]) -> None:
         """Count the values of some rows, evenly spaced, as text: enough to name the frequent ones."""
+        if not raw.rows:
+            return
         nothing = {"", *missing}
         rows = np.unique(np.linspace(0, raw.rows - 1, min(raw.rows, _SAMPLED_ROWS)).astype(np.int64))
         for tally, name in zip(self.slots, columns, strict=True):

@@ -1,0 +1,53 @@
+"""Memory does not grow with the number of rows, in no format that streams."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clickline.progress import Progress
+from clickline.stages.sample.generate import SampleOptions, generate
+
+CLICKLINE = str(Path(sys.executable).with_name("clickline"))
+
+
+def peak_bytes(folder: Path, *command: str) -> int:
+    """Largest resident size of a process that ended well."""
+    process = subprocess.Popen([CLICKLINE, *command], cwd=folder, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_maxrss * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "ending"), [("criteo", "tsv"), ("slots", "txt")])
+def test_peak_memory_is_flat_and_below_the_promise(project, name, ending):
+    peaks = []
+    for rows in (400_000, 2_400_000):
+        generate(
+            SampleOptions(format=name, rows=rows, out=project.folder / "data", eval_share=0.01), Progress()
+        )
+        slot_conf = {"slot_conf": "data/slot.conf"} if name == "slots" else {}
+        project.configure(
+            {"format": name, "train": f"data/train.{ending}", "shard_size": "16MiB", **slot_conf}
+        )
+        peaks.append(peak_bytes(project.folder, "prepare", "-q"))
+    small, large = peaks
+    assert large < 1.5 * 2**30
+    assert large < small + 64 * 2**20
+
+
+@pytest.mark.slow
+def test_a_gzip_bomb_is_bounded(project):
+    bomb = subprocess.run(
+        ["sh", "-c", "head -c 2000000000 /dev/zero | gzip -1"], capture_output=True, check=True
+    ).stdout
+    project.write("a.tsv.gz", bomb)
+    project.configure({"train": "a.tsv.gz", "max_bad": 1})
+    peak = peak_bytes(project.folder, "prepare", "-q")
+    assert peak < 1.5 * 2**30
