@@ -63,6 +63,7 @@ def test_hours_in_s3_are_prepared_and_no_secret_is_left_anywhere(project, bucket
     assert SECRET not in "".join(capfd.readouterr())
 
 
+@pytest.mark.slow
 def test_data_status_warm_and_clear(project, bucket):
     project.configure(HOURS, storage={"options": bucket}, name="ads")
 

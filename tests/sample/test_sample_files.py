@@ -36,7 +36,7 @@ class Watched(Progress):
         self.calls: list[str] = []
         self.rows = self.size = 0
 
-    def begin(self, title: str, *, total_bytes: int | None = None) -> None:
+    def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
         self.calls.append(f"begin {title}")
 
     def advance(self, *, rows: int = 0, size: int = 0) -> None:

@@ -195,6 +195,7 @@ def learned_auc(drawn: Drawn, pairs: list[tuple[int, int]], *, online: bool = Fa
     return exact_auc(scores_B[held_out], drawn.clicks_B[held_out])
 
 
+@pytest.mark.slow
 def test_signal_can_be_learned_and_interactions_and_fresh_rows_add_to_it(drawn: Drawn) -> None:
     held_out = slice(int(0.8 * ROWS), None)
     best = exact_auc(drawn.chances_B[held_out], drawn.clicks_B[held_out])

@@ -34,7 +34,7 @@ class Heard(Progress):
     advanced: int = 0
     ended: int = 0
 
-    def begin(self, title: str, *, total_bytes: int | None = None) -> None:
+    def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
         self.begun.append((title, total_bytes))
 
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
