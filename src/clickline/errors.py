@@ -8,7 +8,7 @@
     │   ├── TooManyBadRows     more rows in quarantine than `data.max_bad` allows
     │   └── ReaderFault        a custom reader raised, or yielded something that is not rows
     ├── StorageError           a store did not answer, refused, or its driver is not installed
-    │   └── CacheFull          a file does not fit under `cache.size`
+    │   └── CacheFull          a file does not fit under `cache.size`, or the rest of it is in use
     └── ArtifactError          a dataset, checkpoint or version is absent, torn or of another format
 
 A message says what was found, what is allowed, and what to do about it. Which exit code an error
@@ -86,7 +86,7 @@ class StorageError(ClicklineError):
 
 
 class CacheFull(StorageError):
-    """A remote file is larger than the cache may become, even with everything else evicted."""
+    """A remote file finds no room: it is larger than `cache.size`, or running work uses all the rest."""
 
 
 class ArtifactError(ClicklineError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "human_size"]
 
 
 class Progress:
@@ -19,3 +19,12 @@ class Progress:
 
     def say(self, message: str) -> None:
         """One line worth reading at any verbosity: a skipped stage, a changed input, an hour waited for."""
+
+
+def human_size(size: float) -> str:
+    """A number of bytes as people read it: 1.5 KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

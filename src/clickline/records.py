@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "CRITEO_FIELDS",
     "BadRow",
     "Block",
     "EncodedRows",
@@ -26,7 +27,10 @@ __all__ = [
     "SlotIds",
     "SourceFile",
     "TextColumn",
+    "category_text",
 ]
+
+CRITEO_FIELDS = ("label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27)))
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,15 @@ class NumberColumn:
 
 
 RawColumn = TextColumn | IntegerColumn | NumberColumn
+
+
+def category_text(value: int | float | bool) -> bytes:
+    """The text a number stands for when it names a category: 7, 7.0 and "7" are one."""
+    if value != value:
+        return b""
+    if isinstance(value, float) and not value.is_integer():
+        return repr(value).encode()
+    return str(int(value)).encode()
 
 
 @dataclass(frozen=True)

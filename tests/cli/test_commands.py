@@ -98,6 +98,17 @@ def test_check_takes_any_file_and_knows_data_that_is_there(tmp_path: Path) -> No
     assert done.stdout == f"other.yaml: no mistakes\nnote: data.eval: {tmp_path}/no* matches no file yet.\n"
 
 
+def test_check_knows_data_in_a_folder_with_glob_signs_in_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "a[1] b*"
+    folder.mkdir()
+    (folder / "day 1.tsv").touch()
+    write(folder, "data: {train: '*.tsv', eval: '*.gz'}\n")
+    done = run("check", cwd=folder)
+    assert (
+        done.stdout == f"clickline.yaml: no mistakes\nnote: data.eval: {folder}/*.gz matches no file yet.\n"
+    )
+
+
 def test_check_without_a_config_says_how_to_get_one(tmp_path: Path) -> None:
     done = run("check", cwd=tmp_path)
     assert done.returncode == 2
@@ -231,7 +242,7 @@ def test_sample_prepare_and_data_status(tmp_path: Path) -> None:
     again = run("prepare", "-q", cwd=tmp_path)
     assert again.returncode == 0
     assert "(up to date)" in again.stdout
-    assert "train rows  1,600" in again.stdout
+    assert "train     1,600 rows in 1 shards" in again.stdout
 
     status = run("data", "status", cwd=tmp_path)
     lines = status.stdout.splitlines()
@@ -287,3 +298,24 @@ def test_remote_data_is_shown_warmed_and_cleared(tmp_path: Path, web: str) -> No
         "in_use": 0,
     }
     assert status()[-1] == "NotCached"
+
+
+def test_check_looks_into_the_files_that_the_config_names(tmp_path: Path) -> None:
+    write(tmp_path, "data: {format: slots, train: a.txt, slot_conf: slot.conf}\n")
+    (tmp_path / "slot.conf").write_text("1\none\n1\n")
+    done = run("check", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "slot.conf:2 'one' is not a slot number" in done.stderr
+    assert "slot.conf:3 slot 1 is listed already in line 1" in done.stderr
+    (tmp_path / "slot.conf").write_text("no slots at all\n" * 500)
+    assert len(run("check", cwd=tmp_path).stderr.splitlines()) == 11
+    write(tmp_path, "data: {reader: r.py, train: a.txt, fields: {y: label, u: slot}}\n")
+    (tmp_path / "r.py").write_text("def read(path):\n    yield (\n")
+    done = run("check", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "r.py:2" in done.stderr
+
+
+def test_help_is_also_h(tmp_path: Path) -> None:
+    assert run("-h", cwd=tmp_path).stdout == run("--help", cwd=tmp_path).stdout
+    assert run("prepare", "-h", cwd=tmp_path).returncode == 0

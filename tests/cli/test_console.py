@@ -12,7 +12,8 @@ from contextlib import suppress
 import pytest
 
 from clickline.cli import console
-from clickline.cli.console import human_size, table, watching
+from clickline.cli.console import table, watching
+from clickline.progress import human_size
 
 
 @pytest.mark.parametrize(

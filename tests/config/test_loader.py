@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from clickline.config import Config, json_schema, load_config, resolved
-from clickline.errors import ConfigError, Mistake
+from clickline.errors import ConfigError, Mistake, SourceNotFound
+from clickline.storage.sources import DateRange, resolve
+from clickline.storage.stores import Storage
 
 Load = Callable[..., Config]
 Mistakes = Callable[..., list[Mistake]]
@@ -339,6 +341,46 @@ def test_paths_are_relative_to_the_file_not_to_the_shell(
     assert config.home == f"{folder}/.clickline"
 
 
+@pytest.mark.parametrize("train", ["*.csv", "day 1.csv", "{date}/*.csv", "*[2].csv"])
+def test_glob_signs_in_the_name_of_the_projects_folder_are_no_glob(tmp_path: Path, train: str) -> None:
+    folder = tmp_path / "a[1] b*"
+    (folder / "20240101").mkdir(parents=True)
+    (tmp_path / "a1 bb").mkdir()
+    for name in ("day 1.csv", "day 2.csv", "20240101/1.csv", "20240101/donefile", "../a1 bb/day 3.csv"):
+        (folder / name).write_bytes(b"")
+    dates = "dates: {from: 20240101, to: 20240101}, " if "{" in train else ""
+    text = (
+        f"data: {{format: csv, train: '{train}', {dates}eval: absent/*.csv, fields: {{y: label, x: slot}}}}\n"
+    )
+    (folder / "clickline.yaml").write_text(text)
+    config = load_config(folder / "clickline.yaml")
+    (tmp_path / "resolved.yaml").write_text(resolved(config))
+    assert load_config(tmp_path / "resolved.yaml") == config
+
+    span = DateRange("20240101", "20240101") if dates else None
+    found = resolve(Storage(), config.data.train, span, "donefile")
+    expected = {
+        "*.csv": ["day 1.csv", "day 2.csv"],
+        "day 1.csv": ["day 1.csv"],
+        "{date}/*.csv": ["20240101/1.csv"],
+        "*[2].csv": ["day 2.csv"],
+    }
+    assert [file.uri for file in found] == [f"{folder}/{name}" for name in expected[train]]
+    with pytest.raises(SourceNotFound) as caught:
+        resolve(Storage(), config.data.eval or ())
+    assert str(caught.value).startswith(
+        f"{folder}/absent/*.csv matches no file. The nearest folder that exists is {folder}, in it: 20240101, "
+    )
+
+
+def test_glob_signs_in_the_home_folder_are_no_glob(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/[x]")
+    config = load("data: {train: [~/*.tsv, '[ab]/~.tsv'], slot_conf: ~/s, format: slots}\n")
+    assert config.data.train[0] == "/home/[[]x]/*.tsv"
+    assert config.data.train[1].endswith("/[ab]/~.tsv")
+    assert config.data.slot_conf == "/home/[x]/s"
+
+
 def test_a_home_may_be_a_uri_a_cache_may_not(load: Load, mistakes: Mistakes) -> None:
     assert load(MINIMAL + "home: s3://bucket/clickline\n").home == "s3://bucket/clickline"
     (found,) = mistakes(MINIMAL + "cache: {dir: s3://bucket/cache}\n")
@@ -454,7 +496,7 @@ def test_secrets_are_refused_and_never_shown(mistakes: Mistakes, options: str) -
 def test_a_uri_with_a_password_is_refused_unshown(mistakes: Mistakes, uri: str) -> None:
     for text in (f"data: {{train: '{uri}'}}", f"{MINIMAL}home: '{uri}'"):
         (found,) = mistakes(text)
-        assert "URI without password or signature" in found.problem
+        assert "holds a password or a signature" in found.problem
         assert "HUSH" not in str(found)
 
 
@@ -492,7 +534,7 @@ def test_the_resolved_config_loads_to_the_same(load: Load, tmp_path: Path) -> No
     assert again == config
     assert resolved(again) == text
     assert config.data.dates is not None
-    assert (config.data.dates.first_hour, config.data.dates.last_hour) == (473352, 473379)
+    assert (config.data.dates.first, config.data.dates.last) == ("20240101", "20240102/03")
     assert config.data.dates.wait == 1800
 
 
@@ -634,3 +676,20 @@ def test_whatever_the_tree_only_config_errors_come(tmp_path: Path, tree: dict[st
     file = tmp_path / "any.yaml"
     file.write_text(yaml.safe_dump(tree), encoding="utf-8", errors="surrogatepass")
     assert_loads_or_tells(file, [])
+
+
+@pytest.mark.parametrize("key", ["a", "l", "al", "all"])
+def test_no_unknown_key_at_the_top_is_taken_whatever_its_name(mistakes: Mistakes, key: str) -> None:
+    (found,) = mistakes(f"{MINIMAL}{key}: 5\n")
+    assert found.problem == "is not a known key."
+
+
+@pytest.mark.parametrize("sign", ["'\"'", '"\\n"', "a", "7"])
+def test_a_delimiter_that_can_never_work_is_refused(mistakes: Mistakes, sign: str) -> None:
+    (found,) = mistakes(f"data: {{train: x, format: csv, delimiter: {sign}, fields: {{y: label, u: slot}}}}")
+    assert found.key == "data.delimiter"
+
+
+def test_braces_that_are_no_date_or_hour_are_refused(mistakes: Mistakes) -> None:
+    (found,) = mistakes("data: {train: 'odd/{a,b}.tsv'}")
+    assert "holds {a,b}. Allowed between braces: {date} and {hour}." in found.problem

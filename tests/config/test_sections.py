@@ -202,8 +202,10 @@ def test_a_glob_needs_fields_to_match() -> None:
     assert "fields.C* is a glob. Allowed only for formats with fields of their own" in refused(
         **with_fields(**{"C*": "slot"})
     )
-    # A column may be named so.
-    assert data(**with_fields(**{"price[usd]": "log1p"})).fields["price[usd]"].kind == "dense"
+    # A column may be named so; the field is not.
+    assert "fields.price[usd] is a glob." in refused(**with_fields(**{"price[usd]": "log1p"}))
+    priced = data(**with_fields(price={"transform": "log1p", "column": "price[usd]"}))
+    assert priced.fields["price"].column == "price[usd]"
 
 
 @pytest.mark.parametrize(
@@ -264,6 +266,50 @@ def test_formats_without_fields_of_their_own_need_a_label_and_a_feature(source: 
     assert "fields has no slot and no dense field" in words
     assert "has no slot and no dense" in refused(**source, fields={"click": "label", "x": "ignore"})
     assert data(**source, fields={"click": "label", "x": {}}).fields["x"].kind is None
+
+
+@pytest.mark.parametrize(
+    ("source", "fields", "words"),
+    [
+        ("criteo", {"label": "ignore"}, "fields.label sets label to ignore, and so no label is left. Remove it."),
+        ("criteo", {"*": "slot"}, "fields.* sets label to slot, and so no label is left. Narrow the glob, or add label: label."),
+        ("criteo", {"*": "slot"}, "fields.* makes label a slot field, and every dataset uses that name itself. Narrow the glob, or say what label is."),
+        ("criteo", {"l*": "slot"}, "fields.l* makes label a slot field"),
+        ("criteo", {"C*": "label"}, "fields has 27 fields of kind label: label, C1, C2, C3, C4 and 22 more. Allowed: one."),
+        ("criteo", {"clicked": {"kind": "label", "column": "label"}}, "fields has 2 fields of kind label: label, clicked."),
+        ("criteo", {"I*": "weight"}, "fields has 13 fields of kind weight: I1, I2, I3, I4, I5 and 8 more."),
+        ("criteo", {"[IC]*": "ignore"}, "fields has no slot and no dense field"),
+        ("criteo", {"label": "label", "*": "ignore"}, "fields has no slot and no dense field"),
+        ("criteo", {"C*": {"positive": "yes"}}, "fields.C*.positive is given, but the field's kind is slot."),
+        ("paddlerec", {"click": "ignore"}, "fields.click sets click to ignore, and so no label is left. Remove it."),
+        ("paddlerec", {"c*": "slot"}, "fields.c* makes click a slot field, and every dataset uses that name itself."),
+        ("paddlerec", {"y": {"kind": "label", "column": "5"}, "click": "ignore"}, "fields.y makes y a label, but a line of the format paddlerec has its own: click. Remove it."),
+        ("paddlerec", {"dense_1": {"separator": "|"}}, "fields.dense_1.separator is given, but the field's kind is dense."),
+        ("slots", {"clicked": {"kind": "label", "column": "7"}}, "fields.clicked makes clicked a label, but a line of the format slots has its own: show and click."),
+        ("slots", {"click": "slot"}, "fields.click is a slot field under a name that every dataset uses itself."),
+    ],
+)  # fmt: skip
+def test_globs_that_leave_no_label_or_too_many_are_told_before_reading(
+    source: str, fields: dict[str, Any], words: str
+) -> None:
+    assert words in refused(format=source, fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("source", "fields"),
+    [
+        ("criteo", {"*": "slot", "label": "label"}),
+        ("criteo", {"label": "label", "*": "slot"}),  # a name counts more than a glob, wherever it stands
+        ("criteo", {"*": "ignore", "l*": "label", "C7": "slot"}),
+        ("criteo", {"label": {"positive": "yes"}, "I?": "bucket"}),
+        ("criteo", {"label": "ignore", "y": {"kind": "label", "column": "label"}}),
+        ("paddlerec", {"click": "label", "dense_*": "log1p", "7": "ignore"}),
+        ("paddlerec", {"click": "ignore", "y": {"kind": "label", "column": "click"}}),
+        ("slots", {"*": {"multi": False}, "3": "ignore"}),
+    ],
+)
+def test_globs_that_leave_one_label(source: str, fields: dict[str, Any]) -> None:
+    assert set(data(format=source, fields=fields).fields) == set(fields)
 
 
 @pytest.mark.parametrize("kind", ["label", "weight", "time"])

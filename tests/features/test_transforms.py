@@ -75,22 +75,34 @@ def test_quantile_buckets_part_at_the_edges():
 def test_a_value_that_is_no_number_is_named(value, words):
     spec = FeatureSpec((DenseField("x", "x", "none"),), ())
     encoded, faults = Encoder(spec).encode_values([{"x": 1.0}, {"x": value}])
-    assert [(fault.row, fault.detail) for fault in faults] == [(1, words)]
+    assert [(fault.row, fault.detail) for group in faults for fault in group] == [(1, words)]
     assert encoded.dense_DB[0].tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("value", ["12a", "-1", "18446744073709551616", -5, "1.5", 1.5])
+@pytest.mark.parametrize("value", ["12a", "-", "18446744073709551616", "-9223372036854775809", "1.5", 1.5])
 def test_a_value_that_is_no_feasign_is_named(value):
     spec = FeatureSpec((), (SlotField("s", "s", 1, "feasign"),))
     _, faults = Encoder(spec).encode_values([{"s": value}])
-    assert [fault.reason for fault in faults] == ["not a number"]
-    assert "a whole number from 0 to 2^64 - 1 expected" in faults[0].detail
+    ((fault,),) = faults
+    assert fault.reason == "not a number"
+    assert "a 64-bit whole number expected" in fault.detail
+
+
+def test_a_feasign_may_be_written_signed_or_unsigned():
+    spec = FeatureSpec((), (SlotField("s", "s", 1, "feasign"),))
+    values = [-5, "-5", 2**64 - 5, str(2**64 - 5), -(2**63), 2**63]
+    encoded, faults = Encoder(spec).encode_values([{"s": value} for value in values])
+    alone = [Encoder(spec).encode_values([{"s": value}])[0].slots[0].ids_N[0] for value in values]
+    assert not faults
+    assert encoded.slots[0].ids_N.tolist() == alone
+    assert len(set(alone)) == 2
 
 
 def test_several_values_in_a_slot_for_one_are_named():
     spec = FeatureSpec((), (SlotField("s", "s", 1),))
     _, faults = Encoder(spec).encode_values([{"s": ["a", "b"]}])
-    assert faults[0].detail == "s has 2 values, one allowed; set multi: true"
+    ((fault,),) = faults
+    assert fault.detail == "s has 2 values, one allowed; set multi: true"
 
 
 def test_missing_values_among_several_are_dropped_and_none_left_is_missing():
@@ -102,6 +114,15 @@ def test_missing_values_among_several_are_dropped_and_none_left_is_missing():
     assert offsets == [0, 2, 3, 4, 5]
     assert ids[2] == ids[3] == slot.missing_id
     assert ids[4] == ids[0]
+
+
+def test_a_list_and_a_separated_text_agree_about_missing():
+    slot = SlotField("s", "s", 1, multi=True, separator="|")
+    encoded, _ = Encoder(FeatureSpec((), (slot,), ("NULL",))).encode_values(
+        [{"s": "x|NULL"}, {"s": ["x", "NULL"]}]
+    )
+    assert encoded.slots[0].offsets_B1.tolist() == [0, 1, 2]
+    assert encoded.slots[0].ids_N[0] == encoded.slots[0].ids_N[1]
 
 
 def test_a_value_of_no_use_is_refused():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clickline.errors import DataError, TooManyBadRows
+from clickline.errors import DataError, StorageError, TooManyBadRows
 
 
 def quarantine(result) -> list[dict[str, object]]:
@@ -37,9 +37,9 @@ def test_each_bad_row_is_kept_with_file_line_and_reason(project, criteo_line):
     assert {row["file"] for row in rows.values()} == {str(path)}
     assert rows[11]["detail"] == "3 columns, 40 expected"
     assert rows[11]["text"] == "1\ttoo\tfew"
-    assert rows[21]["detail"] == "label is 'x', 0 or 1 expected"
+    assert rows[21]["detail"] == "label is 'x', 0 or 1 expected; or set positive:"
     assert rows[31]["detail"] == "I4 is '12,5', a number expected"
-    assert rows[41]["detail"].startswith("label is 7, 0 or 1 expected")
+    assert rows[41]["detail"].startswith("label is '7', 0 or 1 expected")
 
 
 def test_rows_around_a_bad_one_are_untouched(project, criteo_line):
@@ -74,6 +74,30 @@ def test_the_wrong_format_is_given_up_soon(project):
     assert 100_000 < project.heard.rows < 250_000
 
 
+def test_many_bad_rows_that_are_allowed_are_all_read(project, criteo_line):
+    good, bad = criteo_line(1, 1), "bad\n"
+    project.write("a.tsv", (bad * 3 + good * 2) * 50_000)
+    project.configure({"train": "a.tsv", "shard_size": "1MiB", "max_bad": 0.9})
+    assert project.prepare().train_rows == 100_000
+
+
+def test_a_bad_beginning_of_good_data_is_no_reason_to_give_up(project, criteo_line):
+    project.write("a.tsv", "bad\n" * 110_000 + criteo_line(1, 1) * 50_000)
+    project.configure({"train": "a.tsv", "shard_size": "256KiB", "max_bad": 0.8})
+    assert project.prepare().train_rows == 50_000
+
+
+def test_values_that_are_bad_in_every_row_are_counted_in_bounded_words(project, criteo_line):
+    project.write("a.tsv", criteo_line(7, 1) * 20_000)
+    project.configure({"train": "a.tsv", "max_bad": 1})
+    project.write("a.tsv", criteo_line(7, 1) * 20_000 + criteo_line(1, 1))
+    result = project.prepare()
+    assert result.dataset.splits["train"].report["bad"] == {"bad label": 20_000}
+    rows = quarantine(result)
+    assert len(rows) < 10_000
+    assert sum(row["count"] for row in rows) == 20_000
+
+
 def test_a_cut_off_gzip_delivers_its_rows_and_is_reported(project, criteo_line):
     text = "".join(criteo_line(row % 2, row) for row in range(20_000)).encode()
     packed = gzip.compress(text)
@@ -93,7 +117,7 @@ def test_a_cut_off_gzip_delivers_its_rows_and_is_reported(project, criteo_line):
 def test_no_rows_at_all_is_an_error(project, content):
     project.write("a.tsv", content)
     project.configure({"train": "a.tsv"})
-    with pytest.raises(DataError, match=r"data.train holds no rows in 1 file\(s\)"):
+    with pytest.raises(DataError, match=r"data\.train holds no rows: .*a\.tsv is empty"):
         project.prepare()
 
 
@@ -114,7 +138,33 @@ def test_data_with_one_kind_of_label_is_told(project, criteo_line):
     project.write("a.tsv", criteo_line(0, 1) * 10)
     project.configure({"train": "a.tsv"})
     project.prepare()
-    assert "no row was clicked: nothing can be learned from data.train as it is" in project.heard.said
+    assert any(said.startswith("data.train: no row was clicked.") for said in project.heard.said)
+
+
+def test_rows_that_are_all_bad_make_no_dataset_even_where_they_are_allowed(project, criteo_line):
+    project.write("a.tsv", criteo_line(9, 1) * 3)
+    project.configure({"train": "a.tsv", "max_bad": 1})
+    with pytest.raises(DataError, match=r"holds no row that can be used in .*a\.tsv: 3 bad label"):
+        project.prepare()
+    assert not (project.folder / ".clickline/datasets/current").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("slots", "show click feasign:slot"), ("paddlerec", "click:0 dense_feature")]
+)
+def test_a_source_without_any_slot_is_named_with_the_layout_expected(project, criteo_line, name, layout):
+    project.write("a.txt", criteo_line(1, 1) * 3)
+    project.configure({"format": name, "train": "a.txt"})
+    with pytest.raises(DataError, match=f"no slot was found .*a.txt.*{layout}.*Check data.format"):
+        project.prepare()
+
+
+def test_a_home_that_is_a_file_is_named(project, criteo_line):
+    project.write("a.tsv", criteo_line(1, 1))
+    project.write("afile", "")
+    project.configure({"train": "a.tsv"}, home="afile/home")
+    with pytest.raises(StorageError, match=r"Not a directory\. It is part of `home`"):
+        project.prepare()
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_parquet_with_lists_numbers_text_and_time(project):
             "user": pa.array([7, None, 8], pa.int64()),
             "tags": [["a", "b"], [], None],
             "price": pa.array([1.5, None, 0.0]),
-            "at": pa.array([3_600_000, 7_200_000, 3_600_001], pa.timestamp("s")),
+            "at": pa.array([360_000_000, 720_000_000, 360_000_001], pa.timestamp("s")),
             "w": pa.array([1.0, 2.0, 0.5]),
         }
     )
@@ -151,7 +151,7 @@ def test_parquet_with_lists_numbers_text_and_time(project):
     out = project.table(result)
     assert out.column("label").to_pylist() == [1.0, 0.0, 1.0]
     assert out.column("weight").to_pylist() == [1.0, 2.0, 0.5]
-    assert out.column("event_hour").to_pylist() == [1000, 2000, 1000]
+    assert out.column("event_hour").to_pylist() == [100_000, 200_000, 100_000]
     assert out.column("price").to_pylist() == [1.5, 0.0, 0.0]
     assert [len(ids) for ids in out.column("tags").to_pylist()] == [2, 1, 1]
     project.write("a.csv", "clicked,user\n1,7\n0,\n1,8\n")
@@ -203,6 +203,79 @@ def test_a_reader_of_ones_own(project):
     table = project.table(project.prepare())
     assert table.column("x").to_pylist() == [i * 0.5 for i in range(10)]
     assert len(set(table.column("u").to_pylist())) == 10
+
+
+def test_a_named_field_wins_over_a_glob_whatever_the_order(project, criteo_line):
+    project.write("a.tsv", criteo_line(1, 1, I1=7, I2=7) + criteo_line(0, 2, I1=7, I2=7))
+    project.configure({"train": "a.tsv"})
+    own = "own: {column: I1, transform: bucket}"
+    first = project.table(project.prepare(f"data.fields={{I*: none, I1: log1p, {own}}}"))
+    second = project.table(project.prepare(f"data.fields={{{own}, I1: log1p, I*: none}}"))
+    for table in (first, second):
+        assert table.column("I1").to_pylist() == pytest.approx([np.log1p(7)] * 2)
+        assert table.column("I2").to_pylist() == [7.0, 7.0]
+        assert str(table.schema.field("own").type) == "uint64"
+
+
+def test_the_order_of_fields_is_part_of_what_a_dataset_is(project):
+    project.write("a.csv", "y,a,b\n1,1,2\n0,3,4\n")
+    project.configure({"format": "csv", "train": "a.csv", "fields": {"y": "label", "a": "none"}})
+    first = project.prepare("data.fields={y: label, a: none, b: none}")
+    second = project.prepare("data.fields={y: label, b: none, a: none}")
+    assert not second.reused
+    assert [field.name for field in first.dataset.features.dense] == ["a", "b"]
+    assert [field.name for field in second.dataset.features.dense] == ["b", "a"]
+
+
+def test_targets_with_several_values_in_a_row_are_bad_rows_not_moved_ones(project):
+    table = pa.table(
+        {"y": [["yes", "no"], ["no"], ["yes"]], "t": [[4e8], [4e8, 5e8], [6e8]], "u": ["a", "b", "c"]}
+    )
+    pq.write_table(table, project.folder / "a.parquet")
+    fields = {"y": {"kind": "label", "positive": ["yes"]}, "t": "time", "u": "slot"}
+    project.configure({"format": "parquet", "train": "a.parquet", "fields": fields, "max_bad": 1})
+    result = project.prepare()
+    assert result.dataset.splits["train"].report["bad"] == {"several values": 2}
+    out = project.table(result)
+    assert out.column("label").to_pylist() == [1.0]
+    assert out.column("event_hour").to_pylist() == [int(6e8) // 3600]
+
+
+def test_marks_for_missing_do_not_enter_the_statistics(project):
+    rows = "".join(f"{i % 2},u{i},{-999 if i % 5 == 0 else i % 10}\n" for i in range(1000))
+    project.write("a.csv", "y,u,x\n" + rows)
+    fields = {"y": "label", "u": "slot", "x": "minmax"}
+    project.configure({"format": "csv", "train": "a.csv", "missing": ["-999"], "fields": fields})
+    (x,) = project.prepare().dataset.features.dense
+    assert (x.statistics.low, x.statistics.high, x.statistics.count) == (1.0, 9.0, 800)
+
+
+def test_quantiles_part_values_that_lie_close_together(project):
+    rows = "".join(f"{i % 2},u,{1_700_000_000 + i * 64},{2000 + i % 25}\n" for i in range(5000))
+    project.write("a.csv", "y,u,at,year\n" + rows)
+    ten = {"transform": "bucket", "buckets": 10}
+    fields = {"y": "label", "u": "slot", "at": ten, "year": ten}
+    project.configure({"format": "csv", "train": "a.csv", "fields": fields})
+    table = project.table(project.prepare())
+    for name in ("at", "year"):
+        _, counts = np.unique(table.column(name).to_numpy(), return_counts=True)
+        assert len(counts) == 10
+        assert counts.max() < 1.6 * counts.min()
+
+
+def test_values_of_a_separated_slot_are_counted_one_by_one(project):
+    project.write("a.csv", "y,s\n1,x|q\n0,q|x\n1,x\n")
+    project.configure({"format": "csv", "train": "a.csv", "fields": {"y": "label", "s": {"separator": "|"}}})
+    (slot,) = project.prepare().dataset.splits["train"].report["slots"]
+    assert [top["value"] for top in slot["top"]] == ["x", "q"]
+
+
+def test_dates_written_as_numbers_are_not_taken_for_seconds(project):
+    project.write("a.csv", "y,u,at\n1,a,20231114\n0,b,2023-11-14 22:60:00\n1,c,2023-11-14 22:59:59\n")
+    fields = {"y": "label", "u": "slot", "at": "time"}
+    project.configure({"format": "csv", "train": "a.csv", "fields": fields, "max_bad": 1})
+    result = project.prepare()
+    assert result.dataset.splits["train"].report["bad"] == {"bad time": 2}
 
 
 def test_hours_of_a_pattern_give_the_event_hour(project):

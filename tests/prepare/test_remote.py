@@ -132,6 +132,16 @@ def test_a_dataset_can_live_in_s3_and_is_the_same_there(project, bucket):
     assert project.prepare("home=s3://logs/home").reused
 
 
+def test_a_remote_home_with_a_small_cache_and_a_remote_source(project, bucket):
+    cache = {"dir": "cache", "size": "1MiB"}
+    text = json.dumps(
+        {"data": HOURS, "cache": cache, "storage": {"options": bucket}, "home": "s3://logs/small"}
+    )
+    project.write("clickline.yaml", text)
+    assert project.prepare().train_rows == 1500
+    assert not list((project.folder / "cache-work").glob("*"))
+
+
 def test_a_missing_hour_stops_with_exit_4_and_is_named(project, bucket):
     late = {**HOURS, "dates": {"from": "20260101/01", "to": "20260101/04"}}
     project.configure(late, storage={"options": bucket})

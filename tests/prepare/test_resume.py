@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clickline.errors import ArtifactError, StorageError
+from clickline.errors import ArtifactError, DataError, StorageError
 from clickline.stages.prepare import shards
 from clickline.storage.stores import Storage
 
@@ -156,6 +156,39 @@ def test_a_second_prepare_of_the_same_dataset_is_told_to_wait(project, criteo_li
     first.join()
     assert second.returncode == 1
     assert f"another `clickline prepare` (process {os.getpid()}) makes this dataset" in second.stderr
+
+
+def test_a_file_that_changes_while_it_is_read_is_noticed(project):
+    project.write("a.txt", "1")
+    project.write(
+        "my_reader.py",
+        "import pyarrow as pa\n\n\ndef read(path):\n"
+        "    yield pa.RecordBatch.from_pylist([{'y': 1, 'u': 'a'}])\n"
+        "    with open(path, 'a') as file:\n        file.write('more')\n",
+    )
+    project.configure({"reader": "my_reader.py", "train": "a.txt", "fields": {"y": "label", "u": "slot"}})
+    with pytest.raises(DataError, match=r"a\.txt changed while it was read\. Run the same command again"):
+        project.prepare()
+
+
+def test_unfinished_datasets_that_nobody_makes_are_removed(project, criteo_line):
+    fill(project, criteo_line, 1000)
+    abandoned = datasets(project) / "0123456789ab"
+    (abandoned / "work").mkdir(parents=True)
+    (abandoned / "train-00000.parquet").write_bytes(b"half")
+    (abandoned / "work" / "lock").write_text("1")
+    project.prepare()
+    assert not abandoned.exists()
+    assert "removed dataset 0123456789ab, unfinished" in project.heard.said
+
+
+def test_the_dataset_before_is_kept_even_if_this_release_cannot_read_it(project, criteo_line):
+    fill(project, criteo_line, 1000)
+    first = Path(project.prepare().dataset.folder)
+    manifest = first / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 0', 1))
+    project.prepare("data.shard_size=1MiB")
+    assert manifest.exists()
 
 
 def test_a_torn_dataset_is_refused_with_the_remedy(project, criteo_line):

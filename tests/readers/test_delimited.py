@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from whole_file import read
 
 from clickline.errors import DataError
-from clickline.readers.delimited import CRITEO_COLUMNS, Criteo, Csv
-from clickline.records import Block, TextColumn
+from clickline.readers.delimited import Criteo, Csv
+from clickline.records import CRITEO_FIELDS, Block, TextColumn
 
 CRITEO_ROW = b"1\t" + b"\t".join(b"%d" % i for i in range(13)) + b"\t" + b"\t".join([b"ab12"] * 26)
 
@@ -122,20 +122,20 @@ def test_criteo_finds_out_delimiter_and_header(tmp_path: Path, delimiter: bytes,
     rows, bad = read(Criteo(), path)
     assert bad == []
     assert [line for line, _ in rows] == ([2, 3] if header else [1, 2])
-    assert list(rows[0][1]) == list(CRITEO_COLUMNS)
+    assert list(rows[0][1]) == list(CRITEO_FIELDS)
     assert list(rows[0][1].values()) == CRITEO_ROW.split(b"\t")
 
 
 def test_a_header_in_another_order_is_followed(tmp_path: Path):
     path = tmp_path / "log"
-    names = [*CRITEO_COLUMNS[14:], *CRITEO_COLUMNS[:14]]
+    names = [*CRITEO_FIELDS[14:], *CRITEO_FIELDS[:14]]
     path.write_text("\t".join(names) + "\n" + "\t".join(f"v_{name}" for name in names) + "\n")
     ((_, cells),), bad = read(Criteo(), path)
     assert bad == []
-    assert cells == {name: f"v_{name}".encode() for name in CRITEO_COLUMNS}
+    assert cells == {name: f"v_{name}".encode() for name in CRITEO_FIELDS}
 
 
-@pytest.mark.parametrize("first", [b"2", b"", b"0.0", b"-1", b"nan"])
+@pytest.mark.parametrize("first", [b"2", b"", b"0.0", b"-1", b"nan", b"oops"])
 def test_a_first_row_with_a_wrong_label_is_not_taken_for_a_header(tmp_path: Path, first: bytes):
     path = tmp_path / "log"
     path.write_bytes(first + CRITEO_ROW[1:] + b"\n")
@@ -152,7 +152,7 @@ def test_the_real_criteo_rows(real_data: Path):
         assert not raw.bad
         assert not block.faults
         rows += raw.rows
-        for c, name in enumerate(CRITEO_COLUMNS):
+        for c, name in enumerate(CRITEO_FIELDS):
             column = raw.columns[name]
             assert isinstance(column, TextColumn)
             sums[c] += int((column.ends_N - column.starts_N).sum())
@@ -368,8 +368,8 @@ def test_a_column_that_a_file_lacks_is_named_with_the_nearest(tmp_path: Path):
     with pytest.raises(DataError) as error:
         list(Csv(wanted=("click", "ad")).blocks("s3://logs/day.csv", path))
     assert str(error.value) == (
-        "s3://logs/day.csv: no column 'click' (is it 'clicked'?); its columns are: clicked, user, ad. "
-        "Name one of these in the config or, if the files have no header line, say so there"
+        "s3://logs/day.csv has no column 'click'; its columns are clicked, user, ad; did you mean 'clicked'? "
+        "If the files have no header line, set data.header: false and data.columns"
     )
 
 
@@ -377,7 +377,10 @@ def test_a_column_that_the_config_does_not_list_is_named(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b"1,2\n")
     reader = Csv(header=False, columns=("click", "ad"), wanted=("click", "user"))
-    with pytest.raises(DataError, match="no column 'user'; its columns are: click, ad"):
+    with pytest.raises(
+        DataError,
+        match=r"^log has no column 'user'; its columns are click, ad; name one of them.* to the file$",
+    ):
         list(reader.blocks("log", path))
 
 
@@ -393,7 +396,7 @@ def test_a_column_wanted_twice_is_delivered_once(tmp_path: Path):
 def test_a_column_named_twice_is_refused(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b"click,ad,ad\n1,2,3\n")
-    with pytest.raises(DataError, match="two columns are named 'ad'; rename one"):
+    with pytest.raises(DataError, match="log has 2 columns named 'ad'; rename all but one"):
         list(Csv(wanted=("click", "ad")).blocks("log", path))
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clickline.readers.lines import BrokenStream, LineBlocks, open_stream
+from clickline.readers.source import ByteSource
 from clickline.records import Block
 
 LINES = [f"line {i} {'x' * (i * 7919 % 301)}\n".encode() for i in range(3000)]
@@ -27,7 +28,7 @@ SUFFIX = {"gzip": ".gz", "zstd": ".zst"}
 
 
 def blocks_of(path: Path, **sizes: int) -> list[Block]:
-    return list(LineBlocks("log", path, **sizes))
+    return list(LineBlocks(path.name, path, **sizes))
 
 
 def text_of(blocks: list[Block]) -> bytes:
@@ -54,7 +55,7 @@ def text_of(blocks: list[Block]) -> bytes:
 def test_content_decides_how_a_file_is_decompressed(tmp_path: Path, name: str, content: bytes):
     path = tmp_path / name
     path.write_bytes(content)
-    assert b"".join(open_stream(path)) == TEXT
+    assert b"".join(open_stream(path.name, path)) == TEXT
     blocks = blocks_of(path, block_bytes=10_000)
     assert text_of(blocks) == TEXT
     assert not any(block.faults for block in blocks)
@@ -195,10 +196,24 @@ def test_an_empty_compressed_file_is_a_failed_copy(tmp_path: Path, name: str, re
     path = tmp_path / name
     path.write_bytes(b"")
     with pytest.raises(BrokenStream, match="ends at byte 0") as broken:
-        list(open_stream(path))
+        list(open_stream(path.name, path))
     assert broken.value.reason == reason
     (block,) = blocks_of(path)
     assert (block.size, [f.reason for f in block.faults]) == (0, [reason])
+
+
+@pytest.mark.parametrize("uri", ["s3://logs/day.tsv.gz", "https://host/day.tsv.gz?***", "data/day.tsv.gz"])
+def test_an_empty_copy_in_a_cache_is_judged_by_the_name_of_its_source(tmp_path: Path, uri: str):
+    copy = tmp_path / "data"
+    copy.write_bytes(b"")
+    (block,) = LineBlocks(uri, copy)
+    (fault,) = block.faults
+    assert (fault.file, fault.reason) == (uri, "truncated gzip")
+    source = ByteSource(uri, copy)
+    assert source.read(1) == b""
+    assert source.broken is not None
+    assert source.broken.reason == "truncated gzip"
+    assert list(LineBlocks("s3://logs/day.tsv", copy)) == []
 
 
 @given(

@@ -83,16 +83,37 @@ def test_the_largest_and_smallest_integers() -> None:
     assert rows_of(pa.array([-(2**63), -1, 2**63 - 1])) == [[-(2**63)], [-1], [2**63 - 1]]
 
 
-@pytest.mark.parametrize(
-    "kind", [pa.float16(), pa.float32(), pa.float64(), pa.decimal128(9, 3), pa.decimal256(50, 3)]
-)
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
 def test_numbers(kind: pa.DataType) -> None:
     items = [1.5, None, -2.25, 0.0]
-    source = [None if i is None else Decimal(str(i)) for i in items] if pa.types.is_decimal(kind) else items
-    column = to_raw("c", pa.array(source, kind))
+    column = to_raw("c", pa.array(items, kind))
     assert isinstance(column, NumberColumn)
     assert values(column) == items
     assert column.values_N.dtype == np.float64
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(20, 0), pa.decimal256(40, 0)])
+def test_ids_in_decimals_are_not_merged_by_a_double(kind: pa.DataType) -> None:
+    ids = [2**64 - 1, 2**64 - 2, 2**53 + 1, 0, -7]
+    column = to_raw("c", pa.array([Decimal(i) for i in ids] + [None], kind))
+    assert isinstance(column, TextColumn)
+    assert values(column) == [b"%d" % i for i in ids] + [None]
+    lists = pa.array([[Decimal(2**64 - 1), None], None, [Decimal(5)]], pa.list_(kind))
+    assert rows_of(lists) == [[b"%d" % (2**64 - 1), None], [], [b"5"]]
+    assert rows_of(pa.array([Decimal(2**63)], kind).dictionary_encode()) == [[b"%d" % 2**63]]
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(9, 3), pa.decimal256(50, 3), pa.decimal128(38, 18)])
+def test_decimals_are_written_without_exponent(kind: pa.DataType) -> None:
+    items = ["1.5", "-2.25", "0", "0.001", "-100000"] + ["0.000000000000000001"] * (kind.scale == 18)
+    array = pa.array([None, *map(Decimal, items)], kind)
+    expected = [f"{Decimal(item):.{kind.scale}f}".encode() for item in items]
+    assert values(to_raw("c", array)) == [None, *expected]
+    assert values(to_raw("c", array.slice(2))) == expected[1:]
+
+
+def test_decimals_of_thousands_are_written_out() -> None:
+    assert rows_of(pa.array([Decimal(1200), Decimal(0)], pa.decimal128(9, -2))) == [[b"1200"], [b"0"]]
 
 
 def test_booleans() -> None:

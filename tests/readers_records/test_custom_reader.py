@@ -208,3 +208,14 @@ def test_two_readers_of_one_name_do_not_meet(tmp_path: Path) -> None:
     found = [read_all(reader, tmp_path / "x")[0][1]["a"] for reader in readers]
     assert found == [[b"one"], [b"two"]]
     assert isinstance(pa.array([1]), pa.Array)
+
+
+def test_what_a_reader_prints_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """stdout is the command's own: with --json it holds one document and nothing else."""
+    path = tmp_path / "my_reader.py"
+    path.write_text(
+        "import pyarrow as pa\n\n\ndef read(path):\n    print('hello')\n"
+        "    yield pa.RecordBatch.from_pylist([{'a': 1}])\n    print('bye')\n"
+    )
+    assert len(list(Custom(path, ("a",)).blocks("x", tmp_path / "x"))) == 1
+    assert capsys.readouterr() == ("", "hello\nbye\n")

@@ -295,3 +295,12 @@ def test_a_sample_with_one_label_only_has_no_best_auc(tmp_path: Path) -> None:
     report = generate(SampleOptions(format="csv", rows=5, out=tmp_path), Progress())
     assert report.eval_rows == 1
     assert report.best_auc is None
+
+
+def test_logs_that_sample_did_not_write_are_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("my own log\n")
+    with pytest.raises(
+        ConfigError, match=r"would overwrite .*train\.tsv, which `clickline sample` did not write"
+    ):
+        generate(SampleOptions(format="criteo", rows=100, out=tmp_path), Progress())
+    assert (tmp_path / "train.tsv").read_text() == "my own log\n"

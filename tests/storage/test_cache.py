@@ -242,9 +242,7 @@ def test_too_little_room_on_the_disk_is_said_before_the_download(
 ) -> None:
     file = _file(web, "/a.gz", b"x" * 100_000)
     monkeypatch.setattr(Cache, "_free_on_disk", lambda _: 50_000)
-    with pytest.raises(
-        StorageError, match=r"48\.83 KiB are free and .* needs 97\.66 KiB more\. .* cache\.dir"
-    ):
+    with pytest.raises(StorageError, match=r"48\.8 KiB are free and .* needs 97\.7 KiB more\. .* cache\.dir"):
         _content(cache, file)
     assert web.gets == []
 
@@ -467,10 +465,24 @@ def test_a_file_larger_than_the_cache(web: Web, directory: Path) -> None:
     with pytest.raises(CacheFull) as caught:
         _content(Cache(directory, 2 * MIB, Storage({}, None)), file)
     assert str(caught.value) == (
-        f"{web.url}/a.gz is 3 MiB and the cache may hold 2 MiB. "
+        f"{web.url}/a.gz is 3.0 MiB and the cache may hold 2.0 MiB. "
         "Raise cache.size, or cut the file into smaller ones."
     )
     assert web.gets == []
+
+
+def test_what_is_no_copy_is_neither_counted_nor_evicted_nor_cleared(web: Web, directory: Path) -> None:
+    cache = Cache(directory, 150_000, Storage({}, None))
+    others = [directory / "work" / "3f2a" / "data", directory / ("a" * 31) / "data", directory / "notes.txt"]
+    for other in others:
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_bytes(b"x" * 100_000)
+    first, second = (_file(web, f"/{name}.gz", os.urandom(100_000)) for name in "ab")
+    assert cache.status([first]).available_bytes == 150_000
+    assert _content(cache, first) == web.files["/a.gz"]
+    assert _content(cache, second) == web.files["/b.gz"]  # evicts the first, and nothing else
+    assert cache.clear() == Cleared(files=1, size=100_000, in_use=0)
+    assert [other.stat().st_size for other in others] == [100_000] * 3
 
 
 # status, warm, clear
@@ -513,7 +525,7 @@ def test_status_of_local_files(cache: Cache, folder: Store, directory: Path) -> 
 def test_warm_refuses_what_cannot_all_stay(web: Web, directory: Path) -> None:
     files = [_file(web, f"/{name}.gz", b"x" * 1000) for name in "abc"]
     with pytest.raises(
-        CacheFull, match=r"the 3 files are 2\.93 KiB together and the cache may hold 2 KiB.*cache\.size"
+        CacheFull, match=r"the 3 files are 2\.9 KiB together and the cache may hold 2\.0 KiB.*cache\.size"
     ):
         Cache(directory, 2048, Storage({}, None)).warm(files)
     assert web.gets == []

@@ -112,6 +112,26 @@ def test_globs(store: Store, filled: Filled) -> None:
     assert store.storage.names(f"{store.base}/absent") == []
 
 
+def test_signs_of_a_glob_in_the_name_of_a_folder_are_no_glob(store: Store, filled: Filled) -> None:
+    filled(store, {"a[1] b*/x.tsv": b"", "a[1] b*/x1.tsv": b"", "a[1] b*/sub/y.tsv": b"", "a1 bb/z.tsv": b""})
+    folder = store.storage.join(store.base, "a[1] b*")
+
+    def found(pattern: str) -> list[str]:
+        files = store.storage.list(Storage.inside(folder, pattern))
+        return [file.uri.removeprefix(folder + "/") for file in files]
+
+    assert found("*.tsv") == ["x.tsv", "x1.tsv"]
+    assert found("x?.tsv") == ["x1.tsv"]
+    assert found("x.tsv") == ["x.tsv"]
+    assert found("**/*.tsv") == ["sub/y.tsv", "x.tsv", "x1.tsv"]
+    assert found("s*/y.tsv") == ["sub/y.tsv"]
+    assert found("absent.tsv") == []
+    assert store.storage.folders(Storage.inside(folder, "sub")) == [f"{folder}/sub"]
+    deeper = store.storage.join(store.base, "*", Storage.inside("a[1] b*", "*.tsv"))
+    assert store.storage.list(deeper) == []  # a glob in front of an escaped name
+    assert len(store.storage.list(store.storage.join(store.base, "*[*]", "sub", "*"))) == 1
+
+
 def test_a_new_file_is_seen_at_once(store: Store, filled: Filled) -> None:
     assert store.storage.list(f"{store.base}/*") == []
     assert store.storage.describe(f"{store.base}/done") is None
@@ -218,6 +238,12 @@ def test_a_local_file_with_glob_signs_in_its_name_is_found(folder: Store, filled
     assert [file.uri for file in folder.storage.list(f"{folder.base}/a[1].tsv")] == [
         f"{folder.base}/a[1].tsv"
     ]
+
+
+def test_a_file_with_glob_signs_is_found_in_a_folder_with_some(folder: Store, filled: Filled) -> None:
+    filled(folder, {"[x]/a[1].tsv": b"x", "[x]/a1.tsv": b"y"})
+    pattern = Storage.inside(f"{folder.base}/[x]", "a[1].tsv")
+    assert [file.uri for file in folder.storage.list(pattern)] == [f"{folder.base}/[x]/a[1].tsv"]
 
 
 def test_links_are_followed_but_not_in_circles(folder: Store, filled: Filled) -> None:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clickline.artifacts.manifest import digest, read_manifest, write_manifest
-from clickline.errors import ArtifactError, StorageError
+from clickline.errors import ArtifactError
 from clickline.features import FeatureSpec
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 from clickline.storage.stores import Storage
@@ -35,8 +35,11 @@ __all__ = [
     "Shard",
     "ShardWriter",
     "Split",
+    "current_id",
     "dataset_folder",
+    "finish",
     "from_table",
+    "schema",
     "to_table",
 ]
 
@@ -59,7 +62,7 @@ class Split:
     """The train or the eval part of a dataset."""
 
     shards: tuple[Shard, ...]
-    report: Mapping[str, Any]  # rows, clicks, bad rows by reason, slots: see prepare/report.py
+    report: Mapping[str, Any]  # rows, clicks, bad rows by reason, slots: as prepare counted them
 
     @property
     def rows(self) -> int:
@@ -98,7 +101,8 @@ class Dataset:
         except (KeyError, TypeError, AttributeError) as error:
             raise ArtifactError(f"the manifest of {folder} lacks or misnames a part: {error}") from error
         found = {
-            file.uri.rsplit("/", 1)[-1]: file.size for file in storage.list(Storage.join(folder, "*.parquet"))
+            file.uri.rsplit("/", 1)[-1]: file.size
+            for file in storage.list(Storage.inside(folder, "*.parquet"))
         }
         for shard in (shard for split in splits.values() for shard in split.shards):
             if found.get(shard.file) != shard.size:
@@ -112,13 +116,9 @@ class Dataset:
     @classmethod
     def current(cls, storage: Storage, home: str) -> Dataset:
         """The newest finished dataset of a home."""
-        pointer = Storage.join(home, "datasets", "current")
-        try:
-            name = storage.read(pointer).decode().strip()
-        except StorageError as error:
-            raise ArtifactError(
-                f"{home} holds no prepared dataset. Run `clickline prepare` first."
-            ) from error
+        name = current_id(storage, home)
+        if name is None:
+            raise ArtifactError(f"{home} holds no prepared dataset. Run `clickline prepare` first.")
         return cls.open(storage, dataset_folder(home, name))
 
     def make_current(self, storage: Storage, home: str) -> None:
@@ -134,6 +134,12 @@ class Dataset:
         for number, shard in enumerate(self.splits[split].shards):
             for group, rows in enumerate(shard.row_groups):
                 yield number, group, rows
+
+
+def current_id(storage: Storage, home: str) -> str | None:
+    """The id of the newest finished dataset of a home; None when there is none yet."""
+    pointer = Storage.join(home, "datasets", "current")
+    return storage.read(pointer).decode().strip() if storage.describe(pointer) else None
 
 
 def dataset_folder(home: str, name: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from clickline.errors import ArtifactError, StorageError
 from clickline.storage.stores import Storage
 
-__all__ = ["MANIFEST", "digest", "fingerprint", "read_manifest", "write_manifest"]
+__all__ = ["MANIFEST", "as_json", "digest", "fingerprint", "read_manifest", "write_manifest"]
 
 MANIFEST = "manifest.json"
 
@@ -21,8 +21,7 @@ def write_manifest(
 ) -> None:
     """Declare `folder` whole. Nothing may be written to it afterwards."""
     document = {"kind": kind, "format": format_number, **body}
-    text = json.dumps(document, indent=1, ensure_ascii=False)
-    storage.put(Storage.join(folder, MANIFEST), text.encode())
+    storage.put(Storage.join(folder, MANIFEST), as_json(document, indent=1))
 
 
 def read_manifest(storage: Storage, folder: str, kind: str, format_number: int) -> dict[str, Any]:
@@ -53,5 +52,9 @@ def digest(path: Path) -> str:
 
 def fingerprint(document: Any) -> str:
     """A short stable name for a JSON value: 12 hex digits of its SHA-256."""
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashlib.sha256(as_json(document)).hexdigest()[:12]
+
+
+def as_json(document: Any, indent: int | None = None) -> bytes:
+    """A JSON text in UTF-8. A byte of a file's name that is not UTF-8 becomes an escape, which JSON allows."""
+    return json.dumps(document, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace")

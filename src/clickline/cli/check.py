@@ -31,7 +31,9 @@ def check(
     if schema:
         emit(json_schema())
         return
-    notes = list(_notes(load_config(config_file, overrides or ())))
+    config = load_config(config_file, overrides or ())
+    _look_into_files(config)
+    notes = list(_notes(config))
     if as_json:
         emit({"file": str(config_file), "mistakes": [], "notes": notes})
         return
@@ -40,21 +42,31 @@ def check(
         typer.echo(f"note: {line}")
 
 
+def _look_into_files(config: Config) -> None:
+    """Raises the mistakes in the files that the config names: slot.conf and a reader of one's own."""
+    slot_conf, reader = config.data.slot_conf, config.data.reader
+    if slot_conf is not None and "://" not in slot_conf and Path(slot_conf).is_file():
+        from clickline.readers.slots import read_slot_conf
+
+        read_slot_conf(slot_conf, Path(slot_conf).read_bytes())
+    if reader is not None:
+        from clickline.readers import Custom
+
+        Custom(Path(reader), ())
+
+
 def _notes(config: Config) -> Iterator[str]:
     """What is not wrong yet but will be when prepare runs. Data may well arrive later than the config."""
+    from clickline.storage.patterns import literal
+    from clickline.storage.stores import Storage
+
     for key, patterns in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
         for pattern in patterns:
-            if "://" not in pattern and not _exists(pattern):
-                yield f"{key}: {pattern} matches no file yet."
+            any_hour = pattern.replace("{date}", "*").replace("{hour}", "*")
+            if Storage.is_local(pattern) and not Storage().list(any_hour):
+                yield f"{key}: {literal(pattern)} matches no file yet."
     slot_conf = config.data.slot_conf
     if slot_conf is not None and "://" not in slot_conf and not Path(slot_conf).is_file():
         yield f"data.slot_conf: {slot_conf} does not exist yet."
     if config.data.eval is None:
         yield "data.eval is not given: nothing will be measured."
-
-
-def _exists(pattern: str) -> bool:
-    path = Path(pattern.replace("{date}", "*").replace("{hour}", "*"))
-    if path.exists():
-        return True
-    return next(Path(path.anchor).glob(str(path.relative_to(path.anchor))), None) is not None

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clickline.progress import Progress
+from clickline.progress import Progress, human_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = ["emit", "facts", "human_size", "note", "table", "watching"]
+__all__ = ["emit", "facts", "note", "table", "watching"]
 
 LINE_SECONDS = 10.0
 
@@ -46,14 +46,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
     for row in cells:
         typer.echo("   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def human_size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 @contextmanager

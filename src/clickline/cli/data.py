@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clickline.cli.console import emit, human_size, table, watching
+from clickline.cli.console import emit, table, watching
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
-from clickline.progress import Progress
+from clickline.progress import Progress, human_size
 
 if TYPE_CHECKING:
     from clickline.config import Config

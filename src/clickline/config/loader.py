@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from clickline.config.sections import SHORT_FORMS, Config, Section, looks_secret
+from clickline.config.sections import SHORT_FORMS, Config, Section, holds_password, looks_secret
 from clickline.config.tree import Node, parse, set_key
 from clickline.config.wording import allowed, alternatives, dotted, shown
 from clickline.errors import ConfigError, Mistake
@@ -123,7 +123,7 @@ def _try(
     """The section, or which of its keys are wrong by themselves."""
     try:
         return section.model_validate(
-            {key: value for key, value in raw.items() if key not in broken},
+            {key: value for key, value in raw.items() if broken == "all" or key not in broken},
             context={"base": base, "broken": broken},
         )
     except ValidationError as error:
@@ -180,6 +180,13 @@ def _wrong_value(root: Node, path: KeyPath) -> Mistake:
     value = node.plainly()
     if isinstance(value, str) and "://" in value:
         secret = True  # it may carry a password, and that may be why it is wrong
+    if isinstance(value, str) and holds_password(value):
+        return _mistake(
+            root,
+            path,
+            "holds a password or a signature, and this file is stored with every dataset.",
+            "Leave it out of the URI and put it into the environment or the file named by storage.credentials.",
+        )
     problem = f"{'has a wrong value' if secret else f'is {shown(value)}'}. Allowed: {_allowed(path)}."
     schema = _schema_at(path)
     choices = [c for one in alternatives(schema, _schema()["$defs"]) for c in one.get("enum", ())]

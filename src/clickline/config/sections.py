@@ -6,6 +6,7 @@ section: it yields complaints instead of raising, so that all of them are report
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -40,6 +41,8 @@ __all__ = [
     "ServeSection",
     "StorageSection",
     "TrainSection",
+    "holds_password",
+    "is_glob",
     "looks_secret",
 ]
 
@@ -53,7 +56,9 @@ ModelName = Literal[
 SHORT_FORMS = (*get_args(Kind), *get_args(Transform))
 """What a field may be written as in one word: a kind, or a transform, which means dense with it."""
 
-CRITEO_FIELDS = ("label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27)))
+FORMATS_WITH_FIELDS = ("criteo", "slots", "paddlerec")
+"""Formats that have fields without being told."""
+
 RESERVED_NAMES = ("label", "weight", "show", "click", "event_hour")
 """Columns that every dataset has; a slot or dense field would overwrite them."""
 
@@ -70,7 +75,7 @@ _URI_SECRET = re.compile(
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i)?)?B?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+)\s*([smhd])?")
 _SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_PLACEHOLDER = re.compile(r"\{(\w*)\}")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 def looks_secret(name: str) -> bool:
@@ -128,12 +133,27 @@ def _absolute(text: str, info: ValidationInfo) -> str:
         if holds_password(text):
             raise ValueError(text)
         return text
+    folder, way = _beginning(text, info)
+    return str(Path(folder, *way))
+
+
+def _absolute_pattern(text: str, info: ValidationInfo) -> str:
+    """As `_absolute`; the folder, which the user did not write, is no pattern whatever signs it holds."""
+    if _URI.match(text):
+        return _absolute(text, info)
+    folder, way = _beginning(text, info)
+    return str(Path(glob.escape(str(folder)), *way))
+
+
+def _beginning(text: str, info: ValidationInfo) -> tuple[Path, tuple[str, ...]]:
+    """The folder that a path begins in, and the way from there."""
+    first, *rest = Path(text).parts or ("",)
+    if not first.startswith("~"):
+        return Path((info.context or {}).get("base") or ""), (first, *rest)
     try:
-        path = Path(text).expanduser()
+        return Path(first).expanduser(), tuple(rest)
     except RuntimeError as error:  # ~somebody, and there is no such user
         raise ValueError(text) from error
-    base = (info.context or {}).get("base")
-    return str(path if base is None else Path(base, path))
 
 
 def _local(text: str) -> str:
@@ -209,8 +229,14 @@ LocalPath = Annotated[
     AfterValidator(_absolute),
     _as_type("string", "a path on this machine (~ is the home folder)"),
 ]
+Pattern = Annotated[
+    str,
+    Field(min_length=1),
+    AfterValidator(_absolute_pattern),
+    _as_type("string", _PLACE),
+]
 Patterns = Annotated[
-    tuple[Place, ...],
+    tuple[Pattern, ...],
     BeforeValidator(_one_or_many),
     _as_type(["string", "array"], _PATTERN, minItems=1),
 ]
@@ -231,10 +257,10 @@ Hour = Annotated[
     AfterValidator(_calendar),
     _as_type(["string", "integer"], "a date YYYYMMDD or an hour YYYYMMDD/HH of the calendar"),
 ]
-Character = Annotated[
+Separator = Annotated[
     str,
-    Field(pattern=r"^[\x01-\x7f]$"),
-    _as_type("string", 'one ASCII character ("\\t" in quotes is a tab)'),
+    Field(pattern=r"^[\x01-\x09\x0b\x0c\x0e-\x21\x23-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]$"),
+    _as_type("string", 'one ASCII sign: no letter, digit, quote or line end ("\\t" in quotes is a tab)'),
 ]
 TimeFormat = Annotated[
     str, AfterValidator(_time_format), _as_type("string", "a format of Python's strptime, such as %Y-%m-%d")
@@ -254,30 +280,15 @@ class Dates(Section):
     last: Hour = Field(alias="to", description="Last date or hour, itself included.")
     wait: Seconds = Field(0, description="How long to wait for hours that have no donefile yet.")
 
-    @property
-    def first_hour(self) -> int:
-        """Hours since 1970-01-01T00 UTC."""
-        return _hours_since_1970(self.first)
-
-    @property
-    def last_hour(self) -> int:
-        """Hours since 1970-01-01T00 UTC, itself included; a plain date ends with its hour 23."""
-        return _hours_since_1970(self.last) + (0 if "/" in self.last else 23)
-
     def checks(self) -> Iterator[Complaint]:
-        if self.first_hour > self.last_hour:
+        end = self.last if "/" in self.last else f"{self.last}/23"
+        if self.first > end:  # year, month, day, hour: as texts they are in the order of time
             yield Complaint(
                 ("from",),
                 f"is {self.first}, after `to`, which is {self.last}.",
                 "Lower from or raise to.",
                 ("to",),
             )
-
-
-def _hours_since_1970(text: str) -> int:
-    day, _, hour = text.partition("/")
-    moment = datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC, hour=int(hour or 0))
-    return int(moment.timestamp()) // 3600
 
 
 class FieldConfig(Section):
@@ -296,7 +307,7 @@ class FieldConfig(Section):
         Literal["log2"] | Annotated[int, Field(ge=2, le=1000)] | None,
         _as_type(["string", "integer", "null"], "log2, or a whole number of quantiles from 2 to 1000"),
     ] = Field(None, description="Buckets of `transform: bucket`; log2 if left out.")
-    separator: Character | None = Field(None, description="Splits the text of a slot into several values.")
+    separator: Separator | None = Field(None, description="Splits the text of a slot into several values.")
     multi: bool | None = Field(
         None, description="Whether a slot may hold several values. Left out: as the format has it."
     )
@@ -406,7 +417,7 @@ class DataSection(Section):
         description="Input that goes into one shard of the dataset.",
         json_schema_extra={"default": "64MiB"},
     )
-    delimiter: Character = Field(",", description="Between two columns (csv).")
+    delimiter: Separator = Field(",", description="Between two columns (csv).")
     header: bool = Field(True, description="Whether the first line names the columns (csv).")
     columns: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         None, description="Names of the columns, when header is false (csv)."
@@ -414,7 +425,7 @@ class DataSection(Section):
     missing: Texts = Field((), description="Texts that mean a missing value, beside the empty one (csv).")
     fields: dict[str, FieldConfig] = Field(
         {},
-        description="Fields by name, or by a glob over the format's own fields, such as I*.",
+        description="Fields by name; or a glob such as I* for the format's own fields that are not named.",
         json_schema_extra={"x-allowed": "a group of keys, one a field"},
     )
 
@@ -515,27 +526,16 @@ class DataSection(Section):
             yield Complaint(("columns",), f"names {name} twice.", "Give every column a name of its own.")
 
     def _check_fields(self) -> Iterator[Complaint]:
-        declared = self.format not in ("criteo", "slots", "paddlerec")
+        declared = self.format not in FORMATS_WITH_FIELDS
         for name, field in self.fields.items():
-            kind = field.kind or ("slot" if declared else None)
-            if field.kind is None and kind is not None:
-                for c in field.keys_of_other_kinds(kind):
-                    yield c._replace(key=("fields", name, *c.key), also=("format", "reader"))
-            if kind in ("slot", "dense") and name in RESERVED_NAMES:
+            if declared and is_glob(name):
                 yield Complaint(
                     ("fields", name),
-                    f"is a {kind} field under a name that every dataset uses itself.",
-                    f"Give it another name and set column: {field.column or name}.",
+                    f"is a glob. Allowed only for formats with fields of their own: {', '.join(FORMATS_WITH_FIELDS)}.",
+                    "Name each column; one whose own name holds such a sign is given by column:.",
                     ("format", "reader"),
                 )
-            if declared and "*" in name:
-                yield Complaint(
-                    ("fields", name),
-                    "is a glob. Allowed only for formats with fields of their own: criteo, slots, paddlerec.",
-                    "Name each column.",
-                    ("format", "reader"),
-                )
-            elif not declared and field.column is not None and any(mark in name for mark in "*?["):
+            elif not declared and field.column is not None and is_glob(name):
                 yield Complaint(
                     ("fields", name, "column"),
                     "is given for a glob, which stands for many fields.",
@@ -543,23 +543,81 @@ class DataSection(Section):
                     ("format", "reader"),
                 )
             yield from self._check_column(name, field)
-        kinds = [f.kind or "slot" for f in self.fields.values()]
+        meant = self._meant()
+        for key, field in self.fields.items():
+            if field.kind is not None:
+                continue  # then it has looked at itself
+            for kind in sorted({m.kind for m in meant.values() if m.said_by == key}):
+                for c in field.keys_of_other_kinds(kind):
+                    yield c._replace(key=("fields", key, *c.key), also=("format", "reader"))
+        yield from self._check_names(meant)
+        yield from self._check_kinds(meant)
+
+    def _meant(self) -> dict[str, _Meant]:
+        """Every field that is known before reading. A glob stands for the format's own that are not named."""
+        meant = {name: _Meant(kind, name, name) for name, kind in _own_fields(self.format)}
+        for key, field in self.fields.items():
+            if is_glob(key) and self.format in FORMATS_WITH_FIELDS:
+                for name in [n for n in meant if fnmatchcase(n, key) and n not in self.fields]:
+                    meant[name] = meant[name]._replace(kind=field.kind or meant[name].kind, said_by=key)
+        for key, field in self.fields.items():
+            if not is_glob(key) or self.format not in FORMATS_WITH_FIELDS:
+                before = meant.get(key) or _Meant(_kind_of_new(key, self.format), key, key)
+                meant[key] = _Meant(field.kind or before.kind, field.column or before.column, key)
+        return meant
+
+    def _check_names(self, meant: Mapping[str, _Meant]) -> Iterator[Complaint]:
+        """Names of the dataset's own columns."""
+        for name, (kind, column, key) in meant.items():
+            if kind in ("slot", "dense") and name in RESERVED_NAMES:
+                if name == key:
+                    problem = f"is a {kind} field under a name that every dataset uses itself."
+                    remedy = f"Give it another name and set column: {column}."
+                else:
+                    problem = f"makes {name} a {kind} field, and every dataset uses that name itself."
+                    remedy = f"Narrow the glob, or say what {name} is."
+                yield Complaint(("fields", key), problem, remedy, ("format", "reader"))
+
+    def _check_kinds(self, meant: Mapping[str, _Meant]) -> Iterator[Complaint]:
+        """One label, at most one weight and time, and something to learn from."""
         for kind, what in (("label", "clicks"), ("weight", "weights"), ("time", "times")):
-            names = [name for name, f in self.fields.items() if f.kind == kind]
+            names = [name for name, m in meant.items() if m.kind == kind]
             if len(names) > 1:
+                few = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
                 yield Complaint(
                     ("fields",),
-                    f"has {len(names)} fields of kind {kind}: {', '.join(names)}. Allowed: one.",
+                    f"has {len(names)} fields of kind {kind}: {few}. Allowed: one.",
                     f"Keep the one that holds the {what} and set the others to ignore.",
+                    ("format", "reader"),
                 )
-        if declared and "label" not in kinds:
+        labels = {name: m for name, m in meant.items() if m.kind == "label"}
+        source = {"slots": "show and click", "paddlerec": "click"}.get(self.format or "")
+        for name, label in labels.items():
+            if source is not None and label.column != source:
+                yield Complaint(
+                    ("fields", label.said_by),
+                    f"makes {name} a label, but a line of the format {self.format} has its own: {source}.",
+                    "Remove it.",
+                    ("format", "reader"),
+                )
+        own = next((name for name, kind in _own_fields(self.format) if kind == "label"), None)
+        if not labels and own is not None:
+            key = meant[own].said_by
+            yield Complaint(
+                ("fields", key),
+                f"sets {own} to {meant[own].kind}, and so no label is left.",
+                "Remove it." if key == own else f"Narrow the glob, or add {own}: label.",
+                ("format", "reader"),
+            )
+        elif not labels and self.format != "slots":
             yield Complaint(
                 ("fields",),
                 "has no label, and this format has none of its own.",
                 "Declare the column that tells a click, such as click: label.",
                 ("format", "reader"),
             )
-        if declared and not {"slot", "dense"} & set(kinds):
+        known = self.format not in ("slots", "paddlerec")  # of the slots of those two only the data know
+        if known and not {"slot", "dense"} & {m.kind for m in meant.values()}:
             yield Complaint(
                 ("fields",),
                 "has no slot and no dense field, so there is nothing to learn from.",
@@ -569,7 +627,9 @@ class DataSection(Section):
 
     def _check_column(self, name: str, field: FieldConfig) -> Iterator[Complaint]:
         """A field must come from a column that exists, where the columns are known before reading."""
-        known = CRITEO_FIELDS if self.format == "criteo" else self.columns
+        known = self.columns
+        if self.format == "criteo":
+            known = tuple(own for own, _ in _own_fields(self.format))
         column = field.column or name
         if known is None or column in known:
             return
@@ -582,6 +642,35 @@ class DataSection(Section):
             f"Did you mean {near[0]}?" if near else f"Allowed: {', '.join(known)}.",
             ("format", "reader", "columns"),
         )
+
+
+class _Meant(NamedTuple):
+    """What a field is in the end, and which key of `fields` said so last."""
+
+    kind: Kind
+    column: str
+    said_by: str
+
+
+def _own_fields(format_name: Format | None) -> list[tuple[str, Kind]]:
+    """The fields that a format has itself, as far as they are known before reading."""
+    if format_name == "paddlerec":
+        return [("click", "label")]
+    if format_name != "criteo":
+        return []
+    from clickline.records import CRITEO_FIELDS  # brings numpy, which other configs need not wait for
+
+    kinds: dict[str, Kind] = {"l": "label", "I": "dense", "C": "slot"}
+    return [(name, kinds[name[0]]) for name in CRITEO_FIELDS]
+
+
+def _kind_of_new(name: str, format_name: Format | None) -> Kind:
+    return "dense" if format_name == "paddlerec" and name.startswith("dense_") else "slot"
+
+
+def is_glob(name: str) -> bool:
+    """Whether a field's name stands for several."""
+    return any(mark in name for mark in "*?[")
 
 
 class CacheSection(Section):

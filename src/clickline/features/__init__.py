@@ -1,6 +1,7 @@
 """The one encoder: raw fields to 64-bit ids and floats, the same in prepare and in serve."""
 
-from clickline.features.encoder import Encoder, Fault
+from clickline.features.columns import Fault, Faults
+from clickline.features.encoder import Encoder
 from clickline.features.spec import (
     ENCODER_FORMAT,
     DenseField,
@@ -15,6 +16,7 @@ __all__ = [
     "DenseField",
     "Encoder",
     "Fault",
+    "Faults",
     "FeatureSpec",
     "FieldStatistics",
     "SlotField",

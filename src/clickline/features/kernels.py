@@ -287,29 +287,36 @@ def pool_values(
 def parse_feasigns(
     data: Bytes, starts_N: Offsets, ends_N: Offsets, values_N: Ids, status_N: NDArray[np.uint8]
 ) -> int:
-    """Read texts as u64 feasigns; 0 and the empty text are missing. Returns how many are not feasigns."""
+    """Read texts as 64 bits, written unsigned or signed; 0 and the empty text are missing.
+
+    Returns how many are neither.
+    """
     bad = 0
     for n in range(starts_N.size):
-        start = starts_N[n]
+        at = starts_N[n]
         end = ends_N[n]
         value = np.uint64(0)
-        status = NUMBER_OK
-        if start == end:
-            status = NUMBER_MISSING
-        elif end - start > 20:
+        status = NUMBER_MISSING if at == end else NUMBER_OK
+        negative = at < end and data[at] == 45
+        limit = np.uint64(0xFFFFFFFFFFFFFFFF)
+        if negative:
+            limit = np.uint64(1) << np.uint64(63)
+            at += 1
+        if (negative and at == end) or end - at > 20:
             status = NUMBER_BAD
-        else:
-            for at in range(start, end):
-                digit = np.uint64(data[at]) - np.uint64(48)
-                if digit > np.uint64(9) or value > (np.uint64(0xFFFFFFFFFFFFFFFF) - digit) // np.uint64(10):
-                    status = NUMBER_BAD
-                    break
-                value = value * np.uint64(10) + digit
+            at = end
+        while at < end:
+            digit = np.uint64(data[at]) - np.uint64(48)
+            if digit > np.uint64(9) or value > (limit - digit) // np.uint64(10):
+                status = NUMBER_BAD
+                break
+            value = value * np.uint64(10) + digit
+            at += 1
         if status == NUMBER_BAD:
             bad += 1
         elif value == np.uint64(0):
             status = NUMBER_MISSING
-        values_N[n] = value
+        values_N[n] = np.uint64(0) - value if negative else value
         status_N[n] = status
     return bad
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from clickline.errors import DataError
-from clickline.readers.base import BAD_UTF8, SHOWN_BAD_ROWS, shown
+from clickline.readers.base import BAD_UTF8, SHOWN_BAD_ROWS, missing_column, shown
 from clickline.records import BadRow, IntegerColumn, NumberColumn, RawColumn, RawRows, TextColumn
 
-__all__ = ["MAX_BATCH_ROWS", "missing_column", "to_raw", "to_rows"]
+__all__ = ["MAX_BATCH_ROWS", "to_raw", "to_rows"]
 
 MAX_BATCH_ROWS = 1 << 16  # of a block: a column that is small in Arrow may be large as raw values
 
@@ -54,18 +54,11 @@ def _bad_rows(file: str, first_line: int, damaged: dict[int, tuple[str, bytes]])
     return bad
 
 
-def missing_column(file: str, name: str, found: list[str]) -> DataError:
-    if name in found:
-        return DataError(f"{file} has {found.count(name)} columns named {name!r}; rename all but one")
-    near = difflib.get_close_matches(name, found, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "name one of them in the config, or add it to the file"
-    return DataError(f"{file} has no column {name!r}; its columns are {', '.join(found) or '(none)'}; {hint}")
-
-
 def to_raw(name: str, column: pa.Array | pa.ChunkedArray) -> RawColumn:
     """One column; `name` is what a complaint calls it. A null is a missing value, a null list an empty one.
 
-    Times become seconds since 1970 UTC, a time without zone is taken as UTC.
+    Times become seconds since 1970 UTC, a time without zone is taken as UTC. A decimal is its exact text with
+    all digits of its scale: 64-bit ids often come as decimal(20,0), and a double would merge them.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -94,13 +87,15 @@ def _flat(name: str, column: Any, whole: Any, offsets_B1: NDArray[np.int64] | No
             ends_N = np.where(_valid(column), words.ends_N[index_N], starts_N)
             return TextColumn(words.data, starts_N, ends_N, offsets_B1)
         return _flat(name, column.dictionary_decode(), whole, offsets_B1)
-    if _is_text(kind):
+    if pa.types.is_decimal(kind):
+        column = _decimal_text(column)
+    if _is_text(column.type):
         text = _text(column)
         return TextColumn(text.data, text.starts_N, text.ends_N, offsets_B1)
     if pa.types.is_null(kind):
         nothing_N = np.zeros(len(column), dtype=np.int64)
         return TextColumn(np.empty(0, dtype=np.uint8), nothing_N, nothing_N, offsets_B1)
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    if pa.types.is_floating(kind):
         numbers_N = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
         return NumberColumn(numbers_N, offsets_B1)
     missing_N = ~_valid(column)
@@ -118,6 +113,16 @@ def _flat(name: str, column: Any, whole: Any, offsets_B1: NDArray[np.int64] | No
     else:
         raise _unusable(name, whole)
     return IntegerColumn(integers_N.view(np.uint64), missing_N, signed=True, offsets_B1=offsets_B1)
+
+
+def _decimal_text(column: Any) -> Any:
+    """Decimals as Arrow prints them, but for those that it prints with an exponent."""
+    text = column.cast(pa.string())
+    exponent_N = pc.fill_null(pc.match_substring(text, "E"), False)
+    if not pc.any(exponent_N).as_py():
+        return text
+    plain = [format(Decimal(number), "f") for number in text.filter(exponent_N).to_pylist()]
+    return pc.replace_with_mask(text, exponent_N, pa.array(plain, pa.string()))
 
 
 def _text(column: Any) -> TextColumn:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from clickline.errors import DataError
 from clickline.records import Block, RawRows
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "UNCLOSED_QUOTE",
     "WRONG_COLUMN_COUNT",
     "Reader",
+    "missing_column",
     "shown",
 ]
 
@@ -62,3 +65,13 @@ class Reader(Protocol):
 def shown(row: bytes | bytearray | memoryview) -> str:
     """The beginning of a row as text that is safe to store, whatever its bytes are."""
     return bytes(row[: 4 * _SHOWN_CHARACTERS]).decode("utf-8", "backslashreplace")[:_SHOWN_CHARACTERS]
+
+
+def missing_column(file: str, name: str, found: Sequence[str], advice: str = "") -> DataError:
+    """A wanted column is not in a file, or is there more than once; `advice`: what else to look at."""
+    if name in found:
+        return DataError(f"{file} has {found.count(name)} columns named {name!r}; rename all but one")
+    near = difflib.get_close_matches(name, found, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "name one of them in the config, or add it to the file"
+    told = f"{file} has no column {name!r}; its columns are {', '.join(found) or '(none)'}; {hint}"
+    return DataError(f"{told} {advice}".rstrip())

@@ -11,6 +11,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -47,7 +48,10 @@ class Custom:
 
     def _batches(self, file: str, path: Path) -> Iterator[pa.RecordBatch]:
         try:
-            yielded = self._read(path)
+            with redirect_stdout(
+                sys.stderr
+            ):  # stdout is the command's: with --json, one document and nothing else
+                yielded = self._read(path)
         except (Exception, SystemExit) as error:
             raise self._raised(file, error) from error
         if not isinstance(yielded, Iterable):
@@ -55,7 +59,8 @@ class Custom:
         batches = iter(yielded)
         while True:
             try:
-                batch = next(batches)
+                with redirect_stdout(sys.stderr):
+                    batch = next(batches)
             except StopIteration:
                 return
             except (Exception, SystemExit) as error:

@@ -10,7 +10,6 @@ at the next line. So a quote that is never closed cannot swallow the file.
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,17 +19,22 @@ from numba import njit
 from numpy.typing import NDArray
 
 from clickline.errors import DataError
-from clickline.readers.base import BAD_UTF8, BLOCK_BYTES, UNCLOSED_QUOTE, WRONG_COLUMN_COUNT
+from clickline.readers.base import (
+    BAD_UTF8,
+    BLOCK_BYTES,
+    UNCLOSED_QUOTE,
+    WRONG_COLUMN_COUNT,
+    missing_column,
+)
 from clickline.readers.lines import LineBlocks, bad_rows
 from clickline.readers.scan import NEWLINE, count_byte, find_byte, first_one, last_byte, match_64
-from clickline.records import Block, RawRows, TextColumn
+from clickline.records import CRITEO_FIELDS, Block, RawRows, TextColumn
 
-__all__ = ["CRITEO_COLUMNS", "Criteo", "Csv"]
-
-CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
+__all__ = ["Criteo", "Csv"]
 
 _QUOTE = np.uint8(ord('"'))
 _RETURN = np.uint8(13)
+_NUMBERS = 14  # columns of a Criteo row that hold numbers: its label and I1..I13
 
 # What `_row` gives back in place of a column count, and what is noted of a bad row.
 _OPEN = -1  # the text ends inside quotes
@@ -58,10 +62,10 @@ class Criteo:
         first = lines.first_line()
         delimiter = max("\t,", key=lambda character: first.count(character.encode()))
         cells = [cell.strip(' "') for cell in first.decode("utf-8", "replace").split(delimiter)]
-        names = CRITEO_COLUMNS
-        if len(cells) == len(CRITEO_COLUMNS) and _is_word(cells[0]):
+        names = CRITEO_FIELDS
+        if len(cells) == len(CRITEO_FIELDS) and all(map(_is_word, cells[:_NUMBERS])):
             lines.skip_line()
-            if set(cells) == set(CRITEO_COLUMNS):
+            if set(cells) == set(CRITEO_FIELDS):
                 names = tuple(cells)
         yield from _tables(lines, delimiter, names)
 
@@ -71,7 +75,7 @@ class Criteo:
 
 
 def _is_word(cell: str) -> bool:
-    """A header's name, as opposed to a label, a wrong one included."""
+    """Whether it is a name, as in a header; a row may have one by mistake, never all its numbers so."""
     try:
         float(cell)
     except ValueError:
@@ -126,15 +130,9 @@ class Csv:
 
     def _check_columns(self, file: str, names: tuple[str, ...]) -> None:
         for name in self._wanted:
-            if names.count(name) > 1:
-                raise DataError(f"{file}: two columns are named {name!r}; rename one of them")
-            if name not in names:
-                near = difflib.get_close_matches(name, names, n=1)
-                guess = f" (is it {near[0]!r}?)" if near else ""
-                raise DataError(
-                    f"{file}: no column {name!r}{guess}; its columns are: {', '.join(names)}. "
-                    "Name one of these in the config or, if the files have no header line, say so there"
-                )
+            if names.count(name) != 1:
+                no_header = "If the files have no header line, set data.header: false and data.columns"
+                raise missing_column(file, name, names, no_header if self._header else "")
 
 
 def _header_cells(file: str, line: str, delimiter: str) -> tuple[str, ...]:

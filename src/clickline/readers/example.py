@@ -7,9 +7,9 @@ Read as protobuf reads it: lists packed or not, map entries in any order, the la
 unknown fields are skipped. What ends outside its message, or is a group (which no writer of tf.Example
 makes), spoils the record, not its neighbours.
 
-A column's kind is decided from the records at hand: text where any of them holds bytes (numbers among them
-become decimal text), numbers where any holds floats, integers otherwise. A feature that is absent, or whose
-list is empty, is a missing value.
+A column is integers or floats where all records at hand agree on it, text otherwise, numbers as the text they
+stand for: so what a value means does not depend on its neighbours. A feature that is absent, or whose list is
+empty, is a missing value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 
 from clickline.readers.lines import bad_rows
 from clickline.readers.source import CRC_MISMATCH
-from clickline.records import Block, IntegerColumn, NumberColumn, RawColumn, RawRows, TextColumn
+from clickline.records import (
+    Block,
+    IntegerColumn,
+    NumberColumn,
+    RawColumn,
+    RawRows,
+    TextColumn,
+    category_text,
+)
 
 __all__ = ["BAD_EXAMPLE", "NO_RECORDS", "ExampleParser", "Records"]
 
@@ -118,9 +126,9 @@ def _column(data: Octets, places: Places) -> RawColumn:
         values_N, missing_N = np.zeros(size, dtype=np.uint64), np.ones(size, dtype=np.bool_)
         _take_integers(data, places, at_B1, values_N, missing_N)
         return IntegerColumn(values_N, missing_N, signed=True, offsets_B1=offsets_B1)
-    if (found != BYTES).all() and len(found):
+    if (found == FLOATS).all() and len(found):
         numbers_N = np.full(size, np.nan)
-        _take_numbers(data, places, at_B1, numbers_N)
+        _take_floats(data, places, at_B1, numbers_N)
         return NumberColumn(numbers_N, offsets_B1)
     starts_N, ends_N = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
     _take_texts(data, places, at_B1, starts_N, ends_N)
@@ -132,17 +140,17 @@ def _column(data: Octets, places: Places) -> RawColumn:
 def _numbers_as_text(
     data: Octets, places: Places, at_B1: Indices, starts_N: Indices, ends_N: Indices
 ) -> Octets:
-    """Append the decimal text of numbers to the buffer and point their spans at it (rare: plain Python)."""
+    """Append the text of numbers to the buffer and point their spans at it (rare: plain Python)."""
     kinds_B, _, _, counts_B = places
     integers_N, missing_N = np.zeros(len(starts_N), dtype=np.uint64), np.ones(len(starts_N), dtype=np.bool_)
     numbers_N = np.full(len(starts_N), np.nan)
     _take_integers(data, places, at_B1, integers_N, missing_N)
-    _take_numbers(data, places, at_B1, numbers_N)
+    _take_floats(data, places, at_B1, numbers_N)
     end, pieces = len(data), []
     for b in np.flatnonzero((kinds_B == INTEGERS) | (kinds_B == FLOATS)):
         for n in range(at_B1[b], at_B1[b] + counts_B[b]):
             number = integers_N[n].view(np.int64) if kinds_B[b] == INTEGERS else numbers_N[n]
-            pieces.append(b"" if np.isnan(number) else repr(number.item()).encode())
+            pieces.append(category_text(number.item()))
             starts_N[n], ends_N[n] = end, end + len(pieces[-1])
             end += len(pieces[-1])
     return np.concatenate([data, np.frombuffer(b"".join(pieces), dtype=np.uint8)])
@@ -440,18 +448,16 @@ def _take_integers(
 
 
 @njit(cache=True, nogil=True)
-def _take_numbers(data: Octets, places: Places, at_B1: Indices, numbers_N: NDArray[np.float64]) -> None:
-    """Floats, and integers as floats: for columns that hold both."""
+def _take_floats(data: Octets, places: Places, at_B1: Indices, numbers_N: NDArray[np.float64]) -> None:
     kinds_B, begins_B, stops_B, counts_B = places
     bits = np.zeros(1, dtype=np.uint32)
     for b in range(len(kinds_B)):
-        if kinds_B[b] < FLOATS or counts_B[b] == 0:
+        if kinds_B[b] != FLOATS or counts_B[b] == 0:
             continue
-        whole = kinds_B[b] == INTEGERS
         n, pos, end = at_B1[b], begins_B[b], stops_B[b]
         while pos < end:
             tag, pos = _varint(data, pos, end)
-            if tag != 0x12 and tag != 0x1A:
+            if tag != 0x12:
                 pos = _skip(data, tag, pos, end)
                 continue
             pos, stop = _message(data, pos, end)
@@ -460,24 +466,18 @@ def _take_numbers(data: Octets, places: Places, at_B1: Indices, numbers_N: NDArr
                 packed_end = pos
                 if tag == 0x0A:
                     pos, packed_end = _message(data, pos, stop)
-                elif whole and tag == 0x08:
-                    packed_end = pos + 1  # one varint, however long: it starts in front of this end
-                elif not whole and tag == 0x0D:
+                elif tag == 0x0D:
                     packed_end = pos + 4
                 else:
                     pos = _skip(data, tag, pos, stop)
                     packed_end = pos
                 while pos < packed_end:
-                    if whole:
-                        value, pos = _varint(data, pos, stop)
-                        numbers_N[n] = np.float64(np.int64(value))
-                    else:
-                        bits[0] = (
-                            np.uint32(data[pos])
-                            | np.uint32(data[pos + 1]) << np.uint32(8)
-                            | np.uint32(data[pos + 2]) << np.uint32(16)
-                            | np.uint32(data[pos + 3]) << np.uint32(24)
-                        )
-                        numbers_N[n] = bits.view(np.float32)[0]
-                        pos += 4
+                    bits[0] = (
+                        np.uint32(data[pos])
+                        | np.uint32(data[pos + 1]) << np.uint32(8)
+                        | np.uint32(data[pos + 2]) << np.uint32(16)
+                        | np.uint32(data[pos + 3]) << np.uint32(24)
+                    )
+                    numbers_N[n] = bits.view(np.float32)[0]
+                    pos += 4
                     n += 1

@@ -53,19 +53,20 @@ class BrokenStream(Exception):
         self.detail = detail
 
 
-def open_stream(path: Path) -> Iterator[bytes]:
+def open_stream(file: str, path: Path) -> Iterator[bytes]:
     """The bytes of a file in chunks, decompressed if it is gzip or zstd. Raises BrokenStream at a fault.
 
     The first bytes decide. The name counts only for a file too short to have any, such as an empty
-    `.gz`, which is the rest of a failed copy.
+    `.gz`, which is the rest of a failed copy: the name `file` of its source, for `path` may be a copy.
     """
+    name = file.partition("?")[0] if "://" in file else file
     with path.open("rb") as raw:
         magic = raw.read(4)
-    if magic.startswith(_GZIP_MAGIC) or (path.suffix == ".gz" and len(magic) < 3):
+    if magic.startswith(_GZIP_MAGIC) or (name.endswith(".gz") and len(magic) < 3):
         return _gzip_chunks(path)
     if magic == _ZSTD_MAGIC or (magic[1:] == _ZSTD_SKIPPABLE and magic[0] >> 4 == 5):
         return _zstd_chunks(path)
-    if path.suffix == ".zst" and len(magic) < 4:
+    if name.endswith(".zst") and len(magic) < 4:
         return _zstd_chunks(path)
     return _plain_chunks(path)
 
@@ -73,11 +74,11 @@ def open_stream(path: Path) -> Iterator[bytes]:
 def expansion(path: Path) -> float:
     """How many times larger a file's text is than the file, judged by its beginning."""
     text = 0
-    with path.open("rb") as raw, tempfile.NamedTemporaryFile(suffix=path.suffix) as head:
+    with path.open("rb") as raw, tempfile.NamedTemporaryFile() as head:
         size = head.write(raw.read(_CHUNK))
         head.flush()
         with suppress(BrokenStream):  # of course: it is cut off
-            for chunk in open_stream(Path(head.name)):
+            for chunk in open_stream(head.name, Path(head.name)):
                 text += len(chunk)
     return text / size if text else 1.0
 
@@ -201,7 +202,7 @@ class LineBlocks:
         self._row_end = row_end
         self._block_bytes = min(block_bytes, max_line_bytes)  # so that no block can hold too long a line
         self._max_line_bytes = max_line_bytes
-        self._chunks = open_stream(path)
+        self._chunks = open_stream(file, path)
         self._chunk = memoryview(b"")  # what of the last chunk is not in `_text` yet
         self._text: NDArray[np.uint8] = np.empty(0, np.uint8)  # read, and not in a block yet
         self._line = 1  # of the first byte of `_text`

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from clickline.readers.base import BAD_LABEL, BLOCK_BYTES, NOT_A_NUMBER, WRONG_COLUMN_COUNT
 from clickline.readers.lines import LineBlocks, bad_rows
 from clickline.readers.scan import NEWLINE, count_byte, find_byte
-from clickline.readers.slots import COLON, count_slots, is_blank, plain_integers, read_u64, slot_columns
+from clickline.readers.slots import COLON, distinct, is_blank, plain_integers, read_u64, slot_columns
 from clickline.records import Block, RawRows, TextColumn
 
 __all__ = ["PaddleRec", "layout_in"]
@@ -88,7 +88,7 @@ def layout_in(payload: NDArray[np.uint8]) -> tuple[int, tuple[int, ...]]:
         start = end + 1
     dense = counts.most_common(1)[0][0] if counts else 0
     tokens = _Tokens(payload, 1, dense, 0)
-    return dense, tuple(count_slots(tokens.slots_T, tokens.offsets_R1))
+    return dense, distinct(tokens.slots_T)
 
 
 class _Tokens:

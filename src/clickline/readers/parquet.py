@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clickline.readers.arrow import MAX_BATCH_ROWS, missing_column, to_rows
-from clickline.readers.base import BLOCK_BYTES
+from clickline.readers.arrow import MAX_BATCH_ROWS, to_rows
+from clickline.readers.base import BLOCK_BYTES, missing_column
 from clickline.records import BadRow, Block, RawRows
 
 __all__ = ["CORRUPT_PARQUET", "Parquet"]

@@ -73,7 +73,7 @@ class RecordIO:
         """Small chunks share a block, large ones are cut: so chunks are decompressed here, not in `parse`."""
         waiting: list[_Chunk] = []
         size = 0
-        for chunk in _chunks(file, ByteSource(path)):
+        for chunk in _chunks(file, ByteSource(file, path)):
             waiting.append(chunk)
             size += len(chunk.records.data)
             if chunk.faults or size >= self._block_bytes:

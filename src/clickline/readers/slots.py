@@ -23,7 +23,7 @@ from clickline.records import Block, IntegerColumn, RawRows
 __all__ = [
     "COLON",
     "Slots",
-    "count_slots",
+    "distinct",
     "is_blank",
     "plain_integers",
     "read_slot_conf",
@@ -35,18 +35,18 @@ __all__ = [
 COLON = np.uint8(ord(":"))
 
 _GOOD, _LABEL, _TOKEN = 0, 1, 2
+_SHOWN_MISTAKES = 10
 _LARGEST = np.uint64(2**64 - 1)
-_SMALL_SLOTS = 1 << 16  # slot numbers below this are counted in a plain array
 
 
 class Slots:
-    """Reads the chosen slots of such lines; `slots=None` takes whatever slots a block has.
+    """Reads the chosen slots of such lines.
 
     Columns: `show`, `click`, and one per slot, named by its number. `modulo` reduces feasigns first.
     """
 
     def __init__(
-        self, *, slots: Sequence[int] | None, modulo: int | None = None, block_bytes: int = BLOCK_BYTES
+        self, *, slots: Sequence[int], modulo: int | None = None, block_bytes: int = BLOCK_BYTES
     ) -> None:
         self._slots = slots
         self._modulo = modulo or 0
@@ -69,15 +69,12 @@ class Slots:
             data, block.first_line, modulo, shows_R, clicks_R, lines_R, slots_T, values_T, offsets_R1, bad_L4
         )
         slots_T, values_T = slots_T[: offsets_R1[rows]], values_T[: offsets_R1[rows]]
-        slots = self._slots
-        if slots is None:
-            slots = list(count_slots(slots_T, offsets_R1[: rows + 1]))
         return RawRows(
             rows=rows,
             columns={
                 "show": plain_integers(shows_R[:rows]),
                 "click": plain_integers(clicks_R[:rows]),
-                **slot_columns(slots, slots_T, values_T, offsets_R1[: rows + 1]),
+                **slot_columns(self._slots, slots_T, values_T, offsets_R1[: rows + 1]),
             },
             lines_B=lines_R[:rows],
             bad=bad_rows(block, data, bad_L4[:bad], _describe),
@@ -90,8 +87,8 @@ def _describe(code: int) -> tuple[str, str]:
     return NOT_A_NUMBER, "a token is not feasign:slot, both of them whole numbers below 2**64"
 
 
-def slots_in(payload: NDArray[np.uint8]) -> dict[int, int]:
-    """The slots that occur in a block's good rows, in order, each with the number of rows that have it."""
+def slots_in(payload: NDArray[np.uint8]) -> tuple[int, ...]:
+    """The slots that occur in a block's good rows, in order."""
     lines = count_byte(payload, NEWLINE) + 1
     tokens = count_byte(payload, COLON)
     slots_T, offsets_R1 = np.empty(tokens, np.uint64), np.zeros(lines + 1, np.int64)
@@ -101,7 +98,7 @@ def slots_in(payload: NDArray[np.uint8]) -> dict[int, int]:
     rows, _ = _read_lines(
         payload, 1, np.uint64(0), counts_R, counts_R, lines_R, slots_T, unused_T, offsets_R1, bad_L4
     )
-    return count_slots(slots_T[: offsets_R1[rows]], offsets_R1[: rows + 1])
+    return distinct(slots_T[: offsets_R1[rows]])
 
 
 def read_slot_conf(file: str, content: bytes) -> tuple[int, ...]:
@@ -123,6 +120,9 @@ def read_slot_conf(file: str, content: bytes) -> tuple[int, ...]:
             first_seen[slot] = number
     if not first_seen and not mistakes:
         mistakes.append(Mistake(file, 0, "", "no slot is listed;", "write one slot number a line"))
+    if len(mistakes) > _SHOWN_MISTAKES:  # it is another file altogether
+        more = f"and {len(mistakes) - _SHOWN_MISTAKES:,} more lines like these;"
+        mistakes[_SHOWN_MISTAKES:] = [Mistake(file, 0, "", more, "is it the right file?")]
     if mistakes:
         raise ConfigError(mistakes)
     return tuple(first_seen)
@@ -156,18 +156,9 @@ def slot_columns(
     return columns
 
 
-def count_slots(slots_T: NDArray[np.uint64], offsets_R1: NDArray[np.int64]) -> dict[int, int]:
-    """In how many rows each slot occurs, by slot."""
-    counts_S = np.zeros(_SMALL_SLOTS, np.int64)
-    _count_small(slots_T, offsets_R1, counts_S)
-    counts = {slot: int(counts_S[slot]) for slot in np.flatnonzero(counts_S).tolist()}
-    large = np.flatnonzero(slots_T >= _SMALL_SLOTS)
-    if len(large):
-        rows = np.searchsorted(offsets_R1, large, side="right").astype(np.uint64)
-        pairs = np.unique(np.stack([slots_T[large], rows], axis=1), axis=0)
-        slots, times = np.unique(pairs[:, 0], return_counts=True)
-        counts |= dict(zip(slots.tolist(), times.tolist(), strict=True))
-    return counts
+def distinct(slots_T: NDArray[np.uint64]) -> tuple[int, ...]:
+    """Every slot of these tokens once, in order."""
+    return tuple(np.unique(slots_T).tolist())
 
 
 @njit(cache=True, nogil=True)
@@ -322,16 +313,3 @@ def _group(
         if place >= 0:
             grouped_N[next_S[place]] = values_T[token]
             next_S[place] += 1
-
-
-@njit(cache=True, nogil=True)
-def _count_small(
-    slots_T: NDArray[np.uint64], offsets_R1: NDArray[np.int64], counts_S: NDArray[np.int64]
-) -> None:
-    last_row_S = np.full(counts_S.size, -1, np.int64)
-    for row in range(offsets_R1.size - 1):
-        for token in range(offsets_R1[row], offsets_R1[row + 1]):
-            slot = slots_T[token]
-            if slot < np.uint64(counts_S.size) and last_row_S[slot] != row:
-                last_row_S[slot] = row
-                counts_S[slot] += 1

@@ -16,9 +16,9 @@ TOO_LARGE = "record too large"
 class ByteSource:
     """The decompressed bytes of one file, front to back."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: str, path: Path) -> None:
         self.broken: BrokenStream | None = None  # why the file ended early, if its compression broke
-        self._chunks = open_stream(path)
+        self._chunks = open_stream(file, path)
         self._rest = memoryview(b"")
 
     def read(self, size: int) -> bytes:

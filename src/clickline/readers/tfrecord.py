@@ -36,7 +36,7 @@ class TFRecord:
         self._block_bytes = block_bytes
 
     def blocks(self, file: str, path: Path) -> Iterator[Block]:
-        source = ByteSource(path)
+        source = ByteSource(file, path)
         rest = b""  # read, and not in a block yet: record `number`, at byte `offset` of the file
         offset, number = 0, 1
         wanted = self._block_bytes

@@ -3,6 +3,7 @@
 redaction.py   what may be shown of a URI or of a driver's message
 faults.py      any driver's failure, in words
 drivers.py     fsspec file systems by protocol, with options and credentials
+patterns.py    wildcards, and names that hold their signs
 stores.py      Storage: list, read, put, delete
 sources.py     the input files of a pattern, hour by hour
 cache.py       remote files, copied once

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from clickline.errors import CacheFull, StorageError
-from clickline.progress import Progress
+from clickline.progress import Progress, human_size
 from clickline.records import SourceFile
 from clickline.storage.atomic import put_atomically
 from clickline.storage.faults import explained
@@ -35,6 +36,7 @@ from clickline.storage.stores import Storage
 __all__ = ["Cache", "CacheStatus", "Cleared", "Phase"]
 
 _READ = 4 * 2**20
+_KEY = re.compile("[0-9a-f]{32}")
 
 
 class Phase(StrEnum):
@@ -124,8 +126,8 @@ class Cache:
         total = sum(file.size for file in remote)
         if total > self._capacity:
             raise CacheFull(
-                f"the {len(remote)} files are {_human(total)} together and the cache may hold "
-                f"{_human(self._capacity)}: the last would push out the first. "
+                f"the {len(remote)} files are {human_size(total)} together and the cache may hold "
+                f"{human_size(self._capacity)}: the last would push out the first. "
                 "Raise cache.size, or warm fewer files."
             )
         for file in remote:
@@ -176,7 +178,7 @@ class Cache:
             progress.say(f"{entry.shown} has changed since it was listed; its present content is fetched")
         if file.size > self._capacity:
             raise CacheFull(
-                f"{entry.shown} is {_human(file.size)} and the cache may hold {_human(self._capacity)}. "
+                f"{entry.shown} is {human_size(file.size)} and the cache may hold {human_size(self._capacity)}. "
                 "Raise cache.size, or cut the file into smaller ones."
             )
         with explained(str(entry.folder), shown):
@@ -252,15 +254,15 @@ class Cache:
                     excess -= claim
             if excess > 0:
                 raise CacheFull(
-                    f"{entry.shown} is {_human(plan['size'])} and finds no room: the cache may hold "
-                    f"{_human(self._capacity)} and the rest is in use by running work. "
+                    f"{entry.shown} is {human_size(plan['size'])} and finds no room: the cache may hold "
+                    f"{human_size(self._capacity)} and the rest is in use by running work. "
                     "Raise cache.size, or wait until that work is done."
                 )
             missing = plan["size"] - (_size(entry.part) or 0)
             if missing > self._free_on_disk():
                 raise StorageError(
-                    f"{self._directory}: the disk is full, {_human(self._free_on_disk())} are free and "
-                    f"{entry.shown} needs {_human(missing)} more. "
+                    f"{self._directory}: the disk is full, {human_size(self._free_on_disk())} are free and "
+                    f"{entry.shown} needs {human_size(missing)} more. "
                     "Free some space, or set cache.dir to another disk."
                 )
             _write(entry.plan, plan)
@@ -270,12 +272,13 @@ class Cache:
         return shutil.disk_usage(existing).free
 
     def _entries(self) -> list[_Entry]:
+        """All copies, whole or not. What else lies in the folder is not the cache's to remove."""
         if not self._directory.is_dir():
             return []
         return [
             _Entry(self._directory, key=folder.name)
             for folder in self._directory.iterdir()
-            if folder.is_dir()
+            if _KEY.fullmatch(folder.name) and folder.is_dir()
         ]
 
 
@@ -394,11 +397,3 @@ def _hash_into(path: Path, hashes: Sequence[hashlib._Hash]) -> None:
         while piece := file.read(_READ):
             for each in hashes:
                 each.update(piece)
-
-
-def _human(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} TiB"

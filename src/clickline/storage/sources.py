@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import time
@@ -15,6 +16,7 @@ from clickline.errors import ConfigError, HourNotReady, Mistake, SourceNotFound
 from clickline.progress import Progress
 from clickline.records import SourceFile
 from clickline.storage.drivers import protocol_of
+from clickline.storage.patterns import fixed_part, is_glob, literal
 from clickline.storage.redaction import shown
 from clickline.storage.stores import Storage
 
@@ -118,11 +120,11 @@ def _periods(pattern: str, dates: DateRange | None) -> Iterator[_Period]:
     if unknown or "{date}" not in pattern:
         problem = unknown[0] if unknown else "{hour} without {date}"
         raise SourceNotFound(
-            f"{shown(pattern)} has {problem}. A pattern may have {{date}} (YYYYMMDD) and, with it, {{hour}}."
+            f"{_told(pattern)} has {problem}. A pattern may have {{date}} (YYYYMMDD) and, with it, {{hour}}."
         )
     if dates is None:
         raise SourceNotFound(
-            f"{shown(pattern)} has {{date}}, but no dates are given. Set data.dates: {{from: …, to: …}} "
+            f"{_told(pattern)} has {{date}}, but no dates are given. Set data.dates: {{from: …, to: …}} "
             "as YYYYMMDD or YYYYMMDD/HH."
         )
     segments = pattern.split("/")
@@ -157,7 +159,7 @@ def _await(
     said = ""
     while pending := [period for period in pending if not _ready(storage, period, donefile)]:
         hours = " and ".join(
-            f"{_compact(list(same))} of {shown(source)}"
+            f"{_compact(list(same))} of {_told(source)}"
             for source, same in groupby(pending, key=lambda period: period.source)
         )
         left = deadline - clock.now()
@@ -178,8 +180,7 @@ def _ready(storage: Storage, period: _Period, donefile: str | None) -> bool:
         return False
     if donefile is None:
         return bool(storage.list(period.pattern) or storage.folders(period.folder))
-    several = any(sign in period.folder for sign in "*?[")
-    folders = storage.folders(period.folder) if several else [period.folder]
+    folders = storage.folders(period.folder) if is_glob(period.folder) else [literal(period.folder)]
     return bool(folders) and all(storage.describe(storage.join(folder, donefile)) for folder in folders)
 
 
@@ -212,7 +213,7 @@ def _dated_files(
         if not data:
             empty.append(period)
     if empty:
-        progress.say(f"complete, but without data: {_compact(empty)} of {shown(empty[0].source)}")
+        progress.say(f"complete, but without data: {_compact(empty)} of {_told(empty[0].source)}")
     return files
 
 
@@ -222,11 +223,11 @@ def _is_donefile(file: SourceFile, donefile: str | None) -> bool:
 
 def _nothing_found(storage: Storage, pattern: str) -> str:
     """What a user needs to know who wrote a pattern that matches nothing."""
-    found_nothing = f"{shown(pattern)} matches no file."
+    found_nothing = f"{_told(pattern)} matches no file."
     if protocol_of(pattern) in ("http", "https"):
         return f"{found_nothing} Open the address in a browser and correct it."
     if storage.folders(pattern):
-        return f"{shown(pattern)} is a folder. Write {shown(storage.join(pattern, '*'))} for the files in it."
+        return f"{_told(pattern)} is a folder. Write {_told(storage.join(pattern, '*'))} for the files in it."
     folder = _nearest_folder(storage, pattern)
     if folder is None:
         return f"{found_nothing} Not even its bucket or top folder exists. Correct it, or create that first."
@@ -240,13 +241,17 @@ def _nothing_found(storage: Storage, pattern: str) -> str:
 
 def _nearest_folder(storage: Storage, pattern: str) -> str | None:
     """The deepest folder on the way to the pattern that exists."""
-    fixed = re.split(r"[*?\[{]", pattern)[0]
+    fixed = fixed_part(pattern)
     path_start = fixed.index("://") + 3 if "://" in fixed else 0
     ends = (i for i in reversed(range(path_start, len(fixed))) if fixed[i] == "/")
     candidates = [fixed[:end] or "/" for end in ends]
     if storage.is_local(pattern):
         candidates.append(".")
-    return next((folder for folder in candidates if storage.folders(folder)), None)
+    return next((folder for folder in candidates if storage.folders(glob.escape(folder))), None)
+
+
+def _told(pattern: str) -> str:
+    return shown(literal(pattern))
 
 
 def _hour_number(key: str, text: str, default_hour: int) -> int:

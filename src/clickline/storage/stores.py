@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import glob
 import json
 import re
 import shutil
@@ -19,6 +20,7 @@ from clickline.records import SourceFile
 from clickline.storage.atomic import hidden_name, put_atomically
 from clickline.storage.drivers import Drivers, protocol_of
 from clickline.storage.faults import explained, is_missing
+from clickline.storage.patterns import is_glob, literal
 
 __all__ = ["Storage"]
 
@@ -61,7 +63,8 @@ class Storage:
 
         `*`, `?`, `[…]` stand for names in one folder, `**` for any depth of folders. Like a shell's they
         skip hidden names, and here `_name` is hidden like `.name`: other tools use both for markers and for
-        work in progress. A pattern that writes the dot or underscore itself finds them.
+        work in progress. A pattern that writes the dot or underscore itself finds them. `[*]`, `[?]` and
+        `[[]` are the signs themselves; `inside` writes them so.
         """
         files = {}
         for entry in self._matches(pattern):
@@ -178,24 +181,30 @@ class Storage:
             base = part if not base else base + part if base.endswith("/") else f"{base}/{part}"
         return base
 
+    @staticmethod
+    def inside(folder: str, pattern: str) -> str:
+        """The pattern in a folder whose own name is no pattern, whatever signs it holds."""
+        return Storage.join(glob.escape(folder), pattern)
+
     # Listing
 
     def _matches(self, pattern: str) -> Iterator[_Entry]:
         if self.is_local(pattern):
             pattern = str(_local_path(pattern))
         magic = "*" if protocol_of(pattern) in _HTTP else "*?["  # ? starts the query of an HTTP address
-        with explained(pattern, self._drivers.redact):
-            as_it_is = not any(sign in pattern for sign in magic) or (
-                self.is_local(pattern) and Path(pattern).exists()  # a file may be called data[1].tsv
-            )
-            if as_it_is:
-                entry = self._entry(pattern)
+        name = literal(pattern)
+        with explained(name, self._drivers.redact):
+            exact = None if is_glob(pattern, magic) else name
+            if self.is_local(pattern):  # a file may be called data[1].tsv
+                exact = next((n for n in (pattern, name) if Path(n).exists()), exact)
+            if exact is not None:
+                entry = self._entry(exact)
                 yield from [] if entry is None else [entry]
                 return
             scheme, mark, path = pattern.partition("://") if "://" in pattern else ("", "", pattern)
             segments = path.split("/")
-            fixed = next(i for i, segment in enumerate(segments) if any(sign in segment for sign in magic))
-            base = scheme + mark + "/".join(segments[:fixed])
+            fixed = next(i for i, segment in enumerate(segments) if is_glob(segment, magic))
+            base = scheme + mark + literal("/".join(segments[:fixed]))
             yield from self._expand(base or "/" * path.startswith("/"), segments[fixed:], magic)
 
     def _expand(self, base: str, segments: builtins.list[str], magic: str) -> Iterator[_Entry]:
@@ -210,7 +219,7 @@ class Storage:
                     yield from self._expand(child.uri, segments, magic)
                 elif not rest:
                     yield child
-        elif any(sign in first for sign in magic):
+        elif is_glob(first, magic):
             for child in self._children(base):
                 if not fnmatchcase(child.name, first) or _hidden_from(first, child.name):
                     continue
@@ -219,9 +228,9 @@ class Storage:
                 elif child.folder:
                     yield from self._expand(child.uri, rest, magic)
         elif rest:
-            yield from self._expand(self.join(base, first), rest, magic)
+            yield from self._expand(self.join(base, literal(first)), rest, magic)
         else:
-            entry = self._entry(self.join(base, first))
+            entry = self._entry(self.join(base, literal(first)))
             yield from [] if entry is None else [entry]
 
     def _children(self, folder: str) -> builtins.list[_Entry]:

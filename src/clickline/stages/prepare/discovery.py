@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from clickline.features import FeatureSpec, SlotField
-from clickline.features.encoder import numbers
+from clickline.features.columns import numbers, without
 from clickline.progress import Progress
 from clickline.readers import Reader, open_reader
 from clickline.readers.paddlerec import layout_in
@@ -22,6 +22,7 @@ from clickline.records import Block, SourceFile
 from clickline.stages.prepare.shards import Inputs
 from clickline.stages.prepare.statistics import Numbers
 from clickline.storage.cache import Cache
+from clickline.storage.stores import Storage
 
 __all__ = ["Discovered", "discover", "measure"]
 
@@ -37,15 +38,22 @@ class Discovered:
 
 
 def discover(
-    layout: str, files: Sequence[SourceFile], cache: Cache, threads: int, progress: Progress, *, slots: bool
+    layout: str,
+    files: Sequence[SourceFile],
+    cache: Cache,
+    storage: Storage,
+    threads: int,
+    progress: Progress,
+    *,
+    slots: bool,
 ) -> Discovered:
     """Every slot of the training data where `slots` is set, and how many dense values its rows have."""
     reader: Reader = open_reader(layout, ())  # only cuts the lines; what is in them is what we look for
-    inputs = Inputs(files, reader, cache)
+    inputs = Inputs(files, reader, cache, storage)
     if not slots and layout == "slots":
         return Discovered((), 0)
 
-    def look(block: Block) -> tuple[int, set[int]]:
+    def look(number: int, block: Block) -> tuple[int, set[int]]:
         if layout == "slots":
             return 0, set(slots_in(block.payload))
         dense, found = layout_in(block.payload)
@@ -72,12 +80,12 @@ def measure(inputs: Inputs, features: FeatureSpec, threads: int, progress: Progr
         return features
     totals = {column: Numbers() for column in columns}
 
-    def look(block: Block) -> tuple[int, dict[str, Numbers]]:
+    def look(number: int, block: Block) -> tuple[int, dict[str, Numbers]]:
         raw = inputs.reader.parse(block)
         found = {}
         for column in columns:
-            values_B, _ = numbers(raw.columns[column], column, raw.rows)
-            found[column] = Numbers.of(values_B)
+            values_B, _ = numbers(without(raw.columns[column], features.missing), column, raw.rows)
+            found[column] = Numbers.of(values_B, number)
         return raw.rows, found
 
     progress.begin("measure train", total_bytes=inputs.text_bytes(progress))
@@ -87,24 +95,28 @@ def measure(inputs: Inputs, features: FeatureSpec, threads: int, progress: Progr
             totals[column].merge(found[column])
         progress.advance(rows=rows, size=block.size)
     progress.end()
-    return features.with_statistics(
-        {
-            field.name: totals[field.column].statistics(field.buckets if isinstance(field, SlotField) else 0)
-            for field in features.fields
-            if field.needs_statistics
-        }
-    )
+    known = {}
+    for field in features.fields:
+        if field.needs_statistics:
+            buckets = field.buckets if isinstance(field, SlotField) else 0
+            known[field.name] = totals[field.column].statistics(buckets)
+            made = len(known[field.name].edges) + 1
+            if 0 < made < buckets:
+                progress.say(
+                    f"{field.name}: {made} of {buckets} buckets, its values repeat too often for more"
+                )
+    return features.with_statistics(known)
 
 
 def _in_order(
-    work: Callable[[Block], Result], blocks: Iterator[Block], threads: int
+    work: Callable[[int, Block], Result], blocks: Iterator[Block], threads: int
 ) -> Iterator[tuple[Block, Result]]:
-    """`work` on every block, on all cores, results in the order of the blocks: sums come out the same."""
+    """`work` on every numbered block, on all cores; results in their order, so that sums come out the same."""
     pool = ThreadPoolExecutor(threads)
     waiting: deque[tuple[Block, Future[Result]]] = deque()
     try:
-        for block in blocks:
-            waiting.append((block, pool.submit(work, block)))
+        for number, block in enumerate(blocks):
+            waiting.append((block, pool.submit(work, number, block)))
             if len(waiting) > 2 * threads:
                 first, future = waiting.popleft()
                 yield first, future.result()

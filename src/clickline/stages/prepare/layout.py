@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from clickline.config import DataSection, FieldConfig
+from clickline.config.sections import is_glob
 from clickline.errors import ConfigError, Mistake
 from clickline.features import DenseField, FeatureSpec, SlotField, slot_number
 from clickline.stages.prepare.targets import TargetFields
@@ -55,12 +56,13 @@ class _Field:
 def layout(data: DataSection, slots: Iterable[int] = (), dense: int = 0) -> Layout:
     """Features and targets of a config; `slots` and `dense` are what a slots or paddlerec source holds."""
     fields = {field.name: field for field in _built_in(data.format, slots, dense)}
+    exact = {name: change for name, change in data.fields.items() if not is_glob(name)}
     for name, change in data.fields.items():
-        matches = [known for known in fields if fnmatchcase(known, name)]
-        for known in matches:
-            fields[known] = fields[known].changed(change)
-        if not matches:
-            fields[name] = _new(name, data.format).changed(change)
+        if is_glob(name):  # stands for the format's own fields, but for those that are named
+            for known in [known for known in fields if fnmatchcase(known, name) and known not in exact]:
+                fields[known] = fields[known].changed(change)
+    for name, change in exact.items():
+        fields[name] = fields.get(name, _new(name, data.format)).changed(change)
     targets = TargetFields()
     if data.format == "slots":
         targets = TargetFields(shows="show", clicks="click")

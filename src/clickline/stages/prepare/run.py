@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from clickline.artifacts.dataset import DATASET_FORMAT, Dataset, Split, dataset_folder, finish
-from clickline.artifacts.manifest import MANIFEST, fingerprint
+from clickline.artifacts.dataset import (
+    DATASET_FORMAT,
+    Dataset,
+    Split,
+    current_id,
+    dataset_folder,
+    finish,
+)
+from clickline.artifacts.manifest import MANIFEST, as_json, fingerprint
 from clickline.config import Config, Dates, resolved
-from clickline.errors import ArtifactError, DataError, TooManyBadRows
+from clickline.errors import ArtifactError, DataError, StorageError, TooManyBadRows
 from clickline.features import ENCODER_FORMAT, FeatureSpec
 from clickline.progress import Progress
 from clickline.readers import Reader, open_reader
@@ -33,9 +41,8 @@ from clickline.storage.stores import Storage
 
 __all__ = ["PrepareResult", "prepare"]
 
-_KEPT_DATASETS = 2  # the new one, and the one a running training may still read
-_HOPELESS_ROWS = 100_000
-_HOPELESS_SHARE = 0.5
+_ENOUGH_ROWS = 100_000  # to give up on
+_LAYOUTS = {"slots": "show click feasign:slot …", "paddlerec": "click:0 dense_feature:0.5 … 1:feasign …"}
 _DAMAGED = ("truncated", "corrupt")  # reasons that stand for an unknown number of rows
 
 
@@ -75,33 +82,47 @@ def prepare(config: Config, progress: Progress | None = None) -> PrepareResult:
         progress.say(f"dataset {name} is up to date: same config, same input")
         found.make_current(storage, config.home)
         return PrepareResult(found, True, time.monotonic() - began)
-    previous = _previous(storage, config.home)
-    if previous is not None:
-        for change in _changes(previous.identity, identity):
-            progress.say(f"changed since dataset {previous.id}: {change}")
+    previous = current_id(storage, config.home)
+    for change in _changes(_identity_of(storage, config.home, previous), identity):
+        progress.say(f"changed since dataset {previous}: {change}")
 
-    scratch = Path(folder, "work") if Storage.is_local(folder) else Path(config.cache.dir, "work", name)
-    with _alone(scratch):
-        fields = _fields(config, storage, cache, sources["train"], progress)
-        reader = _reader(config, fields)
-        inputs = {split: Inputs(files, reader, cache) for split, files in sources.items()}
-        features = measure(inputs["train"], fields.features, cores(), progress)
-        tallies: dict[str, Tally] = {}
-        splits: dict[str, Split] = {}
-        for split in sources:
-            maker = Maker(storage, folder, scratch, split, reader, features, fields.targets)
-            done = _make(maker, inputs[split], config, progress)
-            tallies[split] = _sum(done, len(features.slots))
-            splits[split] = Split(tuple(item.shard for item in done), _report(features, tallies[split]))
-            _judge(folder, split, tallies[split], config.data.max_bad)
-        storage.put(Storage.join(folder, "resolved.yaml"), resolved(config).encode())
-        finish(storage, folder, name, features, identity, splits)
-    storage.delete(Storage.join(folder, "work"))
-    dataset = Dataset.open(storage, folder)
-    dataset.make_current(storage, config.home)
-    _tell(dataset, progress)
-    _prune(storage, config.home, [name] + ([previous.id] if previous else []), progress)
-    return PrepareResult(dataset, False, time.monotonic() - began)
+    with _alone(_scratch(config, folder, name)) as scratch:
+        found = _finished(storage, folder)  # another process may have made it while we waited
+        reused = found is not None
+        if found is None:
+            _make_dataset(config, storage, cache, sources, identity, folder, scratch, progress)
+            found = Dataset.open(storage, folder)
+        storage.delete(Storage.join(folder, "work"))
+        shutil.rmtree(scratch, ignore_errors=True)
+    found.make_current(storage, config.home)
+    _tell(found, progress)
+    _prune(storage, config.home, {name, previous}, progress)
+    return PrepareResult(found, reused, time.monotonic() - began)
+
+
+def _make_dataset(
+    config: Config,
+    storage: Storage,
+    cache: Cache,
+    sources: Mapping[str, list[SourceFile]],
+    identity: Mapping[str, Any],
+    folder: str,
+    scratch: Path,
+    progress: Progress,
+) -> None:
+    fields = _fields(config, storage, cache, sources["train"], progress)
+    reader = _reader(config, fields)
+    inputs = {split: Inputs(files, reader, cache, storage) for split, files in sources.items()}
+    features = measure(inputs["train"], fields.features, cores(), progress)
+    splits: dict[str, Split] = {}
+    for split in sources:
+        maker = Maker(storage, folder, scratch, split, reader, features, fields.targets)
+        done = _make(maker, inputs[split], config, progress)
+        tally = _sum(done, len(features.slots))
+        _judge(folder, split, tally, config.data.max_bad)
+        splits[split] = Split(tuple(item.shard for item in done), _report(features, tally))
+    storage.put(Storage.join(folder, "resolved.yaml"), resolved(config).encode())
+    finish(storage, folder, fingerprint(identity), features, identity, splits)
 
 
 def find_sources(config: Config, storage: Storage, progress: Progress) -> dict[str, list[SourceFile]]:
@@ -134,6 +155,7 @@ def _identity(config: Config, storage: Storage, sources: Mapping[str, list[Sourc
     return {
         "encoder_format": ENCODER_FORMAT,
         "dataset_format": DATASET_FORMAT,
+        # Order counts: fields are applied and stored as they are written, and JSON keeps that.
         "data": data.model_dump(mode="json", exclude=_NOT_CONTENT),
         "slot_conf": None if data.slot_conf is None else _content(storage, data.slot_conf),
         "reader": None if data.reader is None else _content(storage, data.reader),
@@ -148,14 +170,24 @@ def _content(storage: Storage, uri: str) -> str:
     return hashlib.sha256(storage.read(uri)).hexdigest()
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _identity_of(storage: Storage, home: str, name: str | None) -> Mapping[str, Any] | None:
+    """What an earlier dataset was made from; None when there is none that this release can read."""
+    try:
+        return None if name is None else Dataset.open(storage, dataset_folder(home, name)).identity
+    except ArtifactError:
+        return None
+
+
+def _changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Iterator[str]:
     """What differs between two identities, in words."""
+    if before is None:
+        return
     for key in ("encoder_format", "dataset_format", "slot_conf", "reader"):
         if before.get(key) != now[key]:
             yield key
     old, new = before.get("data", {}), now["data"]
     for key in new:
-        if old.get(key) != new[key]:
+        if as_json(old.get(key)) != as_json(new[key]):
             yield f"data.{key}"
     for split in sorted({*before.get("inputs", {}), *now["inputs"]}):
         old_files = {f["uri"]: f for f in before.get("inputs", {}).get(split, [])}
@@ -177,9 +209,14 @@ def _fields(
     data = config.data
     if data.format not in ("slots", "paddlerec"):
         return layout(data)
-    found = discover(data.format, train, cache, cores(), progress, slots=data.slot_conf is None)
+    found = discover(data.format, train, cache, storage, cores(), progress, slots=data.slot_conf is None)
     if data.slot_conf is None:
         slots = found.slots
+        if not slots and not data.fields:
+            raise DataError(
+                f"no slot was found in data.train, {shown(train[0].uri)} first. In the format {data.format} a row "
+                f"reads `{_LAYOUTS[data.format]}`. Check data.format, or name the slots in data.slot_conf."
+            )
     else:
         slots = read_slot_conf(data.slot_conf, storage.read(data.slot_conf))
     return layout(data, dict.fromkeys([*slots, *sorted(named_slots(data.fields))]), found.dense)
@@ -207,22 +244,44 @@ def _reader(config: Config, fields: Layout) -> Reader:
 def _make(maker: Maker, inputs: Inputs, config: Config, progress: Progress) -> list[Finished]:
     """Every shard of a split, in order."""
     done: list[Finished] = []
-    rows = bad = 0
-    progress.begin(f"prepare {maker.split}", total_bytes=inputs.text_bytes(progress))
+    total = inputs.text_bytes(progress)
+    seen = Tally.empty(0)
+    size = 0
+    progress.begin(f"prepare {maker.split}", total_bytes=total)
     try:
         for item in make_shards(maker, inputs, config.data.shard_size, cores(), progress):
             done.append(item)
-            rows += item.tally.rows
-            bad += item.tally.bad.total()
+            seen.rows += item.tally.rows
+            seen.bad.update(item.tally.bad)
+            size += item.size
             progress.advance(rows=item.tally.rows + item.tally.bad.total(), size=item.size)
-            if rows + bad > _HOPELESS_ROWS and bad > _HOPELESS_SHARE * (rows + bad):
-                break  # the wrong format or the wrong file: the whole of it would say nothing new
+            if total:
+                _give_up(maker, seen, size / total, config.data.max_bad)
     finally:
         progress.end()
-    done.sort(key=lambda item: item.number)
-    if rows == 0 and bad == 0:
-        raise DataError(f"data.{maker.split} holds no rows in {len(inputs.files):,} file(s).")
-    return done
+    if not seen.rows:
+        _no_rows(maker, inputs, seen)
+    return sorted(done, key=lambda item: item.number)
+
+
+def _no_rows(maker: Maker, inputs: Inputs, seen: Tally) -> NoReturn:
+    first = shown(inputs.files[0].uri) + (" and others" if len(inputs.files) > 1 else "")
+    if not seen.bad:
+        raise DataError(
+            f"data.{maker.split} holds no rows: {first} is empty. Name the files that hold the logs."
+        )
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in seen.bad.most_common())
+    raise DataError(
+        f"data.{maker.split} holds no row that can be used in {first}: {reasons}. Check data.format and data.fields; "
+        f"each row is listed in {Storage.join(maker.folder, 'quarantine')}."
+    )
+
+
+def _give_up(maker: Maker, seen: Tally, read: float, allowed: float) -> None:
+    """Stop early when the bad rows are twice what the whole input may have: it is the wrong format or file."""
+    rows = seen.rows + seen.bad.total()
+    if rows > _ENOUGH_ROWS and seen.bad.total() > 2 * allowed * rows / min(read, 1.0):
+        _judge(maker.folder, maker.split, seen, allowed)
 
 
 def _sum(done: list[Finished], slots: int) -> Tally:
@@ -269,22 +328,37 @@ def _tell(dataset: Dataset, progress: Progress) -> None:
                     f"data.{name}: {reason}, {count:,} time(s): what stood behind the damage is lost. "
                     f"The files are named in {Storage.join(dataset.folder, 'quarantine')}"
                 )
-    report = dataset.splits["train"].report
-    for slot in report["slots"]:
+        if split.report["clicks"] in (0, split.report["shows"]):
+            what = "no row was clicked" if split.report["clicks"] == 0 else "every row was clicked"
+            progress.say(
+                f"data.{name}: {what}. Nothing can be learned or measured from it; check the label field"
+            )
+    for slot in dataset.splits["train"].report["slots"]:
         if slot["missing_rate"] == 1.0:
             progress.say(f"slot {slot['name']} never occurs in the training data")
-    if report["clicks"] in (0, report["shows"]):
-        what = "no row was clicked" if report["clicks"] == 0 else "every row was clicked"
-        progress.say(f"{what}: nothing can be learned from data.train as it is")
 
 
 # ── around it ──────────────────────────────────────────────────────────────────────────────────
 
 
+def _scratch(config: Config, folder: str, name: str) -> Path:
+    """Where shards grow until they are whole: beside them, or on this machine for a home that is elsewhere."""
+    if Storage.is_local(folder):
+        return Path(folder, "work")
+    cache = Path(config.cache.dir)
+    return cache.with_name(f"{cache.name}-work") / name
+
+
 @contextmanager
-def _alone(scratch: Path) -> Iterator[None]:
+def _alone(scratch: Path) -> Iterator[Path]:
     """The only process that makes this dataset; leftovers of a killed one are removed."""
-    scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{scratch}: {error.strerror}. It is part of `home`, which must be a folder that can be written: "
+            "change home in the config, or make it so."
+        ) from error
     with (scratch / "lock").open("a+") as lock:
         try:
             flock(lock, LOCK_EX | LOCK_NB)
@@ -299,28 +373,41 @@ def _alone(scratch: Path) -> Iterator[None]:
         lock.flush()
         for leftover in scratch.glob("*.tmp"):
             leftover.unlink()
-        yield
+        yield scratch
 
 
 def _finished(storage: Storage, folder: str) -> Dataset | None:
     """The dataset in `folder` if it was finished; a torn one is an error, an unfinished one is None."""
-    return Dataset.open(storage, folder) if storage.list(Storage.join(folder, MANIFEST)) else None
+    return Dataset.open(storage, folder) if storage.describe(Storage.join(folder, MANIFEST)) else None
 
 
-def _previous(storage: Storage, home: str) -> Dataset | None:
-    try:
-        return Dataset.current(storage, home)
-    except ArtifactError:
-        return None  # none yet, or one that this release cannot read: nothing to compare with
+def _prune(storage: Storage, home: str, keep: set[str | None], progress: Progress) -> None:
+    """Remove what nothing points at any more: older datasets, and unfinished ones that nobody works on."""
+    for folder in storage.folders(Storage.inside(Storage.join(home, "datasets"), "*")):
+        name = folder.rstrip("/").rsplit("/", 1)[-1]
+        if name in keep:
+            continue
+        finished = storage.describe(Storage.join(folder, MANIFEST)) is not None
+        if finished or not _in_work(folder):
+            storage.delete(folder)
+            progress.say(
+                f"removed dataset {name}, {'which is older than the last two' if finished else 'unfinished'}"
+            )
 
 
-def _prune(storage: Storage, home: str, keep: list[str], progress: Progress) -> None:
-    """Remove finished datasets that nothing points at any more."""
-    for manifest in storage.list(Storage.join(home, "datasets", "*", MANIFEST)):
-        name = manifest.uri.rsplit("/", 2)[-2]
-        if name not in keep[:_KEPT_DATASETS]:
-            storage.delete(Storage.join(home, "datasets", name))
-            progress.say(f"removed dataset {name}, which is older than the last two")
+def _in_work(folder: str) -> bool:
+    """Whether a process may be making the dataset. Of a home in a store one cannot tell: then it may."""
+    lock = Path(folder, "work", "lock")
+    if not Storage.is_local(folder):
+        return True
+    if not lock.exists():
+        return False
+    with lock.open("a") as file:
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _path(text: str | None) -> Path | None:

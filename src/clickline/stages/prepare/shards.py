@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from typing import Any
 import numpy as np
 
 from clickline.artifacts.dataset import Shard, ShardWriter
-from clickline.errors import StorageError
-from clickline.features import Encoder, Fault, FeatureSpec
+from clickline.artifacts.manifest import as_json
+from clickline.errors import DataError, StorageError
+from clickline.features import Encoder, FeatureSpec
 from clickline.progress import Progress
 from clickline.readers import Custom, Parquet, Reader, RecordIO
+from clickline.readers.base import SHOWN_BAD_ROWS
 from clickline.readers.lines import expansion
 from clickline.records import BadRow, Block, LabelledRows, RawRows, SourceFile
 from clickline.stages.prepare.statistics import Tally
@@ -65,14 +68,14 @@ class Finished:
     size: int  # bytes of input
 
     def to_json(self) -> bytes:
-        return json.dumps(
+        return as_json(
             {
                 "shard": asdict(self.shard),
                 "tally": self.tally.to_json(),
                 "parts": [asdict(part) for part in self.parts],
                 "size": self.size,
             }
-        ).encode()
+        )
 
     @classmethod
     def from_json(cls, number: int, text: bytes) -> Finished:
@@ -104,6 +107,7 @@ class Inputs:
     files: Sequence[SourceFile]
     reader: Reader
     cache: Cache
+    storage: Storage
 
     def text_bytes(self, progress: Progress) -> int | None:
         """About how much there is to read once it is decompressed; None where that cannot be told."""
@@ -123,7 +127,7 @@ class Inputs:
             file = self.files[number]
             skip = after.blocks if after is not None and after.file == number else 0
             before: Block | None = None
-            with self.cache.local(file, progress) as path:
+            with self.cache.local(file, progress) as path, _readable(file):
                 for block in self.reader.blocks(shown(file.uri), path):
                     if before is not None:
                         if skip > 0:
@@ -131,6 +135,12 @@ class Inputs:
                         else:
                             yield number, before, False
                     before = block
+            now = self.storage.describe(file.uri)
+            if now is None or (now.size, now.version) != (file.size, file.version):
+                raise DataError(
+                    f"{shown(file.uri)} changed while it was read. Run the same command again; if it is still "
+                    "being written, wait until it is complete."
+                )
             if before is None:  # an empty file still ends, and is remembered to have
                 before = Block(shown(file.uri), 1, None, 0)
             yield number, before, True
@@ -157,6 +167,17 @@ class Inputs:
             yield group
 
 
+@contextmanager
+def _readable(file: SourceFile) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{shown(file.uri)}: {error.strerror or error}. The config's data section names this file; "
+            "make it readable, or leave it out."
+        ) from error
+
+
 @dataclass(frozen=True)
 class Maker:
     """Turns a group of blocks into a shard in the dataset's folder."""
@@ -176,7 +197,6 @@ class Maker:
         temporary = self.scratch / f"{name}.parquet.tmp"
         encoder = Encoder(self.features)
         missing_ids = [slot.missing_id for slot in self.features.slots]
-        slot_columns = [slot.column for slot in self.features.slots]
         tally = Tally.empty(len(missing_ids))
         bad: list[BadRow] = []
         waiting: list[LabelledRows] = []
@@ -190,7 +210,7 @@ class Maker:
                 if block.payload is not None:
                     raw = self.reader.parse(block)
                     rows = self._rows(raw, source, encoder, bad)
-                    tally.sample(raw, slot_columns, self.features.missing)
+                    tally.sample(raw, self.features.slots, self.features.missing)
                     tally.observe(rows, missing_ids)
                     waiting.append(rows)
                     size += block.size
@@ -212,38 +232,45 @@ class Maker:
         tally.trim()
         self.storage.put(Storage.join(self.folder, shard.file), temporary)
         if bad:
-            lines = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in bad)
-            self.storage.put(Storage.join(self.folder, "quarantine", f"{name}.jsonl"), lines.encode())
+            lines = b"".join(as_json(asdict(row)) + b"\n" for row in bad)
+            self.storage.put(Storage.join(self.folder, "quarantine", f"{name}.jsonl"), lines)
         finished = Finished(group.number, shard, tally, tuple(group.parts), group.size)
         self.storage.put(Storage.join(self.folder, "work", f"{name}.json"), finished.to_json())
         return finished
 
     def _rows(self, raw: RawRows, source: SourceFile, encoder: Encoder, bad: list[BadRow]) -> LabelledRows:
+        """The rows that can be used; the others go to `bad`, the first thousand of a block with their words."""
         encoded, faults = encoder.encode(raw)
-        happened, more = targets(raw, self.targets, source.hour)
+        happened, more = targets(raw, self.targets, self.features.missing, source.hour)
         rows = happened.with_features(encoded)
         bad += raw.bad
         if not faults and not more:
             return rows
-        first: dict[int, Fault] = {}  # a row is left out once, for the first thing found wrong with it
-        for fault in (*more, *faults):
-            first.setdefault(fault.row, fault)
-        keep_B = np.ones(raw.rows, dtype=np.bool_)
-        for row in sorted(first):
-            keep_B[row] = False
-            line = int(raw.lines_B[row])
-            bad.append(BadRow(shown(source.uri), line, first[row].reason, first[row].detail))
-        return rows.select(keep_B)
+        file = shown(source.uri)
+        left_out_B = np.zeros(raw.rows, dtype=np.bool_)
+        room = SHOWN_BAD_ROWS
+        for group in (*more, *faults):  # a row is left out once, for the first thing found wrong with it
+            new_F = group.rows_F[~left_out_B[group.rows_F]]
+            left_out_B[new_F] = True
+            lines_F = raw.lines_B[new_F].tolist()
+            for row, line in zip(new_F[:room].tolist(), lines_F, strict=False):
+                bad.append(BadRow(file, line, group.reason, group.describe(row)))
+            if new_F.size > room:
+                rest = new_F.size - room
+                detail = f"{rest:,} more rows of this kind in this part of the file, not shown"
+                bad.append(BadRow(file, lines_F[room], group.reason, detail, count=rest))
+            room = max(0, room - new_F.size)
+        return rows.select(~left_out_B)
 
 
 def finished_shards(storage: Storage, folder: str, split: str) -> dict[int, Finished]:
     """The shards of an earlier run that are whole: their note is there and their file has its size."""
     sizes = {
         file.uri.rsplit("/", 1)[-1]: file.size
-        for file in storage.list(Storage.join(folder, f"{split}-*.parquet"))
+        for file in storage.list(Storage.inside(folder, f"{split}-*.parquet"))
     }
     found = {}
-    for note in storage.list(Storage.join(folder, "work", f"{split}-*.json")):
+    for note in storage.list(Storage.inside(Storage.join(folder, "work"), f"{split}-*.json")):
         number = int(note.uri.rsplit("-", 1)[-1].removesuffix(".json"))
         finished = Finished.from_json(number, storage.read(note.uri))
         if sizes.get(finished.shard.file) == finished.shard.size:

@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from clickline.features import FieldStatistics, kernels
+from clickline.features import FieldStatistics, SlotField, kernels
 from clickline.records import LabelledRows, NumberColumn, RawColumn, RawRows, TextColumn
 
 __all__ = ["Numbers", "SlotTally", "Tally", "estimate_distinct"]
@@ -26,6 +26,7 @@ _BITS = 13  # 8,192 registers: a standard error of 1.15 % in the number of disti
 _SAMPLED_ROWS = 64  # of each block, for the most frequent values
 _KEPT_VALUES = 50  # of each slot and shard
 _SHOWN = 60  # characters of a value
+_SAMPLED_NUMBERS = 1 << 16  # of each number column, for quantiles
 
 
 @dataclass
@@ -88,16 +89,16 @@ class Tally:
         if known_B.size:
             self._widen(int(known_B.min()), int(known_B.max()))
 
-    def sample(self, raw: RawRows, columns: Iterable[str], missing: Iterable[str]) -> None:
+    def sample(self, raw: RawRows, slots: Iterable[SlotField], missing: Iterable[str]) -> None:
         """Count the values of some rows, evenly spaced, as text: enough to name the frequent ones."""
         if not raw.rows:
             return
         nothing = {"", *missing}
         rows = np.unique(np.linspace(0, raw.rows - 1, min(raw.rows, _SAMPLED_ROWS)).astype(np.int64))
-        for tally, name in zip(self.slots, columns, strict=True):
-            column = raw.columns.get(name)
+        for tally, slot in zip(self.slots, slots, strict=True):
+            column = raw.columns.get(slot.column)
             if column is not None:
-                shown = _texts(column, rows)
+                shown = _texts(column, rows, slot.separator)
                 tally.sampled += len(shown)
                 tally.frequent.update(text for text in shown if text not in nothing)
 
@@ -161,8 +162,11 @@ class Tally:
         )
 
 
-def _texts(column: RawColumn, rows: NDArray[np.int64]) -> list[str]:
+def _texts(column: RawColumn, rows: NDArray[np.int64], separator: str | None) -> list[str]:
     """The values of some rows as short text."""
+    if separator is not None:
+        whole = _texts(column, rows, None)
+        return [piece for text in whole for piece in text.split(separator)]
     if column.offsets_B1 is not None:
         offsets = column.offsets_B1
         places = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])
@@ -233,10 +237,10 @@ def _tau(x: float) -> float:
 
 @dataclass
 class Numbers:
-    """A number column: count, range, mean, spread, and a histogram with bins under 1 % wide.
+    """A number column: count, range, mean, spread, and a sample of the values for quantiles.
 
-    The bins are the upper half of a float32's bits, so every float has one and sums need no range
-    known before. Merged in the order of the blocks, the result does not depend on the thread count.
+    The sample is the values with the smallest hash of their place, so it is the same however the blocks
+    were dealt out. It is exact up to 65,536 values; beyond, a quantile is off by some 0.2 % of the rows.
     """
 
     count: int = 0
@@ -244,24 +248,21 @@ class Numbers:
     high: float = -np.inf
     mean: float = 0.0
     squares: float = 0.0  # sum of squared distances from the mean
-    histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1 << 16, dtype=np.int64))
+    keys_K: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
+    sample_K: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
 
     @classmethod
-    def of(cls, raw_B: NDArray[np.float32]) -> Numbers:
+    def of(cls, raw_B: NDArray[np.float32], block: int) -> Numbers:
+        """The numbers of one block; its number in the input tells the places of its values."""
         known_N = raw_B[~np.isnan(raw_B)]
         if not known_N.size:
             return cls()
         wide_N = known_N.astype(np.float64)
         mean = float(wide_N.mean())
-        bins_N = _ordered(known_N) >> np.uint32(16)
-        return cls(
-            known_N.size,
-            float(known_N.min()),
-            float(known_N.max()),
-            mean,
-            float(np.square(wide_N - mean).sum()),
-            np.bincount(bins_N, minlength=1 << 16),
-        )
+        keys_N = np.empty(known_N.size, dtype=np.uint64)
+        _place_keys(np.uint64(block), keys_N)
+        squares = float(np.square(wide_N - mean).sum())
+        return cls(known_N.size, float(known_N.min()), float(known_N.max()), mean, squares, keys_N, known_N)
 
     def merge(self, other: Numbers) -> None:
         if not other.count:
@@ -273,7 +274,11 @@ class Numbers:
         self.count = total
         self.low = min(self.low, other.low)
         self.high = max(self.high, other.high)
-        self.histogram += other.histogram
+        self.keys_K = np.concatenate([self.keys_K, other.keys_K])
+        self.sample_K = np.concatenate([self.sample_K, other.sample_K])
+        if self.keys_K.size > _SAMPLED_NUMBERS:
+            kept = np.argpartition(self.keys_K, _SAMPLED_NUMBERS)[:_SAMPLED_NUMBERS]
+            self.keys_K, self.sample_K = self.keys_K[kept], self.sample_K[kept]
 
     def statistics(self, buckets: int = 0) -> FieldStatistics:
         """The figures a field needs; with `buckets`, edges that part the values into as many equal shares."""
@@ -281,20 +286,14 @@ class Numbers:
             return FieldStatistics(0, 0.0, 0.0, 0.0, 0.0)
         edges: list[float] = []
         if buckets:
-            up_to = np.cumsum(self.histogram)
-            shares = np.arange(1, buckets) * self.count / buckets
-            bins = np.searchsorted(up_to, shares, side="left") + 1  # an edge is where the next bin starts
-            edges = [float(edge) for edge in np.unique(_bin_start(bins)) if self.low < edge <= self.high]
+            rising_K = np.sort(self.sample_K)
+            places = np.arange(1, buckets) * rising_K.size // buckets
+            edges = [float(edge) for edge in np.unique(rising_K[places]) if edge > self.low]
         deviation = float(np.sqrt(self.squares / self.count))
         return FieldStatistics(self.count, self.low, self.high, self.mean, deviation, tuple(edges))
 
 
-def _ordered(values_N: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Bits of floats as integers in the same order."""
-    bits_N = (values_N + np.float32(0.0)).view(np.uint32)
-    return np.where(bits_N >> 31, ~bits_N, bits_N | np.uint32(1 << 31))
-
-
-def _bin_start(bins: NDArray[np.int64]) -> NDArray[np.float32]:
-    bits = bins.astype(np.uint32) << np.uint32(16)
-    return np.where(bits >> 31, bits & np.uint32(0x7FFFFFFF), ~bits).view(np.float32)
+@njit(cache=True, nogil=True)
+def _place_keys(block: np.uint64, keys_N: NDArray[np.uint64]) -> None:
+    for n in range(keys_N.size):
+        keys_N[n] = kernels.fmix64((block << np.uint64(32)) + np.uint64(n))

@@ -9,8 +9,16 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from clickline.features.encoder import Fault, as_text, equals_any, numbers
-from clickline.records import EncodedRows, IntegerColumn, LabelledRows, NumberColumn, RawRows, TextColumn
+from clickline.features.columns import (
+    Faults,
+    as_text,
+    equals_any,
+    numbers,
+    shown_value,
+    single,
+    without,
+)
+from clickline.records import EncodedRows, IntegerColumn, LabelledRows, RawColumn, RawRows, TextColumn
 
 __all__ = ["TargetFields", "Targets", "targets"]
 
@@ -51,108 +59,105 @@ class Targets:
         )
 
 
-def targets(raw: RawRows, fields: TargetFields, file_hour: int | None) -> tuple[Targets, list[Fault]]:
+def targets(
+    raw: RawRows, fields: TargetFields, missing: tuple[str, ...], file_hour: int | None
+) -> tuple[Targets, list[Faults]]:
     """Read the targets; faults name the rows that cannot be used."""
-    faults: list[Fault] = []
+    faults: list[Faults] = []
+
+    def column(name: str) -> RawColumn:
+        one, bad = single(without(raw.columns[name], missing), name, "")
+        faults.extend(bad)
+        return one
+
     if fields.shows:
-        shows, clicks = raw.columns[fields.shows], raw.columns[fields.clicks]
-        if not isinstance(shows, IntegerColumn) or not isinstance(clicks, IntegerColumn):
-            raise TypeError("a reader of shows and clicks delivers whole numbers")
-        for row in np.flatnonzero(shows.values_N > _MOST_SHOWS):
-            found = f"{fields.shows} is {shows.values_N[row]}, at most {_MOST_SHOWS:,} allowed in one row"
-            faults.append(Fault(int(row), fields.shows, "bad label", found))
-        show_B = shows.values_N.astype(np.uint32)
-        click_B = clicks.values_N.astype(np.uint32)
+        show_B, click_B = _counts(column(fields.shows), column(fields.clicks), fields, faults)
         label_B = (click_B / np.maximum(show_B, 1)).astype(np.float32)
     else:
-        click_B = _labels(raw, fields, faults)
+        click_B = _labels(column(fields.label), fields, faults)
         show_B = np.ones(raw.rows, dtype=np.uint32)
         label_B = click_B.astype(np.float32)
     weight_B = show_B.astype(np.float32)
     if fields.weight:
-        own_B, bad = numbers(raw.columns[fields.weight], fields.weight, raw.rows)
+        own_B, bad = numbers(column(fields.weight), fields.weight, raw.rows)
         faults += bad
-        for row in np.flatnonzero(~(own_B >= 0)):
-            faults.append(
-                Fault(
-                    int(row),
-                    fields.weight,
-                    "bad weight",
-                    f"{fields.weight} is {own_B[row]}, 0 or more expected",
-                )
-            )
+        faults += Faults.where(
+            ~(own_B >= 0),
+            fields.weight,
+            "bad weight",
+            lambda row: f"{fields.weight} is {own_B[row]}, 0 or more expected",
+        )
         weight_B *= own_B
     if fields.time:
-        event_hour_B = _hours(raw, fields, faults)
+        event_hour_B = _hours(column(fields.time), fields, raw.rows, faults)
     else:
         event_hour_B = np.full(raw.rows, -1 if file_hour is None else file_hour, dtype=np.int32)
     return Targets(label_B, weight_B, show_B, click_B, event_hour_B), faults
 
 
-def _labels(raw: RawRows, fields: TargetFields, faults: list[Fault]) -> NDArray[np.uint32]:
-    column = raw.columns[fields.label]
+def _counts(
+    shows: RawColumn, clicks: RawColumn, fields: TargetFields, faults: list[Faults]
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    if not isinstance(shows, IntegerColumn) or not isinstance(clicks, IntegerColumn):
+        raise TypeError("a reader of shows and clicks delivers whole numbers")
+    faults += Faults.where(
+        shows.values_N > _MOST_SHOWS,
+        fields.shows,
+        "bad label",
+        lambda row: f"{fields.shows} is {shows.values_N[row]}, at most {_MOST_SHOWS:,} allowed in one row",
+    )
+    return shows.values_N.astype(np.uint32), clicks.values_N.astype(np.uint32)
+
+
+def _labels(column: RawColumn, fields: TargetFields, faults: list[Faults]) -> NDArray[np.uint32]:
+    name = fields.label
     if fields.positive:
         text = as_text(column)
-        clicked_B = equals_any(text, fields.positive)
-        for row in np.flatnonzero(text.starts_N == text.ends_N):
-            faults.append(Fault(int(row), fields.label, "bad label", f"{fields.label} is empty"))
-        return clicked_B.astype(np.uint32)
-    values_B, bad = numbers(column, fields.label, raw.rows)
-    faults += [Fault(f.row, f.field, "bad label", f.detail.replace("a number", "0 or 1")) for f in bad]
-    known = {f.row for f in bad}
-    for row in np.flatnonzero((values_B != 0) & (values_B != 1)):
-        if int(row) not in known:
-            found = "empty" if np.isnan(values_B[row]) else f"{values_B[row]:g}"
-            faults.append(
-                Fault(
-                    int(row),
-                    fields.label,
-                    "bad label",
-                    f"{fields.label} is {found}, 0 or 1 expected; or set positive:",
-                )
-            )
+        faults += Faults.where(
+            text.starts_N == text.ends_N, name, "bad label", lambda row: f"{name} is empty"
+        )
+        return equals_any(text, fields.positive).astype(np.uint32)
+    rows = column.starts_N.size if isinstance(column, TextColumn) else column.values_N.size
+    values_B, _ = numbers(column, name, rows)
+    faults += Faults.where(
+        (values_B != 0) & (values_B != 1),
+        name,
+        "bad label",
+        lambda row: f"{name} is {shown_value(column, row)}, 0 or 1 expected; or set positive:",
+    )
     return np.equal(values_B, 1).astype(np.uint32)
 
 
 # ── time ───────────────────────────────────────────────────────────────────────────────────────
 
 _MILLISECONDS = 1e11  # seconds reach this in the year 5138, milliseconds passed it in 1973
+_EARLIEST = 1e8  # 1973; below it stand dates written as 20260131 or 26013123, which are no seconds
 _LATEST = 2.0**31 * 3600.0
 
 
-def _hours(raw: RawRows, fields: TargetFields, faults: list[Fault]) -> NDArray[np.int32]:
-    column = raw.columns[fields.time]
-    if isinstance(column, IntegerColumn | NumberColumn) and not fields.time_format:
-        if isinstance(column, IntegerColumn):
-            signed = column.values_N.view(np.int64) if column.signed else column.values_N
-            seconds_B = np.where(column.missing_N, np.nan, signed.astype(np.float64))
-        else:
-            seconds_B = column.values_N.copy()
-        text = None
-    else:
+def _hours(column: RawColumn, fields: TargetFields, rows: int, faults: list[Faults]) -> NDArray[np.int32]:
+    if isinstance(column, TextColumn) or fields.time_format:
         text = as_text(column)
-        seconds_B = np.empty(raw.rows, dtype=np.float64)
+        seconds_B = np.empty(rows, dtype=np.float64)
         if fields.time_format:
             _by_format(text, fields.time_format, seconds_B)
         else:
             _read_times(text.data, text.starts_N, text.ends_N, seconds_B)
+    elif isinstance(column, IntegerColumn):
+        signed = column.values_N.view(np.int64) if column.signed else column.values_N
+        seconds_B = np.where(column.missing_N, np.nan, signed.astype(np.float64))
+        seconds_B[seconds_B < _EARLIEST] = np.nan
+    else:
+        seconds_B = np.where(column.values_N < _EARLIEST, np.nan, column.values_N)
     if not fields.time_format:
         seconds_B[seconds_B >= _MILLISECONDS] /= 1000.0
     bad_B = ~((seconds_B >= 0) & (seconds_B < _LATEST))
-    for row in np.flatnonzero(bad_B):
-        shown = (
-            repr(bytes(text.data[text.starts_N[row] : text.ends_N[row]])[:40])[1:]
-            if text
-            else str(seconds_B[row])
-        )
-        allowed = (
-            f"a time written as {fields.time_format}"
-            if fields.time_format
-            else "unix seconds or YYYY-MM-DD HH:MM:SS"
-        )
-        faults.append(
-            Fault(int(row), fields.time, "bad time", f"{fields.time} is {shown}, {allowed} expected")
-        )
+    allowed = "unix seconds or YYYY-MM-DD HH:MM:SS expected; or set time_format:"
+    if fields.time_format:
+        allowed = f"a time written as {fields.time_format} expected"
+    faults += Faults.where(
+        bad_B, fields.time, "bad time", lambda row: f"{fields.time} is {shown_value(column, row)}, {allowed}"
+    )
     return (np.where(bad_B, 0.0, seconds_B) // 3600.0).astype(np.int32)
 
 
@@ -212,7 +217,7 @@ def _iso_seconds(data: NDArray[np.uint8], start: int, end: int) -> float:
     for unit in (60.0, 1.0):
         if at < end and data[at] == 58:
             part = _digits(data, at + 1, 2, end)
-            if part < 0 or part > 60:
+            if part < 0 or part > 59 + (unit == 1.0):
                 return np.nan
             seconds += part * unit
             at += 3
@@ -258,6 +263,6 @@ def _read_times(
             while at < end and 48 <= data[at] <= 57:
                 at += 1
         if at == end and end > starts_B[row]:
-            seconds_B[row] = whole
+            seconds_B[row] = whole if whole >= _EARLIEST else np.nan
         else:
             seconds_B[row] = _iso_seconds(data, starts_B[row], end)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -106,6 +106,7 @@ def _generate(
 ) -> SampleReport:
     text_format = FORMATS[options.format]
     parts = _plan(options, text_format)
+    _check_files(parts)
     progress.begin("sample", total_rows=options.rows)
     model = build_model(
         options.seed, options.slots, options.dense, options.cardinality, options.hours or _SPAN
@@ -277,6 +278,16 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _check_files(parts: Sequence[_Part]) -> None:
+    """Logs without the true probabilities beside them are somebody's own: never overwrite those."""
+    for part in parts:
+        if part.log.exists() and not part.truth.exists():
+            problem = f"would overwrite {part.log}, which `clickline sample` did not write."
+            raise ConfigError(
+                [Mistake("sample", 0, "--out", problem, "Choose another folder, or move the file away.")]
+            )
 
 
 def _check(options: SampleOptions) -> None:
