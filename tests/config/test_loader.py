@@ -693,3 +693,17 @@ def test_a_delimiter_that_can_never_work_is_refused(mistakes: Mistakes, sign: st
 def test_braces_that_are_no_date_or_hour_are_refused(mistakes: Mistakes) -> None:
     (found,) = mistakes("data: {train: 'odd/{a,b}.tsv'}")
     assert "holds {a,b}. Allowed between braces: {date} and {hour}." in found.problem
+
+
+def test_a_wrong_field_does_not_hide_what_the_others_say_against_each_other(mistakes: Mistakes) -> None:
+    text = (
+        "data:\n  train: x\n  format: csv\n  fields:\n    y: label\n    z: label\n    weight: slot\n"
+        "    t: {kind: slot, separator: '|', multi: false}\n    u: {kind: dense, buckets: 5}\n"
+    )
+    found = mistakes(text)
+    assert {m.key for m in found} == {
+        "data.fields",
+        "data.fields.weight",
+        "data.fields.t.multi",
+        "data.fields.u.buckets",
+    }

@@ -153,6 +153,18 @@ def test_a_missing_hour_stops_with_exit_4_and_is_named(project, bucket):
     assert "donefile" in done.stderr
 
 
+@pytest.mark.slow
+def test_data_status_shows_hours_that_are_waited_for(project, bucket):
+    late = {**HOURS, "dates": {"from": "20260101/01", "to": "20260101/04"}}
+    project.configure(late, storage={"options": bucket})
+    done = subprocess.run(
+        [CLICKLINE, "data", "status"], cwd=project.folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[1].split() == ["train", "-", "-", "-", "-", "Waiting"]
+    assert "20260101/03..04" in done.stderr
+
+
 def test_rows_over_http(project, criteo_line):
     with web_server() as web:
         web.files["/logs/a.tsv"] = "".join(criteo_line(row % 2, row) for row in range(100)).encode()

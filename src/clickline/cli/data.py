@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clickline.cli.console import emit, table, watching
+from clickline.cli.console import emit, note, table, watching
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.progress import Progress, human_size
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clickline.config import Config
     from clickline.records import SourceFile
     from clickline.storage.cache import Cache
+    from clickline.storage.stores import Storage
 
 __all__ = ["data"]
 
@@ -34,35 +35,41 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show how much of the logs is here."""
-    files, cache = _sources(config_file, overrides, which, Progress())
-    found = {name: cache.status(of) for name, of in files.items()}
-    if as_json:
-        emit(
-            [
-                {
-                    "name": name,
-                    "files": row.files,
-                    "total_bytes": row.total_bytes,
-                    "cached_bytes": row.cached_bytes,
-                    "available_bytes": row.available_bytes,
-                    "phase": row.phase,
-                }
-                for name, row in found.items()
-            ]
+    from clickline.errors import HourNotReady
+
+    config, storage, cache = _open(config_file, overrides)
+    rows: list[dict[str, object]] = []
+    for name in _splits(config, which):
+        try:
+            found = cache.status(_files(config, storage, name, Progress()))
+        except HourNotReady as late:
+            note(str(late))
+            rows.append({"name": name, "phase": "Waiting"})
+            continue
+        rows.append(
+            {
+                "name": name,
+                "files": found.files,
+                "total_bytes": found.total_bytes,
+                "cached_bytes": found.cached_bytes,
+                "available_bytes": found.available_bytes,
+                "phase": found.phase,
+            }
         )
+    if as_json:
+        emit(rows)
         return
+    sizes = ("total_bytes", "cached_bytes", "available_bytes")
     table(
         ("NAME", "FILES", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "PHASE"),
         [
             (
-                name,
-                f"{row.files:,}",
-                human_size(row.total_bytes),
-                human_size(row.cached_bytes),
-                human_size(row.available_bytes),
-                row.phase,
+                row["name"],
+                f"{row['files']:,}" if "files" in row else "-",
+                *(human_size(float(str(row[size]))) if size in row else "-" for size in sizes),
+                row["phase"],
             )
-            for name, row in found.items()
+            for row in rows
         ],
     )
 
@@ -77,8 +84,9 @@ def warm(
 ) -> None:
     """Fetch the logs that are not here yet."""
     with watching(as_json=as_json, quiet=quiet) as progress:
-        files, cache = _sources(config_file, overrides, which, progress)
-        cache.warm([file for of in files.values() for file in of], progress)
+        config, storage, cache = _open(config_file, overrides)
+        files = [_files(config, storage, name, progress) for name in _splits(config, which)]
+        cache.warm([file for of in files for file in of], progress)
     status(which, config_file, overrides, as_json)
 
 
@@ -90,8 +98,9 @@ def clear(
     as_json: Json = False,
 ) -> None:
     """Remove the local copies of the logs; those that running work uses stay."""
-    files, cache = _sources(config_file, overrides, which, Progress())
-    cleared = cache.clear([file for of in files.values() for file in of])
+    config, storage, cache = _open(config_file, overrides)
+    files = [_files(config, storage, name, Progress()) for name in _splits(config, which)]
+    cleared = cache.clear([file for of in files for file in of])
     if as_json:
         emit({"files": cleared.files, "bytes": cleared.size, "in_use": cleared.in_use})
         return
@@ -99,22 +108,23 @@ def clear(
     typer.echo(f"removed {cleared.files} copies, {human_size(cleared.size)}{kept}")
 
 
-def _sources(
-    config_file: Path,
-    overrides: list[str] | None,
-    which: Literal["train", "eval"] | None,
-    progress: Progress,
-) -> tuple[dict[str, list[SourceFile]], Cache]:
+def _open(config_file: Path, overrides: list[str] | None) -> tuple[Config, Storage, Cache]:
     from clickline.config import load_config
-    from clickline.stages.prepare.run import find_sources
     from clickline.storage.cache import Cache
     from clickline.storage.stores import Storage
 
-    config: Config = load_config(config_file, overrides or ())
+    config = load_config(config_file, overrides or ())
     credentials = config.storage.credentials
     storage = Storage(config.storage.options, Path(credentials) if credentials else None)
-    files = find_sources(config, storage, progress)
-    return (
-        {name: of for name, of in files.items() if which in (None, name)},
-        Cache(Path(config.cache.dir), config.cache.size, storage),
-    )
+    return config, storage, Cache(Path(config.cache.dir), config.cache.size, storage)
+
+
+def _splits(config: Config, which: Literal["train", "eval"] | None) -> list[str]:
+    there = ["train"] if config.data.eval is None else ["train", "eval"]
+    return [name for name in there if which in (None, name)]
+
+
+def _files(config: Config, storage: Storage, split: str, progress: Progress) -> list[SourceFile]:
+    from clickline.stages.prepare.run import find_split
+
+    return find_split(config, storage, split, progress)

@@ -6,13 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from clickline.config.sections import SHORT_FORMS, Config, Section, holds_password, looks_secret
+from clickline.config.sections import (
+    SHORT_FORMS,
+    Config,
+    FieldConfig,
+    Kind,
+    Section,
+    holds_password,
+    looks_secret,
+)
 from clickline.config.tree import Node, parse, set_key
 from clickline.config.wording import allowed, alternatives, dotted, shown
 from clickline.errors import ConfigError, Mistake
@@ -107,8 +115,30 @@ def _validate_section(
     checked = _try(section, raw, root, path, base, broken, mistakes)
     if isinstance(checked, frozenset) and checked:
         # What is wrong by itself is known now; without it the other keys can still disagree.
+        mended = _mended_fields(raw.get("fields"), base) if "fields" in checked else None
+        if mended is not None:
+            raw, checked = {**raw, "fields": mended}, checked - {"fields"}
         checked = _try(section, raw, root, path, base, broken | checked, mistakes)
     return checked if isinstance(checked, Section) else section.model_construct()
+
+
+def _mended_fields(fields: Any, base: Path) -> dict[str, Any] | None:
+    """The fields with each wrong one cut down to its kind, so that they can be compared with each other.
+
+    None when a kind itself is wrong: then nobody knows what the field was meant to be.
+    """
+    if not isinstance(fields, Mapping):
+        return None
+    mended: dict[str, Any] = {}
+    for name, spec in fields.items():
+        mended[name] = spec
+        try:
+            FieldConfig.model_validate(spec, context={"base": base})
+        except ValidationError:
+            mended[name] = spec.get("kind") if isinstance(spec, Mapping) else None
+            if mended[name] not in get_args(Kind):
+                return None
+    return mended
 
 
 def _try(

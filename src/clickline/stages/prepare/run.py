@@ -22,7 +22,7 @@ from clickline.artifacts.dataset import (
     finish,
 )
 from clickline.artifacts.manifest import MANIFEST, as_json, fingerprint
-from clickline.config import Config, Dates, resolved
+from clickline.config import Config, resolved
 from clickline.errors import ArtifactError, DataError, StorageError, TooManyBadRows
 from clickline.features import ENCODER_FORMAT, FeatureSpec
 from clickline.progress import Progress
@@ -127,21 +127,22 @@ def _make_dataset(
 
 def find_sources(config: Config, storage: Storage, progress: Progress) -> dict[str, list[SourceFile]]:
     """The files of each split, in the order they are read."""
+    splits = ["train"] if config.data.eval is None else ["train", "eval"]
+    return {split: find_split(config, storage, split, progress) for split in splits}
+
+
+def find_split(config: Config, storage: Storage, split: str, progress: Progress) -> list[SourceFile]:
+    """The files of one split; HourNotReady when hours of its pattern have not arrived in time."""
     data = config.data
-    wanted: list[tuple[str, tuple[str, ...], Dates | None]] = [("train", data.train, data.dates)]
-    if data.eval is not None:
-        wanted.append(("eval", data.eval, data.eval_dates))
-    return {
-        split: resolve(
-            storage,
-            list(patterns),
-            None if dates is None else DateRange(dates.first, dates.last),
-            data.donefile,
-            0 if dates is None else dates.wait,
-            progress,
-        )
-        for split, patterns, dates in wanted
-    }
+    patterns, dates = (data.train, data.dates) if split == "train" else (data.eval or (), data.eval_dates)
+    return resolve(
+        storage,
+        list(patterns),
+        None if dates is None else DateRange(dates.first, dates.last),
+        data.donefile,
+        0 if dates is None else dates.wait,
+        progress,
+    )
 
 
 # ── what it is made from ───────────────────────────────────────────────────────────────────────
