@@ -40,9 +40,8 @@ def prepare(
     named: dict[str, object] = {"dataset": dataset.folder + (" (up to date)" if result.reused else "")}
     for name, split in dataset.splits.items():
         report = split.report
-        named[name] = (
-            f"{report['rows']:,} rows in {len(split.shards)} shards, click rate {report['click_rate']:.4f}"
-        )
+        shards = "1 shard" if len(split.shards) == 1 else f"{len(split.shards)} shards"
+        named[name] = f"{report['rows']:,} rows in {shards}, click rate {report['click_rate']:.4f}"
         if report["bad"]:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in report["bad"].items())
             named[f"{name}, left out"] = f"{reasons}: see {dataset.folder}/quarantine"
