@@ -9,8 +9,18 @@ if TYPE_CHECKING:
     from clickline.config import Config, load_config
     from clickline.errors import ClicklineError
     from clickline.stages.prepare.run import PrepareResult, prepare
+    from clickline.stages.train.run import TrainResult, train
 
-__all__ = ["ClicklineError", "Config", "PrepareResult", "__version__", "load_config", "prepare"]
+__all__ = [
+    "ClicklineError",
+    "Config",
+    "PrepareResult",
+    "TrainResult",
+    "__version__",
+    "load_config",
+    "prepare",
+    "train",
+]
 __version__ = "0.1.0"
 
 # Where each name lives. They are fetched on first use, so that importing the package costs nothing.
@@ -18,8 +28,10 @@ _HOMES = {
     "ClicklineError": "clickline.errors",
     "Config": "clickline.config",
     "PrepareResult": "clickline.stages.prepare.run",
+    "TrainResult": "clickline.stages.train.run",
     "load_config": "clickline.config",
     "prepare": "clickline.stages.prepare.run",
+    "train": "clickline.stages.train.run",
 }
 
 

@@ -9,6 +9,7 @@
     │   └── ReaderFault        a custom reader raised, or yielded something that is not rows
     ├── StorageError           a store did not answer, refused, or its driver is not installed
     │   └── CacheFull          a file does not fit under `cache.size`, or the rest of it is in use
+    ├── GateRefused            the model did not reach what the gate asks for
     └── ArtifactError          a dataset, checkpoint or version is absent, torn or of another format
 
 A message says what was found, what is allowed, and what to do about it. Which exit code an error
@@ -25,6 +26,7 @@ __all__ = [
     "ClicklineError",
     "ConfigError",
     "DataError",
+    "GateRefused",
     "HourNotReady",
     "Mistake",
     "ReaderFault",
@@ -87,6 +89,10 @@ class StorageError(ClicklineError):
 
 class CacheFull(StorageError):
     """A remote file finds no room: it is larger than `cache.size`, or running work uses all the rest."""
+
+
+class GateRefused(ClicklineError):
+    """The model did not reach what `gate` asks for, after all retries. Nothing was published."""
 
 
 class ArtifactError(ClicklineError):

@@ -14,6 +14,9 @@ class Progress:
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
         """`rows` more rows and `size` more bytes of input are done."""
 
+    def note(self, figures: str) -> None:
+        """How the piece of work begun last is doing, in a few figures; replaces the note before."""
+
     def end(self) -> None:
         """The piece of work begun last is done."""
 

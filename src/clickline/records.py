@@ -130,6 +130,15 @@ class SlotIds:
         offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts_B[keep_B])])
         return SlotIds(self.ids_N[np.repeat(keep_B, counts_B)], offsets)
 
+    def take(self, order_K: NDArray[np.int64]) -> SlotIds:
+        if self.offsets_B1 is None:
+            return SlotIds(self.ids_N[order_K])
+        counts_K = np.diff(self.offsets_B1)[order_K]
+        offsets_K1 = np.zeros(order_K.size + 1, dtype=np.int64)
+        np.cumsum(counts_K, out=offsets_K1[1:])
+        shift_K = self.offsets_B1[order_K] - offsets_K1[:-1]
+        return SlotIds(self.ids_N[np.arange(offsets_K1[-1]) + np.repeat(shift_K, counts_K)], offsets_K1)
+
 
 @dataclass(frozen=True)
 class EncodedRows:
@@ -143,6 +152,11 @@ class EncodedRows:
         """The rows that are marked."""
         slots = tuple(ids.select(keep_B) for ids in self.slots)
         return EncodedRows(int(keep_B.sum()), self.dense_DB[:, keep_B], slots)
+
+    def take(self, order_K: NDArray[np.int64]) -> EncodedRows:
+        """The rows at these places, in this order."""
+        slots = tuple(ids.take(order_K) for ids in self.slots)
+        return EncodedRows(order_K.size, self.dense_DB[:, order_K], slots)
 
 
 @dataclass(frozen=True)
@@ -169,4 +183,15 @@ class LabelledRows:
             self.click_B[keep_B],
             self.event_hour_B[keep_B],
             self.encoded.select(keep_B),
+        )
+
+    def take(self, order_K: NDArray[np.int64]) -> LabelledRows:
+        """The rows at these places, in this order."""
+        return LabelledRows(
+            self.label_B[order_K],
+            self.weight_B[order_K],
+            self.show_B[order_K],
+            self.click_B[order_K],
+            self.event_hour_B[order_K],
+            self.encoded.take(order_K),
         )

@@ -53,16 +53,18 @@ def test_the_python_program_of_the_readme(ads, monkeypatch, capsys):
     monkeypatch.chdir(ads)
     (program,) = blocks("README.md", "python")
     exec(compile(program, "README.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("80000 ")
+    rows, auc = capsys.readouterr().out.splitlines()
+    assert rows.startswith("80000 ")
+    assert 0.6 < float(auc) < 0.9
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/data.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/data.md", "docs/training.md"])
 def test_every_yaml_example_passes_the_check(page, tmp_path):
     for text in blocks(page, "yaml"):
         (tmp_path / "my_reader.py").write_text("def read(path):\n    yield\n")
         (tmp_path / "clickline.yaml").write_text(text)
         config = load_config(tmp_path / "clickline.yaml")
-        assert config.data.fields, yaml.safe_load(text)
+        assert config.data.train, yaml.safe_load(text)
 
 
 def test_duckdb_and_pandas_read_the_dataset_as_the_docs_show(ads, monkeypatch, capsys):

@@ -35,6 +35,7 @@ __all__ = [
     "Shard",
     "ShardWriter",
     "Split",
+    "concat",
     "current_id",
     "dataset_folder",
     "finish",
@@ -124,10 +125,10 @@ class Dataset:
     def make_current(self, storage: Storage, home: str) -> None:
         storage.put(Storage.join(home, "datasets", "current"), f"{self.id}\n".encode())
 
-    def read(self, path: Path, row_group: int) -> LabelledRows:
-        """One row group of a shard that is on local disk at `path`."""
+    def read(self, path: Path, row_groups: Sequence[int]) -> LabelledRows:
+        """Row groups of a shard that is on local disk at `path`, one after the other."""
         with pq.ParquetFile(path) as file:
-            return from_table(file.read_row_group(row_group, use_threads=False), self.features)
+            return from_table(file.read_row_groups(list(row_groups), use_threads=False), self.features)
 
     def row_groups(self, split: str) -> Iterator[tuple[int, int, int]]:
         """(shard, row group, rows) of a split, in order."""
@@ -244,6 +245,30 @@ def from_table(table: pa.Table, features: FeatureSpec) -> LabelledRows:
         click_B=column("click"),
         event_hour_B=column("event_hour"),
         encoded=EncodedRows(table.num_rows, dense_DB, tuple(slots)),
+    )
+
+
+def concat(parts: Sequence[LabelledRows]) -> LabelledRows:
+    """Rows one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    slots = []
+    for several in zip(*(part.encoded.slots for part in parts), strict=True):
+        ids_N = np.concatenate([slot.ids_N for slot in several])
+        if several[0].offsets_B1 is None:
+            slots.append(SlotIds(ids_N))
+        else:
+            counts = np.concatenate([np.diff(_offsets(slot)) for slot in several])
+            slots.append(SlotIds(ids_N, np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])))
+    rows = sum(part.rows for part in parts)
+    dense_DB = np.concatenate([part.encoded.dense_DB for part in parts], axis=1)
+    return LabelledRows(
+        np.concatenate([part.label_B for part in parts]),
+        np.concatenate([part.weight_B for part in parts]),
+        np.concatenate([part.show_B for part in parts]),
+        np.concatenate([part.click_B for part in parts]),
+        np.concatenate([part.event_hour_B for part in parts]),
+        EncodedRows(rows, dense_DB, tuple(slots)),
     )
 
 

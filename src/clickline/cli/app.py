@@ -12,6 +12,7 @@ from clickline.cli.data import data
 from clickline.cli.init import init
 from clickline.cli.prepare import prepare
 from clickline.cli.sample import sample
+from clickline.cli.train import train
 
 __all__ = ["app"]
 
@@ -49,4 +50,5 @@ app.command()(init)
 app.command()(check)
 app.command()(sample)
 app.command()(prepare)
+app.command()(train)
 app.add_typer(data, name="data")

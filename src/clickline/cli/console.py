@@ -76,6 +76,7 @@ class _Work:
         self.total_rows = total_rows
         self.rows = 0
         self.size = 0
+        self.note = ""
         self.begun = self.told = time.monotonic()
 
     @property
@@ -93,6 +94,8 @@ class _Work:
             parts.append(f"{self.rows:,} rows, {self.rows / seconds:,.0f} rows/s")
         if self.size:
             parts.append(f"{human_size(self.size)}, {human_size(self.size / seconds)}/s")
+        if self.note:
+            parts.append(self.note)
         return ", ".join(parts) or "nothing yet"
 
     def time_left(self) -> str:
@@ -121,6 +124,11 @@ class _Watched(_Notes):
                 self._work[-1].rows += rows
                 self._work[-1].size += size
                 self.show(self._work[-1])
+
+    def note(self, figures: str) -> None:
+        with self._lock:
+            if self._work:
+                self._work[-1].note = figures
 
     def end(self) -> None:
         with self._lock:

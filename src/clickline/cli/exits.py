@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from clickline.errors import ClicklineError, ConfigError, DataError
+from clickline.errors import ClicklineError, ConfigError, DataError, GateRefused
 
 __all__ = ["ExitCode", "exit_code"]
 
@@ -25,4 +25,6 @@ def exit_code(error: ClicklineError) -> ExitCode:
         return ExitCode.BAD_CONFIG
     if isinstance(error, DataError):
         return ExitCode.BAD_DATA
+    if isinstance(error, GateRefused):
+        return ExitCode.GATE_REFUSED
     return ExitCode.FAILED

@@ -758,6 +758,15 @@ class TrainSection(Section):
     mode: Literal["local", "cluster"] = Field("local", description="On this machine, or on a Ray cluster.")
     batch_size: int = Field(4096, ge=1, description="Rows a step.")
     epochs: int = Field(1, ge=1, description="How often each row is learned.")
+    learning_rate: float = Field(0.001, gt=0, le=1, description="Step size of the dense part (Adam).")
+    embedding_learning_rate: float = Field(
+        0.05, gt=0, le=10, description="Step size of the vectors (AdaGrad)."
+    )
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="Fixes first weights and the order of the rows.")
+    checkpoint_every: Seconds = Field(
+        300, description="Time between two checkpoints.", json_schema_extra={"default": "5m"}
+    )
+    keep_checkpoints: int = Field(2, ge=1, le=1000, description="How many checkpoints of a run are kept.")
 
 
 class GateSection(Section):

@@ -1,0 +1,62 @@
+"""clickline train: dataset to checkpoint, then evaluation and the gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clickline.cli.console import emit, facts, watching
+from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+
+__all__ = ["train"]
+
+
+def train(
+    config_file: ConfigFile = Path("clickline.yaml"),
+    overrides: Overrides = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train on the prepared dataset, evaluate, and judge by the gate. Exit 3 if it refuses."""
+    from clickline.config import load_config
+    from clickline.errors import ClicklineError
+
+    config = load_config(config_file, overrides or ())
+    try:
+        from clickline.stages.train.run import train as run
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("clickline"):
+            raise
+        raise ClicklineError(
+            f"training needs the package {error.name}: pip install 'clickline[train]'"
+        ) from error
+    with watching(as_json=as_json, quiet=quiet) as progress:
+        result = run(config, progress)
+    measured = result.evaluation.total if result.evaluation else None
+    if as_json:
+        emit(
+            {
+                "checkpoint": str(result.checkpoint.folder),
+                "step": result.checkpoint.step,
+                "evaluation": None if result.evaluation is None else result.evaluation.to_json(),
+                "gate": result.verdict.to_json(),
+                "report": str(result.report),
+                "seconds": result.seconds,
+            }
+        )
+        return
+    named: dict[str, object] = {
+        "checkpoint": result.checkpoint.folder,
+        "steps": f"{result.checkpoint.step:,}",
+    }
+    if measured is not None:
+        named["AUC"] = _shown(measured.auc)
+        named["log loss"] = _shown(measured.logloss)
+        named["calibration"] = _shown(measured.calibration) + " predicted / real clicks"
+    named["gate"] = "passed"
+    named["report"] = result.report
+    named["time"] = f"{result.seconds:.1f} s"
+    facts(named)
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,42 @@
+"""Sparse tables: from 64-bit ids to rows that learn."""
+
+from clickline.embedding.admission import Admission
+from clickline.embedding.eviction import Eviction
+from clickline.embedding.optimizers import (
+    OPTIMIZERS,
+    AdaGrad,
+    Adam,
+    Ftrl,
+    RowOptimizer,
+    RowWiseAdaGrad,
+    Sgd,
+)
+from clickline.embedding.schedules import Constant, Cosine, Schedule, StepDrop
+from clickline.embedding.snapshot import Saved, Snapshot, freeze, load, read_header, save
+from clickline.embedding.tables import Lookup, SlotReport, SlotShape, Tables
+
+__all__ = [
+    "OPTIMIZERS",
+    "AdaGrad",
+    "Adam",
+    "Admission",
+    "Constant",
+    "Cosine",
+    "Eviction",
+    "Ftrl",
+    "Lookup",
+    "RowOptimizer",
+    "RowWiseAdaGrad",
+    "Saved",
+    "Schedule",
+    "Sgd",
+    "SlotReport",
+    "SlotShape",
+    "Snapshot",
+    "StepDrop",
+    "Tables",
+    "freeze",
+    "load",
+    "read_header",
+    "save",
+]

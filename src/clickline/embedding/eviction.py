@@ -1,0 +1,99 @@
+"""Forgetting: counters fade, and ids that are not worth their memory go.
+
+An id's worth is `click_weight · click + nonclick_weight · (show - click)`, on counters that `decay` lets
+fade from hour to hour or day to day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from clickline.embedding.counting import FreeRows, push_row
+from clickline.embedding.index import CANDIDATE, IndexView, RowsView, address_of, erase_at, row_in
+from clickline.embedding.layout import CLICK, HOUR, SHOW, SLOT
+from clickline.embedding.memory import Whole, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
+
+__all__ = ["Eviction", "decay_shards", "evict_shard"]
+
+_AHEAD = 16
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """Which ids go: those worth less than `threshold`, and those not seen for more than `hours_unseen`."""
+
+    threshold: float = 0.0
+    hours_unseen: int | None = None
+    click_weight: float = 1.0
+    nonclick_weight: float = 0.1
+
+
+@njit(cache=True, nogil=True)
+def decay_shards(index: IndexView, rows: RowsView, first: Whole, last: Whole, rate: float) -> None:
+    """Multiply the counters of all ids of some shards."""
+    for h in range(first, last):
+        entries = u64_at(i64_at(index.addresses_H)[h])
+        end = i64_at(index.ends_H)[h]
+        for at in range(end):
+            if at + _AHEAD < end and entries[at + _AHEAD] != np.uint64(0):
+                prefetch(address_of(rows, row_in(entries[at + _AHEAD])))
+            if entries[at] != np.uint64(0):
+                address = address_of(rows, row_in(entries[at]))
+                f64_at(address + SHOW)[0] *= rate
+                f64_at(address + CLICK)[0] *= rate
+
+
+@njit(cache=True, nogil=True)
+def evict_shard(
+    index: IndexView,
+    rows: RowsView,
+    free: FreeRows,
+    free_candidates: FreeRows,
+    shard: Whole,
+    threshold: float,
+    click_weight: float,
+    nonclick_weight: float,
+    oldest_hour: Whole,
+    remove: bool,
+    ids: NDArray[np.uint64],
+    ids_S: NDArray[np.int64],
+    candidates_S: NDArray[np.int64],
+) -> tuple[int, int]:
+    """How many admitted ids and candidates have to go; with `remove` they go, and `ids` tells which."""
+    entries = u64_at(i64_at(index.addresses_H)[shard])
+    admitted = candidates = at = 0
+    while at < i64_at(index.ends_H)[shard]:
+        if at + _AHEAD < i64_at(index.ends_H)[shard] and entries[at + _AHEAD] != np.uint64(0):
+            prefetch(address_of(rows, row_in(entries[at + _AHEAD])))
+        if entries[at] == np.uint64(0):
+            at += 1
+            continue
+        row = row_in(entries[at])
+        address = address_of(rows, row)
+        show, click = f64_at(address + SHOW)[0], f64_at(address + CLICK)[0]
+        hour = np.int64(i32_at(address + HOUR)[0])
+        worth = click_weight * click + nonclick_weight * (show - click)
+        if worth >= threshold and (hour < 0 or hour >= oldest_hour):  # hour -1: not known
+            at += 1
+            continue
+        if remove:
+            ids[admitted + candidates] = u64_at(address)[0]
+            slot = np.int64(u32_at(address + SLOT)[0])
+            erase_at(index, shard, at)  # the next entry may now stand here
+            if row >= CANDIDATE:
+                push_row(free_candidates, shard, row - CANDIDATE)
+                candidates_S[slot] -= 1
+            else:
+                push_row(free, shard, row)
+                ids_S[slot] -= 1
+        else:
+            at += 1
+        if row >= CANDIDATE:
+            candidates += 1
+        else:
+            admitted += 1
+    return admitted, candidates

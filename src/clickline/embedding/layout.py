@@ -1,0 +1,84 @@
+"""What a row holds and where: in memory, and as a record of a snapshot.
+
+    memory   id 8 · show 8 · click 8 · hour 4 · slot 4 · touched 4 │ wide · vector · wide state · vector state
+    record   id 8 · show 8 · click 8 · hour 4 · slot 4             │ the same
+
+A candidate, an id that is not admitted yet, has only what stands left of the bar. `touched` says in
+which epoch the row last changed; it depends on when snapshots were taken, so no snapshot holds it.
+Counters are doubles: exact to 2^53 shows, and they can be decayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clickline.embedding.optimizers import RowOptimizer
+
+__all__ = ["CLICK", "HEAD", "HOUR", "SHOW", "SLOT", "TOUCHED", "CandidateLayout", "RowLayout", "RowPlaces"]
+
+SHOW, CLICK, HOUR, SLOT, TOUCHED, HEAD = 8, 16, 24, 28, 32, 36  # byte offsets, and the head's size
+_CACHE_LINE = 64
+_HEAD_FIELDS: list[Any] = [
+    ("id", "<u8"), ("show", "<f8"), ("click", "<f8"), ("hour", "<i4"), ("slot", "<u4")
+]  # fmt: skip
+
+
+class RowPlaces(NamedTuple):
+    """Byte offsets inside a row, as kernels take them. `wide` is -1 where rows have no wide weight."""
+
+    dim: int
+    wide: int
+    vector: int
+    wide_state: int
+    vector_state: int
+    size: int  # bytes used
+    stride: int  # bytes from one row to the next
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """The row of an admitted id."""
+
+    dim: int
+    embedding_optimizer: RowOptimizer
+    wide_optimizer: RowOptimizer | None
+
+    @property
+    def places(self) -> RowPlaces:
+        wide_size = 0 if self.wide_optimizer is None else 1
+        wide_state_size = self.wide_optimizer.state_size(1) if self.wide_optimizer else 0
+        vector = HEAD + 4 * wide_size
+        wide_state = vector + 4 * self.dim
+        vector_state = wide_state + 4 * wide_state_size
+        size = vector_state + 4 * self.embedding_optimizer.state_size(self.dim)
+        wide = HEAD if wide_size else -1
+        return RowPlaces(self.dim, wide, vector, wide_state, vector_state, size, _stride(size))
+
+    @property
+    def record(self) -> np.dtype[np.void]:
+        """One row of a snapshot file."""
+        fields = list(_HEAD_FIELDS)
+        if self.wide_optimizer is not None:
+            fields.append(("wide", "<f4"))
+        fields.append(("vector", "<f4", (self.dim,)))
+        if self.wide_optimizer is not None and (size := self.wide_optimizer.state_size(1)):
+            fields.append(("wide_state", "<f4", (size,)))
+        if size := self.embedding_optimizer.state_size(self.dim):
+            fields.append(("vector_state", "<f4", (size,)))
+        return np.dtype(fields)
+
+
+class CandidateLayout:
+    """The row of an id that is only counted."""
+
+    stride = 40  # the head, rounded up so that doubles stay aligned
+    record: np.dtype[np.void] = np.dtype(_HEAD_FIELDS)
+
+
+def _stride(size: int) -> int:
+    """Whole cache lines where that costs little: a row then never lies across one line more than it must."""
+    lines = -(-size // _CACHE_LINE) * _CACHE_LINE
+    return lines if lines * 8 <= size * 9 else -(-size // 8) * 8

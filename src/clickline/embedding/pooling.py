@@ -1,0 +1,282 @@
+"""From rows to the network's input and back: pooling, and the sum of gradients by id.
+
+Forward, each row of the batch is one thread's; backward, each shard is. Sums run in the batch's order
+either way, so the bits do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from clickline.embedding.batch import Bags, Dealt
+from clickline.embedding.index import CANDIDATE, RowsView, address_of
+from clickline.embedding.layout import RowPlaces
+from clickline.embedding.memory import Whole, f32_at, prefetch
+from clickline.embedding.optimizers import Learning, update
+
+__all__ = ["POOLINGS", "Columns", "apply_defaults", "apply_shards", "pool_rows"]
+
+SUM, MEAN, MAX = 0, 1, 2
+POOLINGS = {"sum": SUM, "mean": MEAN, "max": MAX}
+
+_AHEAD = 12
+
+
+class Columns(NamedTuple):
+    """Where each slot's pooled vector stands in the network's input, and how it is pooled."""
+
+    poolings_S: NDArray[np.int64]
+    columns_S: NDArray[np.int64]
+    winners_at_S: NDArray[np.int64]  # where the B · dim winners of a slot that is pooled by max begin
+    winners: NDArray[np.int32]  # which id of the bag gave each component
+
+
+@njit(cache=True, nogil=True)
+def pool_rows(
+    rows: RowsView,
+    places: RowPlaces,
+    bags: Bags,
+    columns: Columns,
+    row_N: NDArray[np.uint32],
+    first: Whole,
+    last: Whole,
+    inputs_BI: NDArray[np.float32],
+    wide_B: NDArray[np.float32],
+) -> None:
+    """Pool the vectors of the batch's rows first … last - 1 into `inputs_BI`, add wide weights to `wide_B`."""
+    dim = places.dim
+    starts_S1, offsets, offsets_at_S = bags.starts_S1, bags.offsets, bags.offsets_at_S
+    poolings_S, columns_S = columns.poolings_S, columns.columns_S
+    winners_at_S, winners = columns.winners_at_S, columns.winners
+    for b in range(first, last):
+        wide = wide_B[b]
+        for s in range(poolings_S.size):
+            start, column, offset = starts_S1[s], columns_S[s], offsets_at_S[s]
+            if offset < 0:
+                if b + 2 < last:
+                    coming = address_of(rows, np.int64(row_N[start + b + 2]))
+                    prefetch(coming + places.vector)
+                    prefetch(coming + places.vector + 4 * dim - 4)
+                address = address_of(rows, np.int64(row_N[start + b]))
+                vector = f32_at(address + places.vector)
+                for j in range(dim):
+                    inputs_BI[b, column + j] = vector[j]
+                if places.wide >= 0:
+                    wide += f32_at(address + places.wide)[0]
+                continue
+            begin, end = offsets[offset + b], offsets[offset + b + 1]
+            for j in range(dim):
+                inputs_BI[b, column + j] = 0
+            for n in range(begin, end):
+                if n + _AHEAD < starts_S1[s + 1]:
+                    prefetch(address_of(rows, np.int64(row_N[n + _AHEAD])) + places.vector)
+                address = address_of(rows, np.int64(row_N[n]))
+                vector = f32_at(address + places.vector)
+                if poolings_S[s] == MAX:
+                    winner = winners_at_S[s] + b * dim
+                    for j in range(dim):
+                        if n == begin or vector[j] > inputs_BI[b, column + j]:
+                            inputs_BI[b, column + j] = vector[j]
+                            winners[winner + j] = n - begin
+                else:
+                    for j in range(dim):
+                        inputs_BI[b, column + j] += vector[j]
+                if places.wide >= 0:
+                    wide += f32_at(address + places.wide)[0]
+            if poolings_S[s] == MEAN and end > begin:
+                for j in range(dim):
+                    inputs_BI[b, column + j] /= np.float32(end - begin)
+        wide_B[b] = wide
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _add_gradient(
+    offsets: NDArray[np.int64],
+    offset: Whole,
+    pooling: Whole,
+    winners: NDArray[np.int32],
+    winners_at: Whole,
+    dim: Whole,
+    bag: Whole,
+    n: Whole,
+    gradient: Any,
+    sums: Any,
+) -> None:
+    """Add to `sums` what one id of a bag gets of the bag's gradient."""
+    if offset < 0 or pooling == SUM:
+        for j in range(dim):
+            sums[j] += gradient[j]
+    elif pooling == MEAN:
+        size = np.float32(offsets[offset + bag + 1] - offsets[offset + bag])
+        for j in range(dim):
+            sums[j] += gradient[j] / size
+    else:
+        winner = winners_at + bag * dim
+        mine = n - offsets[offset + bag]
+        for j in range(dim):
+            if winners[winner + j] == mine:
+                sums[j] += gradient[j]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _step(
+    address: Whole,
+    places: RowPlaces,
+    learning: Learning,
+    factor: np.float32,
+    gradient: Whole,
+    wide_gradient: Whole,
+) -> None:
+    """One optimizer step of one row, from gradients at two addresses."""
+    vector = f32_at(address + places.vector)
+    vector_gradient = f32_at(gradient)
+    if learning.l2 != np.float32(0):
+        for j in range(places.dim):
+            vector_gradient[j] += learning.l2 * vector[j]
+    state = f32_at(address + places.vector_state)
+    update(learning.kind, vector, state, vector_gradient, places.dim, f32_at(learning.settings), factor)
+    if places.wide >= 0:
+        wide = f32_at(address + places.wide)
+        wide_state = f32_at(address + places.wide_state)
+        update(
+            learning.wide_kind,
+            wide,
+            wide_state,
+            f32_at(wide_gradient),
+            1,
+            f32_at(learning.wide_settings),
+            factor,
+        )
+
+
+@njit(cache=True, nogil=True)
+def apply_shards(
+    rows: RowsView,
+    places: RowPlaces,
+    bags: Bags,
+    columns: Columns,
+    learning: Learning,
+    factor: np.float32,
+    first: Whole,
+    last: Whole,
+    dealt: Dealt,
+    gradient_BI: NDArray[np.float32],
+    gradient_wide_B: NDArray[np.float32],
+) -> None:
+    """Sum the gradients of every distinct id of the shards first … last - 1, then update its row once."""
+    dim = places.dim
+    offsets, winners = bags.offsets, columns.winners
+    order_K, bag_K, distinct_K, row_K = dealt.order_K, dealt.bag_K, dealt.distinct_K, dealt.row_K
+    segments_HS1, distinct_H = dealt.segments_HS1, dealt.distinct_H
+    slots, width = columns.poolings_S.size, gradient_BI.shape[1]
+    largest = 0
+    for h in range(first, last):
+        largest = max(largest, distinct_H[h])
+    sums = np.empty(largest * dim, dtype=np.float32)
+    wide_sums = np.empty(largest, dtype=np.float32)
+    for h in range(first, last):
+        begin, distinct = dealt.starts_H1[h], distinct_H[h]
+        sums[: distinct * dim] = 0
+        wide_sums[:distinct] = 0
+        for s in range(slots):
+            offset, pooling = bags.offsets_at_S[s], columns.poolings_S[s]
+            winners_at = columns.winners_at_S[s]
+            slot_gradient = gradient_BI.ctypes.data + 4 * columns.columns_S[s]
+            stop = segments_HS1[h, s + 1]
+            for k in range(segments_HS1[h, s], stop):
+                if k + _AHEAD < stop:
+                    coming = slot_gradient + 4 * np.int64(bag_K[k + _AHEAD]) * width
+                    prefetch(coming)
+                    prefetch(coming + 4 * dim - 4)
+                d = np.int64(distinct_K[k])
+                bag = np.int64(bag_K[k])
+                _add_gradient(
+                    offsets,
+                    offset,
+                    pooling,
+                    winners,
+                    winners_at,
+                    dim,
+                    bag,
+                    np.int64(order_K[k]),
+                    f32_at(slot_gradient + 4 * bag * width),
+                    f32_at(sums.ctypes.data + 4 * d * dim),
+                )
+                wide_sums[d] += gradient_wide_B[bag]
+        for number in range(distinct):
+            if number + _AHEAD < distinct:
+                coming = address_of(rows, np.int64(row_K[begin + number + _AHEAD]))
+                prefetch(coming + places.vector)
+                prefetch(coming + places.size - 4)
+            row = np.int64(row_K[begin + number])
+            if row >= CANDIDATE:
+                continue
+            _step(
+                address_of(rows, row),
+                places,
+                learning,
+                factor,
+                sums.ctypes.data + 4 * number * dim,
+                wide_sums.ctypes.data + 4 * number,
+            )
+
+
+@njit(cache=True, nogil=True)
+def apply_defaults(
+    rows: RowsView,
+    places: RowPlaces,
+    bags: Bags,
+    columns: Columns,
+    learning: Learning,
+    factor: np.float32,
+    row_N: NDArray[np.uint32],
+    gradient_BI: NDArray[np.float32],
+    gradient_wide_B: NDArray[np.float32],
+) -> None:
+    """Update the default row of every slot that has candidates in the batch; row s belongs to slot s."""
+    dim = places.dim
+    offsets, winners = bags.offsets, columns.winners
+    width = gradient_BI.shape[1]
+    sums = np.empty(dim, dtype=np.float32)
+    wide_sums = np.empty(1, dtype=np.float32)
+    for s in range(columns.poolings_S.size):
+        sums[:] = 0
+        wide_sums[0] = 0
+        used = False
+        start, offset = bags.starts_S1[s], bags.offsets_at_S[s]
+        slot_gradient = gradient_BI.ctypes.data + 4 * columns.columns_S[s]
+        bag = 0
+        for n in range(start, bags.starts_S1[s + 1]):
+            if offset < 0:
+                bag = n - start
+            else:
+                while offsets[offset + bag + 1] <= n:
+                    bag += 1
+            if np.int64(row_N[n]) == s:
+                used = True
+                _add_gradient(
+                    offsets,
+                    offset,
+                    columns.poolings_S[s],
+                    winners,
+                    columns.winners_at_S[s],
+                    dim,
+                    bag,
+                    n,
+                    f32_at(slot_gradient + 4 * bag * width),
+                    f32_at(sums.ctypes.data),
+                )
+                wide_sums[0] += gradient_wide_B[bag]
+        if used:
+            _step(
+                address_of(rows, s),
+                places,
+                learning,
+                factor,
+                sums.ctypes.data,
+                wide_sums.ctypes.data,
+            )

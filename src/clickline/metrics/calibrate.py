@@ -1,0 +1,235 @@
+"""Probabilities put right after training, by a rising function: who ranks higher still does.
+
+Fitted on the binned counts of rows that were held out (`Counts.bins()`), stored with the model as JSON,
+applied to one row or a million with the same bits. `undo_sampling` is exact and needs no fitting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from clickline.errors import ArtifactError, DataError
+from clickline.metrics.binary import CLIP, Probabilities
+from clickline.metrics.digest import Bins
+
+__all__ = ["Calibration", "Isotonic", "Platt", "fit_isotonic", "fit_platt", "from_json", "undo_sampling"]
+
+Doubles = NDArray[np.float64]
+P = TypeVar("P", NDArray[np.float32], NDArray[np.float64])
+
+MOST_STEPS = 500
+LEAST_ROWS = 20
+"""Isotonic regression starts from this many groups of equal weight, or fewer that have so many rows each:
+enough for any bend, few enough not to chase noise."""
+
+LEAN = 0.25
+"""How far the ends of a block lean towards its neighbours, as a part of the smaller distance to them."""
+
+LEAST_SLOPE = 1e-3
+"""Platt scaling never turns the order round, even if clicks fall as predictions rise."""
+
+
+@dataclass(frozen=True)
+class Isotonic:
+    """A line through rising points, the first at score 0, the last at 1."""
+
+    scores: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def apply(self, probability_B: P) -> P:
+        scores, values = np.array(self.scores), np.array(self.values)
+        return _along(probability_B, scores, values).astype(probability_B.dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "isotonic", "scores": list(self.scores), "values": list(self.values)}
+
+
+@dataclass(frozen=True)
+class Platt:
+    """sigmoid(slope * logit + offset), with the slope above 0."""
+
+    slope: float
+    offset: float
+
+    def apply(self, probability_B: P) -> P:
+        return _scaled(probability_B, self.slope, self.offset).astype(probability_B.dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "platt", "slope": self.slope, "offset": self.offset}
+
+
+Calibration = Isotonic | Platt
+
+
+def from_json(document: Mapping[str, Any]) -> Calibration:
+    """A calibration as `to_json` wrote it."""
+    kind = document.get("kind")
+    try:
+        if kind == "isotonic":
+            scores, values = ([float(x) for x in document[part]] for part in ("scores", "values"))
+            rising = all(a < b for a, b in pairwise(scores)) and all(a <= b for a, b in pairwise(values))
+            inside = all(0 <= value <= 1 for value in values)
+            if len(scores) == len(values) and rising and inside and scores[:1] + scores[-1:] == [0, 1]:
+                return Isotonic(tuple(scores), tuple(values))
+        elif kind == "platt":
+            slope, offset = float(document["slope"]), float(document["offset"])
+            if math.isfinite(slope) and math.isfinite(offset) and slope > 0:
+                return Platt(slope, offset)
+        else:
+            raise ArtifactError(f"a calibration is of kind {kind!r}; known are isotonic and platt.")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"the {kind} calibration lacks a part or misspells it: {error}") from error
+    raise ArtifactError(f"the {kind} calibration does not rise from one point to the next. Train again.")
+
+
+def undo_sampling(probability_B: P, rate: float) -> P:
+    """Probabilities on all rows, from a model that learned all clicks but only `rate` of the non-clicks."""
+    if not 0 < rate <= 1:
+        raise ValueError(f"rate is {rate}: the share of non-clicks that was kept is above 0 and up to 1")
+    wide_B = probability_B.astype(np.float64)
+    return (wide_B / (wide_B + (1 - wide_B) / rate)).astype(probability_B.dtype)
+
+
+def fit_isotonic(bins: Bins) -> Isotonic:
+    """The rising function closest to what was observed (pool adjacent violators), made strictly rising.
+
+    A pooled block is not level, which would tie what the model tells apart: it leans towards the blocks
+    beside it. Each block also counts the model's own prediction as one row, so that a block without a click
+    is not called impossible.
+    """
+    _need_rows(bins)
+    shows_N, row = bins.shows_N, bins.row_weight
+    total = float(shows_N.sum())
+    steps = max(1, min(MOST_STEPS, int(total / row / LEAST_ROWS)))
+    group_N = ((np.cumsum(shows_N) - shows_N / 2) / total * steps).astype(np.int64)
+    starts_G = np.flatnonzero(np.concatenate(([True], group_N[1:] != group_N[:-1])))
+    shows_G = np.add.reduceat(shows_N, starts_G)
+    clicks_G = np.add.reduceat(bins.clicks_N, starts_G)
+    score_G = np.add.reduceat(bins.score_N * shows_N, starts_G) / shows_G
+
+    starts_K = _blocks(shows_G, clicks_G)
+    while True:  # until the prior leaves no two blocks out of order
+        shows_K = np.add.reduceat(shows_G, starts_K)
+        score_K = np.add.reduceat(score_G * shows_G, starts_K) / shows_K
+        clicks_K = np.add.reduceat(clicks_G, starts_K) + row * score_K
+        again = _blocks(shows_K + row, clicks_K)
+        if len(again) == len(starts_K):
+            break
+        starts_K = starts_K[again]
+
+    value_K = clicks_K / (shows_K + row)
+    gap_K1 = np.diff(np.concatenate(([0.0], value_K, [1.0])))
+    lean_K = LEAN * np.minimum(gap_K1[:-1], gap_K1[1:])
+    first_K, last_K = score_G[starts_K], score_G[np.append(starts_K[1:], len(score_G)) - 1]
+    lean_K[first_K == last_K] = 0.0
+    points = dict(zip(first_K.tolist(), (value_K - lean_K).tolist(), strict=True))
+    points |= dict(zip(last_K.tolist(), (value_K + lean_K).tolist(), strict=True))
+    points = {0.0: 0.0, 1.0: 1.0} | points
+    scores = sorted(points)
+    return Isotonic(tuple(scores), tuple(points[score] for score in scores))
+
+
+def fit_platt(bins: Bins) -> Platt:
+    """Slope and offset of the log odds with the smallest log loss, by Newton's method.
+
+    The prior, as strong as one row, is that the model is right (slope 1, offset 0): so there is one answer
+    even where rows are few or all alike.
+    """
+    _need_rows(bins)
+    logit_N, shows_N, clicks_N = _logit(bins.score_N), bins.shows_N, bins.clicks_N
+    both = _newton(logit_N, shows_N, clicks_N, bins.row_weight, slope=None)
+    if both[0] >= LEAST_SLOPE:
+        return Platt(*both)
+    return Platt(*_newton(logit_N, shows_N, clicks_N, bins.row_weight, slope=LEAST_SLOPE))
+
+
+def _need_rows(bins: Bins) -> None:
+    if not bins.shows_N.sum() > 0:
+        raise DataError("no rows are held out to fit the calibration on: give it rows with a weight above 0.")
+
+
+def _logit(probability_N: Doubles) -> Doubles:
+    clipped_N = np.clip(probability_N, CLIP, 1 - CLIP)
+    return np.log(clipped_N) - np.log1p(-clipped_N)
+
+
+def _newton(
+    logit_N: Doubles, shows_N: Doubles, clicks_N: Doubles, prior: float, slope: float | None
+) -> tuple[float, float]:
+    """The slope and offset of least loss; with a slope given, the offset for it."""
+    free = np.array([slope is None, True])
+    at = np.array([1.0 if slope is None else slope, 0.0])
+
+    def loss(point: Doubles) -> float:
+        line_N = point[0] * logit_N + point[1]
+        fit = np.sum(shows_N * np.logaddexp(0.0, line_N)) - np.sum(clicks_N * line_N)
+        return float(fit + prior / 2 * np.sum((point - [1.0, 0.0]) ** 2))
+
+    for _ in range(100):
+        rate_N = 0.5 * (1 + np.tanh(0.5 * (at[0] * logit_N + at[1])))  # the sigmoid, without overflow
+        miss_N, bend_N = shows_N * rate_N - clicks_N, shows_N * rate_N * (1 - rate_N)
+        gradient = np.array([np.sum(miss_N * logit_N), miss_N.sum()]) + prior * (at - [1.0, 0.0])
+        cross = np.sum(bend_N * logit_N)
+        hessian = np.array([[np.sum(bend_N * logit_N**2), cross], [cross, bend_N.sum()]]) + prior * np.eye(2)
+        step = np.zeros(2)
+        step[free] = np.linalg.solve(hessian[np.ix_(free, free)], gradient[free])
+        before, size = loss(at), 1.0
+        while loss(at - size * step) > before and size > 1e-9:
+            size /= 2
+        at = at - size * step
+        if np.abs(size * step).max() < 1e-10:
+            break
+    return float(at[0]), float(at[1])
+
+
+# ── kernels ────────────────────────────────────────────────────────────────────────────────────
+
+
+@njit(cache=True, nogil=True)
+def _blocks(shows_G: Doubles, clicks_G: Doubles) -> NDArray[np.int64]:
+    """Where the blocks start in which neighbours are pooled, so that the rate of clicks rises with each."""
+    starts_K = np.empty(shows_G.size, dtype=np.int64)
+    shows_K, clicks_K = np.empty(shows_G.size), np.empty(shows_G.size)
+    count = 0
+    for g in range(shows_G.size):
+        start, shows, clicks = g, shows_G[g], clicks_G[g]
+        while count > 0 and clicks_K[count - 1] * shows >= clicks * shows_K[count - 1]:
+            count -= 1
+            start = starts_K[count]
+            shows += shows_K[count]
+            clicks += clicks_K[count]
+        starts_K[count], shows_K[count], clicks_K[count] = start, shows, clicks
+        count += 1
+    return starts_K[:count]
+
+
+@njit(cache=True, nogil=True)
+def _along(probability_B: Probabilities, scores_K: Doubles, values_K: Doubles) -> NDArray[np.float64]:
+    """Linear interpolation that never falls, not even by rounding."""
+    out_B = np.empty(probability_B.size)
+    for b in range(probability_B.size):
+        x = min(max(np.float64(probability_B[b]), 0.0), 1.0)
+        k = np.searchsorted(scores_K, x, side="right") - 1
+        if k >= scores_K.size - 1:
+            out_B[b] = values_K[-1]
+        else:
+            slope = (values_K[k + 1] - values_K[k]) / (scores_K[k + 1] - scores_K[k])
+            out_B[b] = min(values_K[k] + (x - scores_K[k]) * slope, values_K[k + 1])
+    return out_B
+
+
+@njit(cache=True, nogil=True)
+def _scaled(probability_B: Probabilities, slope: float, offset: float) -> NDArray[np.float64]:
+    out_B = np.empty(probability_B.size)
+    for b in range(probability_B.size):
+        x = min(max(np.float64(probability_B[b]), CLIP), 1 - CLIP)
+        out_B[b] = 1 / (1 + math.exp(-(slope * (math.log(x) - math.log1p(-x)) + offset)))
+    return out_B

@@ -1,0 +1,27 @@
+"""Wide & Deep: Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
+
+logit = wide + MLP(inputs)
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from clickline.models.blocks import Mlp, Network
+from clickline.models.spec import NetworkSpec
+
+__all__ = ["WideDeep"]
+
+
+class WideDeep(Network):
+    """The wide weights remember single ids, the hidden layers generalise over vectors and dense floats."""
+
+    uses_wide = True
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__(spec)
+        self.deep = Mlp(spec.width, spec)
+
+    def forward(self, inputs_BI: Tensor, wide_B: Tensor) -> Tensor:
+        logit_B: Tensor = wide_B + self.deep(inputs_BI)
+        return logit_B

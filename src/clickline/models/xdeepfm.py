@@ -1,0 +1,49 @@
+"""xDeepFM: Lian et al., "xDeepFM: Combining Explicit and Implicit Feature Interactions …", KDD 2018.
+
+CIN: X_0 = the fields' vectors; map h of X_(l+1) = sum over (i, j) of w_hij (row i of X_l * row j of X_0)
+logit = wide + <w, dense> + linear(all maps, summed over K) + MLP(inputs)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from clickline.models.blocks import FieldVectors, FirstOrder, Mlp, Network, to_logit
+from clickline.models.spec import NetworkSpec, equal_dim
+
+__all__ = ["XDeepFM"]
+
+MAPS = (16, 16)  # feature maps of each CIN layer; its cost grows with maps times fields
+
+
+class XDeepFM(Network):
+    """Explicit products of two and three whole vectors beside the hidden layers' implicit ones."""
+
+    uses_wide = True
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__(spec)
+        self.linear = FirstOrder(spec)
+        self.vectors = FieldVectors(equal_dim("xdeepfm", spec), spec)
+        fields = self.vectors.fields
+        self.mixes = nn.ModuleList()
+        for before, maps in zip((fields, *MAPS), MAPS, strict=False):
+            mix = nn.Linear(before, maps * fields, bias=False)
+            nn.init.xavier_uniform_(mix.weight.view(maps, fields * before))  # all that is summed in a map
+            self.mixes.append(mix)
+        self.products = to_logit(sum(MAPS))
+        self.deep = Mlp(spec.width, spec)
+
+    def forward(self, inputs_BI: Tensor, wide_B: Tensor) -> Tensor:
+        fields_BKF = self.vectors(inputs_BI).transpose(1, 2).contiguous()
+        x_BKH = fields_BKF
+        sums: list[Tensor] = []
+        for mix in self.mixes:
+            # First the sum over i, then over j: the products of all pairs (i, j) would fill the memory.
+            mixed_BKHF = mix(x_BKH).unflatten(2, (-1, self.vectors.fields))
+            x_BKH = (mixed_BKHF @ fields_BKF.unsqueeze(3)).squeeze(3)
+            sums.append(x_BKH.sum(1))
+        products_B = self.products(torch.cat(sums, dim=1))
+        logit_B: Tensor = self.linear(inputs_BI, wide_B) + products_B + self.deep(inputs_BI)
+        return logit_B

@@ -1,0 +1,243 @@
+"""The gate's words, and that nothing worthless passes it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from naive_measures import clicks_of, columns
+
+from clickline.metrics.binary import Counts, Metrics
+from clickline.metrics.gate import Thresholds, judge
+
+
+def measure(*batch) -> Metrics:
+    counts = Counts()
+    counts.add(*batch)
+    return counts.metrics()
+
+
+GOOD = measure(*clicks_of(np.random.default_rng(30), 20_000))  # AUC 0.777, log loss 0.45
+LABEL = columns(np.arange(2000) % 4 == 0, [], [])[0]  # a quarter are clicks
+ONES = np.ones(2000, dtype=np.float32)
+
+
+def test_a_model_that_reaches_all_that_is_asked_passes_without_a_word():
+    asked = Thresholds(auc=0.76, logloss=0.46, accuracy=0.78, calibration=0.05, vs_current=-0.001)
+    verdict = judge(GOOD, asked, current=GOOD)
+    assert verdict.passed and verdict.reasons == () and verdict.warnings == ()
+    assert json.loads(json.dumps(verdict.to_json())) == {"passed": True, "reasons": [], "warnings": []}
+
+
+@pytest.mark.parametrize(
+    ("asked", "measured", "reason"),
+    [
+        ({"auc": 0.8}, {"auc": 0.7312}, "AUC is 0.7312, below gate.auc 0.8."),
+        ({"auc": 0.74}, {"auc": 0.739999}, "AUC is 0.739999, below gate.auc 0.74."),
+        ({"logloss": 0.4}, {"logloss": 0.45}, "log loss is 0.45, above gate.logloss 0.4."),
+        ({"accuracy": 0.9}, {"accuracy": 0.79}, "accuracy is 0.79, below gate.accuracy 0.9."),
+        (
+            {"calibration": 0.05},
+            {"calibration": 0.9},
+            "predicted clicks / real clicks is 0.9, 0.1 away from 1; gate.calibration allows 0.05.",
+        ),
+        (
+            {"calibration": 0.05},
+            {"calibration": 1.25},
+            "predicted clicks / real clicks is 1.25, 0.25 away from 1; gate.calibration allows 0.05.",
+        ),
+    ],
+)
+def test_each_refusal_says_what_was_measured_and_what_was_asked(asked, measured, reason):
+    verdict = judge(replace(GOOD, **measured), Thresholds(**asked))
+    assert not verdict.passed
+    assert verdict.reasons == (reason,)
+
+
+def test_all_reasons_are_given_at_once():
+    verdict = judge(GOOD, Thresholds(auc=0.99, logloss=0.01, accuracy=0.99, calibration=1e-9))
+    assert [reason.split(" is ")[0] for reason in verdict.reasons] == [
+        "AUC",
+        "log loss",
+        "accuracy",
+        "predicted clicks / real clicks",
+    ]
+
+
+def test_a_threshold_that_is_just_reached_is_met():
+    assert judge(GOOD, Thresholds(auc=GOOD.auc, logloss=GOOD.logloss, accuracy=GOOD.accuracy)).passed
+
+
+# ── against the current version ────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("auc", "asked", "end"),
+    [
+        (
+            0.740,
+            -0.002,
+            "AUC is 0.74, the current version's 0.75: a change of -0.01; gate.vs_current allows a loss of 0.002.",
+        ),
+        (
+            0.749,
+            0.0,
+            "AUC is 0.749, the current version's 0.75: a change of -0.001; gate.vs_current allows a loss of 0.",
+        ),
+        (
+            0.751,
+            0.01,
+            "AUC is 0.751, the current version's 0.75: a change of +0.001; gate.vs_current asks for a gain of 0.01.",
+        ),
+    ],
+)
+def test_a_model_behind_the_current_version_is_refused(auc, asked, end):
+    verdict = judge(replace(GOOD, auc=auc), Thresholds(vs_current=asked), replace(GOOD, auc=0.75))
+    assert not verdict.passed and verdict.reasons[0] == end
+
+
+@pytest.mark.parametrize(("auc", "asked"), [(0.749, -0.002), (0.75, 0.0), (0.77, 0.01)])
+def test_a_model_within_what_is_allowed_passes(auc, asked):
+    assert judge(replace(GOOD, auc=auc), Thresholds(vs_current=asked), replace(GOOD, auc=0.75)).passed
+
+
+def test_the_first_version_has_nothing_to_beat():
+    verdict = judge(GOOD, Thresholds(vs_current=0.5))
+    assert verdict.passed
+    assert verdict.warnings == (
+        "gate.vs_current was not checked: there is no current version to compare with.",
+    )
+
+
+def test_versions_measured_on_other_rows_are_not_compared():
+    verdict = judge(GOOD, Thresholds(vs_current=-1), replace(GOOD, rows=7, clicks=2.0))
+    assert not verdict.passed
+    assert "was measured on 7 rows with 2 clicks, this model on 20,000 with" in verdict.reasons[0]
+    assert "gate.vs_current needs the same rows" in verdict.reasons[0]
+
+
+# ── constants ──────────────────────────────────────────────────────────────────────────────────
+
+LENIENT = {"auc": 0.5, "logloss": 1.0, "calibration": 1.0, "vs_current": -1.0}
+
+
+@pytest.mark.parametrize("asked", LENIENT)
+@pytest.mark.parametrize("answer", [0.25, 0.2, 0.0, 1.0, 0.5])
+def test_a_constant_predictor_never_passes_however_little_is_asked(asked, answer):
+    constant = measure(LABEL, ONES, np.full(2000, answer, dtype=np.float32))
+    verdict = judge(constant, Thresholds(**{asked: LENIENT[asked]}, accuracy=0.01), current=constant)
+    assert not verdict.passed
+    assert any(
+        "the model is a constant predictor: all predictions lie between" in reason
+        for reason in verdict.reasons
+    )
+
+
+@given(st.sampled_from(sorted(LENIENT)), st.floats(0, 0.05), st.integers(0, 50))
+def test_noise_around_the_base_rate_never_passes(asked, noise, seed):
+    jitter = np.random.default_rng(seed).normal(0, noise, 2000)
+    label = LABEL.copy()
+    np.random.default_rng(seed + 1000).shuffle(label)
+    nearly = measure(label, ONES, np.clip(0.25 + jitter, 0.01, 0.99).astype(np.float32))
+    verdict = judge(nearly, Thresholds(**{asked: LENIENT[asked]}), current=nearly)
+    lucky = (
+        nearly.auc_interval is not None and nearly.auc_interval[0] > 0.5
+    )  # 1 in 40, and then not by the words
+    assert not verdict.passed or (lucky and nearly.spread > 1e-3 * 0.25)
+
+
+def test_a_model_that_ranks_no_better_than_chance_is_refused_with_the_numbers():
+    backwards = measure(LABEL, ONES, np.where(LABEL > 0, 0.2, 0.3).astype(np.float32))
+    verdict = judge(backwards, Thresholds(calibration=1.0))
+    assert not verdict.passed
+    assert "no better than a constant predictor: AUC is 0, " in verdict.reasons[0]
+    assert "a constant has 1" in verdict.reasons[0]
+
+
+def test_log_loss_no_better_than_that_of_the_base_rate_is_refused():
+    # Ranks well, but is so sure of itself that a constant has the smaller loss.
+    label, weight, score = clicks_of(np.random.default_rng(31), 20_000)
+    wild = measure(label, weight, (score**0.2).astype(np.float32))
+    assert wild.auc > 0.7
+    verdict = judge(wild, Thresholds(logloss=1.0))
+    assert not verdict.passed
+    assert "but no better than that of always predicting the base rate" in verdict.reasons[0]
+    assert "normalised entropy is" in verdict.reasons[0]
+    assert judge(wild, Thresholds(auc=0.7)).passed
+
+
+def test_accuracy_alone_lets_a_constant_pass_but_says_what_that_is_worth():
+    constant = measure(LABEL, ONES, np.full(2000, 0.25, dtype=np.float32))
+    verdict = judge(constant, Thresholds(accuracy=0.74))
+    assert verdict.passed
+    assert verdict.warnings == (
+        'accuracy is all the gate asks for, and always saying "no click" is 75.0 % accurate on these rows and would '
+        "pass: set gate.auc or gate.logloss as well.",
+    )
+    refused = judge(constant, Thresholds(accuracy=0.8))
+    assert not refused.passed and "would pass" not in refused.warnings[0] and "75.0 %" in refused.warnings[0]
+
+
+def test_where_most_are_clicks_always_saying_click_is_the_warning():
+    mostly = measure(1 - LABEL, ONES, np.full(2000, 0.75, dtype=np.float32))
+    assert 'always saying "click" is 75.0 % accurate' in judge(mostly, Thresholds(accuracy=0.7)).warnings[0]
+
+
+def test_a_gate_that_asks_for_nothing_says_so_and_still_stops_constants():
+    assert judge(GOOD, Thresholds()).passed
+    assert "the gate asks for nothing" in judge(GOOD, Thresholds()).warnings[0]
+    assert not judge(measure(LABEL, ONES, np.full(2000, 0.25, dtype=np.float32)), Thresholds()).passed
+
+
+# ── what could not be measured ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["auc", "logloss", "accuracy", "calibration"])
+@pytest.mark.parametrize("value", [math.nan, None])
+def test_what_is_not_a_number_never_passes(name, value):
+    verdict = judge(replace(GOOD, **{name: value}), Thresholds(**{name: 1.0 if name != "auc" else 0.5}))
+    assert not verdict.passed
+    assert "could not be measured" in verdict.reasons[0] if value is None else "nan" in verdict.reasons[0]
+
+
+@pytest.mark.parametrize("name", ["spread", "mean_prediction", "auc", "normalised_entropy"])
+def test_nan_where_constants_are_looked_for_never_passes(name):
+    verdict = judge(replace(GOOD, **{name: math.nan}), Thresholds(logloss=1.0))
+    assert not verdict.passed
+
+
+def test_nan_of_either_version_is_not_within_what_is_allowed():
+    for mine, current in ((math.nan, 0.7), (0.7, math.nan), (None, 0.7), (0.7, None)):
+        asked = Thresholds(vs_current=-1.0)
+        assert not judge(replace(GOOD, auc=mine), asked, replace(GOOD, auc=current)).passed
+
+
+def test_rows_of_one_class_are_refused_with_the_reason():
+    one_class = measure(*columns([0] * 100, [1] * 100, np.linspace(0.1, 0.9, 100)))
+    for asked in (
+        Thresholds(auc=0.6),
+        Thresholds(logloss=1.0),
+        Thresholds(calibration=1.0),
+        Thresholds(vs_current=-1),
+    ):
+        verdict = judge(one_class, asked, one_class)
+        assert not verdict.passed
+        assert "all 100 shows are without a click" in verdict.reasons[0]
+
+
+def test_no_rows_are_refused_with_the_reason():
+    nothing = Counts().metrics()
+    for asked in (Thresholds(accuracy=0.1), Thresholds(auc=0.6), Thresholds()):
+        verdict = judge(nothing, asked)
+        assert not verdict.passed and "there are no rows" in verdict.reasons[0]
+
+
+def test_an_auc_known_too_roughly_is_warned_about():
+    assert (
+        "AUC is only known to 0.002" in judge(replace(GOOD, auc_error=2e-3), Thresholds(auc=0.6)).warnings[0]
+    )

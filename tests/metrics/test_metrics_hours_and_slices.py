@@ -1,0 +1,213 @@
+"""The same measures by hour and by the heaviest values of a slot; the live window; importance."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from naive_measures import auc_by_sorting, clicks_of, columns, logloss_by_rows
+
+from clickline.errors import ClicklineError
+from clickline.metrics.binary import HOUR_LIMIT, Counts, HourlyCounts
+from clickline.metrics.evaluation import Evaluator
+from clickline.metrics.importance import importance
+from clickline.metrics.slices import SLICE_LIMIT, SliceCounts
+from clickline.metrics.window import Window
+from clickline.records import SlotIds
+
+
+def measured(limit, batch, rows):
+    counts = Counts(limit)
+    counts.add(*(column[rows] for column in batch))
+    return counts.metrics()
+
+
+@pytest.mark.parametrize("size", [1000, 7, 1])
+def test_each_hour_is_measured_as_if_alone_however_rows_are_mixed(size):
+    rng = np.random.default_rng(20)
+    batch = clicks_of(rng, 1000)
+    hour = rng.choice(np.array([-1, 480_000, 480_001, 480_003], dtype=np.int32), 1000)
+    left, right = HourlyCounts(), HourlyCounts()
+    for number, start in enumerate(range(0, 1000, size)):
+        part = slice(start, start + size)
+        (left if number % 2 else right).add(hour[part], *(column[part] for column in batch))
+    left.merge(right)
+    found = left.hours()
+    assert [one.hour for one in found] == [-1, 480_000, 480_001, 480_003]
+    for one in found:
+        alone = measured(HOUR_LIMIT, batch, hour == one.hour)
+        assert one.metrics.rows == alone.rows
+        for name in ("auc", "logloss", "calibration"):
+            assert getattr(one.metrics, name) == pytest.approx(getattr(alone, name), rel=1e-9)
+    assert [one.to_json()["utc"] for one in found[:2]] == [None, "2024-10-04T00"]
+
+
+def test_rows_without_a_time_make_no_hours():
+    hourly = HourlyCounts()
+    hourly.add(np.full(2, -1, dtype=np.int32), *columns([1, 0], [1, 1], [0.4, 0.3]))
+    assert hourly.hours() == ()
+    assert HourlyCounts().hours() == ()
+
+
+def test_hours_restored_from_a_checkpoint_go_on_to_the_same_bits():
+    rng = np.random.default_rng(21)
+    hour = np.repeat(np.array([7, 8, -1], dtype=np.int32), 400)
+    straight = HourlyCounts()
+    straight.add(hour, *clicks_of(rng, 1200))
+    restored = HourlyCounts.from_arrays(straight.to_arrays())
+    more = clicks_of(rng, 1200)
+    for hourly in (straight, restored):
+        hourly.add(hour, *more)
+    assert restored.hours() == straight.hours()
+
+
+def test_an_hour_with_more_scores_than_fit_is_known_to_1e_4():
+    batch = clicks_of(np.random.default_rng(22), 300_000)
+    hourly = HourlyCounts()
+    hourly.add(np.zeros(300_000, dtype=np.int32), *batch)
+    (one,) = hourly.hours()
+    assert 0 < abs(one.metrics.auc - auc_by_sorting(*batch)) <= one.metrics.auc_error < 1e-4
+
+
+# ── slices ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def slices_of(top, ids, batch, size=100, slot=SlotIds):
+    counts = SliceCounts(top)
+    for start in range(0, len(ids), size):
+        part = slice(start, start + size)
+        counts.add(slot(ids[part]), *(column[part] for column in batch))
+    return counts
+
+
+def test_the_heaviest_values_are_measured_as_if_alone():
+    rng = np.random.default_rng(23)
+    batch = clicks_of(rng, 20_000)
+    batch[1][:] = rng.integers(1, 4, 20_000)
+    ids = rng.choice(np.array([3, 1 << 63, 5, 7], dtype=np.uint64), 20_000, p=[0.1, 0.5, 0.35, 0.05])
+    found = slices_of(3, ids, batch).slices()
+    assert [one.id for one in found] == [1 << 63, 5, 3]
+    for one in found:
+        assert one.missed == 0
+        assert one.metrics == measured(SLICE_LIMIT, batch, ids == np.uint64(one.id))
+    json.dumps([one.to_json() for one in found], allow_nan=False)
+
+
+def test_heavy_values_among_more_than_can_be_followed_are_found_and_what_is_missed_is_stated():
+    rng = np.random.default_rng(24)
+    rows = 300_000
+    batch = clicks_of(rng, rows)
+    rare = rng.integers(1000, 1 << 62, rows, dtype=np.uint64)
+    heavy = rng.integers(0, 5, rows).astype(np.uint64)
+    ids = np.where(rng.random(rows) < 0.3, heavy, rare)
+    ids[:150_000][ids[:150_000] == 4] = 0  # 4 comes late: it was not followed from the first row on
+    counts = slices_of(5, ids, batch, size=10_000)
+    found = {one.id: one for one in counts.slices()}
+    assert set(found) == {0, 1, 2, 3, 4}
+    for id, one in found.items():
+        true = float((ids == id).sum())
+        assert one.metrics.shows <= true <= one.metrics.shows + one.missed
+    assert found[0].missed == 0 and found[4].missed > 0
+    assert len(counts._counts) <= 5 * 8
+
+
+@given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=60), min_size=2, max_size=4))
+def test_merged_slices_hold_no_more_than_the_truth_and_say_how_much_less(parts):
+    total = SliceCounts(top=1)
+    for part in parts:
+        piece = SliceCounts(top=1)
+        rows = len(part)
+        piece.add(SlotIds(np.array(part, dtype=np.uint64)), *columns([0] * rows, [1] * rows, [0.5] * rows))
+        total.merge(piece)
+    every = [id for part in parts for id in part]
+    total.slices()
+    for id, counts in total._counts.items():
+        assert counts.shows <= every.count(id) <= counts.shows + total._missed[id]
+    for id in set(every):
+        if every.count(id) > len(every) / 8:
+            assert id in total._counts
+
+
+def test_a_row_of_several_values_counts_once_for_each():
+    slot = SlotIds(np.array([1, 2, 1, 2, 2], dtype=np.uint64), np.array([0, 3, 3, 5]))
+    counts = SliceCounts()
+    counts.add(slot, *columns([1, 0, 0], [1, 10, 3], [0.9, 0.5, 0.1]))
+    found = {one.id: one.metrics for one in counts.slices()}
+    assert {id: (one.rows, one.shows, one.clicks) for id, one in found.items()} == {
+        1: (1, 1, 1),
+        2: (2, 4, 1),
+    }
+
+
+def test_the_caller_may_fill_its_arrays_anew():
+    counts = SliceCounts()
+    ids, (label, weight, score) = np.array([1, 2], dtype=np.uint64), columns([1, 0], [1, 1], [0.5, 0.5])
+    counts.add(SlotIds(ids), label, weight, score)
+    ids[:], weight[:] = 9, 7
+    assert [(one.id, one.metrics.shows) for one in counts.slices()] == [(1, 1), (2, 1)]
+
+
+# ── the whole evaluation, and the live window ──────────────────────────────────────────────────
+
+
+def test_an_evaluation_merged_from_two_is_the_one_over_all_rows():
+    rng = np.random.default_rng(25)
+    batch = clicks_of(rng, 4000)
+    hour = np.repeat(np.array([10, 11], dtype=np.int32), 2000)
+    ids = rng.integers(0, 3, 4000).astype(np.uint64)
+
+    def evaluated(*parts):
+        total = Evaluator(("C1",), top=2)
+        for part in parts:
+            piece = Evaluator(("C1",), top=2)
+            piece.add(
+                *(column[part] for column in batch),
+                hour[part],
+                {"C1": SlotIds(ids[part]), "C2": SlotIds(ids[part])},
+            )
+            total.merge(piece)
+        return total.evaluation()
+
+    whole, halves = evaluated(slice(0, 4000)), evaluated(slice(0, 1500), slice(1500, 4000))
+    assert halves.total.auc == pytest.approx(whole.total.auc, rel=1e-12)
+    assert [one.hour for one in halves.hours] == [10, 11]
+    assert [one.id for one in halves.slices["C1"]] == [one.id for one in whole.slices["C1"]]
+    document = json.loads(json.dumps(halves.to_json(), allow_nan=False))
+    assert document["auc"] == halves.total.auc
+    assert [one["hour"] for one in document["hours"]] == [10, 11]
+    assert len(document["slices"]["C1"]) == 2 and document["slices"]["C1"][0]["missed"] == 0
+
+
+@pytest.mark.parametrize("size", [1, 30, 100, 250])
+def test_the_window_measures_the_last_rows_only(size):
+    batch = clicks_of(np.random.default_rng(26), 1000)
+    window = Window(rows=100)
+    for start in range(0, 1000, size):
+        window.add(*(column[start : start + size] for column in batch))
+    last = tuple(column[-100:] for column in batch)
+    auc, logloss = window.measure()
+    assert auc == pytest.approx(auc_by_sorting(*last), abs=1e-12)
+    assert logloss == pytest.approx(logloss_by_rows(*(column.tolist() for column in last)), rel=1e-9)
+
+
+def test_a_window_without_rows_or_with_one_class_measures_nothing_it_cannot():
+    window = Window()
+    assert window.measure() == (None, None)
+    window.add(*columns([0], [1], [0.5]))
+    auc, logloss = window.measure()
+    assert auc is None and logloss == pytest.approx(np.log(2))
+    window.add(*columns([0], [1], [np.nan]))
+    with pytest.raises(ClicklineError, match="got the probability nan"):
+        window.measure()
+
+
+def test_importance_is_the_auc_that_is_lost_most_first():
+    found = importance(0.75, {"C1": [0.74, 0.72], "C2": [0.75], "C3": [0.60], "C4": [0.751]})
+    assert [one.slot for one in found] == ["C3", "C1", "C2", "C4"]
+    assert found[1].auc == pytest.approx(0.73)
+    assert (found[1].lost, found[1].lowest_lost, found[1].highest_lost) == pytest.approx((0.02, 0.01, 0.03))
+    assert found[3].lost < 0
+    assert found[0].to_json()["slot"] == "C3"

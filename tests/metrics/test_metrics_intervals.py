@@ -1,0 +1,92 @@
+"""Confidence intervals hold the truth as often as they say, and are what a bootstrap over rows gives."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from naive_measures import auc_by_sorting, columns, sigmoid
+
+from clickline.metrics.binary import Counts
+
+
+def measure(*batch):
+    counts = Counts()
+    counts.add(*batch)
+    return counts.metrics()
+
+
+def test_the_interval_holds_the_true_auc_and_log_loss_95_times_in_100():
+    """Scores of clicks are normal around 1, of the others around 0: the AUC is known, the loss integrable."""
+    rng = np.random.default_rng(11)
+    true_auc = 0.5 * (1 + math.erf(1 / 2))  # P(N(1, 1) > N(0, 1)) = Phi(1 / sqrt 2)
+    grid = np.linspace(-12, 13, 200_001)
+    density = np.exp(-(grid**2) / 2) / math.sqrt(2 * math.pi)
+    shifted = np.exp(-((grid - 1) ** 2) / 2) / math.sqrt(2 * math.pi)
+    logit = grid - 1.5
+    step = grid[1] - grid[0]
+    true_loss = (
+        step * (0.3 * shifted * np.logaddexp(0, -logit) + 0.7 * density * np.logaddexp(0, logit)).sum()
+    )
+    tries, auc_held, loss_held = 600, 0, 0
+    for _ in range(tries):
+        label = rng.random(800) < 0.3
+        score = sigmoid(rng.normal(label, 1) - 1.5)
+        found = measure(*columns(label, np.ones(800), score))
+        auc_held += found.auc_interval[0] <= true_auc <= found.auc_interval[1]
+        loss_held += found.logloss_interval[0] <= true_loss <= found.logloss_interval[1]
+    # 600 tries at 95 %: 570 expected, standard deviation 5.3.
+    assert 550 <= auc_held <= 588
+    assert 550 <= loss_held <= 588
+
+
+def test_it_is_the_interval_of_a_bootstrap_over_rows_also_for_rows_of_many_shows():
+    rng = np.random.default_rng(12)
+    rows = 3000
+    weight = rng.integers(1, 30, rows)
+    truth = rng.normal(-1, 1.5, rows)
+    label = rng.binomial(weight, sigmoid(truth + rng.normal(0, 1, rows))) / weight
+    batch = columns(label, weight, sigmoid(truth))
+    found = measure(*batch)
+    aucs, losses = [], []
+    for _ in range(1000):
+        drawn = batch[1] * rng.poisson(1, rows).astype(np.float32)
+        aucs.append(auc_by_sorting(batch[0], drawn, batch[2]))
+        losses.append(
+            -(drawn * (batch[0] * np.log(batch[2]) + (1 - batch[0]) * np.log(1 - batch[2]))).sum()
+            / drawn.sum()
+        )
+    for interval, replicates in ((found.auc_interval, aucs), (found.logloss_interval, losses)):
+        assert interval[1] - interval[0] == pytest.approx(2 * 1.96 * np.std(replicates), rel=0.1)
+        assert interval[0] == pytest.approx(
+            np.quantile(replicates, 0.025), abs=0.25 * (interval[1] - interval[0])
+        )
+
+
+def test_the_unit_of_the_weights_does_not_matter_but_the_number_of_rows_does():
+    rng = np.random.default_rng(13)
+    label = rng.random(2000) < 0.3
+    score = sigmoid(rng.normal(label, 1))
+    one = measure(*columns(label, np.ones(2000), score))
+    heavy = measure(*columns(label, np.full(2000, 1000), score))
+    assert heavy.auc_interval == pytest.approx(one.auc_interval, rel=1e-9)
+    assert heavy.logloss_interval == pytest.approx(one.logloss_interval, rel=1e-9)
+    twice = measure(*columns(np.tile(label, 2), np.ones(4000), np.tile(score, 2)))
+    width = [found.auc_interval[1] - found.auc_interval[0] for found in (one, twice)]
+    assert width[0] / width[1] == pytest.approx(math.sqrt(2), rel=0.01)
+
+
+def test_joined_scores_leave_the_interval_where_it_is():
+    rng = np.random.default_rng(14)
+    label = rng.random(50_000) < 0.3
+    batch = columns(label, np.ones(50_000), sigmoid(rng.normal(label, 1)))
+    coarse = Counts(1024)
+    coarse.add(*batch)
+    assert coarse.metrics().auc_interval == pytest.approx(measure(*batch).auc_interval, abs=1e-4)
+
+
+def test_it_stays_between_0_and_1_and_is_left_out_where_all_is_in_order():
+    found = measure(*columns([1, 1, 0, 0, 1, 0], [1] * 6, [0.9, 0.8, 0.1, 0.85, 0.95, 0.2]))
+    assert 0 < found.auc_interval[0] < found.auc < found.auc_interval[1] < 1
+    assert measure(*columns([1, 0], [1, 1], [0.9, 0.1])).auc_interval is None

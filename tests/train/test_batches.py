@@ -1,0 +1,80 @@
+"""The order of rows: every row once an epoch, the same from any position, another in every epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clickline.artifacts.dataset import Dataset, concat
+from clickline.records import EncodedRows, LabelledRows, SlotIds
+from clickline.stages.train import batches as module
+from clickline.stages.train.batches import Batches, Position
+from clickline.storage.stores import Storage
+
+
+@pytest.fixture
+def dataset(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    monkeypatch.setattr(module, "_WINDOW_ROWS", 6000)
+    return Dataset.current(Storage(), str(prepared / ".clickline"))
+
+
+def signature(rows: LabelledRows) -> list[bytes]:
+    table = np.stack([slot.ids_N for slot in rows.encoded.slots], axis=1)
+    return [line.tobytes() for line in np.ascontiguousarray(table)]
+
+
+def test_every_row_comes_once_an_epoch_in_another_order(dataset):
+    made = Batches(dataset, Path(dataset.folder), 256, seed=1)
+    stored = concat(
+        [
+            dataset.read(Path(dataset.folder, shard.file), range(len(shard.row_groups)))
+            for shard in dataset.splits["train"].shards
+        ]
+    )
+    orders = [[row for rows, _ in made.epoch(Position(epoch)) for row in signature(rows)] for epoch in (0, 1)]
+    for order in orders:
+        assert sorted(order) == sorted(signature(stored))
+    assert orders[0] != orders[1]
+    assert orders[0] != signature(stored)
+
+
+def test_from_any_position_on_the_same_batches_come(dataset):
+    made = Batches(dataset, Path(dataset.folder), 500, seed=2)
+    whole = list(made.epoch(Position(3)))
+    assert whole[-1][1] == Position(4)
+    for n in (0, 1, len(whole) // 2, len(whole) - 2):
+        rest = list(made.epoch(whole[n][1]))
+        assert [after for _, after in rest] == [after for _, after in whole[n + 1 :]]
+        for (rows, _), (expected, _) in zip(rest, whole[n + 1 :], strict=True):
+            assert signature(rows) == signature(expected)
+
+
+lists = st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=4), min_size=1, max_size=10)
+
+
+@given(lists, st.data())
+def test_rows_with_several_values_are_taken_and_joined_right(values, data):
+    counts = np.array([len(ids) for ids in values])
+    flat = np.array([one for ids in values for one in ids], dtype=np.uint64)
+    slot = SlotIds(flat, np.concatenate([[0], np.cumsum(counts)]))
+    rows = len(values)
+    some = np.arange(rows, dtype=np.float32)
+    whole = LabelledRows(
+        some,
+        some,
+        some.astype(np.uint32),
+        some.astype(np.uint32),
+        some.astype(np.int32),
+        EncodedRows(rows, some[None], (slot,)),
+    )
+    order = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=12)))
+    taken = whole.take(order)
+    joined = concat([taken, whole])
+    assert joined.label_B.tolist() == [*order.tolist(), *range(rows)]
+    (ids,) = joined.encoded.slots
+    found = [ids.ids_N[a:b].tolist() for a, b in zip(ids.offsets_B1[:-1], ids.offsets_B1[1:], strict=True)]
+    assert found == [values[row] for row in order] + values

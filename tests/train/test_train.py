@@ -1,0 +1,178 @@
+"""Training learns what can be learned, and says what it cannot do."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clickline.artifacts.checkpoint import latest
+from clickline.artifacts.dataset import Dataset
+from clickline.config import load_config
+from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load
+from clickline.embedding.table import Table
+from clickline.errors import ArtifactError, ClicklineError, ConfigError, GateRefused
+from clickline.features import DenseField, FeatureSpec, SlotField
+from clickline.progress import Progress
+from clickline.records import EncodedRows, LabelledRows, SlotIds
+from clickline.stages.prepare.run import prepare
+from clickline.stages.sample.generate import SampleOptions, generate
+from clickline.stages.train.learner import Learner
+from clickline.stages.train.run import train
+from clickline.storage.stores import Storage
+
+FEATURES = FeatureSpec((DenseField("x", "x", "none"),), (SlotField("s", "s", 1), SlotField("t", "t", 2)))
+
+
+def learner(**settings: object) -> Learner:
+    defaults = {
+        "network": "wide_deep",
+        "dim": 4,
+        "hidden": (8,),
+        "learning_rate": 0.01,
+        "embedding_learning_rate": 0.1,
+    }
+    return Learner(FEATURES, **{**defaults, "seed": 0, "threads": 2, **settings})
+
+
+def batch(rng: np.random.Generator, rows: int = 512) -> LabelledRows:
+    s, t = rng.integers(0, 8, (2, rows), dtype=np.uint64)
+    x = rng.normal(size=(1, rows)).astype(np.float32)
+    label = ((s ^ t) & np.uint64(1)).astype(np.float32)
+    ones = np.ones(rows, dtype=np.uint32)
+    encoded = EncodedRows(rows, x, (SlotIds(s + np.uint64(100)), SlotIds(t + np.uint64(200))))
+    return LabelledRows(
+        label, ones.astype(np.float32), ones, label.astype(np.uint32), np.zeros(rows, np.int32), encoded
+    )
+
+
+def test_an_interaction_between_two_slots_is_learned():
+    rng = np.random.default_rng(0)
+    model = learner()
+    first = model.learn(batch(rng)).loss
+    for _ in range(300):
+        last = model.learn(batch(rng)).loss
+    assert first > 0.6
+    assert last < 0.1
+    rows = batch(rng)
+    assert ((model.score(rows) > 0.5) == (rows.label_B > 0.5)).mean() > 0.98
+
+
+def test_the_state_is_all_there_is():
+    rng = np.random.default_rng(1)
+    one, other = learner(), learner(seed=9)
+    rows = [batch(rng) for _ in range(6)]
+    for part in rows[:3]:
+        one.learn(part)
+    state = one.dense_state()
+    after = [one.learn(part).loss for part in rows[3:]]
+    again = learner()
+    for part in rows[:3]:
+        again.learn(part)
+    again.load_dense_state(state)
+    assert [again.learn(part).loss for part in rows[3:]] == after
+    assert other.dense_state().keys() <= state.keys()
+
+
+def test_a_loss_that_is_not_finite_stops_with_words():
+    rng = np.random.default_rng(2)
+    rows = batch(rng)
+    rows.encoded.dense_DB[0, 0] = np.inf
+    with pytest.raises(ClicklineError, match=r"training has diverged\. Lower train\.learning_rate"):
+        learner().learn(rows)
+
+
+def test_training_without_a_dataset_says_what_to_do(tmp_path):
+    (tmp_path / "clickline.yaml").write_text("data: {train: a.tsv}\n")
+    with pytest.raises(ArtifactError, match="Run `clickline prepare` first"):
+        train(load_config(tmp_path / "clickline.yaml"))
+
+
+@pytest.mark.parametrize("override", ["train.mode=cluster", "home=memory://x"])
+def test_what_is_to_come_is_refused(project, override):
+    with pytest.raises(ConfigError, match="this release trains"):
+        train(load_config(project / "clickline.yaml", [override]))
+
+
+def test_the_final_checkpoint_stands_at_the_end_of_the_last_epoch(project):
+    result = train(load_config(project / "clickline.yaml"))
+    assert result.verdict.passed
+    assert result.evaluation is not None
+    assert result.evaluation.total.rows == 4000
+    found = latest(result.checkpoint.folder.parent)
+    assert found is not None
+    assert found.body["position"] == {"epoch": 1, "window": 0, "batch": 0}
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_every_ids_counters_equal_a_direct_count_over_the_data(project, monkeypatch, epochs):
+    """Promise 2: nothing lost, nothing twice."""
+    result = train(load_config(project / "clickline.yaml", [f"train.epochs={epochs}"]))
+    dataset = Dataset.current(Storage(), str(project / ".clickline"))
+    shows: Counter[int] = Counter()
+    clicks: Counter[int] = Counter()
+    for shard, group, _ in dataset.row_groups("train"):
+        rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[shard].file), [group])
+        for slot in rows.encoded.slots:
+            shows.update(dict(zip(*np.unique(slot.ids_N, return_counts=True), strict=True)))
+            clicked = slot.ids_N[rows.click_B == 1]
+            clicks.update(dict(zip(*np.unique(clicked, return_counts=True), strict=True)))
+    found: dict[int, tuple[float, float]] = {}
+
+    def keep(self, records, *, candidates):
+        found.update({int(r["id"]): (float(r["show"]), float(r["click"])) for r in records})
+
+    monkeypatch.setattr(Table, "place", keep)
+    slots = [SlotShape(slot.name, 4) for slot in dataset.features.slots]
+    load(Tables(slots, embedding_optimizer=AdaGrad(0.05), wide_optimizer=Ftrl()), result.checkpoint.tables)
+    assert found == {one: (epochs * count, epochs * clicks[one]) for one, count in shows.items()}
+
+
+def test_a_gate_that_asks_for_figures_refuses_where_there_are_no_eval_rows(tmp_path):
+    generate(SampleOptions(format="criteo", rows=2000, out=tmp_path / "data"), Progress())
+    (tmp_path / "clickline.yaml").write_text(
+        "data: {train: data/train.tsv}\ngate: {auc: 0.6}\nmodel: {hidden: [4]}\n"
+    )
+    config = load_config(tmp_path / "clickline.yaml")
+    prepare(config)
+    with pytest.raises(GateRefused, match=r"data\.eval gives no rows to measure them on"):
+        train(config)
+
+
+@pytest.mark.slow
+def test_most_of_the_reachable_auc_is_reached_on_data_that_allow_it(tmp_path: Path):
+    """With few ids a slot, there are enough rows to learn each; drift and new ids stay out of reach."""
+    options = SampleOptions(
+        format="csv", rows=200_000, out=tmp_path / "data", slots=8, dense=4, cardinality=50
+    )
+    best = generate(options, Progress()).best_auc
+    fields = ", ".join(
+        ["click: label", *(f"I{i}: log1p" for i in range(1, 5)), *(f"C{i}: slot" for i in range(1, 9))]
+    )
+    (tmp_path / "clickline.yaml").write_text(
+        f"data: {{format: csv, train: data/train.csv, eval: data/eval.csv, fields: {{{fields}}}}}\n"
+        "model: {hidden: [64, 32]}\ntrain: {batch_size: 512, epochs: 2}\n"
+    )
+    config = load_config(tmp_path / "clickline.yaml")
+    prepare(config)
+    measured = train(config).evaluation.total
+    assert measured.auc > 0.94 * best
+    assert 0.9 < measured.calibration < 1.1
+
+
+def test_a_missing_package_is_named_with_the_way_to_install_it(project, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [
+        name for name in sys.modules if name.startswith(("clickline.stages.train", "clickline.models"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.chdir(project)
+    from clickline.cli.train import train as command
+
+    with pytest.raises(
+        ClicklineError, match=r"training needs the package torch: pip install 'clickline\[train\]'"
+    ):
+        command()
