@@ -242,7 +242,7 @@ def test_sample_prepare_and_data_status(tmp_path: Path) -> None:
     again = run("prepare", "-q", cwd=tmp_path)
     assert again.returncode == 0
     assert "(up to date)" in again.stdout
-    assert "train     1,600 rows in 1 shards" in again.stdout
+    assert "train     1,600 rows in 1 shard" in again.stdout
 
     status = run("data", "status", cwd=tmp_path)
     lines = status.stdout.splitlines()

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,6 +62,9 @@ def write_checkpoint(
     folder.mkdir(parents=True)
     write_tables(folder / "tables.bin")
     np.savez(folder / "dense.npz", allow_pickle=False, **dense)
+    for path in folder.iterdir():  # on disk before the manifest says so
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
     whole = {**body, "step": step, "dense_sha256": digest(folder / "dense.npz")}
     write_manifest(Storage(), str(folder), "checkpoint", CHECKPOINT_FORMAT, whole)
     return Checkpoint(folder, step, whole)
