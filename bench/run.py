@@ -5,5 +5,5 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-for script in ("prepare.py",):
+for script in ("prepare.py", "embedding.py"):
     runpy.run_path(str(Path(__file__).with_name(script)), run_name="__main__")
