@@ -80,7 +80,9 @@ def main() -> None:
                 if ids == sizes[0]
                 else f"{small[threads].step / got.step:.2f} of {sizes[0] // 10**6} M ids"
             )
-            rows.append(Row(f"{ids // 10**6} M ids, {threads} thread{'s' if threads > 1 else ''}", rate, ratio))
+            rows.append(
+                Row(f"{ids // 10**6} M ids, {threads} thread{'s' if threads > 1 else ''}", rate, ratio)
+            )
         rows.append(Row(f"{ids // 10**6} M ids, memory", f"{got.bytes_per_id:.0f} bytes an id", "", "≤ 171"))
         rows.append(Row(f"{ids // 10**6} M ids, longest step while growing", f"{got.slowest_growth:.2f} s", "", "< 1 s"))  # fmt: skip
     publish(
