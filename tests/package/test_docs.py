@@ -49,6 +49,7 @@ def test_the_two_languages_have_the_same_commands_and_programs():
         assert blocks("README.md", language) == blocks("README.zh.md", language)
 
 
+@pytest.mark.slow
 def test_the_python_program_of_the_readme(ads, monkeypatch, capsys):
     monkeypatch.chdir(ads)
     (program,) = blocks("README.md", "python")
@@ -67,6 +68,7 @@ def test_every_yaml_example_passes_the_check(page, tmp_path):
         assert config.data.train, yaml.safe_load(text)
 
 
+@pytest.mark.slow
 def test_duckdb_and_pandas_read_the_dataset_as_the_docs_show(ads, monkeypatch, capsys):
     (ads.parent / "demo").symlink_to(ads)
     monkeypatch.chdir(ads.parent)

@@ -107,7 +107,7 @@ def test_the_final_checkpoint_stands_at_the_end_of_the_last_epoch(project):
     assert found.body["position"] == {"epoch": 1, "window": 0, "batch": 0}
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("epochs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_ids_counters_equal_a_direct_count_over_the_data(project, monkeypatch, epochs):
     """Promise 2: nothing lost, nothing twice."""
     result = train(load_config(project / "clickline.yaml", [f"train.epochs={epochs}"]))

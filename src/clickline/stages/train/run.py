@@ -89,7 +89,7 @@ _RATES = ("learning_rate", "embedding_learning_rate")
 
 
 def _check_supported(config: Config) -> None:
-    """What issue-by-issue is still to come is refused, never quietly done otherwise."""
+    """What this release does not do yet is refused, never quietly done otherwise."""
     wrong = []
     if config.train.mode != "local":
         wrong.append(("train.mode", f"is {config.train.mode}; this release trains on one machine."))
