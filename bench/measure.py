@@ -72,8 +72,10 @@ def machine() -> str:
     return f"{cores} cores ({model}), {memory:.0f} GiB, Python {platform.python_version()}"
 
 
-def publish(section: str, title: str, how: str, rows: list[Row], notes: str = "") -> None:
-    """Print a table and put it into docs/benchmarks.md in place of the one before."""
+def publish(
+    section: str, title: str, how: str, rows: list[Row], notes: str = "", *, write: bool = True
+) -> None:
+    """Print a table and put it into docs/benchmarks.md in place of the one before; without `write`, print alone."""
     lines = [f"## {title}", "", f"Measured {date.today():%Y-%m-%d} on {machine()}. {how}", ""]
     lines += ["| what | figure | ratio | goal |", "|---|---|---|---|"]
     lines += [f"| {row.name} | {row.figure} | {row.ratio} | {row.goal} |" for row in rows]
@@ -81,6 +83,8 @@ def publish(section: str, title: str, how: str, rows: list[Row], notes: str = ""
         lines += ["", notes]
     text = "\n".join(lines)
     print("\n" + text + "\n", flush=True)
+    if not write:
+        return
     page = PAGE.read_text()
     begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
     if begin not in page:

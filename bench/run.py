@@ -1,9 +1,21 @@
-"""Every benchmark, one after the other. Run it on a machine that does nothing else."""
+"""Every benchmark, one after the other. Run it on a machine that does nothing else.
+
+python bench/run.py                 all of them
+python bench/run.py train quality   those
+"""
 
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
 
-for script in ("prepare.py", "embedding.py"):
-    runpy.run_path(str(Path(__file__).with_name(script)), run_name="__main__")
+NAMES = ("prepare", "embedding", "train", "quality")
+
+chosen = sys.argv[1:] or NAMES
+unknown = [name for name in chosen if name not in NAMES]
+if unknown:
+    sys.exit(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(NAMES)}")
+del sys.argv[1:]  # the benchmarks have arguments of their own
+for name in chosen:
+    runpy.run_path(str(Path(__file__).with_name(f"{name}.py")), run_name="__main__")

@@ -84,13 +84,34 @@ def _table(
 ) -> Iterator[str]:
     yield "| key | meaning | allowed | default |"
     yield "|---|---|---|---|"
-    for name, schema in properties.items():
-        default = "required" if name in required else f"`{_yaml(schema.get('default'))}`"
-        nested = [one["title"] for one in alternatives(schema, definitions) if one.get("title") == "Dates"]
-        words = "a group of keys, see below, or null" if nested else allowed(schema, definitions)
-        cells = (f"`{prefix}{name}`", schema["description"], words, default)
+    for cells in _rows(prefix, properties, definitions, required):
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     yield ""
+
+
+def _rows(
+    prefix: str, properties: Mapping[str, Any], definitions: Mapping[str, Any], required: list[str]
+) -> Iterator[tuple[str, str, str, str]]:
+    """A line for each key; the keys of a group within follow it, except for those that have their own table."""
+    for name, schema in properties.items():
+        default = "required" if name in required else f"`{_yaml(schema.get('default'))}`"
+        groups = [one for one in alternatives(schema, definitions) if "properties" in one]
+        words = allowed(schema, definitions)
+        if groups:
+            nullable = schema.get("default") is None and "$ref" not in schema
+            below = "see below" if groups[0]["title"] == "Dates" else "the next lines"
+            words = f"a group of keys, {below}" + (", or null" if nullable else "")
+            default = "`null`" if nullable else ""
+        yield f"`{prefix}{name}`", schema.get("description") or groups[0]["description"], words, default
+        if groups and groups[0]["title"] != "Dates":
+            # What the group is set to as a whole wins over what each of its keys would be alone.
+            given = schema.get("default") or {}
+            keys = {key: {**one, **_default(given, key)} for key, one in groups[0]["properties"].items()}
+            yield from _rows(f"{prefix}{name}.", keys, definitions, groups[0].get("required", []))
+
+
+def _default(given: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {"default": given[key]} if key in given else {}
 
 
 def _yaml(value: Any) -> str:

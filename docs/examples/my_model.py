@@ -42,9 +42,9 @@ def forward(spec):
 
 
 def loss(labels, logits):
-    """One number for the batch."""
+    """The loss of every row; the weights of rows are applied to it. One number for all would be taken as it is."""
     entropy = binary_cross_entropy_with_logits(logits, labels, reduction="none")
-    return ((1 - torch.exp(-entropy)) * entropy).mean()
+    return (1 - torch.exp(-entropy)) * entropy
 
 
 def optimizer(params):
@@ -53,7 +53,7 @@ def optimizer(params):
 
 
 def metrics():
-    """What to measure besides the usual, over the whole evaluation set."""
+    """What to measure besides the usual, over the whole evaluation set, in NumPy arrays."""
 
     def clicks_in_top_tenth(labels, probabilities, weights):
         top = np.argsort(-probabilities, kind="stable")[: max(len(labels) // 10, 1)]
@@ -63,5 +63,8 @@ def metrics():
 
 
 def feed(batch):
-    """The last word on a batch before it is learned: no row counts for more than five others."""
+    """The last word on a batch before it is learned: here no row counts for more than five others.
+
+    It may change labels, weights, ids and dense values, but not how many rows, slots or dense fields there are.
+    """
     return replace(batch, weight_B=np.minimum(batch.weight_B, np.float32(5)))

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clickline.config import Config, load_config
     from clickline.errors import ClicklineError
+    from clickline.stages.evaluate.run import EvaluateResult, evaluate
     from clickline.stages.prepare.run import PrepareResult, prepare
     from clickline.stages.train.run import TrainResult, train
 
 __all__ = [
     "ClicklineError",
     "Config",
+    "EvaluateResult",
     "PrepareResult",
     "TrainResult",
     "__version__",
+    "evaluate",
     "load_config",
     "prepare",
     "train",
@@ -27,8 +30,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "ClicklineError": "clickline.errors",
     "Config": "clickline.config",
+    "EvaluateResult": "clickline.stages.evaluate.run",
     "PrepareResult": "clickline.stages.prepare.run",
     "TrainResult": "clickline.stages.train.run",
+    "evaluate": "clickline.stages.evaluate.run",
     "load_config": "clickline.config",
     "prepare": "clickline.stages.prepare.run",
     "train": "clickline.stages.train.run",

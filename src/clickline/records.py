@@ -139,6 +139,12 @@ class SlotIds:
         shift_K = self.offsets_B1[order_K] - offsets_K1[:-1]
         return SlotIds(self.ids_N[np.arange(offsets_K1[-1]) + np.repeat(shift_K, counts_K)], offsets_K1)
 
+    def part(self, start: int, stop: int) -> SlotIds:
+        if self.offsets_B1 is None:
+            return SlotIds(self.ids_N[start:stop])
+        offsets = self.offsets_B1[start : stop + 1]
+        return SlotIds(self.ids_N[offsets[0] : offsets[-1]], offsets - offsets[0])
+
 
 @dataclass(frozen=True)
 class EncodedRows:
@@ -157,6 +163,12 @@ class EncodedRows:
         """The rows at these places, in this order."""
         slots = tuple(ids.take(order_K) for ids in self.slots)
         return EncodedRows(order_K.size, self.dense_DB[:, order_K], slots)
+
+    def part(self, start: int, stop: int) -> EncodedRows:
+        """The rows from `start` to before `stop`, as views of these."""
+        dense_DB = self.dense_DB[:, start:stop]
+        rows = min(stop, self.rows) - min(start, self.rows)
+        return EncodedRows(rows, dense_DB, tuple(ids.part(start, stop) for ids in self.slots))
 
 
 @dataclass(frozen=True)
@@ -194,4 +206,15 @@ class LabelledRows:
             self.click_B[order_K],
             self.event_hour_B[order_K],
             self.encoded.take(order_K),
+        )
+
+    def part(self, start: int, stop: int) -> LabelledRows:
+        """The rows from `start` to before `stop`, as views of these."""
+        return LabelledRows(
+            self.label_B[start:stop],
+            self.weight_B[start:stop],
+            self.show_B[start:stop],
+            self.click_B[start:stop],
+            self.event_hour_B[start:stop],
+            self.encoded.part(start, stop),
         )

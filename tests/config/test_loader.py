@@ -77,8 +77,8 @@ def test_five_mistakes_are_five_lines_with_line_key_and_remedy(
         "clickline.yaml:3 data.format is cvs. Allowed: criteo, slots, paddlerec, csv, parquet, recordio, "
         "tfrecord. Did you mean csv?",
         "clickline.yaml:6 model.embeding_dim is not a known key. Did you mean embedding_dim?",
-        "clickline.yaml:8 train.batch_size is -4. Allowed: a whole number of at least 1. "
-        "Correct it, or remove it to get the default, 4096.",
+        "clickline.yaml:8 train.batch_size is -4. Allowed: auto, or a whole number of rows of at least 1. "
+        "Correct it, or remove it to get the default, auto.",
         "clickline.yaml:9 gate.auc is 74. Allowed: a number above 0.5 and up to 1, or null. Correct it.",
         "clickline.yaml:10 serve.grpc_port is 8500, and so is http_port. Allowed: two different ports. "
         "Change one of them.",
@@ -231,7 +231,7 @@ def test_a_section_may_be_empty_but_not_a_word(load: Load, mistakes: Mistakes) -
         (
             "zzzz: 1\n",
             "zzzz",
-            "Allowed here: name, data, cache, storage, model, train, gate, publish, serve, home.",
+            "Allowed here: name, data, cache, storage, model, train, tracking, gate, publish, serve, home.",
         ),
     ],
 )

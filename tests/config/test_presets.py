@@ -45,4 +45,6 @@ def test_what_it_offers_in_comments_loads_too(preset: Path, tmp_path: Path) -> N
         assert config.data.dates.wait == 1800
         assert config.data.modulo == 100000001
     if preset.stem == "criteo":
-        assert config.data.fields["I*"].transform == "log1p"
+        assert {name: field.transform for name, field in config.data.fields.items()} == {
+            f"B{number}": "bucket" for number in range(1, 14)
+        }

@@ -35,7 +35,7 @@ def test_defaults_are_those_of_the_design() -> None:
     assert (config.data.shard_size, config.cache.size) == (64 * 2**20, 50 * 2**30)
     assert (config.model.name, config.model.embedding_dim) == ("wide_deep", 9)
     assert config.model.hidden == (512, 256, 128, 32)
-    assert (config.train.mode, config.train.batch_size, config.train.epochs) == ("local", 4096, 1)
+    assert (config.train.mode, config.train.batch_size, config.train.epochs) == ("local", "auto", 1)
     assert (config.gate.auc, config.gate.retries, config.publish.shards) == (None, 10, 2)
     assert (config.serve.http_port, config.serve.grpc_port) == (8501, 8500)
 

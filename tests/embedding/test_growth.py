@@ -108,7 +108,7 @@ def test_counters_equal_a_direct_count() -> None:
     found = {}
     table.cut()
     for shard in range(64):
-        _, admitted, _ = table.copy_shard(shard, -1, 1, np.zeros(0, np.uint8))
+        _, admitted, _ = table.copy_shard(shard, -1, 1, np.zeros(0, np.uint8), lambda: None)
         for record in admitted.copy().view(table.layout.record):
             found[int(record["id"])] = (int(record["show"]), int(record["click"]), int(record["hour"]))
     assert found == {id: (shows[id], clicks[id], hours[id]) for id in shows}
@@ -121,7 +121,7 @@ def test_counters_are_exact_where_float32_is_not() -> None:
         tables.find([SlotIds(np.zeros(5, np.uint64))], 5, shows_B=show, train=True)
     (table,) = tables.parts
     table.cut()
-    records = [table.copy_shard(s, -1, 1, np.zeros(0, np.uint8))[1].copy() for s in range(64)]
+    records = [table.copy_shard(s, -1, 1, np.zeros(0, np.uint8), lambda: None)[1].copy() for s in range(64)]
     (record,) = np.concatenate(records).view(table.layout.record)
     assert record["show"] == 15 * (2**24 + 1)
 

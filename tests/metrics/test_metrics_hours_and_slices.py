@@ -1,4 +1,4 @@
-"""The same measures by hour and by the heaviest values of a slot; the live window; importance."""
+"""The same measures by hour and by the heaviest values of a slot; the live window."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from naive_measures import auc_by_sorting, clicks_of, columns, logloss_by_rows
 from clickline.errors import ClicklineError
 from clickline.metrics.binary import HOUR_LIMIT, Counts, HourlyCounts
 from clickline.metrics.evaluation import Evaluator
-from clickline.metrics.importance import importance
 from clickline.metrics.slices import SLICE_LIMIT, SliceCounts
 from clickline.metrics.window import Window
 from clickline.records import SlotIds
@@ -202,12 +201,3 @@ def test_a_window_without_rows_or_with_one_class_measures_nothing_it_cannot():
     window.add(*columns([0], [1], [np.nan]))
     with pytest.raises(ClicklineError, match="got the probability nan"):
         window.measure()
-
-
-def test_importance_is_the_auc_that_is_lost_most_first():
-    found = importance(0.75, {"C1": [0.74, 0.72], "C2": [0.75], "C3": [0.60], "C4": [0.751]})
-    assert [one.slot for one in found] == ["C3", "C1", "C2", "C4"]
-    assert found[1].auc == pytest.approx(0.73)
-    assert (found[1].lost, found[1].lowest_lost, found[1].highest_lost) == pytest.approx((0.02, 0.01, 0.03))
-    assert found[3].lost < 0
-    assert found[0].to_json()["slot"] == "C3"

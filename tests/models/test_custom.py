@@ -79,6 +79,9 @@ def test_the_example_learns_measures_feeds_and_exports() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+    logits_B = torch.tensor([0.0, 3.0])  # of no click: one is as hard as a coin, the other wrong
+    only_first = model.loss(torch.zeros(2), logits_B, torch.tensor([1.0, 0.0]))
+    assert only_first == pytest.approx(0.5 * np.log(2))  # focal: entropy times the chance of being wrong
     ones = np.ones(20, dtype=np.float32)
     labels_N = np.zeros(20, dtype=np.float32)
     labels_N[:4] = 1
@@ -125,6 +128,12 @@ def test_trying_leaves_no_trace_and_the_seed_decides(tmp_path: Path) -> None:
             "forward()",
             "raised AttributeError: 'NetworkSpec' object",
         ),
+        (
+            "from torch import nn\ndef forward(spec):\n    return nn.ReLU()\n",
+            2,
+            "forward()",
+            "returned a ReLU that has no weights to learn. Give it some, if only a bias.",
+        ),
         ("\ndef forward(spec):\n    return 5\n", 2, "forward()", "returned int. Return a torch.nn.Module."),
         (
             GOOD.replace("inputs, wide)", "inputs)"),
@@ -163,10 +172,10 @@ def test_trying_leaves_no_trace_and_the_seed_decides(tmp_path: Path) -> None:
             "returned NoneType.",
         ),
         (
-            GOOD + "def loss(labels, logits):\n    return labels - logits\n",
+            GOOD + "def loss(labels, logits):\n    return labels - logits[:, None]\n",
             15,
             "loss()",
-            "returned a tensor of shape (8,).",
+            "returned a tensor of shape (8, 8) for 8 rows. Return one number for every row, or one for all",
         ),
         (
             GOOD + "def loss(labels, logits):\n    return 0.5\n",
@@ -273,7 +282,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_several_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     text = GOOD + dedent("""\
         def loss(labels, logits):
-            return logits
+            return logits[:1]
 
         def optimizer(params):
             return None
@@ -302,6 +311,27 @@ def test_other_callables_than_functions_do(tmp_path: Path) -> None:
     model = load_custom(write(tmp_path, text), SPEC, 1)
     assert model.optimizer is not None
     assert isinstance(model.optimizer(list(model.network.parameters())), torch.optim.Adagrad)
+
+
+@pytest.mark.parametrize(("reduced", "weighted"), [("", True), (".mean()", False)])
+def test_row_weights_are_applied_to_losses_of_rows_and_not_to_one_number(
+    tmp_path: Path, reduced: str, weighted: bool
+) -> None:
+    text = GOOD + f"def loss(labels, logits):\n    return (labels - logits).abs(){reduced}\n"
+    loss = load_custom(write(tmp_path, text), SPEC, 1).loss
+    assert loss is not None
+    labels_B, logits_B = torch.zeros(3), torch.tensor([1.0, 2.0, 6.0])
+    assert loss(labels_B, logits_B) == 3
+    assert loss(labels_B, logits_B, torch.tensor([3.0, 1.0, 0.0])) == (1.25 if weighted else 3)
+    assert loss(labels_B, logits_B, torch.zeros(3)) == (0 if weighted else 3)
+
+
+def test_what_it_prints_while_it_is_tried_goes_to_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = GOOD.replace("        return self.drop", "        print('inside')\n        return self.drop")
+    load_custom(write(tmp_path, text + "print('loaded')\n"), SPEC, 1)
+    assert capsys.readouterr() == ("", "loaded\ninside\n")
 
 
 def test_feed_sees_slots_with_several_ids(tmp_path: Path) -> None:

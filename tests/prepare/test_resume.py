@@ -15,6 +15,7 @@ import pytest
 
 from clickline.errors import ArtifactError, DataError, StorageError
 from clickline.stages.prepare import shards
+from clickline.storage.atomic import hidden_name
 from clickline.storage.stores import Storage
 
 COMMAND = [str(Path(sys.executable).with_name("clickline")), "prepare", "--json"]
@@ -94,6 +95,38 @@ def test_finished_shards_are_kept_and_not_made_again(project, criteo_line, monke
     for name, written in before.items():
         assert Path(result.dataset.folder, name).stat().st_mtime_ns == written
     assert result.train_rows == 3999
+
+
+def test_what_a_kill_inside_a_write_left_is_removed(project, criteo_line, monkeypatch):
+    """`kill -9` between the writing of a hidden file and its renaming: nobody else would ever remove it."""
+    fill(project, criteo_line, 3000)
+    project.prepare()
+    undisturbed = content(datasets(project))
+    subprocess.run(["rm", "-rf", str(datasets(project))], check=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "clickline.stages.prepare.run.finish", lambda *a: (_ for _ in ()).throw(StorageError("no"))
+        )
+        with pytest.raises(StorageError):
+            project.prepare()
+    (folder,) = (path for path in datasets(project).iterdir() if path.is_dir())
+    for name in ("quarantine/train-00000.jsonl", "manifest.json", "work/train-00001.json"):
+        (folder / name).with_name(hidden_name(Path(name).name)).write_bytes(b"half")
+    (folder / ".mine").write_bytes(b"not of our making")
+    project.prepare()
+    assert content(datasets(project)).keys() - undisturbed.keys() == {f"{folder.name}/.mine"}
+    assert content(datasets(project)).items() > undisturbed.items()
+
+
+def test_a_kill_between_the_manifest_and_tidying_up_leaves_nothing(project, criteo_line):
+    fill(project, criteo_line, 3000)
+    folder = Path(project.prepare().dataset.folder)
+    undisturbed = content(datasets(project))
+    (folder / "work").mkdir()
+    (folder / "work" / "train-00000.json").write_bytes(b"{}")
+    assert project.prepare().reused
+    assert not (folder / "work").exists()
+    assert content(datasets(project)) == undisturbed
 
 
 def test_a_shard_cut_off_behind_its_note_is_made_again(project, criteo_line, monkeypatch):

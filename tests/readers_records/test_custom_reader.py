@@ -214,8 +214,8 @@ def test_what_a_reader_prints_goes_to_stderr(tmp_path: Path, capsys: pytest.Capt
     """stdout is the command's own: with --json it holds one document and nothing else."""
     path = tmp_path / "my_reader.py"
     path.write_text(
-        "import pyarrow as pa\n\n\ndef read(path):\n    print('hello')\n"
+        "import pyarrow as pa\nprint('loaded')\n\ndef read(path):\n    print('hello')\n"
         "    yield pa.RecordBatch.from_pylist([{'a': 1}])\n    print('bye')\n"
     )
     assert len(list(Custom(path, ("a",)).blocks("x", tmp_path / "x"))) == 1
-    assert capsys.readouterr() == ("", "hello\nbye\n")
+    assert capsys.readouterr() == ("", "loaded\nhello\nbye\n")

@@ -17,6 +17,7 @@ cache: {dir: cache}
 model: {name: wide_deep, embedding_dim: 4, hidden: [16, 8]}
 train: {batch_size: 256, checkpoint_every: 0}
 gate: {auc: 0.55, retries: 0}
+tracking: {enabled: false}
 """
 
 

@@ -15,74 +15,11 @@ from clickline.config import load_config
 from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load
 from clickline.embedding.table import Table
 from clickline.errors import ArtifactError, ClicklineError, ConfigError, GateRefused
-from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.progress import Progress
-from clickline.records import EncodedRows, LabelledRows, SlotIds
 from clickline.stages.prepare.run import prepare
 from clickline.stages.sample.generate import SampleOptions, generate
-from clickline.stages.train.learner import Learner
 from clickline.stages.train.run import train
 from clickline.storage.stores import Storage
-
-FEATURES = FeatureSpec((DenseField("x", "x", "none"),), (SlotField("s", "s", 1), SlotField("t", "t", 2)))
-
-
-def learner(**settings: object) -> Learner:
-    defaults = {
-        "network": "wide_deep",
-        "dim": 4,
-        "hidden": (8,),
-        "learning_rate": 0.01,
-        "embedding_learning_rate": 0.1,
-    }
-    return Learner(FEATURES, **{**defaults, "seed": 0, "threads": 2, **settings})
-
-
-def batch(rng: np.random.Generator, rows: int = 512) -> LabelledRows:
-    s, t = rng.integers(0, 8, (2, rows), dtype=np.uint64)
-    x = rng.normal(size=(1, rows)).astype(np.float32)
-    label = ((s ^ t) & np.uint64(1)).astype(np.float32)
-    ones = np.ones(rows, dtype=np.uint32)
-    encoded = EncodedRows(rows, x, (SlotIds(s + np.uint64(100)), SlotIds(t + np.uint64(200))))
-    return LabelledRows(
-        label, ones.astype(np.float32), ones, label.astype(np.uint32), np.zeros(rows, np.int32), encoded
-    )
-
-
-def test_an_interaction_between_two_slots_is_learned():
-    rng = np.random.default_rng(0)
-    model = learner()
-    first = model.learn(batch(rng)).loss
-    for _ in range(300):
-        last = model.learn(batch(rng)).loss
-    assert first > 0.6
-    assert last < 0.1
-    rows = batch(rng)
-    assert ((model.score(rows) > 0.5) == (rows.label_B > 0.5)).mean() > 0.98
-
-
-def test_the_state_is_all_there_is():
-    rng = np.random.default_rng(1)
-    one, other = learner(), learner(seed=9)
-    rows = [batch(rng) for _ in range(6)]
-    for part in rows[:3]:
-        one.learn(part)
-    state = one.dense_state()
-    after = [one.learn(part).loss for part in rows[3:]]
-    again = learner()
-    for part in rows[:3]:
-        again.learn(part)
-    again.load_dense_state(state)
-    assert [again.learn(part).loss for part in rows[3:]] == after
-    assert other.dense_state().keys() <= state.keys()
-
-
-def test_a_loss_that_is_not_finite_stops_with_words():
-    rng = np.random.default_rng(2)
-    rows = batch(rng)
-    rows.encoded.dense_DB[0, 0] = np.inf
-    with pytest.raises(ClicklineError, match=r"training has diverged\. Lower train\.learning_rate"):
-        learner().learn(rows)
 
 
 def test_training_without_a_dataset_says_what_to_do(tmp_path):

@@ -81,7 +81,7 @@ def test_a_model_below_the_gate_is_trained_on_and_then_refused_with_exit_3(proje
     error = json.loads(done.stdout)["error"]
     assert error["kind"] == "GateRefused"
     assert "below gate.auc 0.99" in error["message"]
-    assert "the gate refused after 1 epochs" in done.stderr
+    assert "the gate refused after 1 epoch:" in done.stderr
     assert "the gate refused after 2 epochs" in done.stderr
     (report,) = project.glob(".clickline/runs/*/report.json")
     assert json.loads(report.read_text())["gate"]["passed"] is False

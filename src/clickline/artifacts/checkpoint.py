@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,7 +22,16 @@ from clickline.artifacts.manifest import MANIFEST, digest, read_manifest, write_
 from clickline.errors import ArtifactError
 from clickline.storage.stores import Storage
 
-__all__ = ["CHECKPOINT_FORMAT", "Checkpoint", "latest", "prune", "write_checkpoint"]
+__all__ = [
+    "CHECKPOINT_FORMAT",
+    "Checkpoint",
+    "checkpoint_folder",
+    "latest",
+    "open_checkpoint_folder",
+    "prune",
+    "result_of",
+    "write_checkpoint",
+]
 
 CHECKPOINT_FORMAT = 1
 
@@ -57,7 +67,7 @@ def write_checkpoint(
     body: Mapping[str, Any],
 ) -> Checkpoint:
     """Write everything, then the manifest: before that the folder does not count."""
-    folder = run / f"step-{step:09d}"
+    folder = checkpoint_folder(run, step)
     shutil.rmtree(folder, ignore_errors=True)  # the rest of a killed run
     folder.mkdir(parents=True)
     write_tables(folder / "tables.bin")
@@ -65,25 +75,48 @@ def write_checkpoint(
     for path in folder.iterdir():  # on disk before the manifest says so
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    whole = {**body, "step": step, "dense_sha256": digest(folder / "dense.npz")}
+    whole = {
+        **body,
+        "step": step,
+        "dense_sha256": digest(folder / "dense.npz"),
+        "tables_sha256": digest(folder / "tables.bin"),
+    }
     write_manifest(Storage(), str(folder), "checkpoint", CHECKPOINT_FORMAT, whole)
     return Checkpoint(folder, step, whole)
+
+
+def open_checkpoint_folder(folder: Path) -> Checkpoint | None:
+    """The checkpoint in a folder, if there is one."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    document = read_manifest(Storage(), str(folder), "checkpoint", CHECKPOINT_FORMAT)
+    return Checkpoint(folder, document["step"], document)
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    return run / f"step-{step:09d}"
 
 
 def latest(run: Path) -> Checkpoint | None:
     """The newest whole checkpoint of a run."""
     whole = sorted(path.parent for path in run.glob(f"step-*/{MANIFEST}"))
-    if not whole:
-        return None
-    document = read_manifest(Storage(), str(whole[-1]), "checkpoint", CHECKPOINT_FORMAT)
-    return Checkpoint(whole[-1], document["step"], document)
+    return open_checkpoint_folder(whole[-1]) if whole else None
 
 
-def prune(run: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what a killed run left half-written before them."""
+def result_of(run: Path) -> Checkpoint | None:
+    """The checkpoint that a run was judged by; before that its newest."""
+    report = run / "report.json"
+    judged = json.loads(report.read_text())["checkpoint"] if report.exists() else ""
+    return (open_checkpoint_folder(run / judged) if judged else None) or latest(run)
+
+
+def prune(run: Path, keep: int, best: int | None) -> None:
+    """Remove all but the newest `keep` checkpoints and that of step `best`, and what a killed run left
+    half-written before them."""
     whole = sorted(path.parent for path in run.glob(f"step-*/{MANIFEST}"))
     newest = whole[-1].name if whole else ""
+    kept = whole[-keep:] if best is None else [*whole[-keep:], checkpoint_folder(run, best)]
     for folder in run.glob("step-*"):
-        if folder not in whole[-keep:] and folder.name <= newest:
+        if folder not in kept and folder.name <= newest:
             (folder / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(folder)

@@ -9,6 +9,7 @@ import typer
 import clickline
 from clickline.cli.check import check
 from clickline.cli.data import data
+from clickline.cli.evaluate import evaluate
 from clickline.cli.init import init
 from clickline.cli.prepare import prepare
 from clickline.cli.sample import sample
@@ -51,4 +52,5 @@ app.command()(check)
 app.command()(sample)
 app.command()(prepare)
 app.command()(train)
+app.command()(evaluate)
 app.add_typer(data, name="data")

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -50,9 +50,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 @contextmanager
 def watching(*, as_json: bool, quiet: bool) -> Iterator[Progress]:
-    """A watcher of long work: bars for a person, plain lines for a log, silence when asked for."""
+    """A watcher of long work: bars for a person, plain lines for a log, silence when asked for.
+
+    What a user's own code prints meanwhile goes to stderr: stdout is for the result alone.
+    """
     if as_json or quiet:
-        yield _Notes()
+        with redirect_stdout(sys.stderr):
+            yield _Notes()
     elif sys.stdout.isatty() and sys.stderr.isatty():
         with _Bars() as bars:
             yield bars

@@ -28,19 +28,29 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 __all__ = [
+    "AdmissionSection",
     "CacheSection",
+    "CalibrationSection",
+    "ClassWeights",
     "Complaint",
     "Config",
     "DataSection",
     "Dates",
+    "EarlyStop",
+    "EmbeddingSection",
+    "EvictionSection",
     "FieldConfig",
     "GateSection",
     "ModelSection",
     "PublishSection",
+    "ScheduleSection",
     "Section",
     "ServeSection",
+    "SlotModel",
     "StorageSection",
+    "TrackingSection",
     "TrainSection",
+    "WideSection",
     "holds_password",
     "is_glob",
     "looks_secret",
@@ -52,6 +62,9 @@ Transform = Literal["none", "log1p", "minmax", "zscore", "bucket"]
 ModelName = Literal[
     "lr", "fm", "wide_deep", "deepfm", "dcn_v2", "xdeepfm", "autoint", "dlrm", "finalmlp", "masknet"
 ]
+
+Pooling = Literal["sum", "mean", "max"]
+RowOptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
 
 SHORT_FORMS = (*get_args(Kind), *get_args(Transform))
 """What a field may be written as in one word: a kind, or a transform, which means dense with it."""
@@ -719,6 +732,17 @@ def _secrets(options: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tupl
             yield from _secrets(value, (*path, str(key)))
 
 
+class SlotModel(Section):
+    """What is different for one slot."""
+
+    dim: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="Numbers learned for every id of the slot. Left out: embedding_dim."
+    )
+    pooling: Pooling | None = Field(
+        None, description="How several ids of one row become one vector. Left out: as model.pooling."
+    )
+
+
 class ModelSection(Section):
     """The network."""
 
@@ -733,6 +757,16 @@ class ModelSection(Section):
     embedding_dim: int = Field(9, ge=1, le=1024, description="Numbers learned for every id.")
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (512, 256, 128, 32), description="Widths of the hidden layers."
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="Share of a hidden layer's outputs dropped while learning."
+    )
+    batch_norm: bool = Field(False, description="Whether hidden layers have batch norm.")
+    pooling: Pooling = Field("sum", description="How several ids of one row become one vector.")
+    slots: dict[str, SlotModel] = Field(
+        {},
+        description="Slots that differ: a dim or a pooling of their own.",
+        json_schema_extra={"x-allowed": "a group of slots, each a group with dim, pooling or both"},
     )
 
     @model_validator(mode="before")
@@ -752,21 +786,193 @@ class ModelSection(Section):
             )
 
 
+class ScheduleSection(Section):
+    """How a step size changes over the steps."""
+
+    kind: Literal["constant", "cosine", "settle", "step"] = Field(
+        "constant",
+        description="constant; cosine: falls to floor at the run's end; settle: falls to floor over the last tenth; "
+        "step: times drop after every so many steps.",
+    )
+    warmup: int = Field(0, ge=0, description="Steps of a linear rise at the beginning.")
+    floor: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="Where cosine and settle end, as a share of the step size. Left out: 0.01 and 0.1.",
+    )
+    every: Annotated[int, Field(ge=1)] | None = Field(None, description="Steps between two drops of step.")
+    drop: float = Field(0.1, gt=0, le=1, description="What step multiplies by.")
+
+    def checks(self) -> Iterator[Complaint]:
+        if self.kind == "step" and self.every is None:
+            yield Complaint(
+                ("every",),
+                "is not given, and kind: step needs it.",
+                "Set every to a number of steps.",
+                ("kind",),
+            )
+
+
+class EmbeddingSection(Section):
+    """How the vectors of ids learn."""
+
+    optimizer: RowOptimizerName = Field("adagrad", description="Their optimizer.")
+    learning_rate: float = Field(0.05, gt=0, le=10, description="Their step size.")
+    init_scale: float = Field(
+        0.01, ge=0, le=10, description="They start uniform within ± this / √dim, from seed and id alone."
+    )
+    initial_accumulator: float = Field(
+        0.001,
+        gt=0,
+        le=10,
+        description="What AdaGrad starts from; the smaller, the farther an id's first gradients move it.",
+    )
+    l2: float = Field(0.0, ge=0, le=10, description="Pulls the vectors of a batch towards zero.")
+    schedule: ScheduleSection = Field(
+        ScheduleSection(kind="settle"), description="Of the step sizes of vectors and wide weights."
+    )
+
+
+class WideSection(Section):
+    """How the wide weights of ids learn."""
+
+    optimizer: RowOptimizerName = Field("ftrl", description="Their optimizer.")
+    learning_rate: float = Field(0.05, gt=0, le=10, description="Their step size; alpha of FTRL.")
+    l1: float = Field(0.0, ge=0, le=1000, description="Keeps weights with little evidence at 0 (FTRL).")
+    l2: float = Field(0.0, ge=0, le=1000, description="Pulls weights towards 0 (FTRL).")
+
+    def checks(self) -> Iterator[Complaint]:
+        for key in ("l1", "l2"):
+            value = getattr(self, key)
+            if value and self.optimizer != "ftrl":
+                yield Complaint(
+                    (key,),
+                    f"is {value:g}, but the optimizer is {self.optimizer}. Allowed only for ftrl.",
+                    f"Remove {key}, or set optimizer: ftrl.",
+                    ("optimizer",),
+                )
+
+
+class AdmissionSection(Section):
+    """Which ids get a vector of their own; until then they share their slot's default row."""
+
+    shows: int = Field(1, ge=1, description="Shows after which an id is admitted; 1: at once.")
+    probability: float = Field(1.0, gt=0, le=1, description="Chance at each show from then on.")
+
+
+class EvictionSection(Section):
+    """Which ids are forgotten, at the end of each epoch."""
+
+    decay: float = Field(
+        1.0, gt=0, le=1, description="What all show and click counters are multiplied by first."
+    )
+    threshold: float = Field(
+        0.0, ge=0, description="Ids worth less go: click_weight x clicks + nonclick_weight x other shows."
+    )
+    hours_unseen: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Ids go that were not seen for so many hours before the newest row."
+    )
+    click_weight: float = Field(1.0, ge=0, description="Worth of a click.")
+    nonclick_weight: float = Field(0.1, ge=0, description="Worth of a show without a click.")
+
+
+class ClassWeights(Section):
+    """How much a row counts in the loss. Scores are put right again: they stay probabilities."""
+
+    click: float = Field(1.0, gt=0, le=1000, description="Weight of a row with a click.")
+    no_click: float = Field(1.0, gt=0, le=1000, description="Weight of a row without.")
+
+
+class CalibrationSection(Section):
+    """A last step that puts scores right, fitted on rows that are held out of training."""
+
+    method: Literal["isotonic", "platt"] = Field(
+        "isotonic", description="Any rising curve, or a shifted one."
+    )
+    share: float = Field(
+        0.05, gt=0, le=0.5, description="Share of the training rows that is held out for it."
+    )
+
+
+class EarlyStop(Section):
+    """Stop when more epochs no longer help; the best epoch's checkpoint is the result."""
+
+    patience: int = Field(1, ge=1, description="Epochs in a row that may fail to be the best.")
+    metric: Literal["logloss", "auc"] = Field("logloss", description="Measured on the eval rows.")
+
+
 class TrainSection(Section):
     """How the model learns."""
 
     mode: Literal["local", "cluster"] = Field("local", description="On this machine, or on a Ray cluster.")
-    batch_size: int = Field(4096, ge=1, description="Rows a step.")
+    batch_size: Annotated[
+        Literal["auto"] | Annotated[int, Field(ge=1)],
+        _as_type(["string", "integer"], "auto, or a whole number of rows of at least 1"),
+    ] = Field(
+        "auto", description="Rows a step; auto: 4096, or halved down to 128 until an epoch has 200 steps."
+    )
     epochs: int = Field(1, ge=1, description="How often each row is learned.")
+    order: Literal["shuffled", "time"] = Field(
+        "shuffled", description="Of the rows; time: as they are stored, shuffled within an hour."
+    )
     learning_rate: float = Field(0.001, gt=0, le=1, description="Step size of the dense part (Adam).")
-    embedding_learning_rate: float = Field(
-        0.05, gt=0, le=10, description="Step size of the vectors (AdaGrad)."
+    weight_decay: float = Field(0.0, ge=0, le=1, description="Of the dense part, decoupled (AdamW).")
+    embedding: EmbeddingSection = EmbeddingSection()
+    wide: WideSection = WideSection()
+    schedule: ScheduleSection = Field(
+        ScheduleSection(kind="cosine"), description="Of the dense part's step size."
+    )
+    admission: AdmissionSection = AdmissionSection()
+    eviction: EvictionSection | None = Field(None, description="Which ids are forgotten; null: none.")
+    class_weights: ClassWeights = ClassWeights()
+    negative_sampling: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of the rows without a click that is learned; scores are put right.",
+    )
+    calibration: CalibrationSection | None = Field(
+        None, description="A last step that puts scores right; null: none."
+    )
+    early_stop: EarlyStop | None = Field(None, description="When to stop before `epochs`; null: never.")
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Numbers of the dense part while learning; bf16 is faster on processors that have it.",
+    )
+    warm_start: LocalPath | None = Field(
+        None, description="A checkpoint, or a run whose newest is meant, to learn on from."
     )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Fixes first weights and the order of the rows.")
     checkpoint_every: Seconds = Field(
         300, description="Time between two checkpoints.", json_schema_extra={"default": "5m"}
     )
-    keep_checkpoints: int = Field(2, ge=1, le=1000, description="How many checkpoints of a run are kept.")
+    checkpoint_steps: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Steps between two checkpoints, beside the time; null: time alone."
+    )
+    keep_checkpoints: int = Field(
+        2, ge=1, le=1000, description="How many checkpoints of a run are kept, beside the best epoch's."
+    )
+
+
+class TrackingSection(Section):
+    """Where MLflow keeps parameters, metrics and reports of runs."""
+
+    enabled: bool | None = Field(
+        None, description="Whether runs are tracked. Left out: if the extra `tracking` is installed."
+    )
+    uri: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Tracking server or store of MLflow. Left out: mlflow.db in home."
+    )
+    experiment: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Name of the experiment. Left out: the service's name."
+    )
+
+    def checks(self) -> Iterator[Complaint]:
+        if self.uri is not None and holds_password(self.uri):
+            yield Complaint(
+                ("uri",),
+                "holds a password or token, and this file is stored with every run.",
+                "Put it into the environment: MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD or _TOKEN.",
+            )
 
 
 class GateSection(Section):
@@ -815,6 +1021,7 @@ class Config(Section):
     storage: StorageSection = StorageSection()
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()
+    tracking: TrackingSection = TrackingSection()
     gate: GateSection = GateSection()
     publish: PublishSection = PublishSection()
     serve: ServeSection = ServeSection()

@@ -11,7 +11,7 @@ from clickline.embedding.optimizers import (
     RowWiseAdaGrad,
     Sgd,
 )
-from clickline.embedding.schedules import Constant, Cosine, Schedule, StepDrop
+from clickline.embedding.schedules import Constant, Cosine, Schedule, Settle, StepDrop
 from clickline.embedding.snapshot import Saved, Snapshot, freeze, load, read_header, save
 from clickline.embedding.tables import Lookup, SlotReport, SlotShape, Tables
 
@@ -29,6 +29,7 @@ __all__ = [
     "RowWiseAdaGrad",
     "Saved",
     "Schedule",
+    "Settle",
     "Sgd",
     "SlotReport",
     "SlotShape",

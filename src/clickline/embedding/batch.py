@@ -4,6 +4,9 @@ Shapes in names: S slots, B rows, N ids of the batch (slot after slot), H shards
 places in the shards' order: shard after shard, and inside a shard in the batch's order. The distinct
 ids of shard h stand from `starts_H1[h]` on, in the order in which they first occur. So every shard can
 be worked on alone, and what comes out does not depend on who did it.
+
+Inner loops reach arrays through pointers: an index that might be negative costs a check each time, and
+with it the room in the processor to look ahead to the next cache misses.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from clickline.embedding.index import (
     tag_in,
     tag_of,
 )
-from clickline.embedding.memory import Whole, i64_at, prefetch, u64_at
+from clickline.embedding.memory import Whole, i64_at, prefetch, u32_at, u64_at
 from clickline.records import SlotIds
 
 __all__ = [
@@ -133,9 +136,12 @@ def deal(
     dealt: Dealt,
 ) -> None:
     """Put the ids of the slots first … last - 1 where their shard wants them."""
-    ids_N, starts_S1, offsets = bags.ids_N, bags.starts_S1, bags.offsets
-    ids_K, order_K, bag_K = dealt.ids_K, dealt.order_K, dealt.bag_K
-    next_H = np.empty(SHARDS, dtype=np.int64)
+    starts_S1 = bags.starts_S1
+    ids_N, offsets = u64_at(bags.ids_N.ctypes.data), i64_at(bags.offsets.ctypes.data)
+    ids_K, order_K = u64_at(dealt.ids_K.ctypes.data), u32_at(dealt.order_K.ctypes.data)
+    bag_K = u32_at(dealt.bag_K.ctypes.data)
+    room_H = np.empty(SHARDS, dtype=np.int64)
+    next_H = i64_at(room_H.ctypes.data)
     for s in range(first, last):
         for h in range(SHARDS):
             next_H[h] = dealt.segments_HS1[h, s]
@@ -192,7 +198,7 @@ def find_shard(
     missing = 0
     for group in range(begin, begin + distinct, _GROUP):
         stop = min(group + _GROUP, begin + distinct)
-        missing += _find_group(index, rows, shard, dealt.distinct_ids_K, group, stop, dealt.row_K)
+        missing += _find_group(index, rows, shard, dealt, group, stop)
     dealt.missing_H[shard] = missing
 
 
@@ -209,18 +215,19 @@ def _number_distinct(
     """Number the distinct ids between begin and end, through a hash table small enough for the cache, and
     ask for the index's cache line of each."""
     address, capacity = i64_at(index.addresses_H)[shard], i64_at(index.capacities_H)[shard]
-    ids_K, distinct_ids_K, distinct_K = dealt.ids_K, dealt.distinct_ids_K, dealt.distinct_K
+    ids_K, distinct_ids_K = u64_at(dealt.ids_K.ctypes.data), u64_at(dealt.distinct_ids_K.ctypes.data)
+    distinct_K, number_at = u32_at(dealt.distinct_K.ctypes.data), u32_at(numbers.ctypes.data)
     distinct = 0
     for k in range(begin, end):
         id = ids_K[k]
         place = np.int64(mix(id) >> np.uint64(24)) & mask
         while True:
-            number = np.int64(numbers[place])
+            number = np.int64(number_at[place])
             if number == 0:
                 distinct_ids_K[begin + distinct] = id
                 distinct_K[k] = distinct
                 distinct += 1
-                numbers[place] = distinct
+                number_at[place] = distinct
                 prefetch(address + 8 * home_of(tag_of(mix(id)), capacity))
                 break
             if distinct_ids_K[begin + number - 1] == id:
@@ -235,12 +242,12 @@ def _find_group(
     index: IndexView,
     rows: RowsView,
     shard: Whole,
-    ids_K: NDArray[np.uint64],
+    dealt: Dealt,
     begin: Whole,
     end: Whole,
-    row_K: NDArray[np.uint32],
 ) -> Whole:
-    """Rows of some ids, with the cache misses of all under way at once; how many have none."""
+    """Rows of some distinct ids, with the cache misses of all under way at once; how many have none."""
+    ids_K, row_K = u64_at(dealt.distinct_ids_K.ctypes.data), u32_at(dealt.row_K.ctypes.data)
     capacity = i64_at(index.capacities_H)[shard]
     entries = u64_at(i64_at(index.addresses_H)[shard])
     for k in range(begin, end):
@@ -270,8 +277,9 @@ def spread_rows(
     first: Whole, last: Whole, dealt: Dealt, row_N: NDArray[np.uint32], defaults_H: NDArray[np.int64]
 ) -> None:
     """Give every id of the batch its row; one without a vector gets the default row, whose number is the slot's."""
-    segments_HS1, order_K = dealt.segments_HS1, dealt.order_K
-    distinct_K, row_K = dealt.distinct_K, dealt.row_K
+    segments_HS1 = dealt.segments_HS1
+    order_K, distinct_K = u32_at(dealt.order_K.ctypes.data), u32_at(dealt.distinct_K.ctypes.data)
+    row_K, rows_N = u32_at(dealt.row_K.ctypes.data), u32_at(row_N.ctypes.data)
     for h in range(first, last):
         begin = dealt.starts_H1[h]
         defaults = 0
@@ -281,5 +289,5 @@ def spread_rows(
                 if row >= CANDIDATE:  # NO_ROW is one too
                     row = s
                     defaults += 1
-                row_N[order_K[k]] = row
+                rows_N[order_K[k]] = row
         defaults_H[h] = defaults

@@ -18,13 +18,26 @@ from clickline.embedding.index import (
     address_of,
     has_room,
     insert,
+    mix,
     search,
 )
 from clickline.embedding.layout import CLICK, HOUR, SHOW, SLOT, TOUCHED, RowPlaces
 from clickline.embedding.memory import Whole, f32_at, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
 from clickline.embedding.optimizers import Learning, start_state
 
-__all__ = ["FreeRows", "NewRows", "ShadowView", "count_batch", "fill_row", "pop_row", "push_row"]
+__all__ = [
+    "SHADOW_BLOCK",
+    "FreeRows",
+    "NewRows",
+    "ShadowView",
+    "count_batch",
+    "fill_row",
+    "pop_row",
+    "push_row",
+    "shadow_at",
+]
+
+SHADOW_BLOCK = 256  # shadows that lie side by side
 
 _AHEAD = 12
 
@@ -49,11 +62,13 @@ class NewRows(NamedTuple):
 
 
 class ShadowView(NamedTuple):
-    """Where rows go, as they were, before their first change since an open snapshot's cut."""
+    """Where rows go, as they were, before their first change since an open snapshot's cut: addresses of
+    arrays with one int64 for each shard."""
 
     open_H: int  # 1 for the shards that the snapshot has not copied yet
-    addresses_H: int
-    rows_addresses_H: int
+    blocks_H: int  # addresses of the lists of a shard's blocks
+    mixed_H: int  # addresses of the lists of ids, mixed
+    rows_H: int  # addresses of the lists of row numbers
     used_H: int
     room_H: int
 
@@ -74,7 +89,7 @@ def push_row(free: FreeRows, shard: Whole, row: Whole) -> None:
 def fill_row(address: Whole, id: np.uint64, new: NewRows) -> None:
     """First weights and optimizer state of an admitted id, from (seed, id) alone."""
     places = new.places
-    for at in range(places.vector_state // 4, places.size // 4):
+    for at in range(places.vector_state // 4, places.vector // 4):
         f32_at(address)[at] = np.float32(0)
     vector = f32_at(address + places.vector)
     for j in range(places.dim):
@@ -84,12 +99,12 @@ def fill_row(address: Whole, id: np.uint64, new: NewRows) -> None:
         learning.kind, vector, f32_at(address + places.vector_state), places.dim, f32_at(learning.settings)
     )
     if places.wide >= 0:
-        wide = f32_at(address + places.wide)
-        wide[0] = np.float32(0)
-        for at in range(places.wide_state // 4, places.vector_state // 4):
-            f32_at(address)[at] = np.float32(0)
         start_state(
-            learning.wide_kind, wide, f32_at(address + places.wide_state), 1, f32_at(learning.wide_settings)
+            learning.wide_kind,
+            f32_at(address + places.wide),
+            f32_at(address + places.wide_state),
+            1,
+            f32_at(learning.wide_settings),
         )
 
 
@@ -121,7 +136,8 @@ def count_batch(
     ids_HS: NDArray[np.int64],
     candidates_HS: NDArray[np.int64],
 ) -> Whole:
-    """Find and count the batch in the shards first … last - 1, and make the rows that are missing.
+    """Find and count the batch in the shards first … last - 1, and make the rows that are missing. Open
+    shards have room for the shadows of all the batch's ids.
 
     Stops at a shard without room for them, and returns it; `last` when all is done."""
     numbers = room_for_numbers(dealt.starts_H1, first, last)
@@ -145,8 +161,6 @@ def count_batch(
             freed = i64_at(free_candidates.counts_H)[h]
             if freed < missing or freed + distinct > i64_at(free_candidates.room_H)[h]:
                 return h
-        if i64_at(shadow.open_H)[h] and i64_at(shadow.used_H)[h] + distinct > i64_at(shadow.room_H)[h]:
-            return h
         _count_shard(
             index, rows, free, free_candidates, new, shadow, epoch, h, dealt, show_B, click_B, hour_B,
             scratch, ids_HS, candidates_HS, admits_all,
@@ -173,12 +187,18 @@ def _count_shard(
     candidates_HS: NDArray[np.int64],
     admits_all: bool,
 ) -> None:
-    shows, clicks, hours, bags, slots = scratch
-    segments_HS1, row_K = dealt.segments_HS1, dealt.row_K
-    distinct_K, bag_K, distinct_ids_K = dealt.distinct_K, dealt.bag_K, dealt.distinct_ids_K
+    shows, clicks = f64_at(scratch.shows.ctypes.data), f64_at(scratch.clicks.ctypes.data)
+    hours, slots = i32_at(scratch.hours.ctypes.data), u32_at(scratch.slots.ctypes.data)
+    bags = i64_at(scratch.bags.ctypes.data)
+    segments_HS1, row_K = dealt.segments_HS1, u32_at(dealt.row_K.ctypes.data)
+    distinct_K, bag_K = u32_at(dealt.distinct_K.ctypes.data), u32_at(dealt.bag_K.ctypes.data)
+    distinct_ids_K = u64_at(dealt.distinct_ids_K.ctypes.data)
+    show_at, click_at = u32_at(show_B.ctypes.data), u32_at(click_B.ctypes.data)
+    hour_at = i32_at(hour_B.ctypes.data)
     distinct = dealt.distinct_H[h]
     begin = dealt.starts_H1[h]
-    bags[:distinct] = -1
+    is_open = i64_at(shadow.open_H)[h] != 0
+    scratch.bags[:distinct] = -1
     for s in range(segments_HS1.shape[1] - 1):
         for k in range(segments_HS1[h, s], segments_HS1[h, s + 1]):
             d: Whole = np.int64(distinct_K[k])
@@ -190,13 +210,13 @@ def _count_shard(
                 slots[d] = s
             if bags[d] != bag:  # an id twice in one row is shown once
                 bags[d] = bag
-                shows[d] += show_B[bag]
-                clicks[d] += click_B[bag]
-                hours[d] = max(hours[d], hour_B[bag])
+                shows[d] += show_at[bag]
+                clicks[d] += click_at[bag]
+                hours[d] = max(hours[d], hour_at[bag])
     for d in range(distinct):
-        if d + _AHEAD < distinct:
+        if is_open and d + _AHEAD < distinct:
             coming = np.int64(row_K[begin + d + _AHEAD])
-            if coming < CANDIDATE:  # the head is here since it was found; the rest is needed soon
+            if coming < CANDIDATE:  # the head is here since it was found; a shadow needs the rest
                 prefetch(address_of(rows, coming) + new.places.size - 4)
         id = distinct_ids_K[begin + d]
         row: Whole = np.int64(row_K[begin + d])
@@ -208,7 +228,7 @@ def _count_shard(
             at = -1 - search(index, rows, h, id)
         else:
             address = address_of(rows, row)
-            if i64_at(shadow.open_H)[h] and u32_at(address + TOUCHED)[0] < epoch:
+            if is_open and u32_at(address + TOUCHED)[0] < epoch:
                 _keep_shadow(rows, shadow, h, row, address)
             show += f64_at(address + SHOW)[0]
             click += f64_at(address + CLICK)[0]
@@ -243,13 +263,21 @@ def _count_shard(
         u32_at(address + TOUCHED)[0] = epoch
 
 
+@njit(cache=True, nogil=True, inline="always")
+def shadow_at(shadow: ShadowView, rows: RowsView, shard: Whole, number: Whole) -> Whole:
+    """Where a shard's shadow of that number lies."""
+    block = i64_at(i64_at(shadow.blocks_H)[shard])[number // SHADOW_BLOCK]
+    return block + (number % SHADOW_BLOCK) * rows.stride
+
+
 @njit(cache=True, nogil=True)
 def _keep_shadow(rows: RowsView, shadow: ShadowView, shard: Whole, row: Whole, address: Whole) -> None:
     number = i64_at(shadow.used_H)[shard]
     i64_at(shadow.used_H)[shard] = number + 1
-    u32_at(i64_at(shadow.rows_addresses_H)[shard])[number] = row
+    u32_at(i64_at(shadow.rows_H)[shard])[number] = row
     source = u64_at(address)
-    target = u64_at(i64_at(shadow.addresses_H)[shard] + number * rows.stride)
+    u64_at(i64_at(shadow.mixed_H)[shard])[number] = mix(source[0])
+    target = u64_at(shadow_at(shadow, rows, shard, number))
     words = (rows.candidate_stride if row >= CANDIDATE else rows.stride) // 8
     for at in range(words):
         target[at] = source[at]

@@ -1,75 +1,124 @@
 """A consistent view of a table while training goes on: copy on write, row by row.
 
-`Cut` marks a moment. From then on a training batch keeps a row as it was (its shadow) before it first
-changes it, unless the row's shard was copied already. `copy_shard` merges rows and shadows into records
-in the index's order. It holds the table only while one shard is copied, so a step waits for a 64th of
-the table at most, and memory grows only by the rows that training touches meanwhile.
+A cut marks a moment. From then on a training batch keeps a row as it was (its shadow) before it first
+changes it, unless the row's shard was copied already. `copy_slice` merges rows and shadows into records
+in the index's order. The table is held only while one slice of a shard is copied, some hundred
+microseconds, and memory grows only by the rows that training touches meanwhile.
 """
 
 from __future__ import annotations
+
+import threading
+from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from clickline.embedding.counting import ShadowView
-from clickline.embedding.index import CANDIDATE, GOLDEN, SHARDS, IndexView, RowsView, address_of, mix, row_in
+from clickline.embedding.counting import SHADOW_BLOCK, ShadowView, shadow_at
+from clickline.embedding.index import (
+    CANDIDATE,
+    SHARDS,
+    IndexView,
+    RowsView,
+    address_of,
+    home_of,
+    mix,
+    row_in,
+    tag_in,
+)
 from clickline.embedding.layout import HEAD, TOUCHED
 from clickline.embedding.memory import Whole, address, allocate, i64_at, prefetch, u32_at, u64_at
 
-__all__ = ["Shadows", "copy_shard", "record_from"]
+__all__ = ["TAGS", "Shadows", "copy_slice"]
+
+TAGS = 1 << 32  # how many different tags a shard's index can hold
 
 _AHEAD = 16
+_CHUNK_BLOCKS = 128
 
 
 class Shadows:
-    """Rows as they were at the cut, for each shard that is not copied yet."""
+    """Rows as they were at the cut, for each shard that is not copied yet.
+
+    They live in blocks that never move and pass from shard to shard; all are given back with the last shard.
+    """
 
     def __init__(self, stride: int) -> None:
         numbers = np.zeros((len(ShadowView._fields), SHARDS), dtype=np.int64)
-        self.open_H, self.addresses_H, self.rows_addresses_H, self.used_H, self.room_H = numbers
+        self.open_H, self._blocks_H, self._mixed_H, self._rows_H, self._used_H, self._room_H = numbers
         self.view = ShadowView(*map(address, numbers))
-        self._stride = stride
-        self._images: list[NDArray[np.uint8]] = [np.zeros(0, dtype=np.uint8)] * SHARDS
+        self._block_bytes = SHADOW_BLOCK * stride
+        self._lock = threading.Lock()  # shards reserve at the same time
+        self._chunks: list[NDArray[np.uint8]] = []
+        self._free_blocks: list[int] = []
+        self._blocks: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)] * SHARDS
+        self._mixed: list[NDArray[np.uint64]] = [np.zeros(0, dtype=np.uint64)] * SHARDS
         self._rows: list[NDArray[np.uint32]] = [np.zeros(0, dtype=np.uint32)] * SHARDS
 
     @property
     def memory_bytes(self) -> int:
-        return sum(images.nbytes for images in self._images)
+        """What is there for shadows, blocks that no shard uses included."""
+        return len(self._chunks) * _CHUNK_BLOCKS * self._block_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self.memory_bytes - len(self._free_blocks) * self._block_bytes
 
     def open(self) -> None:
         self.open_H[:] = 1
-        self.used_H[:] = 0
 
     def close(self, shard: int) -> None:
         """Forget a shard's shadows; its rows are kept no longer."""
         self.open_H[shard] = 0
-        self.used_H[shard] = self.room_H[shard] = 0
-        self._images[shard] = np.zeros(0, dtype=np.uint8)
+        self._free_blocks += self._blocks[shard][: int(self._room_H[shard]) // SHADOW_BLOCK].tolist()
+        self._used_H[shard] = self._room_H[shard] = 0
+        self._blocks[shard] = np.zeros(0, dtype=np.int64)
+        self._mixed[shard] = np.zeros(0, dtype=np.uint64)
         self._rows[shard] = np.zeros(0, dtype=np.uint32)
+        if not self.open_H.any():
+            self._free_blocks, self._chunks = [], []
 
     def reserve(self, shard: int, rows: int) -> None:
         """Make room for so many more shadows in a shard."""
-        used = int(self.used_H[shard])
-        if used + rows > self.room_H[shard]:
-            kept = np.zeros((used + rows) * 3 // 2, dtype=np.uint32)
-            images = allocate(kept.size * self._stride)
-            kept[:used] = self._rows[shard][:used]
-            images[: used * self._stride] = self._images[shard][: used * self._stride]
-            self._rows[shard], self._images[shard] = kept, images
-            self.addresses_H[shard], self.rows_addresses_H[shard] = address(images), address(kept)
-            self.room_H[shard] = kept.size
+        used, room = int(self._used_H[shard]), int(self._room_H[shard])
+        if used + rows <= room:
+            return
+        blocks = -(-(used + rows - room) // SHADOW_BLOCK)
+        have = room // SHADOW_BLOCK
+        if have + blocks > self._blocks[shard].size:
+            places = 2 * (have + blocks)
+            self._blocks[shard] = _wider(self._blocks[shard], places)
+            self._mixed[shard] = _wider(self._mixed[shard], places * SHADOW_BLOCK)
+            self._rows[shard] = _wider(self._rows[shard], places * SHADOW_BLOCK)
+            self._blocks_H[shard] = address(self._blocks[shard])
+            self._mixed_H[shard] = address(self._mixed[shard])
+            self._rows_H[shard] = address(self._rows[shard])
+        with self._lock:
+            while len(self._free_blocks) < blocks:
+                chunk = allocate(_CHUNK_BLOCKS * self._block_bytes)
+                self._chunks.append(chunk)
+                self._free_blocks += [address(chunk) + b * self._block_bytes for b in range(_CHUNK_BLOCKS)]
+            taken = [self._free_blocks.pop() for _ in range(blocks)]
+        self._blocks[shard][have : have + blocks] = taken
+        self._room_H[shard] = room + blocks * SHADOW_BLOCK
 
-    def order(self, shard: int) -> NDArray[np.int64]:
-        """A shard's shadows in the index's order."""
-        used = int(self.used_H[shard])
-        images = self._images[shard][: used * self._stride].reshape(used, self._stride)
-        ids = images[:, :8].copy().view(np.uint64).reshape(used)
-        return np.argsort(ids * GOLDEN)
+    def order(self, shard: int, first_tag: int, last_tag: int) -> NDArray[np.int64]:
+        """The shadows of a shard with tags from `first_tag` to `last_tag` - 1, in the index's order."""
+        mixed = self._mixed[shard][: int(self._used_H[shard])]
+        tags = (mixed << np.uint64(6)) >> np.uint64(32)
+        chosen = np.flatnonzero((tags >= np.uint64(first_tag)) & (tags < np.uint64(last_tag)))
+        return chosen[np.argsort(mixed[chosen])]
+
+
+def _wider(array: NDArray[Any], size: int) -> NDArray[Any]:
+    wider = np.zeros(size, dtype=array.dtype)
+    wider[: array.size] = array
+    return wider
 
 
 @njit(cache=True, nogil=True)
-def record_from(address: Whole, size: Whole, target: Whole) -> Whole:
+def _record_from(address: Whole, size: Whole, target: Whole) -> Whole:
     """Write a row as a record, which leaves out `touched`; where the next record goes."""
     source, record = u32_at(address), u32_at(target)
     words = TOUCHED // 4
@@ -81,24 +130,26 @@ def record_from(address: Whole, size: Whole, target: Whole) -> Whole:
 
 
 @njit(cache=True, nogil=True)
-def copy_shard(
+def copy_slice(
     index: IndexView,
     rows: RowsView,
     shadow: ShadowView,
     order: NDArray[np.int64],
     shard: Whole,
+    first_tag: Whole,
+    last_tag: Whole,
     size: Whole,
     since: Whole,
     mark: Whole,
     target: Whole,
     candidates_target: Whole,
 ) -> tuple[int, int]:
-    """Copy the shard's rows that changed after `since`, as they were at `mark`, and count them."""
-    full_start, candidates_start = target, candidates_target
+    """Copy the shard's rows with tags from `first_tag` to `last_tag` - 1 that changed after `since`, as they
+    were at `mark`; where the next records go."""
     entries = u64_at(i64_at(index.addresses_H)[shard])
     end = i64_at(index.ends_H)[shard]
     kept = 0
-    at = 0
+    at = home_of(first_tag, i64_at(index.capacities_H)[shard])
     while at < end or kept < order.size:
         address = row = np.int64(-1)
         if at < end:
@@ -106,7 +157,10 @@ def copy_shard(
                 coming = address_of(rows, row_in(entries[at + _AHEAD]))
                 prefetch(coming)
                 prefetch(coming + 64)
-            if entries[at] != np.uint64(0):
+            if entries[at] != np.uint64(0) and tag_in(entries[at]) >= last_tag:
+                end = at  # the next slice's
+                continue
+            if entries[at] != np.uint64(0) and tag_in(entries[at]) >= first_tag:
                 row = row_in(entries[at])
                 address = address_of(rows, row)
                 if np.int64(u32_at(address + TOUCHED)[0]) > mark:
@@ -115,10 +169,10 @@ def copy_shard(
                 at += 1
                 continue
         if kept < order.size:
-            image = i64_at(shadow.addresses_H)[shard] + order[kept] * rows.stride
+            image = shadow_at(shadow, rows, shard, order[kept])
             if address < 0 or mix(u64_at(image)[0]) < mix(u64_at(address)[0]):
                 address = image
-                row = np.int64(u32_at(i64_at(shadow.rows_addresses_H)[shard])[order[kept]])
+                row = np.int64(u32_at(i64_at(shadow.rows_H)[shard])[order[kept]])
                 kept += 1
             else:
                 at += 1
@@ -126,10 +180,7 @@ def copy_shard(
             at += 1
         if np.int64(u32_at(address + TOUCHED)[0]) > since:
             if row >= CANDIDATE:
-                candidates_target = record_from(address, HEAD, candidates_target)
+                candidates_target = _record_from(address, HEAD, candidates_target)
             else:
-                target = record_from(address, size, target)
-    return (
-        (target - full_start) // (size - 4),
-        (candidates_target - candidates_start) // (HEAD - 4),
-    )
+                target = _record_from(address, size, target)
+    return target, candidates_target

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from clickline.embedding.batch import Bags, Dealt
 from clickline.embedding.index import CANDIDATE, RowsView, address_of
 from clickline.embedding.layout import RowPlaces
-from clickline.embedding.memory import Whole, f32_at, prefetch
+from clickline.embedding.memory import Whole, f32_at, prefetch, u32_at
 from clickline.embedding.optimizers import Learning, update
 
 __all__ = ["POOLINGS", "Columns", "apply_defaults", "apply_shards", "pool_rows"]
@@ -23,7 +23,7 @@ __all__ = ["POOLINGS", "Columns", "apply_defaults", "apply_shards", "pool_rows"]
 SUM, MEAN, MAX = 0, 1, 2
 POOLINGS = {"sum": SUM, "mean": MEAN, "max": MAX}
 
-_AHEAD = 12
+_AHEAD = 24
 
 
 class Columns(NamedTuple):
@@ -55,22 +55,23 @@ def pool_rows(
     for b in range(first, last):
         wide = wide_B[b]
         for s in range(poolings_S.size):
-            start, column, offset = starts_S1[s], columns_S[s], offsets_at_S[s]
+            start, offset = starts_S1[s], offsets_at_S[s]
+            pooled = f32_at(inputs_BI.ctypes.data + 4 * (b * inputs_BI.shape[1] + columns_S[s]))
             if offset < 0:
                 if b + 2 < last:
                     coming = address_of(rows, np.int64(row_N[start + b + 2]))
                     prefetch(coming + places.vector)
-                    prefetch(coming + places.vector + 4 * dim - 4)
+                    prefetch(coming + places.size - 4)
                 address = address_of(rows, np.int64(row_N[start + b]))
                 vector = f32_at(address + places.vector)
                 for j in range(dim):
-                    inputs_BI[b, column + j] = vector[j]
+                    pooled[j] = vector[j]
                 if places.wide >= 0:
                     wide += f32_at(address + places.wide)[0]
                 continue
             begin, end = offsets[offset + b], offsets[offset + b + 1]
             for j in range(dim):
-                inputs_BI[b, column + j] = 0
+                pooled[j] = 0
             for n in range(begin, end):
                 if n + _AHEAD < starts_S1[s + 1]:
                     prefetch(address_of(rows, np.int64(row_N[n + _AHEAD])) + places.vector)
@@ -79,17 +80,17 @@ def pool_rows(
                 if poolings_S[s] == MAX:
                     winner = winners_at_S[s] + b * dim
                     for j in range(dim):
-                        if n == begin or vector[j] > inputs_BI[b, column + j]:
-                            inputs_BI[b, column + j] = vector[j]
+                        if n == begin or vector[j] > pooled[j]:
+                            pooled[j] = vector[j]
                             winners[winner + j] = n - begin
                 else:
                     for j in range(dim):
-                        inputs_BI[b, column + j] += vector[j]
+                        pooled[j] += vector[j]
                 if places.wide >= 0:
                     wide += f32_at(address + places.wide)[0]
             if poolings_S[s] == MEAN and end > begin:
                 for j in range(dim):
-                    inputs_BI[b, column + j] /= np.float32(end - begin)
+                    pooled[j] /= np.float32(end - begin)
         wide_B[b] = wide
 
 
@@ -170,7 +171,9 @@ def apply_shards(
     """Sum the gradients of every distinct id of the shards first … last - 1, then update its row once."""
     dim = places.dim
     offsets, winners = bags.offsets, columns.winners
-    order_K, bag_K, distinct_K, row_K = dealt.order_K, dealt.bag_K, dealt.distinct_K, dealt.row_K
+    order_K, bag_K = u32_at(dealt.order_K.ctypes.data), u32_at(dealt.bag_K.ctypes.data)
+    distinct_K, row_K = u32_at(dealt.distinct_K.ctypes.data), u32_at(dealt.row_K.ctypes.data)
+    gradients_wide = f32_at(gradient_wide_B.ctypes.data)
     segments_HS1, distinct_H = dealt.segments_HS1, dealt.distinct_H
     slots, width = columns.poolings_S.size, gradient_BI.shape[1]
     largest = 0
@@ -178,18 +181,22 @@ def apply_shards(
         largest = max(largest, distinct_H[h])
     sums = np.empty(largest * dim, dtype=np.float32)
     wide_sums = np.empty(largest, dtype=np.float32)
+    totals_wide = f32_at(wide_sums.ctypes.data)
     for h in range(first, last):
         begin, distinct = dealt.starts_H1[h], distinct_H[h]
         sums[: distinct * dim] = 0
         wide_sums[:distinct] = 0
+        coming_slot = 0
         for s in range(slots):
             offset, pooling = bags.offsets_at_S[s], columns.poolings_S[s]
             winners_at = columns.winners_at_S[s]
             slot_gradient = gradient_BI.ctypes.data + 4 * columns.columns_S[s]
-            stop = segments_HS1[h, s + 1]
-            for k in range(segments_HS1[h, s], stop):
-                if k + _AHEAD < stop:
-                    coming = slot_gradient + 4 * np.int64(bag_K[k + _AHEAD]) * width
+            for k in range(segments_HS1[h, s], segments_HS1[h, s + 1]):
+                if k + _AHEAD < segments_HS1[h, slots]:
+                    while k + _AHEAD >= segments_HS1[h, coming_slot + 1]:
+                        coming_slot += 1
+                    coming_column = np.int64(bag_K[k + _AHEAD]) * width + columns.columns_S[coming_slot]
+                    coming = gradient_BI.ctypes.data + 4 * coming_column
                     prefetch(coming)
                     prefetch(coming + 4 * dim - 4)
                 d = np.int64(distinct_K[k])
@@ -206,11 +213,11 @@ def apply_shards(
                     f32_at(slot_gradient + 4 * bag * width),
                     f32_at(sums.ctypes.data + 4 * d * dim),
                 )
-                wide_sums[d] += gradient_wide_B[bag]
+                totals_wide[d] += gradients_wide[bag]
         for number in range(distinct):
             if number + _AHEAD < distinct:
                 coming = address_of(rows, np.int64(row_K[begin + number + _AHEAD]))
-                prefetch(coming + places.vector)
+                prefetch(coming + places.vector_state)
                 prefetch(coming + places.size - 4)
             row = np.int64(row_K[begin + number])
             if row >= CANDIDATE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["Constant", "Cosine", "Schedule", "StepDrop"]
+__all__ = ["Constant", "Cosine", "Schedule", "Settle", "StepDrop"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,23 @@ class StepDrop:
         return _rise(step, self.warmup) * self.drop ** (step // self.every)
 
 
-Schedule = Constant | Cosine | StepDrop
+@dataclass(frozen=True)
+class Settle:
+    """1, and over the last `share` of the `steps` steps in a line down to `floor`: late rows refine, they do not
+    shift the level of all scores any more."""
+
+    steps: int
+    share: float = 0.1
+    floor: float = 0.1
+    warmup: int = 0
+
+    def factor(self, step: int) -> float:
+        tail = max(1.0, self.share * self.steps)
+        past = min(1.0, max(0.0, (step - (self.steps - tail)) / tail))
+        return _rise(step, self.warmup) * (1.0 - (1.0 - self.floor) * past)
+
+
+Schedule = Constant | Cosine | Settle | StepDrop
 
 
 def _rise(step: int, warmup: int) -> float:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +26,19 @@ from numpy.typing import NDArray
 
 from clickline.embedding.index import SHARDS
 from clickline.embedding.layout import CandidateLayout
+from clickline.embedding.pace import Pace
 from clickline.embedding.table import Table
 from clickline.embedding.tables import Tables
 from clickline.errors import ArtifactError
 
 __all__ = ["Saved", "Snapshot", "freeze", "load", "read_header", "save"]
 
-_FORMAT = 1
+_FORMAT = 2  # 1 had the weights before the optimizers' state
 _DIGEST_BYTES = 32
 _READ_BYTES = 1 << 22
+_WRITE_BYTES = 1 << 20
+_SYNC_BYTES = 1 << 26
+_MOST_SHADOWS = 6  # of the tables' memory with their shadows: a fifth of it without them
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,15 @@ class Saved:
 
 
 class Snapshot:
-    """One moment of the tables. Made in the training thread, written in any other while training goes on."""
+    """One moment of the tables. Made in the training thread, written in any other while training goes on.
 
-    def __init__(self, tables: Tables, since: int | None) -> None:
+    Training keeps the rows it changes, as they were, until they are written. `share` is how much of one
+    core the writing may take. A small one leaves training its pace; it also takes longer, so more rows are
+    kept. While they need more than a fifth of the tables' own memory, the writer does not rest.
+    """
+
+    def __init__(self, tables: Tables, since: int | None, share: float) -> None:
+        self._pace = Pace(share, self._is_crowded)
         self._tables = tables
         self._since = -1 if since is None else since
         self.mark = tables.parts[0].epoch
@@ -61,15 +72,22 @@ class Snapshot:
 
     def write(self, path: Path) -> Saved:
         """Write the file, not atomically: who names it also decides when it is whole."""
-        rows = size = 0
+        rows = size = unsynced = 0
         digest = hashlib.sha256()
         try:
             with path.open("wb") as file:
                 for part, count in self._parts():
-                    file.write(part)
-                    digest.update(part)
+                    for first in range(0, part.nbytes, _WRITE_BYTES):
+                        piece = part[first : first + _WRITE_BYTES]
+                        file.write(piece)
+                        digest.update(piece)
+                        self._pace.rest()
                     rows += count
                     size += part.nbytes
+                    unsynced += part.nbytes
+                    if unsynced >= _SYNC_BYTES:  # now and then, not gigabytes at the end
+                        os.fsync(file.fileno())
+                        unsynced = 0
                 file.write(digest.digest())
         finally:
             self.close()
@@ -77,11 +95,19 @@ class Snapshot:
         tombstones = sum(ids.size for ids in self._tombstones)
         return Saved(digest.hexdigest(), rows, tombstones, size + _DIGEST_BYTES)
 
+    def hurry(self) -> None:
+        """Write the rest at full speed: somebody waits for it. Any thread may call this."""
+        self._pace.hurry()
+
     def close(self) -> None:
         """Give up the snapshot if it was not written; training keeps no more shadows for it."""
         for table in self._tables.parts:
             table.close_cut()
         self._tables.cut_open = False
+
+    def _is_crowded(self) -> bool:
+        shadows = sum(table.shadow_bytes for table in self._tables.parts)
+        return shadows * _MOST_SHADOWS > self._tables.memory_bytes
 
     def _parts(self) -> Iterator[tuple[memoryview, int]]:
         """Bytes in the file's order, and how many rows they hold. A part is good until the next is asked for."""
@@ -94,7 +120,9 @@ class Snapshot:
             yield _bytes(np.array([tombstones.size], dtype="<u8")), 0
             yield _bytes(tombstones.astype("<u8")), 0
             for shard in range(SHARDS):
-                candidates, admitted, room = table.copy_shard(shard, self._since, self.mark, room)
+                candidates, admitted, room = table.copy_shard(
+                    shard, self._since, self.mark, room, self._pace.rest
+                )
                 counts = (
                     candidates.size // CandidateLayout.record.itemsize,
                     admitted.size // table.layout.record.itemsize,
@@ -104,10 +132,11 @@ class Snapshot:
                 yield _bytes(admitted), counts[1]
 
 
-def freeze(tables: Tables, since: int | None = None) -> Snapshot:
+def freeze(tables: Tables, since: int | None = None, *, share: float = 1.0) -> Snapshot:
     """Cut a snapshot, between two training steps: whole, or a delta of what changed since the mark of another.
 
-    It takes no time; the copying is done by `Snapshot.write`, which may run in another thread."""
+    It takes no time; the copying is done by `Snapshot.write`, which may run in another thread and takes
+    `share` of one core. No batch may be found and not applied: who finds ahead leaves it out before a cut."""
     tables.refuse_while_cut("freeze")
     if tables.in_flight:
         raise RuntimeError(
@@ -115,7 +144,7 @@ def freeze(tables: Tables, since: int | None = None) -> Snapshot:
         )
     if since is not None and since not in tables.digests:
         raise ValueError(f"no snapshot with mark {since} was written; known: {sorted(tables.digests)}")
-    return Snapshot(tables, since)
+    return Snapshot(tables, since, share)
 
 
 def save(tables: Tables, path: Path, since: int | None = None) -> Saved:

@@ -1,13 +1,17 @@
 """The rows of all slots of one dim: find, pool, learn, forget, and cut.
 
 A training step is `find` (create and count), `pool` (into the network's input) and `apply` (gradients
-back). Every method holds the table's lock, so a snapshot can be copied from another thread.
+back). Three threads may be at work at once. One finds batch after batch; it alone changes the index and
+the heads of rows, and it holds the lock. One pools and applies batches that were found: it reads and
+writes weights and state of their rows, which `find` touches only in rows that are new. One copies a
+snapshot, a slice at a time and with the lock: of a row that a batch found since the cut it reads the
+shadow, never the row. So only `find` and the copying ever wait for each other.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +21,7 @@ from clickline.embedding.admission import Admission
 from clickline.embedding.arena import Arena
 from clickline.embedding.batch import Bags, Dealt, count_shards, deal, find_rows, spread_rows
 from clickline.embedding.counting import FreeRows, NewRows, count_batch, fill_row
-from clickline.embedding.cut import Shadows, copy_shard
+from clickline.embedding.cut import TAGS, Shadows, copy_slice
 from clickline.embedding.eviction import Eviction, decay_shards, evict_shard
 from clickline.embedding.index import GOLDEN, SHARDS, Index, RowsView
 from clickline.embedding.layout import HEAD, TOUCHED, CandidateLayout, RowLayout
@@ -30,6 +34,7 @@ from clickline.embedding.workers import Workers
 __all__ = ["Table", "TableLookup"]
 
 _PIECE = 1 << 14  # records placed at once; bounds what the index keeps free beyond its load
+_SLICE = 1 << 12  # rows copied at once; bounds how long training waits for a snapshot
 
 
 @dataclass(frozen=True)
@@ -135,21 +140,20 @@ class Table:
 
     def pool(self, lookup: TableLookup, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.float32]) -> None:
         """Pool vectors into the slots' columns; add wide weights to `wide_B`."""
-        with self.lock:
-            self._workers.each(
-                wide_B.size,
-                lambda first, last: pool_rows(
-                    self._rows,
-                    self._places,
-                    lookup.bags,
-                    lookup.columns,
-                    lookup.row_N,
-                    first,
-                    last,
-                    inputs_BI,
-                    wide_B,
-                ),
-            )
+        self._workers.each(
+            wide_B.size,
+            lambda first, last: pool_rows(
+                self._rows,
+                self._places,
+                lookup.bags,
+                lookup.columns,
+                lookup.row_N,
+                first,
+                last,
+                inputs_BI,
+                wide_B,
+            ),
+        )
 
     def apply(
         self,
@@ -160,35 +164,34 @@ class Table:
     ) -> None:
         """One optimizer step for every distinct id of the batch."""
         scale = np.float32(factor)
-        with self.lock:
-            self._workers.each(
-                SHARDS,
-                lambda first, last: apply_shards(
-                    self._rows,
-                    self._places,
-                    lookup.bags,
-                    lookup.columns,
-                    self._learning,
-                    scale,
-                    first,
-                    last,
-                    lookup.dealt,
-                    gradient_BI,
-                    gradient_wide_B,
-                ),
+        self._workers.each(
+            SHARDS,
+            lambda first, last: apply_shards(
+                self._rows,
+                self._places,
+                lookup.bags,
+                lookup.columns,
+                self._learning,
+                scale,
+                first,
+                last,
+                lookup.dealt,
+                gradient_BI,
+                gradient_wide_B,
+            ),
+        )
+        if lookup.defaults:
+            apply_defaults(
+                self._rows,
+                self._places,
+                lookup.bags,
+                lookup.columns,
+                self._learning,
+                scale,
+                lookup.row_N,
+                gradient_BI,
+                gradient_wide_B,
             )
-            if lookup.defaults:
-                apply_defaults(
-                    self._rows,
-                    self._places,
-                    lookup.bags,
-                    lookup.columns,
-                    self._learning,
-                    scale,
-                    lookup.row_N,
-                    gradient_BI,
-                    gradient_wide_B,
-                )
 
     def _count(
         self,
@@ -198,6 +201,10 @@ class Table:
         last: int,
     ) -> None:
         """Find and count in some shards; where one has no room, make it and go on from there."""
+        if self._shadows.open_H.any():  # in advance: in a large table nearly every batch needs more
+            for shard in range(first, last):
+                if self._shadows.open_H[shard]:
+                    self._shadows.reserve(shard, int(dealt.starts_H1[shard + 1] - dealt.starts_H1[shard]))
         while True:
             first = count_batch(
                 self._index.view,
@@ -224,8 +231,6 @@ class Table:
                 self._arena.reserve(first, distinct)
                 self._candidates.reserve(first, missing)
                 self._candidates.make_room(first, distinct)  # an admitted candidate frees its row
-            if self._shadows.open_H[first]:
-                self._shadows.reserve(first, distinct)
 
     def _lay_out(self, bags: Bags, rows: int) -> Columns:
         needed_S = (self._poolings_S == POOLINGS["max"]) & (bags.offsets_at_S >= 0)
@@ -244,6 +249,11 @@ class Table:
     def memory_bytes(self) -> int:
         parts = (self._index, self._arena, self._candidates, self._shadows)
         return sum(part.memory_bytes for part in parts)
+
+    @property
+    def shadow_bytes(self) -> int:
+        """How much of the memory holds rows for an open snapshot."""
+        return self._shadows.used_bytes
 
     # ── forgetting ─────────────────────────────────────────────────────────────────────────────
 
@@ -298,31 +308,43 @@ class Table:
             return self.default_records()
 
     def copy_shard(
-        self, shard: int, since: int, mark: int, room: NDArray[np.uint8]
+        self, shard: int, since: int, mark: int, room: NDArray[np.uint8], rest: Callable[[], None]
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
         """The shard at the cut, and the room it was copied into: bytes of the records of candidates and of
-        admitted ids. They are good until the room is used again."""
+        admitted ids. They are good until the room is used again. Rests between slices."""
         size, head = self.layout.record.itemsize, CandidateLayout.record.itemsize
+        most = int(self._index.used_H[shard])  # ids that come while we copy are not of the cut
+        if room.size < most * (size + head):
+            room = np.empty(most * (size + head) * 5 // 4, dtype=np.uint8)
+        start, candidates_start = address(room), address(room) + most * size
+        end, candidates_end = start, candidates_start
+        slices = -(-max(1, most) // _SLICE)
+        for piece in range(slices):
+            first_tag, last_tag = TAGS * piece // slices, TAGS * (piece + 1) // slices
+            with self.lock:
+                end, candidates_end = copy_slice(
+                    self._index.view,
+                    self._rows,
+                    self._shadows.view,
+                    self._shadows.order(shard, first_tag, last_tag),
+                    shard,
+                    first_tag,
+                    last_tag,
+                    self._places.size,
+                    since,
+                    mark,
+                    end,
+                    candidates_end,
+                )
+            rest()
         with self.lock:
-            order = self._shadows.order(shard)
-            most = int(self._index.used_H[shard]) + order.size
-            if room.size < most * (size + head):
-                room = np.empty(most * (size + head) * 5 // 4, dtype=np.uint8)
-            split = most * size
-            count, candidates = copy_shard(
-                self._index.view,
-                self._rows,
-                self._shadows.view,
-                order,
-                shard,
-                self._places.size,
-                since,
-                mark,
-                address(room),
-                address(room) + split,
-            )
             self._shadows.close(shard)
-        return room[split : split + candidates * head], room[: count * size], room
+        split = most * size
+        return (
+            room[split : split + candidates_end - candidates_start],
+            room[: end - start],
+            room,
+        )
 
     def close_cut(self) -> None:
         """Give up what is left of a snapshot."""

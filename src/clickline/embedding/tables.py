@@ -4,9 +4,18 @@
     …the network's forward and backward…
     tables.apply(lookup, grad_inputs_BI, grad_wide_B, factor)
 
-`gather` is `find` followed by `pool`. A trainer may `find` the next batch while the network works on
-this one, and `pool` it after `apply`: the result is the same. Only a snapshot must not come between a
-batch's `find`, which counts it, and its `apply`.
+`gather` is `find` followed by `pool`. A trainer may `find` ahead, in another thread, and bit by bit the
+result is that of one step after the other, as long as
+
+- batches are found one at a time, in their order: finding counts, creates and admits ids;
+- a batch is pooled after the batches before it were applied, and applied in order, by one thread.
+
+So `find` of the next batch may run beside this batch's `pool`, its dense step and its `apply`. It changes no
+weight that they use: an id that this batch saw as a candidate and the next one admits keeps its slot's
+default row for this batch, and its own new row follows from (seed, id) alone.
+
+A snapshot, `evict` and `decay` must not come between a batch's `find`, which counts it, and its `apply`;
+all three refuse. Who finds ahead does not do so in the last step before one of these.
 """
 
 from __future__ import annotations
@@ -72,7 +81,10 @@ class Tables:
 
     threads      never changes a result, only how fast it comes
     init_scale   vectors start uniform within ±init_scale / √dim
-    l2           pulls the vectors that a batch updates towards zero
+    l2           added to the gradient of a vector as l2 · vector, once in each batch that has the id, before
+                 the optimizer sees it (so AdaGrad and Adam scale it too). It is the gradient of
+                 l2 / 2 · |vector|², not divided by the batch's rows. Wide weights are left alone: Ftrl has
+                 an l2 of its own.
     """
 
     def __init__(
@@ -236,6 +248,7 @@ class Tables:
         if not 0.0 < rate <= 1.0:
             raise ValueError(f"decay by {rate}: above 0 and up to 1 is allowed")
         self.refuse_while_cut("decay")
+        self._refuse_in_flight("decay")
         for table in self.parts:
             table.decay(rate)
         self.decays.append((self.parts[0].epoch, rate))
@@ -243,8 +256,7 @@ class Tables:
     def evict(self, rule: Eviction, now_hour: int = -1) -> tuple[SlotReport, ...]:
         """Drop the ids that the rule names; how many of each slot went. Their rows are used again."""
         self.refuse_while_cut("evict")
-        if self.in_flight:
-            raise RuntimeError("evict between a batch's find and its apply: its rows would be gone")
+        self._refuse_in_flight("evict")
         ids, candidates = self._by_slot()
         epoch = self.parts[0].epoch
         gone = [table.evict(rule, now_hour) for table in self.parts]
@@ -261,6 +273,10 @@ class Tables:
         self.tombstones = [(epoch, ids) for epoch, ids in self.tombstones if epoch > mark]
         self.decays = [(epoch, rate) for epoch, rate in self.decays if epoch > mark]
         self.digests = {known: digest for known, digest in self.digests.items() if known >= mark}
+
+    def _refuse_in_flight(self, what: str) -> None:
+        if self.in_flight:
+            raise RuntimeError(f"{what} between a batch's find and its apply: apply it first")
 
     def refuse_while_cut(self, what: str) -> None:
         if self.cut_open:

@@ -11,8 +11,8 @@ however many shows it has; rows of one user that are alike make the true interva
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -65,6 +65,15 @@ class Metrics:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Metrics:
+        """What `to_json` wrote; other keys beside it are left alone."""
+        known: dict[str, Any] = {field.name: document[field.name] for field in fields(cls)}
+        for name, value in known.items():
+            if isinstance(value, list):
+                known[name] = tuple(value)
+        return cls(**known)
+
 
 @dataclass(frozen=True)
 class Hour:
@@ -73,10 +82,17 @@ class Hour:
     hour: int
     metrics: Metrics
 
+    @property
+    def utc(self) -> str | None:
+        """As text, 2026-01-31T23."""
+        return f"{datetime.fromtimestamp(self.hour * 3600, UTC):%Y-%m-%dT%H}" if self.hour >= 0 else None
+
     def to_json(self) -> dict[str, Any]:
-        known = self.hour >= 0
-        time = datetime.fromtimestamp(self.hour * 3600, UTC).strftime("%Y-%m-%dT%H") if known else None
-        return {"hour": self.hour, "utc": time, **self.metrics.to_json()}
+        return {"hour": self.hour, "utc": self.utc, **self.metrics.to_json()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Hour:
+        return cls(document["hour"], Metrics.from_json(document))
 
 
 def auc_of(bins: Bins) -> float | None:
@@ -217,9 +233,17 @@ class HourlyCounts:
         for rows in np.split(order_B, starts[1:]):
             self._of(int(hour_B[rows[0]])).add(label_B[rows], weight_B[rows], probability_B[rows])
 
-    def merge(self, other: HourlyCounts) -> None:
+    def merge(self, other: HourlyCounts, closed: Collection[int] = ()) -> int:
+        """Add what another has counted, but not to hours that are closed; the rows that were left out."""
         for hour, counts in other._hours.items():
-            self._of(hour).merge(counts)
+            if hour not in closed:
+                self._of(hour).merge(counts)
+        return sum(counts.rows for hour, counts in other._hours.items() if hour in closed)
+
+    def close(self, keep: int) -> tuple[Hour, ...]:
+        """Forget the counts of all but the newest `keep` hours, and tell their figures."""
+        known = sorted(hour for hour in self._hours if hour >= 0)
+        return tuple(Hour(hour, self._hours.pop(hour).metrics()) for hour in known[:-keep])
 
     def hours(self) -> tuple[Hour, ...]:
         """The hours in order; none if no row had a time."""

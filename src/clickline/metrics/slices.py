@@ -36,7 +36,7 @@ class Slice:
     metrics: Metrics
 
     def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "missed": self.missed, **self.metrics.to_json()}
+        return {"id": f"{self.id:016x}", "missed": self.missed, **self.metrics.to_json()}
 
 
 class SliceCounts:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clickline.models.blocks import FieldVectors, Mlp, Network, to_logit
+from clickline.models.fused import affine
 from clickline.models.spec import NetworkSpec, equal_dim
 
 __all__ = ["AutoInt"]
@@ -41,15 +42,19 @@ class _Attention(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.project = nn.Linear(dim, 4 * HEADS * HEAD_DIM, bias=False)  # query, key, value, residual at once
+        self.project = nn.Linear(dim, 4 * HEADS * HEAD_DIM, bias=False)  # query, key, value, residual
         for weight in self.project.weight.chunk(4):
             nn.init.xavier_uniform_(weight)
 
     def forward(self, x_BFK: Tensor) -> Tensor:
-        query, key, value, residual_BFK = self.project(x_BFK).chunk(4, dim=2)
+        x_NK = x_BFK.flatten(0, 1)  # N runs over rows and fields
+        query_NK, key_NK, value_NK, residual_NK = (
+            affine(x_NK, weight) for weight in self.project.weight.chunk(4)
+        )
         query_BHFK, key_BHFK, value_BHFK = (
-            part.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for part in (query, key, value)
+            part.view(-1, x_BFK.shape[1], HEADS, HEAD_DIM).transpose(1, 2)
+            for part in (query_NK, key_NK, value_NK)
         )
         seen_BHFK = nn.functional.scaled_dot_product_attention(query_BHFK, key_BHFK, value_BHFK, scale=1.0)
         seen_BFK = seen_BHFK.transpose(1, 2).flatten(2)
-        return torch.relu(seen_BFK + residual_BFK)
+        return torch.relu(seen_BFK + residual_NK.view_as(seen_BFK))

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from clickline.models.fused import affine
 from clickline.models.spec import NetworkSpec
 
 __all__ = ["FieldVectors", "FirstOrder", "Hidden", "Mlp", "Network", "PairSum", "seeded", "to_logit"]
@@ -56,6 +57,15 @@ class Hidden(nn.Sequential):
             width = out
         super().__init__(*layers)
         self.out = width
+        self._fused = not spec.batch_norm  # nothing stands between linear and ReLU
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        for module in self:
+            if self._fused and isinstance(module, nn.Linear):
+                x_BI = affine(x_BI, module.weight, module.bias, relu=True)
+            elif not (self._fused and isinstance(module, nn.ReLU)):
+                x_BI = module(x_BI)
+        return x_BI
 
 
 def to_logit(width: int) -> nn.Sequential:
@@ -80,9 +90,8 @@ class FirstOrder(nn.Module):
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__()
         self.vectors = sum(spec.dims)
-        self.weight_D1 = nn.Parameter(torch.empty(spec.dense, 1)) if spec.dense else None
-        if self.weight_D1 is not None:
-            nn.init.xavier_uniform_(self.weight_D1)
+        # About 0 at first, as wide weights are: each would otherwise be unlearned before it is learned.
+        self.weight_D1 = nn.Parameter(0.01 * torch.randn(spec.dense, 1)) if spec.dense else None
 
     def forward(self, inputs_BI: Tensor, wide_B: Tensor) -> Tensor:
         if self.weight_D1 is None:

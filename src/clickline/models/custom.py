@@ -2,13 +2,15 @@
 
     forward(spec) -> nn.Module        required; spec is a NetworkSpec, the module maps (inputs_BI, wide_B) to
                                       logit_B and must be exportable to ONNX, because serving runs no user code
-    loss(labels, logits) -> Tensor    one number; row weights are not applied to it
+    loss(labels, logits) -> Tensor    of shape (rows,), and row weights are applied to it; or of shape (), one
+                                      number for all, and they are not
     optimizer(params) -> Optimizer    for the network's weights; the tables have their own
     metrics() -> dict                 name to function(labels, probabilities, weights) -> float, NumPy arrays,
                                       called once over the whole evaluation set
     feed(batch) -> batch              the last word on a batch of LabelledRows before it is learned; in training
                                       only, so that what is measured is what is served. Same number of rows
-                                      (weight 0 takes one out), same slots, same dense fields.
+                                      (weight 0 takes one out), same slots, same dense fields. It must follow from
+                                      the batch alone: a run that goes on after a stop sees each batch once more.
 
 All of it is tried with a made-up batch when the file is loaded, so mistakes show before any data is read. Names
 that begin with `_`, classes and imported names are the user's own business.
@@ -17,15 +19,15 @@ that begin with `_`, classes and imported names are the user's own business.
 from __future__ import annotations
 
 import ast
-import hashlib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,8 +39,9 @@ from clickline.models.blocks import seeded
 from clickline.models.export import dummy_batch
 from clickline.models.spec import NetworkSpec
 from clickline.records import EncodedRows, LabelledRows, SlotIds
+from clickline.usercode import execute, kind_of, line_of, own_functions, parse, takes
 
-__all__ = ["CustomModel", "Metric", "load_custom"]
+__all__ = ["CustomModel", "Loss", "Metric", "load_custom"]
 
 Floats = NDArray[np.float32]
 Metric = Callable[[Floats, Floats, Floats], float]  # labels, probabilities, weights
@@ -50,7 +53,14 @@ _FORMS = {
     "metrics": (),
     "feed": ("batch",),
 }
+_LOSS = "Return one number for every row, or one for all, that follows from the logits."
 _ROWS = 8
+
+
+class Loss(Protocol):
+    """One number for a batch; without weights all rows count the same."""
+
+    def __call__(self, labels_B: Tensor, logits_B: Tensor, weights_B: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class CustomModel:
 
     network: nn.Module
     uses_wide: bool  # whether the logit depends on the wide weights
-    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    loss: Loss | None = None
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     feed: Callable[[LabelledRows], LabelledRows] | None = None
@@ -70,7 +80,11 @@ def load_custom(path: Path, spec: NetworkSpec, seed: int, *, multi: Sequence[boo
 
     `multi` marks the slots that hold several ids a row, so that `feed` is tried with such.
     """
-    file = _File(path)
+    with redirect_stdout(sys.stderr):  # stdout is the command's: with --json, one document and nothing else
+        return _load(_File(path), spec, seed, multi)
+
+
+def _load(file: _File, spec: NetworkSpec, seed: int, multi: Sequence[bool]) -> CustomModel:
     with seeded(seed):
         network = file.call("forward", spec)
     with seeded(seed):
@@ -95,10 +109,10 @@ def load_custom(path: Path, spec: NetworkSpec, seed: int, *, multi: Sequence[boo
     return CustomModel(
         network,
         uses_wide,
-        loss=file.function("loss"),
+        loss=partial(_loss, file) if "loss" in file.functions else None,
         optimizer=file.function("optimizer"),
         metrics=metrics,
-        feed=(lambda batch: _feed(file, batch)) if "feed" in file.functions else None,
+        feed=partial(_feed, file) if "feed" in file.functions else None,
     )
 
 
@@ -107,34 +121,18 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            text = path.read_bytes()
-            tree = ast.parse(text, str(path))
-            code = compile(tree, str(path), "exec", dont_inherit=True)
-        except OSError as error:
-            raise self.wrong("", 0, f"cannot be read: {error.strerror}.", "Check model.file.") from error
-        except (SyntaxError, ValueError) as error:  # ValueError: a null byte
-            words = error.msg if isinstance(error, SyntaxError) else str(error)
-            line = error.lineno if isinstance(error, SyntaxError) else None
-            raise self.wrong("", line or 0, f"is not Python: {words}.", "Correct the file.") from error
+        tree = parse(path, "Check model.file.")
         self._lines = _lines_of_names(tree)
-        # Registered, because dataclasses look their module up; compiled here, so that no bytecode is written.
-        name = "clickline_model_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
-        module = ModuleType(name)
-        module.__file__ = str(path)
-        sys.modules[name] = module
         try:
-            exec(code, vars(module))
+            module = execute(path, tree, "clickline_model_")
         except (Exception, SystemExit) as error:
-            del sys.modules[name]
             raise self.raised("", error) from error
         self.functions = self._find(module)
 
     def _find(self, module: ModuleType) -> dict[str, Callable[..., Any]]:
         mistakes: list[Mistake] = []
-        for name, value in vars(module).items():
-            own = inspect.isfunction(value) and value.__module__ == module.__name__
-            if own and not name.startswith("_") and name not in _FORMS:
+        for name in own_functions(module):
+            if name not in _FORMS:
                 problem = f"is none of {', '.join(_FORMS)}."
                 mistakes.append(
                     self._mistake(name, problem, f"Begin the names of helpers with _: _{name}().")
@@ -147,7 +145,7 @@ class _File:
                     mistakes.append(self._mistake(name, "is missing.", form))
             elif not callable(value):
                 mistakes.append(self._mistake(name, "is not a function.", form))
-            elif not _takes(value, len(arguments)):
+            elif not takes(value, len(arguments)):
                 found = f"has the arguments {inspect.signature(value)}."
                 mistakes.append(self._mistake(name, found, form))
         if mistakes:
@@ -169,7 +167,7 @@ class _File:
 
     def raised(self, name: str, error: BaseException, what: str = "") -> ConfigError:
         problem = f"{what}raised {type(error).__name__}: {str(error).strip() or 'no message'}"
-        return self.wrong(name, self._line_of(error) or self.line(name), problem, "")
+        return self.wrong(name, line_of(self.path, error) or self.line(name), problem, "")
 
     def wrong(self, name: str, line: int, problem: str, remedy: str) -> ConfigError:
         return ConfigError([self._mistake(name, problem, remedy, line)])
@@ -177,16 +175,6 @@ class _File:
     def _mistake(self, name: str, problem: str, remedy: str, line: int | None = None) -> Mistake:
         line = self.line(name) if line is None else line
         return Mistake(str(self.path), line, f"{name}()" if name else "", problem, remedy)
-
-    def _line_of(self, error: BaseException) -> int:
-        """The line of the file that the error, or else its cause, passed through last; 0: none."""
-        cause: BaseException | None = error
-        while cause is not None:
-            for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
-                if frame.f_code.co_filename == str(self.path):
-                    return line
-            cause = cause.__cause__
-        return 0
 
 
 def _lines_of_names(tree: ast.Module) -> dict[str, int]:
@@ -200,23 +188,14 @@ def _lines_of_names(tree: ast.Module) -> dict[str, int]:
     return lines
 
 
-def _takes(function: Callable[..., object], count: int) -> bool:
-    if inspect.iscoroutinefunction(function):
-        return False
-    try:
-        inspect.signature(function).bind(*range(count))
-    except TypeError:
-        return False
-    except ValueError:  # built-in functions without a signature: the trial will tell
-        return True
-    return True
-
-
 def _try_network(file: _File, network: object, spec: NetworkSpec) -> tuple[Tensor, bool]:
     """The logits of a made-up batch, and whether they depend on the wide weights."""
     if not isinstance(network, nn.Module):
-        problem = f"returned {_kind(network)}."
+        problem = f"returned {kind_of(network)}."
         raise file.wrong("forward", file.line("forward"), problem, "Return a torch.nn.Module.")
+    if not any(weight.requires_grad for weight in network.parameters()):
+        problem = f"returned a {type(network).__name__} that has no weights to learn."
+        raise file.wrong("forward", file.line("forward"), problem, "Give it some, if only a bias.")
     inside = type(network).forward
     line = file.line("forward")
     if inspect.isfunction(inside) and inside.__code__.co_filename == str(file.path):
@@ -231,7 +210,7 @@ def _try_network(file: _File, network: object, spec: NetworkSpec) -> tuple[Tenso
         raise file.wrong(name, raised.line or line, raised.problem + ".", remedy) from error
     remedy = "Return one logit a row, a float tensor of shape (rows,)."
     if not isinstance(logits_B, Tensor):
-        raise file.wrong(name, line, f"returned {_kind(logits_B)}.", remedy)
+        raise file.wrong(name, line, f"returned {kind_of(logits_B)}.", remedy)
     if tuple(logits_B.shape) != (_ROWS,) or not logits_B.is_floating_point():
         dtype = str(logits_B.dtype).removeprefix("torch.")
         problem = f"returned {dtype} of shape {tuple(logits_B.shape)} for {_ROWS} rows."
@@ -248,19 +227,28 @@ def _try_network(file: _File, network: object, spec: NetworkSpec) -> tuple[Tenso
 def _try_loss(file: _File, logits_B: Tensor) -> None:
     if "loss" not in file.functions:
         return
-    loss = file.call("loss", (torch.arange(_ROWS) % 2).float(), logits_B)
-    line, remedy = (
-        file.line("loss"),
-        "Return one number that follows from the logits, such as the mean over rows.",
-    )
-    if not isinstance(loss, Tensor):
-        raise file.wrong("loss", line, f"returned {_kind(loss)}.", remedy)
-    if loss.shape != ():
-        raise file.wrong("loss", line, f"returned a tensor of shape {tuple(loss.shape)}.", remedy)
+    loss = _loss(file, (torch.arange(_ROWS) % 2).float(), logits_B)
     if not loss.requires_grad:
-        raise file.wrong("loss", line, "returned a number without a gradient.", remedy)
+        raise file.wrong("loss", file.line("loss"), "returned a number without a gradient.", _LOSS)
     if not torch.isfinite(loss):
-        raise file.wrong("loss", line, f"returned {loss.item()} for a batch of random logits.", remedy)
+        problem = f"returned {loss.item()} for a batch of random logits."
+        raise file.wrong("loss", file.line("loss"), problem, _LOSS)
+
+
+def _loss(file: _File, labels_B: Tensor, logits_B: Tensor, weights_B: Tensor | None = None) -> Tensor:
+    """One number: the user's own, or the weighted mean of the user's losses of rows."""
+    loss = file.call("loss", labels_B, logits_B)
+    if not isinstance(loss, Tensor):
+        raise file.wrong("loss", file.line("loss"), f"returned {kind_of(loss)}.", _LOSS)
+    if loss.shape == ():
+        return loss
+    if loss.shape != logits_B.shape:
+        problem = f"returned a tensor of shape {tuple(loss.shape)} for {len(logits_B)} rows."
+        raise file.wrong("loss", file.line("loss"), problem, _LOSS)
+    if weights_B is None:
+        return loss.mean()
+    total = weights_B.sum()
+    return (loss * weights_B).sum() / torch.where(total > 0, total, 1.0)
 
 
 def _try_optimizer(file: _File, network: nn.Module, logits_B: Tensor) -> None:
@@ -268,7 +256,7 @@ def _try_optimizer(file: _File, network: nn.Module, logits_B: Tensor) -> None:
         return
     optimizer = file.call("optimizer", list(network.parameters()))
     if not isinstance(optimizer, torch.optim.Optimizer):
-        problem = f"returned {_kind(optimizer)}."
+        problem = f"returned {kind_of(optimizer)}."
         raise file.wrong("optimizer", file.line("optimizer"), problem, "Return a torch.optim.Optimizer.")
     torch.autograd.backward(logits_B.sum(), retain_graph=True)
     try:
@@ -283,10 +271,10 @@ def _try_metrics(file: _File) -> dict[str, Metric]:
     line, remedy = file.line("metrics"), "Return {name: function(labels, probabilities, weights) -> float}."
     found = file.call("metrics")
     if not isinstance(found, dict):
-        raise file.wrong("metrics", line, f"returned {_kind(found)}.", remedy)
+        raise file.wrong("metrics", line, f"returned {kind_of(found)}.", remedy)
     for name, function in found.items():
         if not isinstance(name, str) or not callable(function):
-            raise file.wrong("metrics", line, f"has {name!r}: {_kind(function)}.", remedy)
+            raise file.wrong("metrics", line, f"has {name!r}: {kind_of(function)}.", remedy)
     metrics = {name: _metric(file, name, function) for name, function in found.items()}
     generator = np.random.default_rng(0)
     labels_N = (np.arange(64) % 2).astype(np.float32)
@@ -324,9 +312,9 @@ def _feed(file: _File, batch: LabelledRows) -> LabelledRows:
 def _unlike(batch: LabelledRows, fed: object) -> str:
     """What makes `fed` unfit to stand in for `batch`; empty if nothing does."""
     if not isinstance(fed, LabelledRows):
-        return f"returned {_kind(fed)}."
+        return f"returned {kind_of(fed)}."
     if type(fed.encoded) is not EncodedRows:
-        return f"returned {_kind(fed.encoded)} as encoded."
+        return f"returned {kind_of(fed.encoded)} as encoded."
     for name in ("label_B", "weight_B", "show_B", "click_B", "event_hour_B"):
         problem = _other(name, getattr(batch, name), getattr(fed, name))
         if problem:
@@ -343,7 +331,7 @@ def _unlike(batch: LabelledRows, fed: object) -> str:
 
 def _other(name: str, before: NDArray[Any], after: object) -> str:
     if not isinstance(after, np.ndarray):
-        return f"returned {_kind(after)} as {name}."
+        return f"returned {kind_of(after)} as {name}."
     if before.shape == after.shape and before.dtype == after.dtype:
         return ""
     return f"returned {name} as {after.dtype}{list(after.shape)}, it was {before.dtype}{list(before.shape)}."
@@ -388,7 +376,3 @@ def _made_up_rows(spec: NetworkSpec, multi: Sequence[bool]) -> LabelledRows:
         np.arange(_ROWS, dtype=np.int32) + 480_000,
         EncodedRows(_ROWS, generator.random((spec.dense, _ROWS), dtype=np.float32), tuple(slots)),
     )
-
-
-def _kind(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

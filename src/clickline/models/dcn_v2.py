@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clickline.models.blocks import Hidden, Network, to_logit
+from clickline.models.fused import affine
 from clickline.models.spec import NetworkSpec
 
 __all__ = ["DCNv2"]
@@ -33,7 +34,8 @@ class DCNv2(Network):
     def forward(self, inputs_BI: Tensor, wide_B: Tensor) -> Tensor:
         x_BI = inputs_BI
         for cross in self.crosses:
-            x_BI = torch.addcmul(x_BI, inputs_BI, cross(x_BI))
+            assert isinstance(cross, nn.Linear)
+            x_BI = torch.addcmul(x_BI, inputs_BI, affine(x_BI, cross.weight, cross.bias))
         if self.hidden is not None:
             x_BI = torch.cat((x_BI, self.hidden(inputs_BI)), dim=1)
         logit_B: Tensor = self.last(x_BI)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clickline.models.blocks import Mlp, Network
+from clickline.models.fused import affine
 from clickline.models.spec import NetworkSpec
 
 __all__ = ["MaskNet"]
@@ -48,8 +49,9 @@ class _MaskBlock(nn.Module):
         nn.init.kaiming_uniform_(self.out.weight, nonlinearity="relu")
 
     def forward(self, inputs_BI: Tensor, normed_BI: Tensor) -> Tensor:
-        mask_BI = self.project(torch.relu(self.aggregate(inputs_BI)))
-        return torch.relu(self.norm(self.out(normed_BI * mask_BI)))
+        seen_BI = affine(inputs_BI, self.aggregate.weight, self.aggregate.bias, relu=True)
+        mask_BI = affine(seen_BI, self.project.weight, self.project.bias)
+        return torch.relu(self.norm(affine(normed_BI * mask_BI, self.out.weight)))
 
 
 class _SlotNorm(nn.Module):

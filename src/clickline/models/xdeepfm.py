@@ -15,6 +15,7 @@ from clickline.models.spec import NetworkSpec, equal_dim
 __all__ = ["XDeepFM"]
 
 MAPS = (16, 16)  # feature maps of each CIN layer; its cost grows with maps times fields
+ROWS = 128  # worked on at a time
 
 
 class XDeepFM(Network):
@@ -36,14 +37,23 @@ class XDeepFM(Network):
         self.deep = Mlp(spec.width, spec)
 
     def forward(self, inputs_BI: Tensor, wide_B: Tensor) -> Tensor:
-        fields_BKF = self.vectors(inputs_BI).transpose(1, 2).contiguous()
-        x_BKH = fields_BKF
+        fields_BFK = self.vectors(inputs_BI)
+        # Some rows at a time: what lies between must fit the cache. The compiler cuts as it sees fit.
+        parts = [fields_BFK] if torch.compiler.is_compiling() else fields_BFK.split(ROWS)
+        products_B = self.products(torch.cat([self._maps(part) for part in parts]))
+        logit_B: Tensor = self.linear(inputs_BI, wide_B) + products_B + self.deep(inputs_BI)
+        return logit_B
+
+    def _maps(self, fields_BFK: Tensor) -> Tensor:
+        """All maps of all layers, each summed over K. N runs over rows and K."""
+        _, fields, dim = fields_BFK.shape
+        fields_FN = fields_BFK.transpose(0, 1).flatten(1)
+        x_HN = fields_FN
         sums: list[Tensor] = []
         for mix in self.mixes:
             # First the sum over i, then over j: the products of all pairs (i, j) would fill the memory.
-            mixed_BKHF = mix(x_BKH).unflatten(2, (-1, self.vectors.fields))
-            x_BKH = (mixed_BKHF @ fields_BKF.unsqueeze(3)).squeeze(3)
-            sums.append(x_BKH.sum(1))
-        products_B = self.products(torch.cat(sums, dim=1))
-        logit_B: Tensor = self.linear(inputs_BI, wide_B) + products_B + self.deep(inputs_BI)
-        return logit_B
+            assert isinstance(mix, nn.Linear)
+            mixed_HFN = (mix.weight @ x_HN).view(-1, fields, fields_FN.shape[1])
+            x_HN = (mixed_HFN * fields_FN).sum(1)
+            sums.append(x_HN.view(x_HN.shape[0], -1, dim).sum(2))
+        return torch.cat(sums).t()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
 
-__all__ = ["hidden_name", "put_atomically"]
+__all__ = ["hidden_name", "put_atomically", "remove_leftovers"]
 
 
 def put_atomically(path: Path, data: bytes | Path) -> None:
@@ -33,6 +34,13 @@ def put_atomically(path: Path, data: bytes | Path) -> None:
 def hidden_name(name: str) -> str:
     """A name no glob of ours matches, for a file that is still being written."""
     return f".{name}.{secrets.token_hex(8)}"
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes were writing below `folder`; the caller knows that nobody writes there now."""
+    for path in folder.rglob(".*"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{16}", path.name) and path.is_file():
+            path.unlink()
 
 
 def _moved(source: Path, target: Path) -> bool:

@@ -25,15 +25,17 @@ from clickline.artifacts.manifest import MANIFEST, as_json, fingerprint
 from clickline.config import Config, resolved
 from clickline.errors import ArtifactError, DataError, StorageError, TooManyBadRows
 from clickline.features import ENCODER_FORMAT, FeatureSpec
+from clickline.intake.discovery import discover
+from clickline.intake.inputs import Inputs, cores, open_reader
+from clickline.intake.labelled import LabelledReader
+from clickline.intake.layout import Layout, layout, named_slots
 from clickline.progress import Progress
-from clickline.readers import Reader, open_reader
-from clickline.readers.base import BLOCK_BYTES
 from clickline.readers.slots import read_slot_conf
 from clickline.records import SourceFile
-from clickline.stages.prepare.discovery import discover, measure
-from clickline.stages.prepare.layout import Layout, layout, named_slots
-from clickline.stages.prepare.shards import Finished, Inputs, Maker, cores, make_shards
+from clickline.stages.prepare.measuring import measure
+from clickline.stages.prepare.shards import Finished, Maker, make_shards
 from clickline.stages.prepare.statistics import Tally
+from clickline.storage.atomic import remove_leftovers
 from clickline.storage.cache import Cache
 from clickline.storage.redaction import shown
 from clickline.storage.sources import DateRange, resolve
@@ -77,8 +79,9 @@ def prepare(config: Config, progress: Progress | None = None) -> PrepareResult:
     identity = _identity(config, storage, sources)
     name = fingerprint(identity)
     folder = dataset_folder(config.home, name)
+    scratch = _scratch(config, folder, name)
     found = _finished(storage, folder)
-    if found is not None:
+    if found is not None and not scratch.exists():  # else it was killed between the manifest and tidying up
         progress.say(f"dataset {name} is up to date: same config, same input")
         found.make_current(storage, config.home)
         return PrepareResult(found, True, time.monotonic() - began)
@@ -86,7 +89,7 @@ def prepare(config: Config, progress: Progress | None = None) -> PrepareResult:
     for change in _changes(_identity_of(storage, config.home, previous), identity):
         progress.say(f"changed since dataset {previous}: {change}")
 
-    with _alone(_scratch(config, folder, name)) as scratch:
+    with _alone(scratch, folder):
         found = _finished(storage, folder)  # another process may have made it while we waited
         reused = found is not None
         if found is None:
@@ -111,12 +114,12 @@ def _make_dataset(
     progress: Progress,
 ) -> None:
     fields = _fields(config, storage, cache, sources["train"], progress)
-    reader = _reader(config, fields)
+    reader = open_reader(config.data, fields)
     inputs = {split: Inputs(files, reader, cache, storage) for split, files in sources.items()}
     features = measure(inputs["train"], fields.features, cores(), progress)
     splits: dict[str, Split] = {}
     for split in sources:
-        maker = Maker(storage, folder, scratch, split, reader, features, fields.targets)
+        maker = Maker(storage, folder, scratch, split, LabelledReader(reader, features, fields.targets))
         done = _make(maker, inputs[split], config, progress)
         tally = _sum(done, len(features.slots))
         _judge(folder, split, tally, config.data.max_bad)
@@ -221,22 +224,6 @@ def _fields(
     else:
         slots = read_slot_conf(data.slot_conf, storage.read(data.slot_conf))
     return layout(data, dict.fromkeys([*slots, *sorted(named_slots(data.fields))]), found.dense)
-
-
-def _reader(config: Config, fields: Layout) -> Reader:
-    data = config.data
-    slots = [int(column) for column in fields.features.columns if column.isdigit()]
-    return open_reader(
-        Path(data.reader) if data.reader is not None else str(data.format),
-        fields.columns,
-        delimiter=data.delimiter,
-        header=data.header,
-        columns=data.columns or (),
-        slots=slots,
-        dense=fields.dense,
-        modulo=data.modulo,
-        block_bytes=min(BLOCK_BYTES, data.shard_size),
-    )
 
 
 # ── making it ──────────────────────────────────────────────────────────────────────────────────
@@ -351,7 +338,7 @@ def _scratch(config: Config, folder: str, name: str) -> Path:
 
 
 @contextmanager
-def _alone(scratch: Path) -> Iterator[Path]:
+def _alone(scratch: Path, folder: str) -> Iterator[None]:
     """The only process that makes this dataset; leftovers of a killed one are removed."""
     try:
         scratch.mkdir(parents=True, exist_ok=True)
@@ -374,7 +361,9 @@ def _alone(scratch: Path) -> Iterator[Path]:
         lock.flush()
         for leftover in scratch.glob("*.tmp"):
             leftover.unlink()
-        yield scratch
+        if Storage.is_local(folder):
+            remove_leftovers(Path(folder))
+        yield
 
 
 def _finished(storage: Storage, folder: str) -> Dataset | None:

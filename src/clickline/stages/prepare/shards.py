@@ -8,53 +8,30 @@ alone, so a second run finds the finished shards valid and makes the others the 
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from clickline.artifacts.dataset import Shard, ShardWriter
 from clickline.artifacts.manifest import as_json
-from clickline.errors import DataError, StorageError
-from clickline.features import Encoder, FeatureSpec
+from clickline.errors import StorageError
+from clickline.intake.inputs import Inputs, Part
+from clickline.intake.labelled import LabelledReader
 from clickline.progress import Progress
-from clickline.readers import Custom, Parquet, Reader, RecordIO
-from clickline.readers.base import SHOWN_BAD_ROWS
-from clickline.readers.lines import expansion
-from clickline.records import BadRow, Block, LabelledRows, RawRows, SourceFile
+from clickline.records import BadRow, Block, LabelledRows, SourceFile
 from clickline.stages.prepare.statistics import Tally
-from clickline.stages.prepare.targets import TargetFields, targets
-from clickline.storage.cache import Cache
-from clickline.storage.redaction import shown
 from clickline.storage.stores import Storage
 
-__all__ = ["Finished", "Inputs", "Maker", "Part", "cores", "finished_shards", "make_shards"]
+__all__ = ["Finished", "Maker", "finished_shards", "make_shards"]
 
 _ROW_GROUP_BYTES = 8 << 20  # of input: some 35,000 Criteo rows, a comfortable unit to shuffle and to lease
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class _Stopped(Exception):
     """The run ends early; what this worker was making is thrown away."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """How many blocks of one file a shard holds, and whether the file ends with them."""
-
-    file: int
-    blocks: int
-    last: bool
 
 
 @dataclass(frozen=True)
@@ -100,82 +77,26 @@ class _Group:
     size: int = 0
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The files of one split and the way to read them."""
-
-    files: Sequence[SourceFile]
-    reader: Reader
-    cache: Cache
-    storage: Storage
-
-    def text_bytes(self, progress: Progress) -> int | None:
-        """About how much there is to read once it is decompressed; None where that cannot be told."""
-        if isinstance(self.reader, Custom | Parquet | RecordIO):
-            return None
-        packed = [file for file in self.files if file.uri.endswith((".gz", ".zst"))]
-        total = sum(file.size for file in self.files)
-        if packed:
-            with self.cache.local(packed[0], progress) as path:
-                total += int((expansion(path) - 1.0) * sum(file.size for file in packed))
-        return total
-
-    def blocks(self, progress: Progress, after: Part | None = None) -> Iterator[tuple[int, Block, bool]]:
-        """(file, block, whether the file ends with it) in order, going on behind `after`."""
-        first = 0 if after is None else after.file + (1 if after.last else 0)
-        for number in range(first, len(self.files)):
-            file = self.files[number]
-            skip = after.blocks if after is not None and after.file == number else 0
-            before: Block | None = None
-            with self.cache.local(file, progress) as path, _readable(file):
-                for block in self.reader.blocks(shown(file.uri), path):
-                    if before is not None:
-                        if skip > 0:
-                            skip -= 1
-                        else:
-                            yield number, before, False
-                    before = block
-            now = self.storage.describe(file.uri)
-            if now is None or (now.size, now.version) != (file.size, file.version):
-                raise DataError(
-                    f"{shown(file.uri)} changed while it was read. Run the same command again; if it is still "
-                    "being written, wait until it is complete."
-                )
-            if before is None:  # an empty file still ends, and is remembered to have
-                before = Block(shown(file.uri), 1, None, 0)
-            yield number, before, True
-
-    def groups(self, size: int, done: Sequence[Finished], progress: Progress) -> Iterator[_Group]:
-        """The groups that are not among the first `done` shards, in order."""
-        after: Part | None = None
-        for finished in done:  # blocks of a file that runs through several shards add up
-            for part in finished.parts:
-                before = after.blocks if after is not None and after.file == part.file else 0
-                after = Part(part.file, before + part.blocks, part.last)
-        group = _Group(len(done))
-        for number, block, last in self.blocks(progress, after):
-            if group.parts and group.parts[-1].file == number:
-                group.parts[-1] = Part(number, group.parts[-1].blocks + 1, last)
-            else:
-                group.parts.append(Part(number, 1, last))
-            group.blocks.append((self.files[number], block))
-            group.size += block.size
-            if group.size >= size:
-                yield group
-                group = _Group(group.number + 1)
-        if group.parts:
+def _groups(inputs: Inputs, size: int, done: Sequence[Finished], progress: Progress) -> Iterator[_Group]:
+    """The groups that are not among the first `done` shards, in order."""
+    after: Part | None = None
+    for finished in done:  # blocks of a file that runs through several shards add up
+        for part in finished.parts:
+            before = after.blocks if after is not None and after.file == part.file else 0
+            after = Part(part.file, before + part.blocks, part.last)
+    group = _Group(len(done))
+    for number, block, last in inputs.blocks(progress, after):
+        if group.parts and group.parts[-1].file == number:
+            group.parts[-1] = Part(number, group.parts[-1].blocks + 1, last)
+        else:
+            group.parts.append(Part(number, 1, last))
+        group.blocks.append((inputs.files[number], block))
+        group.size += block.size
+        if group.size >= size:
             yield group
-
-
-@contextmanager
-def _readable(file: SourceFile) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{shown(file.uri)}: {error.strerror or error}. The config's data section names this file; "
-            "make it readable, or leave it out."
-        ) from error
+            group = _Group(group.number + 1)
+    if group.parts:
+        yield group
 
 
 @dataclass(frozen=True)
@@ -186,33 +107,30 @@ class Maker:
     folder: str
     scratch: Path
     split: str
-    reader: Reader
-    features: FeatureSpec
-    targets: TargetFields
+    reader: LabelledReader
     stop: threading.Event = field(default_factory=threading.Event)
 
     def make(self, group: _Group) -> Finished:
         """Parse, encode, count and write; the note that it is finished is written last."""
         name = f"{self.split}-{group.number:05d}"
         temporary = self.scratch / f"{name}.parquet.tmp"
-        encoder = Encoder(self.features)
-        missing_ids = [slot.missing_id for slot in self.features.slots]
+        features = self.reader.features
+        missing_ids = [slot.missing_id for slot in features.slots]
         tally = Tally.empty(len(missing_ids))
         bad: list[BadRow] = []
         waiting: list[LabelledRows] = []
         size = 0
-        writer = ShardWriter(temporary, self.features)
+        writer = ShardWriter(temporary, features)
         try:
             for source, block in group.blocks:
                 if self.stop.is_set():
                     raise _Stopped
-                bad += block.faults
-                if block.payload is not None:
-                    raw = self.reader.parse(block)
-                    rows = self._rows(raw, source, encoder, bad)
-                    tally.sample(raw, self.features.slots, self.features.missing)
-                    tally.observe(rows, missing_ids)
-                    waiting.append(rows)
+                found = self.reader.read(source, block)
+                bad += found.bad
+                if found.raw is not None and found.rows is not None:
+                    tally.sample(found.raw, features.slots, features.missing)
+                    tally.observe(found.rows, missing_ids)
+                    waiting.append(found.rows)
                     size += block.size
                 if size >= _ROW_GROUP_BYTES:
                     writer.write(waiting)
@@ -237,30 +155,6 @@ class Maker:
         finished = Finished(group.number, shard, tally, tuple(group.parts), group.size)
         self.storage.put(Storage.join(self.folder, "work", f"{name}.json"), finished.to_json())
         return finished
-
-    def _rows(self, raw: RawRows, source: SourceFile, encoder: Encoder, bad: list[BadRow]) -> LabelledRows:
-        """The rows that can be used; the others go to `bad`, the first thousand of a block with their words."""
-        encoded, faults = encoder.encode(raw)
-        happened, more = targets(raw, self.targets, self.features.missing, source.hour)
-        rows = happened.with_features(encoded)
-        bad += raw.bad
-        if not faults and not more:
-            return rows
-        file = shown(source.uri)
-        left_out_B = np.zeros(raw.rows, dtype=np.bool_)
-        room = SHOWN_BAD_ROWS
-        for group in (*more, *faults):  # a row is left out once, for the first thing found wrong with it
-            new_F = group.rows_F[~left_out_B[group.rows_F]]
-            left_out_B[new_F] = True
-            lines_F = raw.lines_B[new_F].tolist()
-            for row, line in zip(new_F[:room].tolist(), lines_F, strict=False):
-                bad.append(BadRow(file, line, group.reason, group.describe(row)))
-            if new_F.size > room:
-                rest = new_F.size - room
-                detail = f"{rest:,} more rows of this kind in this part of the file, not shown"
-                bad.append(BadRow(file, lines_F[room], group.reason, detail, count=rest))
-            room = max(0, room - new_F.size)
-        return rows.select(~left_out_B)
 
 
 def finished_shards(storage: Storage, folder: str, split: str) -> dict[int, Finished]:
@@ -299,7 +193,7 @@ def make_shards(
                 yield future.result()
 
     try:
-        for group in inputs.groups(shard_size, prefix, progress):
+        for group in _groups(inputs, shard_size, prefix, progress):
             if group.number in there:
                 yield there[group.number]
                 continue

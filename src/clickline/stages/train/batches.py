@@ -1,7 +1,8 @@
 """Which rows come in which order: pure arithmetic from (dataset, seed, epoch), and the reading that follows it.
 
 An epoch deals the row groups out in a random order, some of them at a time as a window; the rows of a
-window are shuffled and cut into batches. A position names the next batch, so a run can stop anywhere.
+window are shuffled and cut into batches. In the order of time the row groups come as they are stored, and
+rows are shuffled only within their hour. A position names the next batch, so a run can stop anywhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clickline.artifacts.dataset import Dataset, concat
 from clickline.records import LabelledRows
@@ -33,16 +35,31 @@ class Position:
 class Batches:
     """The batches of a dataset's training rows, from any position on."""
 
-    def __init__(self, dataset: Dataset, folder: Path, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        folder: Path,
+        batch_size: int,
+        seed: int,
+        *,
+        in_time: bool = False,
+        held_out: float = 0.0,
+        negative_sampling: float = 1.0,
+    ) -> None:
         self._dataset = dataset
         self._folder = folder
         self._batch_size = batch_size
         self._seed = seed
+        self._in_time = in_time
+        self._held_out = held_out  # share of the rows that is never learned
+        self._negative_sampling = negative_sampling  # share of the rows without a click that is learned
 
     def windows(self, epoch: int) -> list[list[tuple[int, int]]]:
         """(shard, row group) of each window of an epoch."""
         groups = list(self._dataset.row_groups("train"))
-        order = np.random.default_rng([self._seed, epoch, 0]).permutation(len(groups))
+        order = np.arange(len(groups))
+        if not self._in_time:
+            order = np.random.default_rng([self._seed, epoch, 0]).permutation(len(groups))
         windows: list[list[tuple[int, int]]] = []
         rows = _WINDOW_ROWS
         for place in order.tolist():
@@ -65,21 +82,46 @@ class Batches:
                 rows = coming.result()
                 if number + 1 < len(windows):
                     coming = pool.submit(self._window, start.epoch, number + 1, windows)
-                last = -(-rows.rows // self._batch_size) - 1
+                # A row left alone joins the batch before: batch norm has nothing to say of one row. A window that
+                # has lost all of its rows is one empty batch.
+                last = max(1, -(-(rows.rows - 1) // self._batch_size)) - 1
                 for batch in range(first, last + 1):
-                    places = np.arange(
-                        batch * self._batch_size, min((batch + 1) * self._batch_size, rows.rows)
-                    )
                     after = Position(start.epoch, number, batch + 1)
                     if batch == last:
                         after = Position(start.epoch, number + 1)
                         if number + 1 == len(windows):
                             after = Position(start.epoch + 1)
-                    yield rows.take(places), after
+                    stop = rows.rows if batch == last else (batch + 1) * self._batch_size
+                    yield rows.part(batch * self._batch_size, stop), after
                 first = 0
 
+    def held_out(self) -> Iterator[LabelledRows]:
+        """The rows that are never learned."""
+        for shard, group, _ in self._dataset.row_groups("train"):
+            rows = self._read(shard, group)
+            yield rows.select(self._kept_back(shard, group, rows.rows))
+
+    def _read(self, shard: int, group: int) -> LabelledRows:
+        return self._dataset.read(self._folder / self._dataset.splits["train"].shards[shard].file, [group])
+
+    def _kept_back(self, shard: int, group: int, rows: int) -> NDArray[np.bool_]:
+        marked_B: NDArray[np.bool_] = (
+            np.random.default_rng([self._seed, shard, group, 2**32 - 1]).random(rows) < self._held_out
+        )
+        return marked_B
+
     def _window(self, epoch: int, number: int, windows: list[list[tuple[int, int]]]) -> LabelledRows:
-        shards = self._dataset.splits["train"].shards
-        parts = [self._dataset.read(self._folder / shards[s].file, [group]) for s, group in windows[number]]
+        parts = []
+        for shard, group in windows[number]:
+            rows = self._read(shard, group)
+            if self._held_out:
+                rows = rows.select(~self._kept_back(shard, group, rows.rows))
+            parts.append(rows)
         rows = concat(parts)
-        return rows.take(np.random.default_rng([self._seed, epoch, number + 1]).permutation(rows.rows))
+        random = np.random.default_rng([self._seed, epoch, number + 1])
+        if self._negative_sampling < 1:
+            rows = rows.select((rows.click_B > 0) | (random.random(rows.rows) < self._negative_sampling))
+        order_B = random.permutation(rows.rows)
+        if self._in_time:
+            order_B = order_B[np.argsort(rows.event_hour_B[order_B], kind="stable")]
+        return rows.take(order_B)

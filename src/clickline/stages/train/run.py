@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from clickline.artifacts.checkpoint import Checkpoint, latest, prune, write_checkpoint
+from clickline.artifacts.checkpoint import Checkpoint
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.manifest import as_json, fingerprint
 from clickline.config import Config
-from clickline.embedding import freeze, load
-from clickline.errors import ArtifactError, ConfigError, GateRefused, Mistake
-from clickline.metrics.evaluation import Evaluation, Evaluator
+from clickline.config.loader import resolved
+from clickline.errors import ConfigError, DataError, GateRefused, Mistake
+from clickline.learner import Learner, Model
+from clickline.metrics.evaluation import Evaluation
 from clickline.metrics.gate import Thresholds, Verdict, judge
-from clickline.metrics.window import Window
 from clickline.models import check_export
 from clickline.progress import Progress
-from clickline.stages.train.batches import Batches, Position
-from clickline.stages.train.learner import Learner
+from clickline.stages.train.batches import Batches
+from clickline.stages.train.plan import batch_size_of, plan_of
+from clickline.stages.train.trainer import Result, Trainer
+from clickline.stages.train.warm import earlier
 from clickline.storage.stores import Storage
+from clickline.tracking import Status, Tracker, open_tracker
 
 __all__ = ["TrainResult", "train"]
-
-_TOLD_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -46,46 +46,77 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
     progress = progress or Progress()
     _check_supported(config)
     dataset = Dataset.current(Storage(), config.home)
-    threads = _threads()
-    learner = Learner(
-        dataset.features,
-        network=str(config.model.name),
-        dim=config.model.embedding_dim,
-        hidden=config.model.hidden,
-        learning_rate=config.train.learning_rate,
-        embedding_learning_rate=config.train.embedding_learning_rate,
-        seed=config.train.seed,
-        threads=threads,
-    )
-    check_export(learner.network, learner.spec)  # what cannot be published is not worth training
+    if not dataset.splits["train"].rows:
+        raise DataError(f"dataset {dataset.id} has no training rows. Check data.train.")
+    train, threads = config.train, _threads()
+    held_out = 0.0 if train.calibration is None else train.calibration.share
+    expected = int(dataset.splits["train"].rows * (1 - held_out))
+    batch_size = batch_size_of(train, expected)
+    plan = plan_of(config, dataset.features, expected)
+    file = None if config.model.file is None else Path(config.model.file)
+    learner = Learner(Model.build(dataset.features, plan, threads, file))
+    check_export(learner.model.network, learner.model.spec)  # what cannot be published is not worth training
+    start = None if train.warm_start is None else earlier(Path(train.warm_start), dataset.features, progress)
     identity = {
         "dataset": dataset.id,
-        "model": config.model.model_dump(mode="json"),
-        "train": config.train.model_dump(mode="json", include={"batch_size", "seed", *_RATES}),
+        "plan": plan.to_json(),
+        "batch_size": batch_size,
+        "train": train.model_dump(mode="json", include={"order", "eviction", "calibration"}),
         "threads": threads,
+        "warm_start": None if start is None else start.body["tables_sha256"],
     }
     run = Path(config.home, "runs", fingerprint(identity))
-    trainer = _Trainer(config, dataset, learner, run, identity, progress)
-    trainer.resume()
+    Storage().put(str(run / "resolved.yaml"), resolved(config).encode())
+    batches = Batches(
+        dataset,
+        Path(dataset.folder),
+        batch_size,
+        train.seed,
+        in_time=train.order == "time",
+        held_out=held_out,
+        negative_sampling=train.negative_sampling,
+    )
+    tracker = _tracker(config, run, progress)
+    trainer = Trainer(train, dataset, learner, batches, run, identity, tracker, progress)
+    status: Status = "FAILED"
+    try:
+        tracker.params(config.model_dump(mode="json", include={"name", "data", "model", "train", "gate"}))
+        trainer.resume(start)
+        result = _train_and_judge(config, trainer, run, progress, began)
+        tracker.metrics(result.checkpoint.step, _figures(result.evaluation))
+        tracker.artifact(result.report)
+        status = "FINISHED"
+    except GateRefused:
+        tracker.artifact(run / "report.json")
+        raise
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        tracker.close(status)
+    return result
+
+
+def _train_and_judge(
+    config: Config, trainer: Trainer, run: Path, progress: Progress, began: float
+) -> TrainResult:
     for attempt in range(config.gate.retries + 1):
-        checkpoint = trainer.train_to(config.train.epochs + attempt)
-        evaluation = _evaluate(learner, dataset, progress)
-        verdict = _judge(config, evaluation)
-        report = _write_report(run, checkpoint, evaluation, verdict)
+        trained = trainer.train_to(config.train.epochs + attempt)
+        verdict = _judge(config, trained.evaluation)
+        report = _write_report(run, trained, verdict)
         for warning in verdict.warnings:
             progress.say(warning)
         if verdict.passed:
-            return TrainResult(checkpoint, evaluation, verdict, report, time.monotonic() - began)
+            return TrainResult(
+                trained.checkpoint, trained.evaluation, verdict, report, time.monotonic() - began
+            )
         for reason in verdict.reasons:
-            progress.say(f"the gate refused after {config.train.epochs + attempt} epochs: {reason}")
-        if evaluation is None:
+            progress.say(f"the gate refused after {_epochs(trainer.epoch)}: {reason}")
+        if trained.evaluation is None or trainer.stopped_early:  # more epochs could not help
             break
     raise GateRefused(
         f"the gate refused the model: {' '.join(verdict.reasons)} Nothing was published; the figures are in {report}."
     )
-
-
-_RATES = ("learning_rate", "embedding_learning_rate")
 
 
 def _check_supported(config: Config) -> None:
@@ -93,123 +124,32 @@ def _check_supported(config: Config) -> None:
     wrong = []
     if config.train.mode != "local":
         wrong.append(("train.mode", f"is {config.train.mode}; this release trains on one machine."))
-    if config.model.file is not None:
-        wrong.append(("model.file", "is given; this release trains its built-in networks only."))
     if not Storage.is_local(config.home):
         wrong.append(("home", f"is {config.home}; this release trains with a home on local disk."))
+    if config.train.early_stop is not None and config.data.eval is None:
+        wrong.append(("train.early_stop", "is given, but data.eval gives no rows to measure on."))
     if wrong:
         raise ConfigError(
             [Mistake("clickline.yaml", 0, key, problem, "Change it.") for key, problem in wrong]
         )
 
 
+def _tracker(config: Config, run: Path, progress: Progress) -> Tracker:
+    tracking = config.tracking
+    if tracking.enabled is False or (tracking.enabled is None and find_spec("mlflow") is None):
+        return Tracker()
+    experiment = tracking.experiment or config.name
+    return open_tracker(
+        tracking.uri, experiment, run.name, home=Path(config.home), folder=run, warn=progress.say
+    )
+
+
 def _threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class _Trainer:
-    """Learns batch by batch and writes checkpoints in the background while it goes on."""
-
-    def __init__(
-        self,
-        config: Config,
-        dataset: Dataset,
-        learner: Learner,
-        run: Path,
-        identity: dict[str, Any],
-        progress: Progress,
-    ) -> None:
-        self._every = config.train.checkpoint_every
-        self._keep = config.train.keep_checkpoints
-        self._dataset = dataset
-        self._learner = learner
-        self._run = run
-        self._identity = identity
-        self._progress = progress
-        self._batches = Batches(dataset, Path(dataset.folder), config.train.batch_size, config.train.seed)
-        self._position = Position()
-        self._step = 0
-
-    def resume(self) -> None:
-        """Go on from the newest checkpoint of this run, if there is one."""
-        found = latest(self._run)
-        if found is None:
-            return
-        if found.body["identity"] != self._identity:
-            raise ArtifactError(f"{found.folder} belongs to another run. Remove {self._run}.")
-        load(self._learner.tables, found.tables)
-        self._learner.load_dense_state(found.dense())
-        self._position = Position(**found.body["position"])
-        self._step = found.step
-        self._progress.say(f"going on from step {found.step:,} of run {self._run.name}")
-
-    def train_to(self, epochs: int) -> Checkpoint:
-        """Learn until `epochs` epochs are done; ends with a checkpoint."""
-        rows = self._dataset.splits["train"].rows
-        window = Window()
-        with ThreadPoolExecutor(1, thread_name_prefix="checkpoint") as pool:
-            writing: Future[Checkpoint] | None = None
-            written = told = time.monotonic()
-            while self._position.epoch < epochs:
-                self._progress.begin(f"train epoch {self._position.epoch + 1}", total_rows=rows)
-                for batch, after in self._batches.epoch(self._position):
-                    step = self._learner.learn(batch)
-                    self._position, self._step = after, self._step + 1
-                    window.add(batch.label_B, batch.weight_B, step.probability_B)
-                    self._progress.advance(rows=batch.rows)
-                    now = time.monotonic()
-                    if now - told > _TOLD_SECONDS:
-                        told = now
-                        auc, loss = window.measure()
-                        if auc is not None and loss is not None:
-                            size = self._learner.tables.size
-                            self._progress.note(f"loss {loss:.4f}, AUC {auc:.4f}, {size:,} ids")
-                    if now - written > self._every and (writing is None or writing.done()):
-                        if writing is not None:
-                            writing.result()
-                        writing = self._begin_checkpoint(pool)
-                        written = now
-                self._progress.end()
-            if writing is not None:
-                writing.result()
-            found = latest(self._run)
-            if found is None or found.step != self._step:
-                found = self._begin_checkpoint(pool).result()
-        return found
-
-    def _begin_checkpoint(self, pool: ThreadPoolExecutor) -> Future[Checkpoint]:
-        """Cut here and now, between two steps; write while training goes on."""
-        snapshot = freeze(self._learner.tables)
-        dense = self._learner.dense_state()
-        body = {
-            "identity": self._identity,
-            "dataset": self._dataset.id,
-            "features": self._dataset.features.to_json(),
-            "position": asdict(self._position),
-        }
-        step = self._step
-
-        def write() -> Checkpoint:
-            made = write_checkpoint(self._run, step, snapshot.write, dense, body)
-            prune(self._run, self._keep)
-            return made
-
-        return pool.submit(write)
-
-
-def _evaluate(learner: Learner, dataset: Dataset, progress: Progress) -> Evaluation | None:
-    """Every eval row, scored and measured."""
-    if "eval" not in dataset.splits:
-        return None
-    evaluator = Evaluator()
-    split = dataset.splits["eval"]
-    progress.begin("evaluate", total_rows=split.rows)
-    for shard, group, _ in dataset.row_groups("eval"):
-        rows = dataset.read(Path(dataset.folder, split.shards[shard].file), [group])
-        evaluator.add(rows.label_B, rows.weight_B, learner.score(rows), rows.event_hour_B, {})
-        progress.advance(rows=rows.rows)
-    progress.end()
-    return evaluator.evaluation()
+def _epochs(count: int) -> str:
+    return "1 epoch" if count == 1 else f"{count} epochs"
 
 
 def _judge(config: Config, evaluation: Evaluation | None) -> Verdict:
@@ -222,12 +162,21 @@ def _judge(config: Config, evaluation: Evaluation | None) -> Verdict:
     return Verdict(True, (), ("nothing was measured: data.eval is not given.",))
 
 
-def _write_report(run: Path, checkpoint: Checkpoint, evaluation: Evaluation | None, verdict: Verdict) -> Path:
+def _write_report(run: Path, trained: Result, verdict: Verdict) -> Path:
     path = run / "report.json"
     document = {
-        "checkpoint": checkpoint.folder.name,
-        "evaluation": None if evaluation is None else evaluation.to_json(),
+        "checkpoint": trained.checkpoint.folder.name,
+        "evaluation": None if trained.evaluation is None else trained.evaluation.to_json(),
         "gate": verdict.to_json(),
+        **trained.story,
     }
     Storage().put(str(path), as_json(document, indent=1))
     return path
+
+
+def _figures(evaluation: Evaluation | None) -> dict[str, float]:
+    if evaluation is None:
+        return {}
+    total = evaluation.total
+    found = {"eval_auc": total.auc, "eval_logloss": total.logloss, "eval_calibration": total.calibration}
+    return {name: value for name, value in found.items() if value is not None}

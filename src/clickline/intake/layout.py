@@ -11,9 +11,9 @@ from clickline.config import DataSection, FieldConfig
 from clickline.config.sections import is_glob
 from clickline.errors import ConfigError, Mistake
 from clickline.features import DenseField, FeatureSpec, SlotField, slot_number
-from clickline.stages.prepare.targets import TargetFields
+from clickline.intake.targets import TargetFields
 
-__all__ = ["Layout", "layout"]
+__all__ = ["Layout", "layout", "named_slots", "target_fields"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,28 @@ class _Field:
 
 def layout(data: DataSection, slots: Iterable[int] = (), dense: int = 0) -> Layout:
     """Features and targets of a config; `slots` and `dense` are what a slots or paddlerec source holds."""
+    fields = _fields(data, slots, dense)
+    features = FeatureSpec(
+        dense=tuple(
+            DenseField(field.name, field.column or field.name, field.transform)
+            for field in fields
+            if field.kind == "dense" and field.transform != "bucket"
+        ),
+        slots=tuple(_slot(field) for field in fields if _makes_ids(field)),
+        missing=data.missing,
+    )
+    if not features.dense and not features.slots:
+        remedy = "Declare at least one, or remove the `ignore`."
+        raise ConfigError([Mistake("data", 0, "fields", "leaves no slot and no dense field.", remedy)])
+    return Layout(features, _targets(data, fields), dense)
+
+
+def target_fields(data: DataSection) -> TargetFields:
+    """The targets of a config alone, for whoever has the features of a model."""
+    return _targets(data, _fields(data, (), 0))
+
+
+def _fields(data: DataSection, slots: Iterable[int], dense: int) -> list[_Field]:
     fields = {field.name: field for field in _built_in(data.format, slots, dense)}
     exact = {name: change for name, change in data.fields.items() if not is_glob(name)}
     for name, change in data.fields.items():
@@ -63,10 +85,14 @@ def layout(data: DataSection, slots: Iterable[int] = (), dense: int = 0) -> Layo
                 fields[known] = fields[known].changed(change)
     for name, change in exact.items():
         fields[name] = fields.get(name, _new(name, data.format)).changed(change)
+    return list(fields.values())
+
+
+def _targets(data: DataSection, fields: list[_Field]) -> TargetFields:
     targets = TargetFields()
     if data.format == "slots":
         targets = TargetFields(shows="show", clicks="click")
-    for field in fields.values():
+    for field in fields:
         column = field.column or field.name
         if field.kind == "label":
             targets = replace(targets, label=column, positive=field.positive)
@@ -74,19 +100,7 @@ def layout(data: DataSection, slots: Iterable[int] = (), dense: int = 0) -> Layo
             targets = replace(targets, weight=column)
         elif field.kind == "time":
             targets = replace(targets, time=column, time_format=field.time_format)
-    features = FeatureSpec(
-        dense=tuple(
-            DenseField(field.name, field.column or field.name, field.transform)
-            for field in fields.values()
-            if field.kind == "dense" and field.transform != "bucket"
-        ),
-        slots=tuple(_slot(field) for field in fields.values() if _makes_ids(field)),
-        missing=data.missing,
-    )
-    if not features.dense and not features.slots:
-        remedy = "Declare at least one, or remove the `ignore`."
-        raise ConfigError([Mistake("data", 0, "fields", "leaves no slot and no dense field.", remedy)])
-    return Layout(features, targets, dense)
+    return targets
 
 
 def _built_in(format_name: str | None, slots: Iterable[int], dense: int) -> list[_Field]:

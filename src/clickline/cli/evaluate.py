@@ -1,0 +1,154 @@
+"""clickline evaluate: any checkpoint on any data, to a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from clickline.cli.console import emit, facts, table, watching
+from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+
+if TYPE_CHECKING:
+    from clickline.metrics.binary import Metrics
+    from clickline.stages.evaluate.run import EvaluateResult
+
+__all__ = ["evaluate"]
+
+_MEASURES = ("ROWS", "CLICKS", "AUC", "LOG LOSS", "CALIBRATION")
+
+
+def evaluate(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="FOLDER",
+            help="A checkpoint, or a run, whose result is meant.",
+            show_default="the newest run",
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="DATA",
+            help="A dataset's folder, or raw logs: a path, a quoted glob, a URI; may be repeated.",
+            show_default="the current dataset",
+        ),
+    ] = None,
+    split: Annotated[Literal["train", "eval"], typer.Option("--split", help="Of a dataset.")] = "eval",
+    slices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slice",
+            metavar="SLOT",
+            help="Measure by the values of a slot; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    importance: Annotated[
+        bool,
+        typer.Option("--importance", help="Tell the AUC lost when a field is shuffled: one pass a field."),
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Fixes what --importance shuffles.", min=0)] = 0,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Where the report goes.", show_default="evaluations/ in home"
+        ),
+    ] = None,
+    config_file: ConfigFile = Path("clickline.yaml"),
+    overrides: Overrides = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a model on any data and say what the gate makes of it."""
+    from clickline.config import load_config
+    from clickline.errors import ClicklineError
+
+    config = load_config(config_file, overrides or ())
+    try:
+        from clickline.stages.evaluate.run import evaluate as run
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("clickline"):
+            raise
+        raise ClicklineError(
+            f"evaluating needs the package {error.name}: pip install 'clickline[train]'"
+        ) from error
+    with watching(as_json=as_json, quiet=quiet) as progress:
+        result = run(
+            config,
+            progress,
+            model=model,
+            data=data or (),
+            split=split,
+            slices=slices or (),
+            importance=importance,
+            seed=seed,
+            out=out,
+        )
+    if as_json:
+        emit({**result.to_json(), "report": result.report, "seconds": result.seconds})
+    else:
+        _show(result)
+
+
+def _show(result: EvaluateResult) -> None:
+    measured = result.evaluation.total
+    bad = ", ".join(f"{count:,} {reason}" for reason, count in result.bad.items())
+    own = {name: f"{value:.6g}" for name, value in result.evaluation.own.items()}
+    named: dict[str, object] = {
+        "checkpoint": result.checkpoint.folder,
+        "rows": f"{measured.rows:,}" + (f"; left out as bad: {bad}" if bad else ""),
+        "clicks": f"{measured.clicks:,.10g} of {measured.shows:,.10g} shows, rate {_shown(measured.base_rate)}",
+        "AUC": _auc(measured),
+        "log loss": _shown(measured.logloss) + _interval(measured.logloss_interval),
+        "normalised entropy": _shown(measured.normalised_entropy),
+        "accuracy": _shown(measured.accuracy),
+        "calibration": f"{_shown(measured.calibration)} predicted / real clicks",
+        "ECE": _shown(measured.ece),
+        **own,
+        "gate": "passed" if result.verdict.passed else "refused",
+        "report": result.report,
+        "time": f"{result.seconds:.1f} s",
+    }
+    facts(named)
+    for line in (*measured.notes, *result.verdict.reasons, *result.verdict.warnings):
+        typer.echo(f"note: {line}")
+    if result.evaluation.hours:
+        rows = [(hour.utc or "unknown", *_figures(hour.metrics)) for hour in result.evaluation.hours]
+        _titled("By hour (UTC)", ("HOUR", *_MEASURES), rows)
+    for slot, found in result.evaluation.slices.items():
+        rows = [(result.name_of(slot, one.id), *_figures(one.metrics)) for one in found]
+        _titled(f"By {slot}, the values with most shows", (slot, *_MEASURES), rows)
+    if result.importance is not None:
+        fields = [(one.name, one.kind, f"{one.lost:+.5f}", _shown(one.auc)) for one in result.importance]
+        _titled("AUC lost when a field is shuffled", ("FIELD", "KIND", "LOST", "AUC WITHOUT"), fields)
+
+
+def _titled(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    typer.echo(f"\n{title}")
+    table(header, rows)
+
+
+def _figures(metrics: Metrics) -> tuple[str, ...]:
+    measures = (_shown(value) for value in (metrics.auc, metrics.logloss, metrics.calibration))
+    return (f"{metrics.rows:,}", f"{metrics.clicks:,.10g}", *measures)
+
+
+def _auc(measured: Metrics) -> str:
+    if measured.auc is None or measured.auc_error is None:
+        return "-"
+    error = "exact" if measured.auc_error == 0 else f"error below {measured.auc_error:.1g}"
+    return f"{measured.auc:.5f}{_interval(measured.auc_interval)}, {error}"
+
+
+def _interval(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" (95 %: {interval[0]:.4f} to {interval[1]:.4f})"
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,12 @@
+"""Sparse tables and a network as one model: built from a plan, learning batch by batch, scoring rows.
+
+Training on one machine, training on a cluster and evaluation share it; none of them sees config objects here.
+"""
+
+from __future__ import annotations
+
+from clickline.learner.learner import Diverged, Learner, Prepared, Step
+from clickline.learner.model import Model, open_checkpoint
+from clickline.learner.plan import ModelPlan
+
+__all__ = ["Diverged", "Learner", "Model", "ModelPlan", "Prepared", "Step", "open_checkpoint"]

@@ -1,0 +1,38 @@
+"""How busy and how large this process is, without any package for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+__all__ = ["process_figures"]
+
+_STATM = Path("/proc/self/statm")
+
+
+class _ProcessFigures:
+    """Remembers when it was asked last. MLflow shows names that begin with system/ on a page of their own."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.monotonic(), time.process_time()
+
+    def __call__(self) -> dict[str, float]:
+        """Cores kept busy since the last call (1.0: one core, all the time) and MiB of memory in use."""
+        wall, cpu = time.monotonic(), time.process_time()
+        busy = (cpu - self._cpu) / max(wall - self._wall, 1e-9)
+        self._wall, self._cpu = wall, cpu
+        return {"system/cpu_cores": busy, "system/memory_mib": _resident_bytes() / 2**20}
+
+
+def _resident_bytes() -> int:
+    if _STATM.exists():
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    import resource  # elsewhere only the peak is told; macOS counts it in bytes, others in KiB
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+process_figures = _ProcessFigures()

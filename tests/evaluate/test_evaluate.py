@@ -1,0 +1,422 @@
+"""Any checkpoint on any data: the same rows give the same figures, and what is wrong is said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clickline
+from clickline.artifacts.checkpoint import open_checkpoint_folder
+from clickline.artifacts.dataset import Dataset, concat
+from clickline.config import load_config
+from clickline.errors import ArtifactError, ConfigError, DataError, SourceNotFound, TooManyBadRows
+from clickline.features import kernels
+from clickline.learner import open_checkpoint
+from clickline.metrics.binary import Counts
+from clickline.progress import Progress
+from clickline.stages.evaluate.run import evaluate, open_model
+from clickline.stages.sample.generate import SampleOptions, generate
+from clickline.storage.stores import Storage
+
+
+class Heard(Progress):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.rows = 0
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+    def advance(self, *, rows: int = 0, size: int = 0) -> None:
+        self.rows += rows
+
+
+def scored(project: Path, checkpoint: Path, split: str = "eval"):
+    """All rows of a split with the scores of the model, as plainly as can be."""
+    found = open_checkpoint_folder(checkpoint)
+    assert found is not None
+    dataset = Dataset.current(Storage(), str(project / ".clickline"))
+    shards = dataset.splits[split].shards
+    rows = concat(
+        [dataset.read(Path(dataset.folder, shards[s].file), [g]) for s, g, _ in dataset.row_groups(split)]
+    )
+    return rows, open_checkpoint(found, 2).score(rows)
+
+
+# ── the same rows, the same figures ────────────────────────────────────────────────────────────
+
+
+def test_the_dataset_as_training_measured_it(project, config, checkpoint):
+    result = evaluate(config)
+    report = json.loads((checkpoint.parent / "report.json").read_text())["evaluation"]
+    measured = result.evaluation.total
+    assert measured.rows == 1600
+    for name in ("auc", "logloss", "calibration", "ece", "normalised_entropy", "accuracy"):
+        assert getattr(measured, name) == pytest.approx(report[name], rel=1e-5), name
+    rows, scores = scored(project, checkpoint)
+    direct = Counts()
+    direct.add(rows.label_B, rows.weight_B, scores)
+    assert measured == direct.metrics()
+
+
+@pytest.mark.parametrize("split", ["eval", "train"])
+def test_raw_logs_give_the_figures_of_the_dataset_to_the_last_digit(project, config, split):
+    prepared = evaluate(config, split=split, slices=["C1", "I4"])
+    raw = evaluate(config, data=[str(project / "data" / f"{split}.tsv")], slices=["C1", "I4"])
+    assert raw.evaluation == prepared.evaluation
+    assert len(Dataset.current(Storage(), config.home).splits[split].shards) > 3
+
+
+def test_packed_logs_and_globs_are_read_as_any_other(project, config):
+    lines = (project / "data" / "eval.tsv").read_bytes().splitlines(keepends=True)
+    (project / "more").mkdir()
+    (project / "more" / "a.tsv").write_bytes(b"".join(lines[:700]))
+    (project / "more" / "b.tsv.gz").write_bytes(gzip.compress(b"".join(lines[700:])))
+    heard = Heard()
+    raw = evaluate(config, heard, data=[str(project / "more" / "*")])
+    assert raw.evaluation == evaluate(config).evaluation
+    assert heard.rows == 1600
+
+
+def test_a_dataset_is_named_by_its_folder(project, config):
+    folder = Dataset.current(Storage(), config.home).folder
+    elsewhere = project / "kept"
+    shutil.copytree(folder, elsewhere)
+    shutil.rmtree(project / ".clickline" / "datasets")
+    assert evaluate(config, data=[str(elsewhere)]).evaluation.total.rows == 1600
+
+
+def test_statistics_are_those_of_the_training_data(project, config, tmp_path):
+    """One row alone: its own mean and quantiles would make it another row."""
+    first = (project / "data" / "eval.tsv").read_bytes().split(b"\n")[0]
+    (tmp_path / "one.tsv").write_bytes(first + b"\n")
+    alone = evaluate(config, data=[str(tmp_path / "one.tsv")]).evaluation.total
+    _, scores = scored(project, open_model(None, config.home).folder)
+    assert alone.mean_prediction == pytest.approx(float(scores[0]), rel=1e-5)
+
+
+SOURCES = {
+    "csv": "format: csv, train: data/train.csv, eval: data/eval.csv, "
+    "fields: {click: label, I1: log1p, C1: slot, C2: slot, C3: slot}",
+    "slots": "format: slots, train: data/train.txt, eval: data/eval.txt",
+    "paddlerec": "format: paddlerec, train: data/train.txt, eval: data/eval.txt, fields: {dense_4: ignore}",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(SOURCES))
+def test_every_format_is_read_raw(name, tmp_path):
+    made = generate(SampleOptions(format=name, rows=2000, out=tmp_path / "data", cardinality=100), Progress())
+    (tmp_path / "clickline.yaml").write_text(
+        f"data: {{{SOURCES[name]}}}\ncache: {{dir: cache}}\nmodel: {{embedding_dim: 2, hidden: [4]}}\n"
+        "gate: {accuracy: 0.01}\n"  # so few rows teach nothing, and need not
+    )
+    config = load_config(tmp_path / "clickline.yaml")
+    clickline.prepare(config)
+    clickline.train(config)
+    (logs,) = (str(file) for file in made.files if file.name.startswith("eval."))
+    slot = evaluate(config).rows.dataset.features.slots[0].name  # type: ignore[attr-defined]
+    raw = evaluate(config, data=[logs], slices=[slot])
+    assert raw.evaluation == evaluate(config, slices=[slot]).evaluation
+    named = raw.names[slot]
+    assert all(one.id in named for one in raw.evaluation.slices[slot])
+
+
+@pytest.mark.slow
+def test_hours_of_a_pattern_are_measured_one_by_one(tmp_path):
+    generate(SampleOptions(format="criteo", rows=3000, out=tmp_path / "data", hours=3), Progress())
+    days = sorted(path.relative_to(tmp_path / "data") for path in (tmp_path / "data").glob("*/*"))
+    hours = [f"{path.parent.name}/{path.name}" for path in days]
+    dates = f"{{from: {hours[0]}, to: {hours[1]}}}"
+    (tmp_path / "clickline.yaml").write_text(
+        f"data: {{train: 'data/{{date}}/{{hour}}/*.tsv', dates: {dates}}}\ncache: {{dir: cache}}\n"
+        "model: {embedding_dim: 2, hidden: [4]}\n"
+    )
+    config = load_config(tmp_path / "clickline.yaml")
+    clickline.prepare(config)
+    clickline.train(config)
+    with pytest.raises(DataError, match=r"has no eval rows; it has: train\. Use --split"):
+        evaluate(config)
+    learned = evaluate(config, split="train")
+    assert len(learned.evaluation.hours) == 2
+    again = load_config(tmp_path / "clickline.yaml", [f"data.dates.to={hours[2]}"])
+    later = evaluate(again, data=[str(tmp_path / "data" / "{date}" / "{hour}" / "*.tsv")])
+    assert [hour.metrics.rows for hour in later.evaluation.hours] == [1000, 1000, 1000]
+    for hour, known in zip(later.evaluation.hours, learned.evaluation.hours, strict=False):
+        assert hour.hour == known.hour  # a network's last bits depend on how many rows it scores at once
+        assert hour.metrics.logloss == pytest.approx(known.metrics.logloss, rel=1e-5)
+    assert later.evaluation.hours[2].utc == f"{hours[2][:4]}-{hours[2][4:6]}-{hours[2][6:8]}T{hours[2][9:]}"
+
+
+# ── bad rows ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_bad_rows_are_left_out_counted_and_named(project, config):
+    lines = (project / "data" / "eval.tsv").read_bytes().splitlines(keepends=True)
+    broken = project / "data" / "broken.tsv"
+    broken.write_bytes(b"".join([*lines[:10], b"only\ttwo\n", *lines[10:], b"7" + lines[0][1:]]))
+    result = evaluate(config, data=[str(broken)])
+    assert result.evaluation == evaluate(config).evaluation
+    assert result.bad == {"wrong column count": 1, "bad label": 1}
+    found = json.loads(Path(result.report).read_text())["data"]
+    assert found["bad"] == {"bad label": 1, "wrong column count": 1}
+    assert [(row["line"], row["reason"]) for row in found["bad_rows"]] == [
+        (11, "wrong column count"),
+        (1602, "bad label"),
+    ]
+
+
+def test_too_many_bad_rows_are_refused_with_the_first_of_them(project, config):
+    lines = (project / "data" / "eval.tsv").read_bytes().splitlines(keepends=True)
+    broken = project / "data" / "broken.tsv"
+    broken.write_bytes(b"".join([*lines[:50], b"only\ttwo\n"]))
+    with pytest.raises(TooManyBadRows) as told:
+        evaluate(config, data=[str(broken)])
+    assert "1 of 51 rows of" in str(told.value)
+    assert "broken.tsv:51: 2 columns, 40 expected" in str(told.value)
+    assert "raise data.max_bad" in str(told.value)
+    more = load_config(project / "clickline.yaml", ["data.max_bad=0.05"])
+    assert evaluate(more, data=[str(broken)]).evaluation.total.rows == 50
+
+
+def test_logs_without_a_row_are_refused(project, config):
+    (project / "data" / "empty.tsv").write_bytes(b"")
+    with pytest.raises(DataError, match=r"empty\.tsv holds no rows\. Name the files that hold the logs"):
+        evaluate(config, data=[str(project / "data" / "empty.tsv")])
+    (project / "data" / "rubbish.tsv").write_bytes(b"a\nb\n")
+    with pytest.raises(TooManyBadRows, match=r"2 of 2 rows of .*rubbish\.tsv are bad"):
+        evaluate(
+            load_config(project / "clickline.yaml", ["data.max_bad=1"]),
+            data=[str(project / "data" / "rubbish.tsv")],
+        )
+
+
+# ── what may be wrong ──────────────────────────────────────────────────────────────────────────
+
+
+def test_logs_that_are_not_there(project, config):
+    with pytest.raises(SourceNotFound, match=r"nowhere\.tsv matches no file"):
+        evaluate(config, data=[str(project / "nowhere.tsv")])
+
+
+def test_a_split_of_raw_logs_is_refused(project, config):
+    with pytest.raises(
+        ConfigError, match=r"--split is train, but --data names raw logs, which have no splits"
+    ):
+        evaluate(config, data=[str(project / "data" / "eval.tsv")], split="train")
+
+
+def test_data_that_is_a_checkpoint_is_told_apart(config, checkpoint):
+    with pytest.raises(ArtifactError, match=r"says kind 'checkpoint'.*this release reads kind 'dataset'"):
+        evaluate(config, data=[str(checkpoint)])
+
+
+def test_a_dataset_of_other_features_is_refused_and_the_way_out_works(project):
+    other = load_config(
+        project / "clickline.yaml", ["data.train=data/eval.tsv", "data.fields={I3: zscore, C26: ignore}"]
+    )
+    model = str(next((project / ".clickline" / "runs").iterdir()))
+    clickline.prepare(other)
+    with pytest.raises(ArtifactError) as told:
+        evaluate(other, model=model)
+    assert "not in the dataset: C26" in str(told.value)
+    assert "other statistics or transform: I3" in str(told.value)
+    assert "Name the raw logs with --data" in str(told.value)
+    assert (
+        evaluate(other, model=model, data=[str(project / "data" / "eval.tsv")]).evaluation.total.rows == 1600
+    )
+
+
+def test_logs_of_a_format_without_the_models_columns_are_refused(project):
+    (project / "other.txt").write_text("1 0 123:1 456:2\n1 1 123:1 456:2\n")
+    other = load_config(project / "clickline.yaml", ["data.format=slots", "data.fields={}"])
+    with pytest.raises(DataError, match=r"trained with the columns I1, I2, I3, I6, I7 and \d+ more"):
+        evaluate(other, data=[str(project / "other.txt")])
+
+
+def test_without_a_checkpoint_it_says_what_to_do(project, config):
+    shutil.rmtree(project / ".clickline" / "runs")
+    with pytest.raises(ArtifactError, match=r"holds no checkpoint\. Run `clickline train` first"):
+        evaluate(config)
+
+
+def test_models_are_named_by_checkpoint_run_or_name(config, checkpoint):
+    found = [open_model(text, config.home) for text in (None, str(checkpoint), str(checkpoint.parent))]
+    found.append(open_model(checkpoint.parent.name, config.home))
+    assert {one.folder for one in found} == {checkpoint}
+
+
+def test_the_newest_run_is_the_one_that_wrote_a_checkpoint_last(project, config, checkpoint):
+    other = checkpoint.parent.with_name("0" * 12)
+    shutil.copytree(checkpoint.parent, other)
+    old = checkpoint / "manifest.json"
+    os.utime(old, ns=(0, old.stat().st_mtime_ns - 10**9))
+    assert open_model(None, config.home).folder.parent == other
+    new = other / checkpoint.name / "manifest.json"
+    os.utime(new, ns=(0, old.stat().st_mtime_ns - 10**9))
+    assert open_model(None, config.home).folder.parent == checkpoint.parent
+    with pytest.raises(ArtifactError, match=f"newest first: {checkpoint.parent.name}, {'0' * 12}"):
+        open_model("nothing", config.home)
+
+
+@pytest.mark.parametrize("folder", ["data", ".clickline/datasets", "nowhere"])
+def test_a_folder_that_is_no_model_is_told_with_what_there_is(project, config, checkpoint, folder):
+    with pytest.raises(ArtifactError) as told:
+        evaluate(config, model=str(project / folder))
+    assert "is no checkpoint and no run with one. Name a folder such as" in str(told.value)
+    assert checkpoint.parent.name in str(told.value)
+
+
+def test_a_dataset_is_no_model(project, config):
+    with pytest.raises(ArtifactError, match="says kind 'dataset'"):
+        evaluate(config, model=Dataset.current(Storage(), config.home).folder)
+
+
+@pytest.mark.parametrize("name", ["dense.npz", "tables.bin"])
+def test_a_damaged_checkpoint_is_refused(config, checkpoint, name):
+    content = bytearray((checkpoint / name).read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    (checkpoint / name).write_bytes(content)
+    with pytest.raises(ArtifactError, match=rf"{name}.*(damaged|checksum)"):
+        evaluate(config)
+
+
+def test_a_torn_checkpoint_is_refused(config, checkpoint):
+    manifest = checkpoint / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    with pytest.raises(ArtifactError, match=r"is not a manifest"):
+        evaluate(config)
+
+
+def test_a_damaged_shard_is_refused(config):
+    dataset = Dataset.current(Storage(), config.home)
+    shard = Path(dataset.folder, dataset.splits["eval"].shards[1].file)
+    shard.write_bytes(b"\0" * shard.stat().st_size)
+    with pytest.raises(ArtifactError, match=rf"{shard.name} is damaged.*run `clickline prepare` again"):
+        evaluate(config)
+
+
+# ── slices, importance, gate ───────────────────────────────────────────────────────────────────
+
+
+def test_unknown_slots_are_told_with_those_there_are(config):
+    with pytest.raises(ConfigError) as told:
+        evaluate(config, slices=["C1", "C99", "I3"])
+    assert len(told.value.mistakes) == 2
+    assert "--slice C99 is no slot of the model. Its slots: I4, I5, C1, C2," in str(told.value)
+    assert "Did you mean C9?" in str(told.value)
+    assert "--slice I3 is a dense field" in str(told.value)
+
+
+def test_slices_are_measured_as_if_alone_and_named_by_their_text(project, config, checkpoint):
+    rows, scores = scored(project, checkpoint)
+    result = evaluate(config, data=[str(project / "data" / "eval.tsv")], slices=["C2"])
+    slot = next(slot for slot in Dataset.current(Storage(), config.home).features.slots if slot.name == "C2")
+    place = [s.name for s in Dataset.current(Storage(), config.home).features.slots].index("C2")
+    texts = [
+        line.split("\t")[1 + 13 + 1] for line in (project / "data" / "eval.tsv").read_text().splitlines()
+    ]
+    assert len(result.evaluation.slices["C2"]) == 20
+    for one in result.evaluation.slices["C2"]:
+        mine = rows.encoded.slots[place].ids_N == np.uint64(one.id)
+        counts = Counts()
+        counts.add(rows.label_B[mine], rows.weight_B[mine], scores[mine])
+        assert one.metrics == counts.metrics()
+        name = result.name_of("C2", one.id)
+        assert {text or "(missing)" for text, own in zip(texts, mine, strict=True) if own} == {name}
+        if name != "(missing)":
+            raw = np.frombuffer(name.encode(), np.uint8)
+            assert one.id == int(kernels.fmix64(np.uint64(kernels.xxh64(raw, 0, raw.size)) ^ slot.salt))
+    shown = json.loads(Path(result.report).read_text())["evaluation"]["slices"]["C2"][0]
+    assert shown["id"] == f"{result.evaluation.slices['C2'][0].id:016x}"
+    assert shown["value"] == result.name_of("C2", result.evaluation.slices["C2"][0].id)
+
+
+def test_of_a_dataset_the_frequent_values_are_named_and_the_others_are_hexadecimal(config):
+    result = evaluate(config, slices=["C1", "C3"])
+    raw = evaluate(config, data=[str(Path(config.home).parent / "data" / "eval.tsv")], slices=["C1", "C3"])
+    for slot in ("C1", "C3"):
+        for one in result.evaluation.slices[slot]:
+            assert result.name_of(slot, one.id) in (raw.name_of(slot, one.id), f"{one.id:016x}")
+        heaviest = result.evaluation.slices[slot][0].id
+        assert result.name_of(slot, heaviest) == raw.name_of(slot, heaviest)
+
+
+def test_buckets_are_named_by_their_range(config):
+    result = evaluate(config, slices=["I4", "I5"])
+    names = {result.name_of("I4", one.id) for one in result.evaluation.slices["I4"]}
+    slot = next(s for s in Dataset.current(Storage(), config.home).features.slots if s.name == "I4")
+    assert slot.statistics is not None
+    low, high = slot.statistics.edges[0], slot.statistics.edges[-1]
+    assert {f"below {low:g}", f"{high:g} and more"} <= names
+    powers = {result.name_of("I5", one.id) for one in result.evaluation.slices["I5"]}
+    assert powers & {"1 to 2", "2 to 4", "4 to 8", "1024 to 2048"}
+    assert not any(len(name) == 16 and name.isalnum() for name in powers)
+
+
+@pytest.mark.slow
+def test_importance_is_the_same_again_and_finds_what_the_model_uses(project, config, checkpoint):
+    first = evaluate(config, importance=True, seed=4)
+    again = evaluate(config, data=[str(project / "data" / "eval.tsv")], importance=True, seed=4)
+    assert first.importance == again.importance
+    assert first.importance != evaluate(config, importance=True, seed=5).importance
+    assert first.importance is not None
+    features = Dataset.current(Storage(), config.home).features
+    assert {one.name for one in first.importance} == {field.name for field in features.fields}
+    lost = [one.lost for one in first.importance]
+    assert lost == sorted(lost, reverse=True) and lost[0] > 0.005
+    # The most important one, shuffled by hand.
+    rows, _ = scored(project, checkpoint)
+    top = first.importance[0]
+    order = np.random.default_rng(1).permutation(rows.rows)
+    if top.kind == "dense":
+        d = [field.name for field in features.dense].index(top.name)
+        dense_DB = rows.encoded.dense_DB.copy()
+        dense_DB[d] = dense_DB[d, order]
+        shuffled = replace(rows, encoded=replace(rows.encoded, dense_DB=dense_DB))
+    else:
+        s = [slot.name for slot in features.slots].index(top.name)
+        slots = list(rows.encoded.slots)
+        slots[s] = slots[s].take(order)
+        shuffled = replace(rows, encoded=replace(rows.encoded, slots=tuple(slots)))
+    model = open_model(None, config.home)
+    counts = Counts()
+    counts.add(rows.label_B, rows.weight_B, open_checkpoint(model, 2).score(shuffled))
+    by_hand = counts.metrics().auc
+    assert by_hand is not None
+    assert top.auc == pytest.approx(by_hand, abs=0.02)
+
+
+def test_the_gate_speaks_and_refuses_nothing(project):
+    strict = load_config(project / "clickline.yaml", ["gate.auc=0.99", "gate.vs_current=-0.01"])
+    verdict = evaluate(strict).verdict
+    assert not verdict.passed
+    assert "below gate.auc 0.99" in verdict.reasons[0] and len(verdict.reasons) == 1
+    assert "gate.vs_current was not checked: there is no current version to compare with." in verdict.warnings
+
+
+def test_the_report_holds_everything_and_goes_where_it_is_told(project, config, checkpoint):
+    result = evaluate(config)
+    run, step = checkpoint.parent.name, checkpoint.name
+    dataset = Dataset.current(Storage(), config.home)
+    assert Path(result.report) == project / f".clickline/evaluations/{run}-{step}-eval-of-{dataset.id}.json"
+    document = json.loads(Path(result.report).read_text())
+    assert document == json.loads(json.dumps(result.to_json()))
+    assert document["model"] == {
+        "checkpoint": str(checkpoint),
+        "step": result.checkpoint.step,
+        "dataset": dataset.id,
+    }
+    assert document["data"] == {"dataset": dataset.folder, "split": "eval"}
+    assert document["evaluation"]["auc"] == result.evaluation.total.auc
+    assert document["importance"] is None
+    out = str(project / "reports" / "mine.json")
+    assert evaluate(config, out=out).report == out
+    assert json.loads(Path(out).read_text())["evaluation"] == document["evaluation"]

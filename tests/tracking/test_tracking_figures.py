@@ -1,0 +1,33 @@
+"""How busy and how large the process says it is."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from clickline.tracking import process_figures
+
+
+def work(cpu_seconds: float) -> None:
+    end = time.process_time() + cpu_seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_cpu_is_counted_since_the_last_call() -> None:
+    process_figures()
+    before_wall, before_cpu = time.monotonic(), time.process_time()
+    work(0.2)
+    told = process_figures()["system/cpu_cores"]
+    share = (time.process_time() - before_cpu) / (time.monotonic() - before_wall)
+    assert abs(told - share) < 0.2 * share + 0.01
+    time.sleep(0.2)  # idle: this is the load, not a wait for somebody
+    assert process_figures()["system/cpu_cores"] < told / 2
+
+
+def test_memory_grows_with_what_is_held() -> None:
+    before = process_figures()["system/memory_mib"]
+    held = np.ones(64 * 2**20, dtype=np.uint8)
+    assert process_figures()["system/memory_mib"] - before > 50
+    assert held[-1] == 1
