@@ -354,3 +354,16 @@ def test_changes_of_plan_are_other_runs(project):
     ):
         assert run(project, change).checkpoint.folder.parent != first.checkpoint.folder.parent
     assert dataclasses.asdict(run(project).verdict) == dataclasses.asdict(first.verdict)
+
+
+@pytest.mark.slow
+def test_looking_up_ahead_changes_nothing(project, monkeypatch):
+    def tables(result: TrainResult) -> tuple[str, str]:
+        return result.checkpoint.body["tables_sha256"], result.checkpoint.body["dense_sha256"]
+
+    found = []
+    for ahead in (False, True):
+        monkeypatch.setattr(module, "finds_ahead", lambda _, ahead=ahead: ahead)
+        found.append(tables(run(project, "train.checkpoint_steps=7", "train.admission.shows=2")))
+        subprocess.run(["rm", "-rf", str(project / ".clickline/runs")], check=True)
+    assert found[0] == found[1]

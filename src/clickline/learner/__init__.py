@@ -5,8 +5,9 @@ Training on one machine, training on a cluster and evaluation share it; none of 
 
 from __future__ import annotations
 
+from clickline.learner import hardware  # isort: skip  (before anything imports torch)
 from clickline.learner.learner import Diverged, Learner, Prepared, Step
 from clickline.learner.model import Model, open_checkpoint
 from clickline.learner.plan import ModelPlan
 
-__all__ = ["Diverged", "Learner", "Model", "ModelPlan", "Prepared", "Step", "open_checkpoint"]
+__all__ = ["Diverged", "Learner", "Model", "ModelPlan", "Prepared", "Step", "hardware", "open_checkpoint"]

@@ -17,6 +17,7 @@ from clickline.artifacts.checkpoint import Checkpoint
 from clickline.embedding import Lookup, Tables, load
 from clickline.errors import ArtifactError
 from clickline.features import FeatureSpec
+from clickline.learner.hardware import keep_memory
 from clickline.learner.plan import ModelPlan
 from clickline.metrics.calibrate import Calibration, from_json
 from clickline.models import NETWORKS, CustomModel, NetworkSpec, build, load_custom
@@ -43,6 +44,7 @@ class Model:
     def build(cls, features: FeatureSpec, plan: ModelPlan, threads: int, file: Path | None = None) -> Model:
         """A model that has learned nothing yet. `file` is the user's network where the plan names none."""
         torch.set_num_threads(threads)
+        keep_memory()
         spec = NetworkSpec(
             tuple(slot.dim for slot in plan.slots),
             len(features.dense),

@@ -26,6 +26,7 @@ from clickline.config.sections import TrainSection
 from clickline.embedding import Eviction, Snapshot, freeze
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.learner import Diverged, Learner, Prepared
+from clickline.learner.hardware import finds_ahead
 from clickline.metrics.binary import Counts
 from clickline.metrics.calibrate import fit_isotonic, fit_platt
 from clickline.metrics.evaluation import Evaluation, measure
@@ -82,6 +83,7 @@ class Trainer:
         self._identity = identity
         self._tracker = tracker
         self._progress = progress
+        self._finds_ahead = finds_ahead(identity["threads"])
         self._position = Position()
         self._newest_hour = -1
         self._evicted: dict[str, int] = {}
@@ -162,7 +164,7 @@ class Trainer:
                 # A checkpoint must not come between a batch's lookup, which counts it, and its learning.
                 cut = following is not None and self._checkpoint_due() and (writing is None or writing.done())
                 ahead = None
-                if following is not None and not cut:
+                if following is not None and not cut and self._finds_ahead:
                     ahead = finder.submit(self._prepare, following[0])
                 if prepared is not None:
                     self._learn(prepared)
