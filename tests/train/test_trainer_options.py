@@ -124,6 +124,8 @@ def test_a_calibration_is_fitted_on_rows_that_were_not_learned_and_stored(projec
 def test_negative_sampling_learns_fewer_rows_and_stays_calibrated(project):
     whole, sampled = run(project), run(project, "train.negative_sampling=0.3")
     assert sampled.checkpoint.step < whole.checkpoint.step
+    planned = sampled.checkpoint.body["plan"]["schedule"]["steps"]  # the rate must end with the rows
+    assert planned == pytest.approx(sampled.checkpoint.step, rel=0.05)
     assert sampled.evaluation.total.calibration == pytest.approx(1, abs=0.15)
 
 

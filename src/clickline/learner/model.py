@@ -78,7 +78,7 @@ class Model:
         probability_B = np.empty(rows.rows, dtype=np.float32)
         for start in range(0, rows.rows, _SCORED_ROWS):
             stop = min(start + _SCORED_ROWS, rows.rows)
-            part = rows if stop - start == rows.rows else rows.take(np.arange(start, stop))
+            part = rows.part(start, stop)
             inputs_BI, wide_B = self.buffers(part)
             self.tables.gather(part.encoded.slots, inputs_BI, wide_B, train=False)
             with torch.no_grad():

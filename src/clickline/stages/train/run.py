@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from clickline.artifacts.checkpoint import Checkpoint
-from clickline.artifacts.dataset import Dataset
+from clickline.artifacts.dataset import Dataset, Split
 from clickline.artifacts.manifest import as_json, fingerprint
 from clickline.config import Config
 from clickline.config.loader import resolved
@@ -50,7 +50,7 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
         raise DataError(f"dataset {dataset.id} has no training rows. Check data.train.")
     train, threads = config.train, _threads()
     held_out = 0.0 if train.calibration is None else train.calibration.share
-    expected = int(dataset.splits["train"].rows * (1 - held_out))
+    expected = _learned_rows(dataset.splits["train"], train.negative_sampling, held_out)
     batch_size = batch_size_of(train, expected)
     plan = plan_of(config, dataset.features, expected)
     file = None if config.model.file is None else Path(config.model.file)
@@ -142,6 +142,12 @@ def _tracker(config: Config, run: Path, progress: Progress) -> Tracker:
     return open_tracker(
         tracking.uri, experiment, run.name, home=Path(config.home), folder=run, warn=progress.say
     )
+
+
+def _learned_rows(split: Split, negative_sampling: float, held_out: float) -> int:
+    """How many rows an epoch is expected to learn: the schedules end with the last of them."""
+    clicked = min(split.rows, split.report["clicks"])
+    return int((clicked + (split.rows - clicked) * negative_sampling) * (1 - held_out))
 
 
 def _threads() -> int:
