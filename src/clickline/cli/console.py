@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from clickline.errors import ClicklineError
 from clickline.progress import Progress, human_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = ["emit", "facts", "note", "table", "watching"]
+__all__ = ["emit", "facts", "needing", "note", "table", "watching"]
 
 LINE_SECONDS = 10.0
 
@@ -46,6 +47,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
     for row in cells:
         typer.echo("   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@contextmanager
+def needing(extra: str, work: str) -> Iterator[None]:
+    """Around the import of a stage: a package that is not installed is named with the extra that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("clickline"):
+            raise
+        raise ClicklineError(
+            f"{work} needs the package {error.name}: pip install 'clickline[{extra}]'"
+        ) from error
 
 
 @contextmanager

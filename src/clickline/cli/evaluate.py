@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clickline.cli.console import emit, facts, table, watching
+from clickline.cli.console import emit, facts, needing, table, watching
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 
 if TYPE_CHECKING:
@@ -67,17 +67,10 @@ def evaluate(
 ) -> None:
     """Measure a model on any data and say what the gate makes of it."""
     from clickline.config import load_config
-    from clickline.errors import ClicklineError
 
     config = load_config(config_file, overrides or ())
-    try:
+    with needing("train", "evaluating"):
         from clickline.stages.evaluate.run import evaluate as run
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("clickline"):
-            raise
-        raise ClicklineError(
-            f"evaluating needs the package {error.name}: pip install 'clickline[train]'"
-        ) from error
     with watching(as_json=as_json, quiet=quiet) as progress:
         result = run(
             config,

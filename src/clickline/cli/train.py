@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clickline.cli.console import emit, facts, watching
+from clickline.cli.console import emit, facts, needing, watching
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 
 __all__ = ["train"]
@@ -18,17 +18,10 @@ def train(
 ) -> None:
     """Train on the prepared dataset, evaluate, and judge by the gate. Exit 3 if it refuses."""
     from clickline.config import load_config
-    from clickline.errors import ClicklineError
 
     config = load_config(config_file, overrides or ())
-    try:
+    with needing("train", "training"):
         from clickline.stages.train.run import train as run
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("clickline"):
-            raise
-        raise ClicklineError(
-            f"training needs the package {error.name}: pip install 'clickline[train]'"
-        ) from error
     with watching(as_json=as_json, quiet=quiet) as progress:
         result = run(config, progress)
     measured = result.evaluation.total if result.evaluation else None
