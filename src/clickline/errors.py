@@ -10,7 +10,9 @@
     ├── StorageError           a store did not answer, refused, or its driver is not installed
     │   └── CacheFull          a file does not fit under `cache.size`, or the rest of it is in use
     ├── GateRefused            the model did not reach what the gate asks for
-    └── ArtifactError          a dataset, checkpoint or version is absent, torn or of another format
+    ├── ArtifactError          a dataset, checkpoint or version is absent, torn or of another format
+    │   └── RegistryMoved      somebody else moved the current version meanwhile
+    └── RequestRefused         a request that a server does not answer, and why
 
 A message says what was found, what is allowed, and what to do about it. Which exit code an error
 becomes is decided in `cli/exits.py`, never here.
@@ -19,6 +21,7 @@ becomes is decided in `cli/exits.py`, never here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = [
     "ArtifactError",
@@ -30,6 +33,9 @@ __all__ = [
     "HourNotReady",
     "Mistake",
     "ReaderFault",
+    "Refusal",
+    "RegistryMoved",
+    "RequestRefused",
     "SourceNotFound",
     "StorageError",
     "TooManyBadRows",
@@ -97,3 +103,19 @@ class GateRefused(ClicklineError):
 
 class ArtifactError(ClicklineError):
     """A dataset, checkpoint or version is absent, torn, or written in a format this release cannot read."""
+
+
+class RegistryMoved(ArtifactError):
+    """Somebody else moved the registry's current version since it was looked at. Look again, then decide."""
+
+
+Refusal = Literal["invalid", "not_found", "unauthenticated", "overloaded", "late", "unavailable", "internal"]
+"""Kinds of refused requests; each is one gRPC status and one HTTP status."""
+
+
+class RequestRefused(ClicklineError):
+    """A request that gets no answer: malformed, for another model, too late, or too much at once."""
+
+    def __init__(self, kind: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind

@@ -15,7 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "ABSENT",
     "CRITEO_FIELDS",
+    "INTEGER",
+    "NUMBER",
+    "TEXT",
     "BadRow",
     "Block",
     "EncodedRows",
@@ -24,6 +28,7 @@ __all__ = [
     "NumberColumn",
     "RawColumn",
     "RawRows",
+    "RequestRows",
     "SlotIds",
     "SourceFile",
     "TextColumn",
@@ -114,6 +119,26 @@ class RawRows:
     columns: Mapping[str, RawColumn]
     lines_B: NDArray[np.int64]  # line or record number of each row, for later complaints
     bad: list[BadRow] = field(default_factory=list)
+
+
+ABSENT, TEXT, NUMBER, INTEGER = 0, 1, 2, 3
+"""How a request holds a column."""
+
+
+@dataclass(frozen=True)
+class RequestRows:
+    """Rows of a request, as its bytes hold them. Columns are numbered as in `FeatureSpec.columns`.
+
+    A column with several values a row stands in `several` instead, and is ABSENT here."""
+
+    rows: int
+    data: NDArray[np.uint8]  # what the spans of text point into
+    kind_C: NDArray[np.uint8]
+    starts_CB: NDArray[np.int64]
+    ends_CB: NDArray[np.int64]
+    numbers_CB: NDArray[np.float64]  # NaN is missing
+    integers_CB: NDArray[np.int64]
+    several: Mapping[str, RawColumn] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

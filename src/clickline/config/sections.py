@@ -29,6 +29,7 @@ from pydantic_core import PydanticCustomError
 
 __all__ = [
     "AdmissionSection",
+    "BatchingSection",
     "CacheSection",
     "CalibrationSection",
     "ClassWeights",
@@ -41,6 +42,7 @@ __all__ = [
     "EvictionSection",
     "FieldConfig",
     "GateSection",
+    "LookupSection",
     "ModelSection",
     "PublishSection",
     "ScheduleSection",
@@ -48,6 +50,7 @@ __all__ = [
     "ServeSection",
     "SlotModel",
     "StorageSection",
+    "TlsSection",
     "TrackingSection",
     "TrainSection",
     "WideSection",
@@ -283,7 +286,17 @@ Name = Annotated[
     Field(pattern="^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"),
     _as_type("string", "lower-case letters, digits and inner hyphens"),
 ]
+ModelAlias = Annotated[
+    str, Field(pattern="^[A-Za-z0-9_.-]+$"), _as_type("string", "letters, digits, _, . and -")
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
+Address = Annotated[str, Field(pattern=r"^[^\s]+:[0-9]{1,5}$"), _as_type("string", "host:port")]
+Size = Annotated[
+    int,
+    Field(ge=1024**2),
+    BeforeValidator(_bytes),
+    _as_type(["string", "integer"], f"at least 1MiB: {_BYTES}"),
+]
 
 
 class Dates(Section):
@@ -690,12 +703,7 @@ class CacheSection(Section):
     """Local copies of remote data."""
 
     dir: LocalPath = Field("~/.cache/clickline", description="Folder that holds them.")
-    size: Annotated[
-        int,
-        Field(ge=1024**2),
-        BeforeValidator(_bytes),
-        _as_type(["string", "integer"], f"at least 1MiB: {_BYTES}"),
-    ] = Field(
+    size: Size = Field(
         50 * 1024**3,
         description="How much it may hold; the files used longest ago go first.",
         json_schema_extra={"default": "50GiB"},
@@ -991,25 +999,109 @@ class GateSection(Section):
 
 
 class PublishSection(Section):
-    """How a version is packed."""
+    """How a version is packed, and which are kept."""
 
+    registry: Place | None = Field(
+        None, description="Folder or URI of the versions; by default registry/ in home."
+    )
     shards: int = Field(2, ge=1, le=4096, description="Pieces of the sparse table.")
+    precision: Literal["fp32", "fp16", "int8"] = Field(
+        "fp32", description="Of the vectors in the sparse table; its cost is measured at publish."
+    )
+    dense: Literal["fp32", "int8"] = Field(
+        "fp32", description="Of the network's weights; its cost is measured at publish."
+    )
+    deltas: int = Field(
+        24, ge=0, le=1000, description="Deltas on one base before a new base is made; 0: only bases."
+    )
+    keep: int = Field(5, ge=1, description="Newest versions that `versions gc` keeps.")
+    sample: int = Field(256, ge=1, le=65536, description="Rows stored with their scores in each version.")
+
+
+class TlsSection(Section):
+    """Certificate and key of the servers, as PEM files."""
+
+    certificate: LocalPath = Field(description="PEM file of the certificate, with its chain.")
+    key: LocalPath = Field(description="PEM file of the certificate's private key.")
+    authority: LocalPath | None = Field(
+        None, description="PEM file of the authority that signed it, for predictors that call lookup servers."
+    )
+
+
+class BatchingSection(Section):
+    """Small requests that are scored together."""
+
+    rows: int = Field(64, ge=2, le=65536, description="Rows that are enough to begin.")
+    wait: float = Field(
+        1.0, gt=0, le=1000, description="Milliseconds that a request waits for others at most."
+    )
+
+
+class LookupSection(Section):
+    """Sparse tables on other machines: the servers of each shard, each `host:port`."""
+
+    shards: Annotated[
+        tuple[Annotated[tuple[Address, ...], Field(min_length=1)], ...],
+        Field(min_length=1),
+        _as_type("array", "a list of shards, each a list of host:port"),
+    ] = Field(description="For each shard the addresses of its replicas.")
+    timeout: int = Field(200, ge=1, le=60_000, description="Milliseconds after which a lookup is given up.")
+    hedge: int = Field(
+        20, ge=1, le=60_000, description="Milliseconds after which another replica is asked too."
+    )
+    missing: Literal["default", "unavailable"] = Field(
+        "default", description="With all replicas of a shard gone: answer with default rows, or UNAVAILABLE."
+    )
+    cache: int = Field(0, ge=0, description="Hot rows that each predictor process keeps; 0: none.")
 
 
 class ServeSection(Section):
     """The endpoint."""
 
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
     http_port: Port = Field(8501, description="Port of the HTTP interface.")
     grpc_port: Port = Field(8500, description="Port of the gRPC interface.")
+    metrics_port: Port = Field(8502, description="Port of /metrics, /healthz and /readyz.")
+    lookup_port: Port = Field(8600, description="Port of `clickline lookup`.")
+    processes: int | None = Field(
+        None, ge=1, le=1024, description="Processes on the same ports; by default one for each core."
+    )
+    threads: int = Field(1, ge=1, le=256, description="Threads of the network in each process.")
+    aliases: tuple[ModelAlias, ...] = Field(
+        (), description="Other model names that are answered, beside `name`."
+    )
+    unknown_fields: Literal["error", "ignore"] = Field(
+        "error", description="What is done with a field that the model does not have."
+    )
+    max_rows: int = Field(10_000, ge=1, description="Rows in one request.")
+    max_body: Size = Field(
+        16 * 1024**2, description="Bytes of one request.", json_schema_extra={"default": "16MiB"}
+    )
+    queue: int = Field(
+        64, ge=1, le=65536, description="Requests that wait in each process; more are refused."
+    )
+    drain: Seconds = Field(10, description="Longest time that running requests get at SIGTERM.")
+    poll: float = Field(1.0, gt=0, le=3600, description="Seconds between two looks at the registry.")
+    batching: BatchingSection | None = Field(None, description="Scores small requests together; null: off.")
+    tls: TlsSection | None = Field(None, description="Encrypts all ports; null: off.")
+    token_file: LocalPath | None = Field(
+        None, description="File whose first line is the bearer token that all ports ask for; null: none."
+    )
+    lookup: LookupSection | None = Field(
+        None, description="Sparse tables on other machines; null: mapped from the version's files."
+    )
 
     def checks(self) -> Iterator[Complaint]:
-        if self.http_port == self.grpc_port:
-            yield Complaint(
-                ("grpc_port",),
-                f"is {self.grpc_port}, and so is http_port. Allowed: two different ports.",
-                "Change one of them.",
-                ("http_port",),
-            )
+        named = ("http_port", "grpc_port", "metrics_port", "lookup_port")
+        for n, key in enumerate(named):
+            for other in named[:n]:
+                if getattr(self, key) == getattr(self, other):
+                    yield Complaint(
+                        (key,),
+                        f"is {getattr(self, key)}, and so is {other}. Allowed: different ports.",
+                        "Change one of them.",
+                        (other,),
+                    )
 
 
 class Config(Section):

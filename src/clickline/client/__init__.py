@@ -1,0 +1,1 @@
+"""Calls a server: what a program needs to get scores."""

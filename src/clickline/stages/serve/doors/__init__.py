@@ -1,0 +1,1 @@
+"""One module for each protocol: bytes in, values; scores, bytes out."""

@@ -1,0 +1,1 @@
+"""Bytes on the wire: the messages of the protocols we speak."""
