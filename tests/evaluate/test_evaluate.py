@@ -15,13 +15,14 @@ import pytest
 import clickline
 from clickline.artifacts.checkpoint import open_checkpoint_folder
 from clickline.artifacts.dataset import Dataset, concat
+from clickline.artifacts.runs import find_checkpoint
 from clickline.config import load_config
 from clickline.errors import ArtifactError, ConfigError, DataError, SourceNotFound, TooManyBadRows
 from clickline.features import kernels
 from clickline.learner import open_checkpoint
 from clickline.metrics.binary import Counts
 from clickline.progress import Progress
-from clickline.stages.evaluate.run import evaluate, open_model
+from clickline.stages.evaluate.run import evaluate
 from clickline.stages.sample.generate import SampleOptions, generate
 from clickline.storage.stores import Storage
 
@@ -98,7 +99,7 @@ def test_statistics_are_those_of_the_training_data(project, config, tmp_path):
     first = (project / "data" / "eval.tsv").read_bytes().split(b"\n")[0]
     (tmp_path / "one.tsv").write_bytes(first + b"\n")
     alone = evaluate(config, data=[str(tmp_path / "one.tsv")]).evaluation.total
-    _, scores = scored(project, open_model(None, config.home).folder)
+    _, scores = scored(project, find_checkpoint(None, config.home).folder)
     assert alone.mean_prediction == pytest.approx(float(scores[0]), rel=1e-5)
 
 
@@ -248,8 +249,8 @@ def test_without_a_checkpoint_it_says_what_to_do(project, config):
 
 
 def test_models_are_named_by_checkpoint_run_or_name(config, checkpoint):
-    found = [open_model(text, config.home) for text in (None, str(checkpoint), str(checkpoint.parent))]
-    found.append(open_model(checkpoint.parent.name, config.home))
+    found = [find_checkpoint(text, config.home) for text in (None, str(checkpoint), str(checkpoint.parent))]
+    found.append(find_checkpoint(checkpoint.parent.name, config.home))
     assert {one.folder for one in found} == {checkpoint}
 
 
@@ -258,12 +259,12 @@ def test_the_newest_run_is_the_one_that_wrote_a_checkpoint_last(project, config,
     shutil.copytree(checkpoint.parent, other)
     old = checkpoint / "manifest.json"
     os.utime(old, ns=(0, old.stat().st_mtime_ns - 10**9))
-    assert open_model(None, config.home).folder.parent == other
+    assert find_checkpoint(None, config.home).folder.parent == other
     new = other / checkpoint.name / "manifest.json"
     os.utime(new, ns=(0, old.stat().st_mtime_ns - 10**9))
-    assert open_model(None, config.home).folder.parent == checkpoint.parent
+    assert find_checkpoint(None, config.home).folder.parent == checkpoint.parent
     with pytest.raises(ArtifactError, match=f"newest first: {checkpoint.parent.name}, {'0' * 12}"):
-        open_model("nothing", config.home)
+        find_checkpoint("nothing", config.home)
 
 
 @pytest.mark.parametrize("folder", ["data", ".clickline/datasets", "nowhere"])
@@ -386,7 +387,7 @@ def test_importance_is_the_same_again_and_finds_what_the_model_uses(project, con
         slots = list(rows.encoded.slots)
         slots[s] = slots[s].take(order)
         shuffled = replace(rows, encoded=replace(rows.encoded, slots=tuple(slots)))
-    model = open_model(None, config.home)
+    model = find_checkpoint(None, config.home)
     counts = Counts()
     counts.add(rows.label_B, rows.weight_B, open_checkpoint(model, 2).score(shuffled))
     by_hand = counts.metrics().auc

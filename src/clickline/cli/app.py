@@ -12,8 +12,10 @@ from clickline.cli.data import data
 from clickline.cli.evaluate import evaluate
 from clickline.cli.init import init
 from clickline.cli.prepare import prepare
+from clickline.cli.publish import publish
 from clickline.cli.sample import sample
 from clickline.cli.train import train
+from clickline.cli.versions import versions
 
 __all__ = ["app"]
 
@@ -53,4 +55,6 @@ app.command()(sample)
 app.command()(prepare)
 app.command()(train)
 app.command()(evaluate)
+app.command()(publish)
+app.add_typer(versions, name="versions")
 app.add_typer(data, name="data")

@@ -1,4 +1,4 @@
-"""clickline evaluate: any checkpoint on any data, to a report."""
+"""clickline evaluate: any checkpoint or version on any data, to a report."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def evaluate(
         str | None,
         typer.Option(
             "--model",
-            metavar="FOLDER",
-            help="A checkpoint, or a run, whose result is meant.",
+            metavar="MODEL",
+            help="A checkpoint; a run, whose result is meant; a version's number; or current.",
             show_default="the newest run",
         ),
     ] = None,
@@ -94,7 +94,7 @@ def _show(result: EvaluateResult) -> None:
     bad = ", ".join(f"{count:,} {reason}" for reason, count in result.bad.items())
     own = {name: f"{value:.6g}" for name, value in result.evaluation.own.items()}
     named: dict[str, object] = {
-        "checkpoint": result.checkpoint.folder,
+        "model": result.model.shown,
         "rows": f"{measured.rows:,}" + (f"; left out as bad: {bad}" if bad else ""),
         "clicks": f"{measured.clicks:,.10g} of {measured.shows:,.10g} shows, rate {_shown(measured.base_rate)}",
         "AUC": _auc(measured),

@@ -19,23 +19,34 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.index import SHARDS
-from clickline.embedding.layout import CandidateLayout
+from clickline.embedding.layout import CandidateLayout, RowLayout
+from clickline.embedding.optimizers import OPTIMIZERS
 from clickline.embedding.pace import Pace
 from clickline.embedding.table import Table
 from clickline.embedding.tables import Tables
 from clickline.errors import ArtifactError
 
-__all__ = ["Saved", "Snapshot", "freeze", "load", "read_header", "save"]
+__all__ = [
+    "Saved",
+    "Snapshot",
+    "SnapshotReader",
+    "SnapshotTable",
+    "freeze",
+    "load",
+    "read_header",
+    "save",
+]
 
 _FORMAT = 2  # 1 had the weights before the optimizers' state
 _DIGEST_BYTES = 32
 _READ_BYTES = 1 << 22
+_READ_ROWS = 1 << 15
 _WRITE_BYTES = 1 << 20
 _SYNC_BYTES = 1 << 26
 _MOST_SHADOWS = 6  # of the tables' memory with their shadows: a fifth of it without them
@@ -181,6 +192,61 @@ def load(tables: Tables, path: Path) -> str:
             _load_table(path, file, table)
     tables.digests = {0: digest}
     return digest
+
+
+class SnapshotTable(NamedTuple):
+    """One table of a snapshot, as far as it is small: the rows are in `SnapshotReader.rows`."""
+
+    layout: RowLayout
+    defaults_S: NDArray[np.void]  # the default row of each of its slots
+    tombstones: NDArray[np.uint64]  # in the order of the ids, not of the index
+
+
+class SnapshotReader:
+    """The admitted rows of a snapshot without tables to hold them. The file is checked when it is opened; then
+    rows come piece by piece, so memory does not grow with them."""
+
+    def __init__(self, path: Path) -> None:
+        self.digest = _verify(path)
+        self._path = path
+        self._rows_at: list[list[tuple[int, int]]] = []  # for each table and shard, where and how many
+        with path.open("rb") as file:
+            self.header = _parse_header(path, file.readline())
+            self.tables = tuple(self._read_table(file, layout, slots) for layout, slots in self._layouts())
+
+    def rows(self, table: int) -> Iterator[NDArray[np.void]]:
+        """The records of a table's admitted ids, rising in `mix(id)`."""
+        record = self.tables[table].layout.record
+        with self._path.open("rb") as file:
+            for at, count in self._rows_at[table]:
+                file.seek(at)
+                for first in range(0, count, _READ_ROWS):
+                    yield _read(self._path, file, record, min(_READ_ROWS, count - first))
+
+    @property
+    def members(self) -> list[list[int]]:
+        """For each table, which slots it serves; as `Tables.members`."""
+        dims = [slot["dim"] for slot in self.header["slots"]]
+        return [[s for s, dim in enumerate(dims) if dim == wanted] for wanted in dict.fromkeys(dims)]
+
+    def _layouts(self) -> list[tuple[RowLayout, int]]:
+        slots, wide = self.header["slots"], self.header["wide_optimizer"]
+        vectors = OPTIMIZERS[self.header["embedding_optimizer"]]()
+        weights = None if wide is None else OPTIMIZERS[wide]()
+        return [(RowLayout(slots[mine[0]]["dim"], vectors, weights), len(mine)) for mine in self.members]
+
+    def _read_table(self, file: IO[bytes], layout: RowLayout, slots: int) -> SnapshotTable:
+        defaults_S = _read(self._path, file, layout.record, slots)
+        (count,) = _read(self._path, file, np.dtype("<u8"), 1)
+        tombstones = _read(self._path, file, np.dtype("<u8"), int(count))
+        rows_at = []
+        for _ in range(SHARDS):
+            candidates, admitted = _read(self._path, file, np.dtype("<u8"), 2).tolist()
+            at = file.seek(candidates * CandidateLayout.record.itemsize, os.SEEK_CUR)
+            rows_at.append((at, admitted))
+            file.seek(admitted * layout.record.itemsize, os.SEEK_CUR)
+        self._rows_at.append(rows_at)
+        return SnapshotTable(layout, defaults_S, tombstones)
 
 
 def read_header(path: Path) -> dict[str, Any]:

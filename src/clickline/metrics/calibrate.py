@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -45,8 +46,12 @@ class Isotonic:
     values: tuple[float, ...]
 
     def apply(self, probability_B: P) -> P:
-        scores, values = np.array(self.scores), np.array(self.values)
-        return _along(probability_B, scores, values).astype(probability_B.dtype)
+        scores_K, values_K = self._points
+        return _along(probability_B, scores_K, values_K).astype(probability_B.dtype)
+
+    @cached_property
+    def _points(self) -> tuple[Doubles, Doubles]:
+        return np.array(self.scores), np.array(self.values)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "isotonic", "scores": list(self.scores), "values": list(self.values)}

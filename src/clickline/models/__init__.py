@@ -14,7 +14,7 @@ from clickline.models.custom import CustomModel, load_custom
 from clickline.models.dcn_v2 import DCNv2
 from clickline.models.deepfm import DeepFM
 from clickline.models.dlrm import DLRM
-from clickline.models.export import check_export, export_onnx
+from clickline.models.export import check_export, export_onnx, with_weights
 from clickline.models.finalmlp import FinalMLP
 from clickline.models.fm import FactorizationMachine
 from clickline.models.lr import LogisticRegression
@@ -32,6 +32,7 @@ __all__ = [
     "check_export",
     "export_onnx",
     "load_custom",
+    "with_weights",
 ]
 
 NETWORKS: dict[str, type[Network]] = {

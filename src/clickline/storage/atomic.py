@@ -9,7 +9,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-__all__ = ["hidden_name", "put_atomically", "remove_leftovers"]
+__all__ = ["create_atomically", "hidden_name", "put_atomically", "remove_leftovers"]
 
 
 def put_atomically(path: Path, data: bytes | Path) -> None:
@@ -29,6 +29,34 @@ def put_atomically(path: Path, data: bytes | Path) -> None:
         if isinstance(data, Path):
             data.unlink()
     _sync(path.parent)
+
+
+def create_atomically(path: Path, data: bytes) -> bool:
+    """Put `data` at `path` if nothing is there; False when something is.
+
+    A hard link is the one thing every POSIX disk makes whole and never over another file. Where there are
+    none (FAT, some mounts of object stores) this raises ENOTSUP: a file opened with O_EXCL would be seen
+    half-written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(hidden_name(path.name))
+    try:
+        hidden.write_bytes(data)
+        _sync(hidden)
+        try:
+            path.hardlink_to(hidden)
+        except FileExistsError:
+            # NFS may lose its answer and ask again; then the name is there because we made it.
+            if hidden.stat().st_nlink < 2:
+                return False
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ENOSYS, errno.EMLINK):
+                raise OSError(errno.ENOTSUP, "no hard links") from error
+            raise
+    finally:
+        hidden.unlink(missing_ok=True)
+    _sync(path.parent)
+    return True
 
 
 def hidden_name(name: str) -> str:

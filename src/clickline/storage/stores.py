@@ -1,12 +1,15 @@
-"""Every store behind four verbs: list, read, put, delete. A local path is a store too."""
+"""Every store behind five verbs: list, read, put, create, delete. A local path is a store too."""
 
 from __future__ import annotations
 
 import builtins
+import errno
 import glob
 import json
 import re
 import shutil
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from typing import Any
 
 from clickline.errors import StorageError
 from clickline.records import SourceFile
-from clickline.storage.atomic import hidden_name, put_atomically
+from clickline.storage.atomic import create_atomically, hidden_name, put_atomically
 from clickline.storage.drivers import Drivers, protocol_of
 from clickline.storage.faults import explained, is_missing
 from clickline.storage.patterns import is_glob, literal
@@ -26,7 +29,9 @@ __all__ = ["Storage"]
 
 _CHUNK = 8 * 2**20
 _HTTP = ("http", "https")
+_S3 = ("s3", "s3a")
 _RENAMING = ("webhdfs", "hdfs")  # an upload grows in view there, so it is made under a hidden name first
+_memory_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,9 @@ class Storage:
         self, options: Mapping[str, Mapping[str, Any]] | None = None, credentials_file: Path | None = None
     ) -> None:
         self._drivers = Drivers(options or {}, credentials_file)
+        self._exclusive: set[str] = set()  # buckets that were seen to refuse a second create
 
-    # The four verbs
+    # The five verbs
 
     def list(self, pattern: str) -> list[SourceFile]:
         """The files a path or glob names, sorted by URI; [] when there is none.
@@ -101,6 +107,56 @@ class Storage:
                 filesystem.put_file(str(data), uri)
             if isinstance(data, Path):
                 data.unlink()
+
+    def create(self, uri: str, data: bytes) -> bool:
+        """Write a small file whole if nothing is there; False when something is. Of several callers one wins.
+
+        Drivers repeat a request whose answer got lost, and then find what they wrote themselves: after a False,
+        whoever must know looks whether the content is its own.
+        """
+        with explained(uri, self._drivers.redact):
+            if self.is_local(uri):
+                try:
+                    return create_atomically(_local_path(uri), data)
+                except OSError as error:
+                    if error.errno != errno.ENOTSUP:
+                        raise
+                    raise self._cannot_create(
+                        uri, "this disk makes no hard links", "another disk, or a store"
+                    ) from None
+            protocol = protocol_of(uri)
+            if protocol in _HTTP:
+                raise NotImplementedError
+            if protocol == "hdfs":  # pyarrow removes the target of a rename when there is one
+                raise self._cannot_create(uri, "hdfs:// cannot", "webhdfs:// for the same cluster")
+            filesystem = self._drivers.open(uri)
+            if protocol == "webhdfs":
+                return _create_by_renaming(filesystem, uri, data)
+            if protocol == "memory":
+                with _memory_lock:
+                    return _created(filesystem, uri, data)
+            made = _created(filesystem, uri, data)
+            if made and protocol in _S3:
+                self._check_exclusive(filesystem, uri, data)
+            return made
+
+    def _check_exclusive(self, filesystem: Any, uri: str, data: bytes) -> None:
+        """Some stores that speak S3 ignore the condition and overwrite. Once a bucket, the same bytes tell."""
+        bucket = filesystem.split_path(uri)[0]
+        if bucket in self._exclusive:
+            return
+        if _created(filesystem, uri, data):
+            raise self._cannot_create(
+                uri, "it ignores If-None-Match, so it overwrites", "a store with conditional writes"
+            )
+        self._exclusive.add(bucket)
+
+    def _cannot_create(self, uri: str, reason: str, remedy: str) -> StorageError:
+        return StorageError(
+            self._drivers.redact(
+                f"{uri}: a file must be made here only if there is none, and {reason}. Use {remedy}."
+            )
+        )
 
     def delete(self, uri: str) -> None:
         """Remove a file, or a folder with all that is in it. Nothing there is fine."""
@@ -159,7 +215,7 @@ class Storage:
 
     def announced_md5(self, file: SourceFile) -> str | None:
         """The MD5 of the content, where the store tells it: S3, for an object uploaded in one piece."""
-        if protocol_of(file.uri) not in ("s3", "s3a") or not re.fullmatch(r"[0-9a-f]{32}", file.version):
+        if protocol_of(file.uri) not in _S3 or not re.fullmatch(r"[0-9a-f]{32}", file.version):
             return None
         with explained(file.uri, self._drivers.redact):
             filesystem = self._drivers.open(file.uri)
@@ -361,6 +417,30 @@ def _local_children(folder: str) -> list[_Entry]:
     return [entry for entry in map(_local_entry, paths) if entry is not None]
 
 
+# Object stores
+
+
+def _created(filesystem: Any, uri: str, data: bytes) -> bool:
+    """Whether a conditional write found nothing there."""
+    for _ in range(20):
+        try:
+            filesystem.pipe_file(uri, data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            response = getattr(error.__cause__, "response", None) or {}
+            code = response.get("Error", {}).get("Code")
+            if code in ("PreconditionFailed", "412"):  # s3fs knows Amazon's wording of it, others differ
+                return False
+            if code != "ConditionalRequestConflict":
+                raise
+            conflict = error  # another write is under way, and S3 asks to try again
+            time.sleep(0.05)
+        else:
+            return True
+    raise conflict
+
+
 # Hadoop
 
 
@@ -374,7 +454,7 @@ def _put_by_renaming(filesystem: Any, protocol: str, uri: str, data: bytes | Pat
             filesystem.put_file(str(data), hidden)
         source, target = (filesystem._strip_protocol(address) for address in (hidden, uri))
         if protocol == "webhdfs":
-            _rename_webhdfs(filesystem, source, target)
+            _rename_over(filesystem, source, target)
         else:
             if filesystem.exists(target):
                 filesystem.rm_file(target)
@@ -385,16 +465,34 @@ def _put_by_renaming(filesystem: Any, protocol: str, uri: str, data: bytes | Pat
         raise
 
 
-def _rename_webhdfs(filesystem: Any, source: str, target: str) -> None:
+def _create_by_renaming(filesystem: Any, uri: str, data: bytes) -> bool:
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    hidden = f"{folder}/{hidden_name(name)}"
+    made = False
+    try:
+        filesystem.pipe_file(hidden, data)
+        source, target = (filesystem._strip_protocol(address) for address in (hidden, uri))
+        made = _renamed(filesystem, source, target)
+        if not made and not filesystem.exists(target):
+            raise OSError(f"the name node refused to rename {source} to {target}")
+    finally:
+        if not made:
+            with suppress(OSError, RuntimeError):
+                filesystem.rm_file(hidden)
+    return made
+
+
+def _rename_over(filesystem: Any, source: str, target: str) -> None:
     """Rename over what may be there. fsspec's own `mv` cannot, and takes a refusal for success."""
-
-    def renamed(**options: str) -> bool:
-        answer = filesystem._call("RENAME", method="put", path=source, destination=target, **options)
-        return not answer.content or bool(json.loads(answer.content).get("boolean"))
-
-    if renamed(renameoptions="OVERWRITE"):
+    if _renamed(filesystem, source, target, renameoptions="OVERWRITE"):
         return
     # A gateway (HttpFS) that ignores the option: for a moment there is no file, but never a torn one.
     filesystem.rm_file(target)
-    if not renamed():
+    if not _renamed(filesystem, source, target):
         raise OSError(f"the name node refused to rename {source} to {target}")
+
+
+def _renamed(filesystem: Any, source: str, target: str, **options: str) -> bool:
+    """Whether the name node did it; without options it never does over an existing file."""
+    answer = filesystem._call("RENAME", method="put", path=source, destination=target, **options)
+    return not answer.content or bool(json.loads(answer.content).get("boolean"))

@@ -29,6 +29,7 @@ from clickline.intake.discovery import discover
 from clickline.intake.inputs import Inputs, cores, open_reader
 from clickline.intake.labelled import LabelledReader
 from clickline.intake.layout import Layout, layout, named_slots
+from clickline.intake.stores import storage_of
 from clickline.progress import Progress
 from clickline.readers.slots import read_slot_conf
 from clickline.records import SourceFile
@@ -73,7 +74,7 @@ def prepare(config: Config, progress: Progress | None = None) -> PrepareResult:
     """Make the dataset that the config describes, or take the one that is there."""
     began = time.monotonic()
     progress = progress or Progress()
-    storage = Storage(config.storage.options, _path(config.storage.credentials))
+    storage = storage_of(config)
     cache = Cache(Path(config.cache.dir), config.cache.size, storage)
     sources = find_sources(config, storage, progress)
     identity = _identity(config, storage, sources)
@@ -398,7 +399,3 @@ def _in_work(folder: str) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)

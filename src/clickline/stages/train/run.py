@@ -14,7 +14,9 @@ from clickline.artifacts.manifest import as_json, fingerprint
 from clickline.config import Config
 from clickline.config.loader import resolved
 from clickline.errors import ConfigError, DataError, GateRefused, Mistake
+from clickline.intake.stores import registry_of
 from clickline.learner import Learner, Model
+from clickline.metrics.binary import Metrics
 from clickline.metrics.evaluation import Evaluation
 from clickline.metrics.gate import Thresholds, Verdict, judge
 from clickline.models import check_export
@@ -100,9 +102,12 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
 def _train_and_judge(
     config: Config, trainer: Trainer, run: Path, progress: Progress, began: float
 ) -> TrainResult:
+    current: Metrics | None = None
     for attempt in range(config.gate.retries + 1):
         trained = trainer.train_to(config.train.epochs + attempt)
-        verdict = _judge(config, trained.evaluation)
+        if attempt == 0 and config.gate.vs_current is not None and trained.evaluation is not None:
+            current = _measure_current(config, trainer, progress)
+        verdict = _judge(config, trained.evaluation, current)
         report = _write_report(run, trained, verdict)
         for warning in verdict.warnings:
             progress.say(warning)
@@ -158,11 +163,22 @@ def _epochs(count: int) -> str:
     return "1 epoch" if count == 1 else f"{count} epochs"
 
 
-def _judge(config: Config, evaluation: Evaluation | None) -> Verdict:
-    gate = config.gate
-    asked = Thresholds(gate.auc, gate.logloss, gate.accuracy, gate.calibration, gate.vs_current)
+def _measure_current(config: Config, trainer: Trainer, progress: Progress) -> Metrics | None:
+    """The live version on the same rows."""
+    from clickline.scoring.versions import measure_current  # only a gate that compares needs what serving needs
+
+    measured, why = measure_current(
+        registry_of(config), trainer.features, trainer.eval_rows(), Path(config.cache.dir), _threads()
+    )
+    if why:
+        progress.say(f"gate.vs_current was not checked: {why}.")
+    return measured
+
+
+def _judge(config: Config, evaluation: Evaluation | None, current: Metrics | None) -> Verdict:
+    asked = Thresholds(**config.gate.model_dump(exclude={"retries"}))
     if evaluation is not None:
-        return judge(evaluation.total, asked)
+        return judge(evaluation.total, asked, current)
     if any(value is not None for value in asdict(asked).values()):
         return Verdict(False, ("the gate asks for figures, but data.eval gives no rows to measure them on.",))
     return Verdict(True, (), ("nothing was measured: data.eval is not given.",))

@@ -25,6 +25,7 @@ from clickline.artifacts.manifest import as_json
 from clickline.config.sections import TrainSection
 from clickline.embedding import Eviction, Snapshot, freeze
 from clickline.errors import ArtifactError, ClicklineError
+from clickline.features import FeatureSpec
 from clickline.learner import Diverged, Learner, Prepared
 from clickline.learner.hardware import finds_ahead
 from clickline.metrics.binary import Counts
@@ -98,6 +99,10 @@ class Trainer:
     @property
     def epoch(self) -> int:
         return self._position.epoch
+
+    @property
+    def features(self) -> FeatureSpec:
+        return self._dataset.features
 
     @property
     def stopped_early(self) -> bool:
@@ -290,7 +295,7 @@ class Trainer:
             evaluation = None
             if "eval" in self._dataset.splits:
                 own = model.custom.metrics if model.custom is not None else None
-                evaluation = measure(model.score, self._eval_rows(), own=own)
+                evaluation = measure(model.score, self.eval_rows(), own=own)
             slots = [
                 {**asdict(slot), "evicted": self._evicted.get(slot.name, 0)} for slot in model.tables.report()
             ]
@@ -300,7 +305,8 @@ class Trainer:
             self._measured[step] = _Measured(evaluation, slots)
         return self._measured[step]
 
-    def _eval_rows(self) -> Iterator[LabelledRows]:
+    def eval_rows(self) -> Iterator[LabelledRows]:
+        """Every row of the dataset's eval part."""
         split = self._dataset.splits["eval"]
         self._progress.begin("evaluate", total_rows=split.rows)
         for shard, group, _ in self._dataset.row_groups("eval"):

@@ -1,0 +1,226 @@
+"""All fields of a request in one call: the kernels of `kernels.py`, column after column.
+
+Nothing here decides an id or a float by itself, so a request cannot be encoded otherwise than a log. A value
+that needs more than these kernels (a fault to word, a number that only Python's parser or printer gets
+right) makes its column slow: the ordinary encoder then does that column.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from clickline.features import kernels
+from clickline.records import ABSENT, INTEGER, TEXT
+
+__all__ = [
+    "LOG1P",
+    "LOG2",
+    "QUANTILES",
+    "SCALE",
+    "CategoryPlan",
+    "Missing",
+    "NumberPlan",
+    "encode_categories",
+    "encode_numbers",
+]
+
+LOG1P, SCALE = 0, 1
+LOG2, QUANTILES = 0, 1
+
+Offsets = NDArray[np.int64]
+Ids = NDArray[np.uint64]
+
+
+class Missing(NamedTuple):
+    """What stands for "no value"."""
+
+    texts: NDArray[np.uint8]
+    ends_T1: Offsets
+    integers_M: Offsets  # whose text is one of these
+    floats_M: NDArray[np.float64]
+
+
+class CategoryPlan(NamedTuple):
+    """Slots whose values are text or feasigns, one a row."""
+
+    columns_S: Offsets
+    places_S: Offsets  # line in ids_SB
+    salts_S: Ids
+    feasign_S: NDArray[np.bool_]
+
+
+class NumberPlan(NamedTuple):
+    """Columns read as numbers, and what is made of them: D dense fields, K buckets."""
+
+    columns_P: Offsets
+    dense_from_D: Offsets  # place in columns_P
+    transform_D: Offsets
+    scale_D4: NDArray[np.float64]  # shift, factor, low, high
+    bucket_from_K: Offsets  # place in columns_P
+    bucket_by_K: Offsets
+    places_K: Offsets  # line in ids_SB
+    salts_K: Ids
+    edges: NDArray[np.float32]
+    edges_K1: Offsets
+
+
+@njit(cache=True, nogil=True)
+def _present(
+    data: NDArray[np.uint8], starts_B: Offsets, ends_B: Offsets, missing: Missing, kept_B: Offsets
+) -> None:
+    """Ends of the texts, with those that stand for no value made empty."""
+    for row in range(starts_B.size):
+        start, end = starts_B[row], ends_B[row]
+        kept_B[row] = end
+        for t in range(missing.ends_T1.size - 1):
+            first = missing.ends_T1[t]
+            if missing.ends_T1[t + 1] - first == end - start:
+                same = True
+                for i in range(end - start):
+                    if data[start + i] != missing.texts[first + i]:
+                        same = False
+                        break
+                if same:
+                    kept_B[row] = start
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _is_one_of(value: float, values_M: NDArray[np.float64]) -> bool:
+    found = False
+    for m in range(values_M.size):
+        found |= values_M[m] == value
+    return found
+
+
+@njit(cache=True, nogil=True)
+def encode_categories(
+    data: NDArray[np.uint8],
+    kind_C: NDArray[np.uint8],
+    starts_CB: Offsets,
+    ends_CB: Offsets,
+    numbers_CB: NDArray[np.float64],
+    integers_CB: Offsets,
+    missing: Missing,
+    plan: CategoryPlan,
+    ids_SB: Ids,
+    slow_C: NDArray[np.bool_],
+) -> None:
+    """Ids of every slot whose values are text or feasigns, one a row."""
+    rows = ids_SB.shape[1]
+    kept_B = np.empty(rows, dtype=np.int64)
+    values_B = np.empty(rows, dtype=np.uint64)
+    gone_B = np.empty(rows, dtype=np.bool_)
+    status_B = np.empty(rows, dtype=np.uint8)
+    texts_there = missing.ends_T1.size > 1
+    for s in range(plan.columns_S.size):
+        c = plan.columns_S[s]
+        kind = kind_C[c]
+        salt = plan.salts_S[s]
+        ids_B = ids_SB[plan.places_S[s]]
+        if slow_C[c]:
+            continue
+        if kind == ABSENT:
+            ids_B[:] = kernels.fmix64(np.uint64(kernels.MISSING_FEASIGN) ^ salt)
+        elif kind == TEXT:
+            starts_B, ends_B = starts_CB[c], ends_CB[c]
+            if texts_there:
+                _present(data, starts_B, ends_B, missing, kept_B)
+                ends_B = kept_B
+            if not plan.feasign_S[s]:
+                kernels.hash_spans(data, starts_B, ends_B, salt, ids_B)
+            elif kernels.parse_feasigns(data, starts_B, ends_B, values_B, status_B):
+                slow_C[c] = True
+            else:
+                for row in range(rows):
+                    gone_B[row] = status_B[row] != kernels.NUMBER_OK
+                kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
+        else:
+            if kind == INTEGER:
+                for row in range(rows):
+                    value = integers_CB[c, row]
+                    values_B[row] = np.uint64(value)
+                    gone_B[row] = False
+                    for m in range(missing.integers_M.size):
+                        gone_B[row] |= missing.integers_M[m] == value
+            else:
+                for row in range(rows):
+                    number = numbers_CB[c, row]
+                    gone_B[row] = number != number or _is_one_of(number, missing.floats_M)
+                    whole = not gone_B[row] and np.trunc(number) == number and abs(number) < 2.0**63
+                    if not whole and not gone_B[row]:
+                        slow_C[c] = True
+                    values_B[row] = np.uint64(np.int64(number)) if whole else np.uint64(0)
+            if plan.feasign_S[s]:
+                for row in range(rows):
+                    gone_B[row] |= values_B[row] == np.uint64(0)
+                kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
+            else:
+                kernels.hash_integers(values_B, gone_B, True, salt, ids_B)
+
+
+@njit(cache=True, nogil=True)
+def encode_numbers(
+    data: NDArray[np.uint8],
+    kind_C: NDArray[np.uint8],
+    starts_CB: Offsets,
+    ends_CB: Offsets,
+    numbers_CB: NDArray[np.float64],
+    integers_CB: Offsets,
+    missing: Missing,
+    plan: NumberPlan,
+    dense_DB: NDArray[np.float32],
+    ids_SB: Ids,
+    slow_C: NDArray[np.bool_],
+) -> None:
+    """Floats of every dense field and ids of every bucket: each column is read once."""
+    rows = dense_DB.shape[1]
+    raw_PB = np.empty((plan.columns_P.size, rows), dtype=np.float32)
+    kept_B = np.empty(rows, dtype=np.int64)
+    status_B = np.empty(rows, dtype=np.uint8)
+    texts_there = missing.ends_T1.size > 1
+    for p in range(plan.columns_P.size):
+        c = plan.columns_P[p]
+        kind = kind_C[c]
+        raw_B = raw_PB[p]
+        if slow_C[c] or kind == ABSENT:
+            raw_B[:] = np.nan
+        elif kind == TEXT:
+            starts_B, ends_B = starts_CB[c], ends_CB[c]
+            if texts_there:
+                _present(data, starts_B, ends_B, missing, kept_B)
+                ends_B = kept_B
+            if kernels.parse_numbers(data, starts_B, ends_B, raw_B, status_B):
+                slow_C[c] = True
+        elif kind == INTEGER:
+            for row in range(rows):
+                value = integers_CB[c, row]
+                raw_B[row] = np.float64(value)
+                for m in range(missing.integers_M.size):
+                    if missing.integers_M[m] == value:
+                        raw_B[row] = np.nan
+        else:
+            for row in range(rows):
+                number = numbers_CB[c, row]
+                raw_B[row] = np.nan if _is_one_of(number, missing.floats_M) else number
+                if abs(raw_B[row]) == np.inf:
+                    slow_C[c] = True
+    for d in range(plan.dense_from_D.size):
+        raw_B = raw_PB[plan.dense_from_D[d]]
+        if plan.transform_D[d] == LOG1P:
+            kernels.signed_log1p(raw_B, dense_DB[d])
+        else:
+            shift, factor, low, high = plan.scale_D4[d]
+            kernels.scale(raw_B, shift, factor, low, high, dense_DB[d])
+    for k in range(plan.bucket_from_K.size):
+        raw_B = raw_PB[plan.bucket_from_K[k]]
+        ids_B = ids_SB[plan.places_K[k]]
+        if plan.bucket_by_K[k] == LOG2:
+            kernels.bucket_by_log2(raw_B, plan.salts_K[k], ids_B)
+        else:
+            kernels.bucket_by_edges(
+                raw_B, plan.edges[plan.edges_K1[k] : plan.edges_K1[k + 1]], plan.salts_K[k], ids_B
+            )

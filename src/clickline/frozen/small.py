@@ -1,0 +1,63 @@
+"""Weights of 16 and 8 bits as kernels read them.
+
+Integer arithmetic instead of the processor's own half floats: those are not everywhere, and this becomes
+vector instructions as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+__all__ = ["half_at", "tiny_at"]
+
+_WORD = ir.IntType(32)
+_SINGLE = ir.FloatType()
+
+
+def _element(builder: Any, bits: int, args: Any) -> Any:
+    base = builder.inttoptr(args[0], ir.IntType(bits).as_pointer())
+    return builder.load(builder.gep(base, [args[1]]))
+
+
+def _half() -> Any:
+    """An intrinsic `half_at(address, j)`: the j-th half float from an address on, as float32. Finite ones only."""
+
+    def load(typing_context: Any, address: Any, j: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            def number(value: int) -> Any:
+                return ir.Constant(_WORD, value)
+
+            bits = builder.zext(_element(builder, 16, args), _WORD)
+            magnitude = builder.shl(builder.and_(bits, number(0x7FFF)), number(13))
+            normal = builder.add(magnitude, number((127 - 15) << 23))
+            # A subnormal half: as a fraction above a power of two that is then taken away.
+            raised = builder.bitcast(builder.add(magnitude, number((127 - 14) << 23)), _SINGLE)
+            base = builder.bitcast(number((127 - 14) << 23), _SINGLE)
+            subnormal = builder.bitcast(builder.fsub(raised, base), _WORD)
+            is_normal = builder.icmp_unsigned(">=", magnitude, number(1 << 23))
+            sign = builder.shl(builder.and_(bits, number(0x8000)), number(16))
+            return builder.bitcast(builder.or_(builder.select(is_normal, normal, subnormal), sign), _SINGLE)
+
+        return types.float32(types.int64, types.int64), build
+
+    return intrinsic(load)
+
+
+def _tiny() -> Any:
+    """An intrinsic `tiny_at(address, j)`: the j-th signed byte from an address on, as float32."""
+
+    def load(typing_context: Any, address: Any, j: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.sitofp(_element(builder, 8, args), _SINGLE)
+
+        return types.float32(types.int64, types.int64), build
+
+    return intrinsic(load)
+
+
+half_at = _half()
+tiny_at = _tiny()

@@ -1,0 +1,314 @@
+"""One published version, opened: encoder, rows and network as one thing that answers.
+
+    RequestRows ──RequestEncoder──▶ ids, floats ──RowSource.gather──▶ inputs ──Network──▶ logits ──▶ probabilities
+
+Everything a request needs comes from one object, so no answer can mix two versions. Scores are made by one call at
+a time in each thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickline.embedding.batch import Bags, bags_of
+from clickline.errors import ArtifactError, RequestRefused
+from clickline.features import Faults, FeatureSpec
+from clickline.features.request import EncodedRequest, PartEncoder, RequestEncoder
+from clickline.frozen import FrozenTables, GatherPlan, PartShape, gather_plan
+from clickline.metrics.calibrate import Calibration, from_json
+from clickline.records import ABSENT, EncodedRows, LabelledRows, RequestRows
+from clickline.scoring.network import Network, SplitNetwork
+from clickline.scoring.sample import read_sample
+
+__all__ = ["DENSE", "Answer", "RowSource", "Scorer"]
+
+DENSE = "dense.onnx"
+_SCORED_ROWS = 8192  # at a time: activations of more would not stay in the caches
+_RANK_PLANS = 16  # sets of candidates' fields that are kept ready
+_REPRODUCED = 1e-5  # between machines, whose arithmetic units round differently
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Scores of a request's rows, all of one version."""
+
+    version: int
+    logit_B: Floats
+    probability_B: Floats
+
+
+class RowSource(Protocol):
+    """Where the rows of ids come from: mapped files, or lookup servers."""
+
+    def gather(
+        self,
+        plan: GatherPlan,
+        bags: Bags,
+        rows: int,
+        inputs_BI: Floats,
+        wide_B: Floats,
+        misses_S: NDArray[np.int64],
+    ) -> None:
+        """Pool the vectors of each slot into its columns of `inputs_BI`, set `wide_B`, count misses."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of the fields, side by side in inputs of their own: dense floats after the vectors."""
+
+    encoder: PartEncoder
+    plan: GatherPlan
+    slots: NDArray[np.int64]  # which of the model's slots they are
+    columns: tuple[int, ...]  # where each of this part's inputs stands in the whole
+    vectors: int  # inputs that are vectors
+
+    @property
+    def width(self) -> int:
+        return len(self.columns)
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """How requests are ranked whose candidates have these fields."""
+
+    own: _Part
+    shared: _Part
+    network: SplitNetwork | None
+
+
+class Scorer:
+    """A version that answers."""
+
+    def __init__(self, body: Mapping[str, Any], folder: Path, source: RowSource, threads: int = 1) -> None:
+        """`folder` holds the version's own files; `source` has its rows, and is closed with it."""
+        self.body = body
+        self.number = int(body["number"])
+        self.created = datetime.fromisoformat(body["created"]).timestamp()
+        self.features = FeatureSpec.from_json(body["features"])
+        self.columns = self.features.columns
+        self.misses_S = np.zeros(len(self.features.slots), dtype=np.int64)
+        self.lookups_S = np.zeros(len(self.features.slots), dtype=np.int64)
+        self._folder = folder
+        self._source = source
+        self._shift = np.float32(body["logit_shift"])
+        found = body["calibration"]
+        self._calibration: Calibration | None = None if found is None else from_json(found)
+        try:
+            content = (folder / DENSE).read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"{folder / DENSE} cannot be read: {error}. Publish again.") from error
+        self._network = Network(content, threads)
+        if self._network.width != body["width"]:
+            raise ArtifactError(
+                f"{folder / DENSE} takes {self._network.width} inputs, the manifest says {body['width']}. "
+                "Publish again."
+            )
+        self._encoder = RequestEncoder(self.features)
+        self._parts = tuple(PartShape(part["dim"], part["wide"]) for part in body["parts"])
+        self._slot_columns = np.cumsum([0, *(slot["dim"] for slot in body["slots"])])
+        self._vectors = int(self._slot_columns[-1])
+        self._every_slot = np.arange(len(self.features.slots))
+        self._plan = self._gather_plan(self._every_slot, self._slot_columns[:-1])
+        self._rankings: OrderedDict[bytes, _Ranking] = OrderedDict()
+        self._local = threading.local()
+
+    @classmethod
+    def open(
+        cls, body: Mapping[str, Any], folders: Sequence[Path], *, threads: int = 1, work: Path | None = None
+    ) -> Scorer:
+        """A version whose tables are mapped from files: those of its chain, base first, its own last."""
+        tables = FrozenTables.open(folders, work=work)
+        try:
+            return cls(body, folders[-1], tables, threads)
+        except BaseException:
+            tables.close()
+            raise
+
+    def close(self) -> None:
+        self._source.close()
+
+    # ── answers ────────────────────────────────────────────────────────────────────────────────
+
+    def predict(self, rows: RequestRows) -> Answer:
+        """Scores of a request's rows."""
+        encoded, faults = self._encoder.whole.arrays(rows)
+        _refuse(faults)
+        if rows.rows > _SCORED_ROWS:
+            return self.score(encoded.slotwise())
+        return self._answer(self._logits(encoded.rows, encoded.dense_DB, _bags(encoded)))
+
+    def encode(self, rows: RequestRows) -> EncodedRows:
+        """Ids and floats of a request; a value that cannot be used refuses it, by its field's name."""
+        encoded, faults = self._encoder.encode(rows)
+        _refuse(faults)
+        return encoded
+
+    def score(self, encoded: EncodedRows) -> Answer:
+        """Scores of encoded rows."""
+        if encoded.rows <= _SCORED_ROWS:
+            bags = bags_of(encoded.slots, encoded.rows)
+            return self._answer(self._logits(encoded.rows, encoded.dense_DB, bags))
+        starts = range(0, encoded.rows, _SCORED_ROWS)
+        answers = [self.score(encoded.part(start, start + _SCORED_ROWS)) for start in starts]
+        return Answer(
+            self.number,
+            np.concatenate([answer.logit_B for answer in answers]),
+            np.concatenate([answer.probability_B for answer in answers]),
+        )
+
+    def probabilities(self, rows: LabelledRows) -> Floats:
+        """What `measure` asks of a model."""
+        return self.score(rows.encoded).probability_B
+
+    def rank(self, context: RequestRows, candidates: RequestRows) -> Answer:
+        """Scores of candidates that share the fields of `context`, which has one row."""
+        ranking = self._ranking(context, candidates)
+        shared_1I, shared_wide = self._gather(ranking.shared, context, "shared")
+        own_BI, wide_B = self._gather(ranking.own, candidates, "own")
+        wide_B += shared_wide[0]
+        if ranking.network is not None:
+            return self._answer(ranking.network.logits(own_BI, shared_1I[0], wide_B))
+        inputs_BI = self._room("inputs", candidates.rows, self._network.width)
+        inputs_BI[:, ranking.shared.columns] = shared_1I
+        inputs_BI[:, ranking.own.columns] = own_BI
+        return self._answer(self._network.logits(inputs_BI, wide_B))
+
+    def check_sample(self) -> float:
+        """Score the stored sample, which also warms everything up. Refuses when it comes out differently; returns
+        the largest difference."""
+        encoded, wanted_B = read_sample(self._folder, len(self.features.slots))
+        found_B = self.score(encoded).probability_B
+        difference = float(np.abs(found_B - wanted_B).max(initial=0.0))
+        allowed = _REPRODUCED if self.body["dense"] == "fp32" else self.body["sample"]["tolerance"]
+        if not difference <= allowed:  # also when it is NaN
+            raise ArtifactError(
+                f"version {self.number} gives its stored sample other scores than at publish: they differ by "
+                f"{difference:.2g}, {allowed:.2g} is allowed. Its files are damaged, or this machine computes "
+                "differently; publish again."
+            )
+        self.misses_S[:] = 0
+        self.lookups_S[:] = 0
+        return difference
+
+    # ── inside ─────────────────────────────────────────────────────────────────────────────────
+
+    def _logits(self, rows: int, dense_DB: Floats, bags: Bags) -> Floats:
+        inputs_BI = self._room("inputs", rows, self._network.width)
+        wide_B = np.empty(rows, dtype=np.float32)
+        inputs_BI[:, self._vectors :] = dense_DB.T
+        self._source.gather(self._plan, bags, rows, inputs_BI, wide_B, self.misses_S)
+        self.lookups_S += np.diff(bags.starts_S1)
+        return self._network.logits(inputs_BI, wide_B)
+
+    def _answer(self, logit_B: Floats) -> Answer:
+        shifted_B = logit_B + self._shift
+        with np.errstate(over="ignore"):  # exp of a large number is infinite, and its score 0
+            probability_B = np.float32(1) / (np.float32(1) + np.exp(-shifted_B))
+        if self._calibration is not None:
+            probability_B = self._calibration.apply(probability_B)
+        return Answer(self.number, shifted_B, probability_B)
+
+    def _gather(self, part: _Part, rows: RequestRows, name: str) -> tuple[Floats, Floats]:
+        encoded, faults = part.encoder.arrays(rows)
+        _refuse(faults)
+        inputs_BI = self._room(name, rows.rows, part.width)
+        wide_B = np.empty(rows.rows, dtype=np.float32)
+        inputs_BI[:, part.vectors :] = encoded.dense_DB.T
+        bags = _bags(encoded)
+        misses_S = np.zeros(part.slots.size, dtype=np.int64)
+        self._source.gather(part.plan, bags, rows.rows, inputs_BI, wide_B, misses_S)
+        self.misses_S[part.slots] += misses_S
+        self.lookups_S[part.slots] += np.diff(bags.starts_S1)
+        return inputs_BI, wide_B
+
+    def _ranking(self, context: RequestRows, candidates: RequestRows) -> _Ranking:
+        if context.rows != 1:
+            raise RequestRefused("invalid", f"the context has {context.rows} rows; exactly one is allowed.")
+        own_C = _given(candidates, self.columns)
+        both = np.flatnonzero(own_C & _given(context, self.columns))
+        if both.size:
+            name = self.columns[both[0]]
+            raise RequestRefused(
+                "invalid",
+                f"field {name} stands in the context and in the candidates. Give it in one of them.",
+            )
+        key = own_C.tobytes()
+        ranking = self._rankings.get(key)
+        if ranking is None:
+            names = frozenset(name for name, own in zip(self.columns, own_C, strict=True) if own)
+            ranking = self._rankings[key] = self._plan_ranking(names)
+            while len(self._rankings) > _RANK_PLANS:
+                self._rankings.popitem(last=False)
+        return ranking
+
+    def _plan_ranking(self, names: frozenset[str]) -> _Ranking:
+        own = self._part(self._encoder.part(names))
+        shared = self._part(self._encoder.part(frozenset(self.columns) - names))
+        return _Ranking(own, shared, self._network.split(own.columns, shared.columns))
+
+    def _part(self, encoder: PartEncoder) -> _Part:
+        slots = np.array(encoder.slots, dtype=np.int64)
+        dims = [int(self.body["slots"][s]["dim"]) for s in slots]
+        starts = np.cumsum([0, *dims])
+        columns = [
+            int(self._slot_columns[s]) + j for s, dim in zip(slots, dims, strict=True) for j in range(dim)
+        ]
+        columns += [self._vectors + d for d in encoder.dense]
+        return _Part(encoder, self._gather_plan(slots, starts[:-1]), slots, tuple(columns), int(starts[-1]))
+
+    def _gather_plan(self, slots: NDArray[np.int64], columns: NDArray[np.int64]) -> GatherPlan:
+        described = [self.body["slots"][s] for s in slots]
+        return gather_plan(
+            self._parts,
+            [
+                (slot["part"], int(column), slot["pooling"], slot["wide"], slot["vector"])
+                for slot, column in zip(described, columns, strict=True)
+            ],
+        )
+
+    def _room(self, name: str, rows: int, width: int) -> Floats:
+        """A matrix that this thread uses again and again: fresh memory of this size would cost page faults."""
+        kept: Floats | None = getattr(self._local, name, None)
+        if kept is None or kept.size < rows * width:
+            kept = np.empty(rows * width, dtype=np.float32)
+            setattr(self._local, name, kept)
+        return kept[: rows * width].reshape(rows, width)
+
+
+def _bags(encoded: EncodedRequest) -> Bags:
+    """The ids of all slots as one array, which they mostly are already."""
+    if encoded.several:
+        return bags_of(encoded.slotwise().slots, encoded.rows)
+    slots = encoded.ids_SB.shape[0]
+    starts_S1 = np.arange(slots + 1, dtype=np.int64) * encoded.rows
+    return Bags(
+        encoded.ids_SB.reshape(-1), starts_S1, np.zeros(0, dtype=np.int64), np.full(slots, -1, dtype=np.int64)
+    )
+
+
+def _given(rows: RequestRows, columns: Sequence[str]) -> NDArray[np.bool_]:
+    """Which columns a request has values of."""
+    given_C: NDArray[np.bool_] = rows.kind_C != ABSENT
+    for name in rows.several:
+        given_C[columns.index(name)] = True
+    return given_C
+
+
+def _refuse(faults: Sequence[Faults]) -> None:
+    for found in faults:
+        fault = next(iter(found))
+        raise RequestRefused("invalid", f"row {fault.row}: {fault.detail}.")

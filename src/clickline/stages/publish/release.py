@@ -1,0 +1,91 @@
+"""What is published: a trained model with the snapshot of its tables, packed into a version's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clickline.frozen import PartShape
+from clickline.learner import Model
+from clickline.models import export_onnx, with_weights
+from clickline.models.quantise import quantise
+from clickline.records import LabelledRows
+
+__all__ = ["Release"]
+
+
+@dataclass(frozen=True)
+class Release:
+    """A model as it is to be served."""
+
+    model: Model
+    snapshot: Path  # of the model's tables: whole, or what changed since an earlier one
+    origin: Mapping[str, Any]  # checkpoint, step, dataset: where it came from
+    config: str  # resolved, as YAML
+    report: Mapping[str, Any] | None  # what it was judged by
+    rows: LabelledRows  # to be stored with their scores, and to fix the ranges of 8-bit weights on
+
+    @property
+    def parts(self) -> tuple[PartShape, ...]:
+        tables = self.model.tables
+        return tuple(PartShape(part.layout.dim, tables.wide_optimizer is not None) for part in tables.parts)
+
+    def slots(self) -> list[dict[str, Any]]:
+        """Each slot with the row that ids get which the tables do not know."""
+        tables = self.model.tables
+        described: list[dict[str, Any]] = [{} for _ in tables.slots]
+        for part, members in enumerate(tables.members):
+            records = tables.parts[part].default_records()
+            for record, s in zip(records, members, strict=True):
+                slot = tables.slots[s]
+                described[s] = {
+                    "name": slot.name,
+                    "dim": slot.dim,
+                    "pooling": slot.pooling,
+                    "part": part,
+                    "wide": 0.0 if tables.wide_optimizer is None else float(record["wide"]),
+                    "vector": [float(value) for value in record["vector"]],
+                }
+        return described
+
+    def body(self) -> dict[str, Any]:
+        """What the manifest says of the model itself."""
+        model = self.model
+        return {
+            "parts": [{"dim": part.dim, "wide": part.wide} for part in self.parts],
+            "slots": self.slots(),
+            "features": model.features.to_json(),
+            "network": {
+                "name": model.plan.network,
+                "file_sha256": model.plan.network_sha256,
+                "hidden": list(model.plan.hidden),
+                "batch_norm": model.plan.batch_norm,
+            },
+            "width": model.spec.width,
+            "logit_shift": model.plan.logit_shift,
+            "calibration": None if model.calibration is None else model.calibration.to_json(),
+            "model": {**self.origin, "snapshot": _digest(self.snapshot)},
+            "config": self.config,
+            "report": self.report,
+        }
+
+    def onnx(self, precision: str, earlier: bytes | None) -> bytes:
+        """The network as serving runs it; `earlier` is that of a version of perhaps the same network."""
+        network, spec = self.model.network, self.model.spec
+        if precision == "fp32":
+            return (earlier and with_weights(earlier, network)) or export_onnx(network, spec)
+        content = export_onnx(network, spec, folded=True)
+        inputs_BI, wide_B = self.model.buffers(self.rows)
+        self.model.tables.gather(self.rows.encoded.slots, inputs_BI, wide_B, train=False)
+        return quantise(content, inputs_BI, np.ascontiguousarray(wide_B))
+
+
+def _digest(snapshot: Path) -> str:
+    """The digest that ends a snapshot, which a later delta names as its base."""
+    with snapshot.open("rb") as file:
+        file.seek(-32, 2)
+        return file.read().hex()

@@ -1,0 +1,332 @@
+"""The publish stage: a checkpoint whose gate passed becomes a version, and the registry's pointer moves to it.
+
+    checkpoint ──snapshot_blocks──▶ rows ──(difference to the parent)──▶ table-*.bin
+               ──export_onnx──▶ dense.onnx            sample rows, scored again from these files ──▶ sample.npz
+    manifest, written last ──▶ a move of the pointer
+
+Until the manifest is there, no server sees anything; until the pointer moves, none uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clickline.artifacts.checkpoint import Checkpoint
+from clickline.artifacts.dataset import Dataset, dataset_folder
+from clickline.artifacts.registry import Move, Registry
+from clickline.artifacts.runs import find_checkpoint
+from clickline.artifacts.version import Draft, Version
+from clickline.config import Config
+from clickline.config.loader import resolved
+from clickline.embedding import read_header
+from clickline.errors import ArtifactError, GateRefused, RegistryMoved
+from clickline.frozen import (
+    FrozenTables,
+    RowBlock,
+    ShardFile,
+    difference,
+    merged,
+    snapshot_blocks,
+    write_shards,
+)
+from clickline.intake.inputs import cores
+from clickline.intake.stores import registry_of
+from clickline.learner import open_checkpoint
+from clickline.metrics.evaluation import measure
+from clickline.progress import Progress
+from clickline.records import LabelledRows
+from clickline.scoring.sample import write_sample
+from clickline.scoring.scorer import DENSE, Scorer
+from clickline.stages.publish.release import Release
+from clickline.storage.stores import Storage
+
+__all__ = ["PublishResult", "publish", "publish_release"]
+
+TOLERANCE = {"fp32": 1e-6, "fp16": 2e-3, "int8": 5e-2}
+"""Largest difference of a score from the checkpoint's, by the lower of the two precisions."""
+
+_COST_ROWS = 100_000
+_LARGE_DELTA = 0.5  # of the base's rows: a delta larger than that is made a base
+
+
+@dataclass(frozen=True)
+class PublishResult:
+    """A version that servers can use."""
+
+    version: Version
+    move: Move | None  # None: another version is pinned, so this one waits
+    difference: float  # largest, of the sample's scores from the checkpoint's
+    cost: Mapping[str, Any]
+    seconds: float
+
+
+def publish(
+    config: Config,
+    progress: Progress | None = None,
+    *,
+    model: str | None = None,
+    base: bool = False,
+    reason: str = "published",
+) -> PublishResult:
+    """Publish a checkpoint that passed its gate, by default the newest run's. `model` is what `find_checkpoint`
+    takes; `base` asks for a version that depends on no other."""
+    began = time.monotonic()
+    progress = progress or Progress()
+    checkpoint = find_checkpoint(model, config.home)
+    report = _passed(checkpoint)
+    file = config.model.file
+    opened = open_checkpoint(checkpoint, cores(), None if file is None else Path(file))
+    dataset = Dataset.open(Storage(), dataset_folder(config.home, checkpoint.body["dataset"]))
+    origin = {
+        "checkpoint": f"{checkpoint.folder.parent.name}/{checkpoint.folder.name}",
+        "step": checkpoint.step,
+        "tables_sha256": checkpoint.body["tables_sha256"],
+        "dataset": dataset.id,
+    }
+    rows = next(_rows(dataset, max(config.publish.sample, 4096)))
+    release = Release(opened, checkpoint.tables, origin, resolved(config), report, rows)
+    quantised = (config.publish.precision, config.publish.dense) != ("fp32", "fp32")
+    cost_rows = _rows(dataset, _COST_ROWS) if quantised else iter(())
+    return publish_release(config, release, cost_rows, progress, base=base, reason=reason, began=began)
+
+
+def publish_release(
+    config: Config,
+    release: Release,
+    cost_rows: Iterator[LabelledRows],
+    progress: Progress,
+    *,
+    base: bool = False,
+    reason: str,
+    began: float,
+) -> PublishResult:
+    """Pack a model, prove the files, make the version current. `cost_rows` are to measure what a lower precision
+    costs."""
+    registry = registry_of(config)
+    before = registry.current()
+    body = {**release.body(), "precision": config.publish.precision, "dense": config.publish.dense}
+    body["shards"] = config.publish.shards
+    kind = read_header(release.snapshot)["kind"]
+    parent = _parent(config, registry, release, body, kind) if kind == "delta" or not base else None
+    with registry.draft(None if parent is None else parent.number) as draft:
+        progress.begin(f"publish version {draft.number}", total_rows=release.model.tables.size)
+        earlier = None
+        if parent is not None and parent.body["network"] == body["network"]:
+            earlier = (_local(config, registry, parent) / DENSE).read_bytes()
+        (draft.folder / DENSE).write_bytes(release.onnx(config.publish.dense, earlier))
+        chain, shards = _write_tables(config, registry, release, parent, kind, base, draft, progress)
+        progress.end()
+        body |= {
+            "number": draft.number,
+            "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "table": "delta" if chain else "base",
+            "parent": chain[-1].number if chain else None,
+            "rows": sum(shard.rows for shard in shards),
+            "tombstones": sum(shard.tombstones for shard in shards),
+        }
+        body |= _prove(config, registry, release, body, chain, draft, cost_rows)
+        known = {shard.name: shard.sha256 for shard in shards}
+        version = draft.commit(body, known)
+    move = None
+    if before is None or not before.pinned:
+        try:
+            move = registry.move(version.number, reason, after=before)
+        except RegistryMoved as error:
+            raise RegistryMoved(
+                f"version {version.number} is stored, but it was not made current: {error} "
+                f"`clickline versions rollback --to {version.number}` makes it current."
+            ) from error
+    else:
+        progress.say(
+            f"version {version.number} waits: version {before.version} is pinned "
+            f"({before.reason}). `clickline versions unpin` lets the newest one go live."
+        )
+    sample = body["sample"]
+    return PublishResult(version, move, sample["difference"], body["cost"], time.monotonic() - began)
+
+
+# ── what to publish ────────────────────────────────────────────────────────────────────────────
+
+
+def _passed(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The report of the run, which must have passed its gate with this very checkpoint."""
+    path = checkpoint.folder.parent / "report.json"
+    if not path.exists():
+        raise GateRefused(
+            f"{checkpoint.folder} was not judged yet: its run has no report. Run `clickline train` to its end."
+        )
+    report: dict[str, Any] = json.loads(path.read_text())
+    if report["checkpoint"] != checkpoint.folder.name:
+        raise GateRefused(
+            f"{checkpoint.folder.name} was not judged: the run's gate looked at {report['checkpoint']}. "
+            "Publish that one, or train on."
+        )
+    if not report["gate"]["passed"]:
+        raise GateRefused(
+            f"the gate refused {checkpoint.folder}: {' '.join(report['gate']['reasons'])} "
+            "Nothing was published. Train on, or change the gate and run `clickline train` again."
+        )
+    return report
+
+
+def _rows(dataset: Dataset, most: int) -> Iterator[LabelledRows]:
+    """Rows to check with, of the eval part where there is one."""
+    split = "eval" if dataset.splits.get("eval") and dataset.splits["eval"].rows else "train"
+    left = most
+    for shard, group, _ in dataset.row_groups(split):
+        path = Path(dataset.folder, dataset.splits[split].shards[shard].file)
+        rows = dataset.read(path, [group])
+        yield rows.part(0, min(left, rows.rows))
+        left -= rows.rows
+        if left <= 0:
+            return
+
+
+# ── tables ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _parent(
+    config: Config, registry: Registry, release: Release, body: Mapping[str, Any], kind: str
+) -> Version | None:
+    """The version that a delta can be made to."""
+    if kind == "delta":
+        wanted = read_header(release.snapshot)["base"]
+        made = [v for v in registry.versions() if v.body["model"].get("snapshot") == wanted]
+        if not made:
+            raise ArtifactError(
+                f"{release.snapshot} holds what changed since snapshot {wanted[:12]}, and no version was made of "
+                "that one. Publish a whole checkpoint first."
+            )
+        return made[-1]
+    current = registry.current()
+    if current is None:
+        return None
+    parent = registry.version(current.version)
+    same = ("features", "parts", "precision", "shards", "width")
+    shapes = [[(s["name"], s["dim"], s["part"]) for s in one["slots"]] for one in (parent.body, body)]
+    alike = shapes[0] == shapes[1] and all(parent.body[key] == body[key] for key in same)
+    return parent if alike else None
+
+
+def _write_tables(
+    config: Config,
+    registry: Registry,
+    release: Release,
+    parent: Version | None,
+    kind: str,
+    base: bool,
+    draft: Draft,
+    progress: Progress,
+) -> tuple[Sequence[Version], Sequence[ShardFile]]:
+    """The table's files, and the versions they build on: none for a base."""
+
+    def write(blocks: Iterator[RowBlock]) -> Sequence[ShardFile]:
+        publish = config.publish
+        return write_shards(draft.folder, release.parts, publish.precision, publish.shards, blocks)
+
+    def counted(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
+        for block in blocks:
+            yield block
+            progress.advance(rows=block.ids_N.size)
+
+    if parent is None:
+        return (), write(counted(snapshot_blocks(release.snapshot)))
+    chain = registry.chain(parent)
+    folders = [_local(config, registry, version) for version in chain]
+    rows = sum(version.body["rows"] for version in chain[:1])
+    if kind == "delta":
+        shards = write(counted(snapshot_blocks(release.snapshot)))
+        if base or _is_long(config, chain) or _changed(shards) > _LARGE_DELTA * rows:
+            tables = FrozenTables.open([*folders, draft.folder])
+            compacted = draft.folder / "compacted"
+            compacted.mkdir()
+            try:
+                shards = write_shards(
+                    compacted, release.parts, config.publish.precision, config.publish.shards, merged(tables)
+                )
+            finally:
+                tables.close()
+            for shard in shards:
+                (compacted / shard.name).replace(draft.folder / shard.name)
+            compacted.rmdir()
+            return (), shards
+        return chain, shards
+    if not _is_long(config, chain):
+        tables = FrozenTables.open(folders)
+        try:
+            shards = write(difference(tables, counted(snapshot_blocks(release.snapshot))))
+        finally:
+            tables.close()
+        if _changed(shards) <= _LARGE_DELTA * rows:
+            return chain, shards
+    return (), write(counted(snapshot_blocks(release.snapshot)))
+
+
+def _changed(shards: Sequence[ShardFile]) -> int:
+    return sum(shard.rows + shard.tombstones for shard in shards)
+
+
+def _is_long(config: Config, chain: Sequence[Version]) -> bool:
+    return len(chain) > config.publish.deltas
+
+
+def _local(config: Config, registry: Registry, version: Version) -> Path:
+    return registry.fetch(version, Path(config.cache.dir, "versions"))
+
+
+# ── proof ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _prove(
+    config: Config,
+    registry: Registry,
+    release: Release,
+    body: Mapping[str, Any],
+    chain: Sequence[Version],
+    draft: Draft,
+    cost_rows: Iterator[LabelledRows],
+) -> dict[str, Any]:
+    """Score from the packed files: the sample, which is stored with its scores, and what the precision costs."""
+    folders = [*(_local(config, registry, version) for version in chain), draft.folder]
+    scorer = Scorer.open(body, folders, threads=cores())
+    try:
+        sample = release.rows.part(0, min(config.publish.sample, release.rows.rows))
+        found_B = scorer.probabilities(sample)
+        wanted_B = release.model.score(sample)
+        gap = float(np.abs(found_B - wanted_B).max(initial=0.0))
+        lower = max((body["precision"], body["dense"]), key=("fp32", "fp16", "int8").index)
+        allowed = TOLERANCE[lower]
+        if not gap <= allowed:  # also when it is NaN
+            raise ArtifactError(
+                f"the packed files score the sample differently from the checkpoint: by {gap:.2g}, where "
+                f"{allowed:g} is allowed for {lower}. Nothing was published."
+                + ("" if lower == "fp32" else " Choose a higher publish.precision or publish.dense.")
+            )
+        write_sample(draft.folder, sample.encoded, found_B)
+        return {
+            "sample": {"rows": sample.rows, "tolerance": allowed, "difference": gap},
+            "cost": _cost(release, scorer, list(cost_rows)),
+        }
+    finally:
+        scorer.close()
+
+
+def _cost(release: Release, scorer: Scorer, rows: Sequence[LabelledRows]) -> dict[str, Any]:
+    """What the precision takes from AUC and adds to log loss. Nothing, where rows and weights are stored whole."""
+    if not rows:
+        return {"rows": 0, "auc": 0.0, "logloss": 0.0}
+    checkpoint = measure(release.model.score, iter(rows)).total
+    version = measure(scorer.probabilities, iter(rows)).total
+    cost: dict[str, Any] = {"rows": checkpoint.rows}
+    for name in ("auc", "logloss"):
+        before, after = getattr(checkpoint, name), getattr(version, name)
+        cost[name] = None if before is None or after is None else after - before
+    return cost

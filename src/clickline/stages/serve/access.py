@@ -1,0 +1,65 @@
+"""Who may ask: the bearer token, TLS, and what is said when neither guards an open port."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from pathlib import Path
+
+from clickline.config.sections import ServeSection
+from clickline.errors import ClicklineError, RequestRefused
+
+__all__ = ["Guard", "exposure", "read_token"]
+
+
+def read_token(file: str | None) -> str | None:
+    """The first line of the token file; None when no token is asked for."""
+    if file is None:
+        return None
+    try:
+        token = Path(file).read_text().partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClicklineError(f"serve.token_file {file} cannot be read: {error}.") from error
+    if not token:
+        raise ClicklineError(f"the first line of serve.token_file {file} is empty. Put the token there.")
+    return token
+
+
+class Guard:
+    """Lets requests in that carry the token."""
+
+    def __init__(self, token: str | None) -> None:
+        self.open = token is None
+        self._expected = f"Bearer {token}".encode()
+
+    def check(self, authorization: bytes | None) -> None:
+        """`authorization`: the header or metadata of that name."""
+        if self.open:
+            return
+        scheme, _, value = (authorization or b"").partition(b" ")
+        given = scheme.title() + b" " + value.strip()
+        if not hmac.compare_digest(given, self._expected):
+            raise RequestRefused(
+                "unauthenticated",
+                "The bearer token is missing or wrong. Send `authorization: Bearer TOKEN`, with the first line of "
+                "the server's serve.token_file.",
+            )
+
+
+def exposure(serve: ServeSection) -> str | None:
+    """A warning when others than this machine can reach the ports without TLS or a token."""
+    try:
+        loopback = ipaddress.ip_address(serve.host).is_loopback
+    except ValueError:
+        loopback = serve.host == "localhost"
+    missing = [
+        key
+        for key, given in (("serve.tls", serve.tls), ("serve.token_file", serve.token_file))
+        if given is None
+    ]
+    if loopback or not missing:
+        return None
+    return (
+        f"serve.host is {serve.host}: other machines can reach the ports, and {' and '.join(missing)} "
+        f"{'is' if len(missing) == 1 else 'are'} not set. Set them, or keep the ports behind a firewall."
+    )

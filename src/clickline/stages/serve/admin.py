@@ -1,0 +1,45 @@
+"""The admin port: /metrics for Prometheus, /healthz and /readyz for whoever keeps the service running."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from clickline.errors import RequestRefused
+from clickline.stages.serve.access import Guard
+from clickline.stages.serve.http_server import respond
+
+__all__ = ["admin_app"]
+
+_TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+_PLAIN = b"text/plain; charset=utf-8"
+
+
+def admin_app(
+    guard: Guard, metrics: Callable[[], Awaitable[bytes]], readiness: Callable[[], str | None]
+) -> Callable[..., Awaitable[None]]:
+    """An ASGI application. `readiness` says what is missing, None when nothing is."""
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        path = scope["path"]
+        if scope["method"] not in ("GET", "HEAD"):
+            await respond(send, 400, _PLAIN, b"GET is allowed.\n")
+        elif path == "/healthz":  # without a token: it tells nothing, and probes have none
+            await respond(send, 200, _PLAIN, b"live\n")
+        elif path == "/readyz":
+            missing = readiness()
+            status, words = (200, "ready") if missing is None else (503, missing)
+            await respond(send, status, _PLAIN, f"{words}\n".encode())
+        elif path == "/metrics":
+            try:
+                guard.check(dict(scope["headers"]).get(b"authorization"))
+            except RequestRefused as refused:
+                await respond(send, 401, _PLAIN, f"{refused}\n".encode(), ((b"www-authenticate", b"Bearer"),))
+            else:
+                await respond(send, 200, _TEXT, await metrics())
+        else:
+            await respond(send, 404, _PLAIN, b"There is /metrics, /healthz and /readyz.\n")
+
+    return app

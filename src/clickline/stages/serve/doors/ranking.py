@@ -1,0 +1,70 @@
+"""Ranking over gRPC: one context, many candidates, their scores or the best of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from clickline.errors import RequestRefused
+from clickline.records import ABSENT, RequestRows
+from clickline.stages.serve.doors import tfserving
+from clickline.stages.serve.doors.calls import Call, Limits, Model, Scores, Target, best
+from clickline.wire.requests import RequestReader, pieces
+from clickline.wire.writing import block, number
+
+__all__ = ["check_parts", "decode", "encode", "target"]
+
+_CONTEXT, _CANDIDATES, _TOP = 2, 3, 4  # fields of RankRequest
+
+
+class _Details(NamedTuple):
+    model: str
+    top: int
+
+
+def target(body: bytes) -> Target:
+    """Whom the request is for."""
+    return tfserving.target(body)  # the model_spec is in the same place
+
+
+def decode(body: bytes, model: Model, limits: Limits) -> Call:
+    """Context and candidates of a RankRequest."""
+    top = 0
+    for _, piece in pieces(body, _TOP):
+        if isinstance(piece, int):
+            top = int(np.int64(piece).astype(np.int32))
+    if top < 0:
+        raise RequestRefused("invalid", f"top_k is {top}; 0 for all candidates, or how many of the best.")
+    reader = RequestReader.of(model.columns)
+    context = reader.tensors_if_any(body, _CONTEXT, limits.max_rows, limits.ignore_unknown)
+    candidates = reader.tensors(body, _CANDIDATES, limits.max_rows, limits.ignore_unknown)
+    if context is not None:
+        check_parts(context, candidates, model.columns)
+    return Call(candidates, context, _Details(target(body).model, top))
+
+
+def check_parts(context: RequestRows, candidates: RequestRows, columns: tuple[str, ...]) -> None:
+    """Refuse a context that is not one row, and a field that is in both parts."""
+    if context.rows != 1:
+        raise RequestRefused(
+            "invalid",
+            f"The context has {context.rows} rows; one is allowed. Send what differs between rows as candidates.",
+        )
+    for c, name in enumerate(columns):
+        if all(part.kind_C[c] != ABSENT or name in part.several for part in (context, candidates)):
+            raise RequestRefused(
+                "invalid", f"{name} is in the context and in the candidates; a field is in one of both."
+            )
+
+
+def encode(call: Call, answer: Scores) -> bytes:
+    """A RankResponse."""
+    details: _Details = call.details
+    scores_B = answer.probability_B
+    spec = block(1, tfserving.spec_bytes(details.model, answer.version))
+    if details.top == 0:
+        return spec + block(2, scores_B.tobytes())
+    order_K = best(scores_B, details.top)
+    indices = b"".join(map(number, order_K.tolist()))
+    return spec + block(2, scores_B[order_K].tobytes()) + block(3, indices)

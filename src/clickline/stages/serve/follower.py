@@ -1,0 +1,141 @@
+"""Follows the registry: looks where its pointer is, fetches and checks what is new, offers it to the workers.
+
+A thread of its own, because stores may hang. While the store cannot be reached the current version goes on answering.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from clickline.artifacts.registry import Registry, verify
+from clickline.artifacts.version import Version
+from clickline.errors import ArtifactError, ClicklineError
+from clickline.stages.serve.logs import Log
+from clickline.stages.serve.rollout import Offer
+
+__all__ = ["Follower", "RegistrySource", "Source"]
+
+_SILENT_SECONDS = 300.0  # between two lines about the same trouble
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
+
+
+class Source(Protocol):
+    """Where versions come from."""
+
+    def current(self) -> tuple[int, int] | None:
+        """The number of the pointer's last move and the version it points to; None: nothing published yet."""
+
+    def fetch(self, number: int) -> Offer:
+        """The version with its files here and whole. ArtifactError: it never will be; others: not now."""
+
+
+class RegistrySource:
+    """Versions of a registry."""
+
+    def __init__(self, registry: Registry, copies: Path) -> None:
+        self._registry = registry
+        self._copies = copies
+        self._verified: dict[int, Version] = {}
+        self._chains: list[list[Version]] = []  # of the version that was fetched last, and the one before
+
+    def current(self) -> tuple[int, int] | None:
+        move = self._registry.current()
+        return None if move is None else (move.sequence, move.version)
+
+    def fetch(self, number: int) -> Offer:
+        version = self._registry.version(number)
+        chain = self._registry.chain(version)
+        folders = []
+        for one in chain:
+            folder = self._registry.fetch(one, self._copies)
+            if self._verified.get(one.number) != one:
+                verify(one, folder)
+                self._verified[one.number] = one
+            folders.append(str(folder))
+        # Only now: a copy that no longer serves may still be what a worker is about to open.
+        self._chains = [*self._chains[-1:], chain]
+        kept = [one for known in self._chains for one in known]
+        self._verified = {one.number: one for one in kept}
+        self._registry.forget(self._copies, kept)
+        return Offer(number, tuple(folders), datetime.fromisoformat(version.created).timestamp())
+
+
+class Follower:
+    """Looks at a source again and again."""
+
+    def __init__(
+        self,
+        source: Source,
+        poll: float,
+        log: Log,
+        offer: Callable[[Offer], None],
+        refuse: Callable[[int, str], None],
+    ) -> None:
+        """`offer` and `refuse` are called in the follower's thread; `refuse` for files that are not whole."""
+        self.unreachable = False
+        self._source = source
+        self._poll = poll
+        self._log = log
+        self._offer = offer
+        self._refuse = refuse
+        self._move: tuple[int, int] | None = None  # where the pointer was at the last look
+        self._not_before = 0.0  # when that version may be fetched and offered; infinity: that is done
+        self._pause = _FIRST_PAUSE
+        self._said = float("-inf")
+
+    def start(self) -> None:
+        threading.Thread(target=self._follow, name="follower", daemon=True).start()
+
+    def try_again(self, number: int) -> None:
+        """The version could not be loaded for a reason that may pass: offer it once more, after a pause."""
+        if self._move is not None and self._move[1] == number:
+            self._not_before = time.monotonic() + self._pause
+            self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                self.look()
+            except Exception as error:  # noqa: BLE001 - a bug here must not end the following
+                self._log.say("following the registry failed", "error", message=repr(error))
+            time.sleep(self._poll)
+
+    def look(self) -> None:
+        """Look once."""
+        try:
+            move = self._source.current()
+        except (ClicklineError, OSError) as error:
+            self._tell_unreachable(str(error))
+            return
+        if self.unreachable:
+            self.unreachable, self._said = False, float("-inf")
+            self._log.say("the registry answers again")
+        if move is None:
+            return
+        if move != self._move:
+            self._move, self._not_before, self._pause = move, 0.0, _FIRST_PAUSE
+        if time.monotonic() >= self._not_before:
+            self._not_before = float("inf")
+            self._take(move[1])
+
+    def _take(self, number: int) -> None:
+        try:
+            offer = self._source.fetch(number)
+        except ArtifactError as error:
+            self._refuse(number, str(error))
+        except (ClicklineError, OSError) as error:
+            self._log.say("fetching a version failed", "warning", version=number, message=str(error))
+            self.try_again(number)
+        else:
+            self._offer(offer)
+
+    def _tell_unreachable(self, message: str) -> None:
+        self.unreachable = True
+        if time.monotonic() - self._said >= _SILENT_SECONDS:
+            self._said = time.monotonic()
+            self._log.say("the registry cannot be reached", "warning", message=message)

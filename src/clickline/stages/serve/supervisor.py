@@ -1,0 +1,403 @@
+"""The process that keeps the others going: starts workers, restarts dead ones, brings them new versions, counts.
+
+It answers no predictions itself. When it dies, however it dies, its workers see the channel end, drain and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clickline.config.sections import ServeSection
+from clickline.errors import ClicklineError
+from clickline.stages.serve.access import Guard
+from clickline.stages.serve.admin import admin_app
+from clickline.stages.serve.channel import Channel
+from clickline.stages.serve.follower import Follower, Source
+from clickline.stages.serve.http_server import HttpServer, listening_socket
+from clickline.stages.serve.loading import Load
+from clickline.stages.serve.logs import Log
+from clickline.stages.serve.measures import Tally, exposition
+from clickline.stages.serve.rollout import Offer, Rollout
+
+__all__ = ["Supervisor", "Up"]
+
+_QUICK_DEATH = 10.0  # seconds: a worker that lived for less is started again after a pause
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+_LOAD_SECONDS = 600.0  # for a worker to load a version; the very first one may compile all kernels
+_TELL_SECONDS = 2.0  # for a worker to tell its counts
+_LAST_SECONDS = 4.0  # for a worker to end after the time to drain
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class Up:
+    """What is up, when all workers listen for the first time."""
+
+    version: int | None
+    processes: int
+
+
+class _Worker:
+    """One process, as long as it lives."""
+
+    def __init__(self, slot: int, process: subprocess.Popen[bytes], channel: Channel) -> None:
+        self.slot = slot
+        self.process = process
+        self.channel = channel
+        self.born = time.monotonic()
+        self.listening = False
+        self.version: int | None = None  # it answers with
+        self.tally = Tally()
+        self.waiting = 0
+        self.told: asyncio.Future[None] | None = None
+
+
+class Supervisor:
+    """Runs the service until a signal ends it."""
+
+    def __init__(
+        self,
+        serve: ServeSection,
+        names: tuple[str, ...],
+        token: str | None,
+        source: Source,
+        load: Load,
+        processes: int,
+        work: Path,
+        log: Log,
+        up: Callable[[Up], None],
+    ) -> None:
+        """`work`: a folder of our own. `up` is called once, when all workers listen."""
+        self._serve = serve
+        self._guard = Guard(token)
+        self._processes = processes
+        self._work = work
+        self._log = log
+        self._tell_up: Callable[[Up], None] | None = up
+        self._hello = {
+            "serve": serve.model_dump(mode="json"),
+            "names": names,
+            "token": token,
+            "load": f"{load.__module__}:{load.__qualname__}",
+            "path": sys.path,
+            "work": str(work),
+        }
+        self._workers: dict[int, _Worker] = {}
+        self._gone = Tally()  # counts of processes that are no more
+        self._pauses = dict.fromkeys(range(processes), _FIRST_PAUSE)
+        self._restarts = 0
+        self._versions_refused = 0
+        self._stopping = False
+        self._failure: str | None = None
+        self._ended = asyncio.Event()
+        self._questions = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._rollout = Rollout(self._send, self._committed, self._refused)
+        self._follower = Follower(
+            source,
+            serve.poll,
+            log,
+            lambda offer: self._from_thread(self._rollout.offered, offer),
+            lambda number, reason: self._from_thread(self._refused_files, number, reason),
+        )
+
+    async def run(self) -> None:
+        """Returns when the service was told to stop and has drained; KeyboardInterrupt at a second signal."""
+        logging.getLogger().addHandler(self._log)
+        signals: asyncio.Queue[int] = asyncio.Queue()
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` in a script mean it
+                self._loop.add_signal_handler(number, signals.put_nowait, number)
+        admin = await self._admin()
+        held = _reserved(self._serve)
+        try:
+            self._follower.start()
+            for slot in range(self._processes):
+                await self._launch(slot)
+            self._start(self._watch_loading())
+            await self._until(signals)
+            self._log.say("stopping", drain=self._serve.drain)
+            self._stop()
+            interrupted = await self._drained(signals)
+        finally:
+            self._stopping = True
+            for worker in self._workers.values():
+                worker.process.kill()
+                worker.process.wait()
+            for reserved in held:
+                reserved.close()
+            await admin.stop()
+        if self._failure:
+            raise ClicklineError(self._failure)
+        if interrupted:
+            raise KeyboardInterrupt
+
+    # ── workers ────────────────────────────────────────────────────────────────────────────────
+
+    async def _launch(self, slot: int) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "clickline.stages.serve.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),  # our own standard output is for what is up
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the supervisor, which lets workers drain
+            )
+        worker = _Worker(slot, process, await Channel.over(ours))
+        self._workers[slot] = worker
+        worker.channel.send(slot=slot, **self._hello)
+        self._start(self._attend(worker))
+
+    async def _attend(self, worker: _Worker) -> None:
+        """Hear what a worker says, until it is gone; then start another in its place."""
+        async for message in worker.channel:
+            self._hear(worker, message)
+        worker.channel.close()
+        code = await self._reaped(worker)
+        del self._workers[worker.slot]
+        self._gone.add(worker.tally)
+        if worker.told is not None and not worker.told.done():
+            worker.told.set_result(None)
+        if self._stopping:
+            if not self._workers:
+                self._ended.set()
+            return
+        self._rollout.worker_gone(worker.slot)
+        self._restarts += 1
+        pause = self._pause(worker)
+        self._log.say(
+            "a worker process ended; another is started",
+            "error",
+            worker=worker.slot,
+            pid=worker.process.pid,
+            exit_code=code,
+            pause=pause,
+        )
+        await asyncio.sleep(pause)
+        if not self._stopping:
+            await self._launch(worker.slot)
+
+    async def _reaped(self, worker: _Worker) -> int:
+        """The exit code of a process that has closed its channel."""
+        for _ in range(200):
+            code = worker.process.poll()
+            if code is not None:
+                return code
+            await asyncio.sleep(0.01)
+        worker.process.kill()
+        return await asyncio.to_thread(worker.process.wait)
+
+    def _pause(self, worker: _Worker) -> float:
+        if time.monotonic() - worker.born >= _QUICK_DEATH:
+            self._pauses[worker.slot] = _FIRST_PAUSE
+            return 0.0
+        pause = self._pauses[worker.slot]
+        self._pauses[worker.slot] = min(pause * 2, _LONGEST_PAUSE)
+        return pause
+
+    def _hear(self, worker: _Worker, message: dict[str, Any]) -> None:
+        match message:
+            case {"up": _}:
+                self._rollout.worker_up(worker.slot)
+            case {"prepared": number}:
+                self._rollout.prepared(worker.slot, number)
+            case {"refused": number, "reason": reason, "again": again}:
+                self._rollout.refused(worker.slot, number, reason, again)
+            case {"serving": number}:
+                worker.version = number
+                self._perhaps_up()
+            case {"listening": _}:
+                worker.listening = True
+                self._perhaps_up()
+            case {"told": _, "tally": text, "waiting": waiting}:
+                worker.tally, worker.waiting = Tally.from_json(text), waiting
+                if worker.told is not None and not worker.told.done():
+                    worker.told.set_result(None)
+            case {"failed": why}:
+                self._log.say("a worker cannot work", "error", worker=worker.slot, message=why)
+                if self._tell_up is not None:  # it never worked: a restart would not help
+                    self._failure = why
+                    self._ended.set()
+
+    def _perhaps_up(self) -> None:
+        if self._tell_up is None or len(self._workers) < self._processes:
+            return
+        if all(worker.listening for worker in self._workers.values()):
+            version = None if self._rollout.current is None else self._rollout.current.number
+            if version is None or all(worker.version == version for worker in self._workers.values()):
+                tell, self._tell_up = self._tell_up, None
+                tell(Up(version, self._processes))
+
+    # ── versions ───────────────────────────────────────────────────────────────────────────────
+
+    def _send(self, slot: int, message: dict[str, Any]) -> None:
+        worker = self._workers.get(slot)
+        if worker is not None:
+            worker.channel.send(**message)
+
+    def _committed(self, offer: Offer) -> None:
+        self._log.say("the version is current", version=offer.number)
+        for folder in self._work.iterdir():  # what is mapped lives on until it is unmapped
+            if folder.name.isdigit() and folder.name != str(offer.number):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _refused(self, offer: Offer, reason: str, again: bool) -> None:
+        self._refused_files(offer.number, reason)
+        if again:
+            self._follower.try_again(offer.number)
+
+    def _refused_files(self, number: int, reason: str) -> None:
+        self._versions_refused += 1
+        current = self._rollout.current
+        self._log.say(
+            "a version was refused",
+            "error",
+            version=number,
+            reason=reason,
+            current=None if current is None else current.number,
+        )
+
+    async def _watch_loading(self) -> None:
+        """A worker that does not get ready is ended; another takes its place and the version is tried again."""
+        seen: Offer | None = None
+        since = 0.0
+        while not self._stopping:
+            await asyncio.sleep(1)
+            if self._rollout.pending is not seen:
+                seen, since = self._rollout.pending, time.monotonic()
+            if seen is not None and time.monotonic() - since > _LOAD_SECONDS:
+                for slot in self._rollout.late():
+                    if slot in self._workers:
+                        self._workers[slot].process.kill()
+                seen = None
+
+    # ── the end ────────────────────────────────────────────────────────────────────────────────
+
+    async def _until(self, signals: asyncio.Queue[int]) -> None:
+        """Wait for a signal, or a failure that makes going on useless."""
+        waiting = [asyncio.create_task(signals.get()), asyncio.create_task(self._ended.wait())]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._ended.clear()
+        for worker in self._workers.values():
+            worker.channel.send(do="stop")
+        if not self._workers:
+            self._ended.set()
+
+    async def _drained(self, signals: asyncio.Queue[int]) -> bool:
+        """Wait for the workers to end; True: a second signal came first."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._serve.drain + _LAST_SECONDS):
+                await self._until(signals)
+        return bool(self._workers) and not signals.empty()
+
+    # ── what is told ───────────────────────────────────────────────────────────────────────────
+
+    async def _admin(self) -> HttpServer:
+        app = admin_app(self._guard, self._metrics, self._missing)
+        bound = _bound(self._serve.host, self._serve.metrics_port, "metrics_port")
+        server = HttpServer(app, [bound], self._serve.tls, 0.0)
+        await server.start()
+        return server
+
+    def _missing(self) -> str | None:
+        """Why requests would not be answered; None when they would."""
+        if self._stopping:
+            return "stopping"
+        if self._rollout.current is None:
+            return "no version is loaded yet"
+        if not any(worker.listening and worker.version is not None for worker in self._workers.values()):
+            return "no worker process listens"
+        return None
+
+    async def _metrics(self) -> bytes:
+        workers = [worker for worker in self._workers.values() if worker.listening]
+        for worker in workers:
+            worker.told = self._loop.create_future()
+            worker.channel.send(do="tell", id=next(self._questions))
+        if workers:
+            await asyncio.wait([worker.told for worker in workers if worker.told], timeout=_TELL_SECONDS)
+        total = Tally()
+        total.add(self._gone)
+        for worker in self._workers.values():
+            total.add(worker.tally)
+        current = self._rollout.current
+        gauges = {
+            "queue_length": ("Requests that wait.", sum(worker.waiting for worker in self._workers.values())),
+            "workers": ("Worker processes that listen.", len(workers)),
+            "registry_unreachable": (
+                "1 while the registry cannot be reached.",
+                int(self._follower.unreachable),
+            ),
+        }
+        if current is not None:
+            gauges["version"] = ("The current version.", current.number)
+            gauges["version_age_seconds"] = (
+                "Time since the current version was made.",
+                time.time() - current.created,
+            )
+        totals = {
+            "version_refused": (
+                "Versions that did not load, verify or reproduce their sample.",
+                self._versions_refused,
+            ),
+            "worker_restarts": ("Worker processes that died and were replaced.", self._restarts),
+        }
+        return exposition(total, gauges, totals)
+
+    # ── the loop ───────────────────────────────────────────────────────────────────────────────
+
+    def _from_thread(self, call: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _reserved(serve: ServeSection) -> list[socket.socket]:
+    """Hold the workers' ports, after a look whether anybody has them: SO_REUSEPORT would let us in beside another
+    service without a word, and half of the requests would go there."""
+    held = []
+    for key in ("grpc_port", "http_port"):
+        port = getattr(serve, key)
+        _bound(serve.host, port, key).close()
+        held.append(listening_socket(serve.host, port, shared=True))
+    return held
+
+
+def _bound(host: str, port: int, key: str) -> socket.socket:
+    try:
+        bound = listening_socket(host, port, shared=False)
+        try:
+            bound.listen()
+        except BaseException:
+            bound.close()
+            raise
+    except OSError as error:
+        raise ClicklineError(
+            f"serve.{key}: {host}:{port} cannot be listened on: {error.strerror or error}. Stop what uses it, or "
+            "choose another port."
+        ) from error
+    return bound

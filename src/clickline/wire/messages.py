@@ -1,0 +1,100 @@
+"""The messages of the protocols we speak, as protobuf classes.
+
+`messages.binpb` is what `make protos` compiles from `protos/`. It is loaded into a pool of our own, so
+that a process may also have TensorFlow, tritonclient or anyone else's idea of the same names.
+
+These classes are for the small messages and for tests and clients; the tensors of a request are read by
+`requests.py`, without an object for each value.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+
+__all__ = [
+    "METHODS",
+    "POOL",
+    "GetModelMetadataRequest",
+    "GetModelMetadataResponse",
+    "GetModelStatusRequest",
+    "GetModelStatusResponse",
+    "ModelInferRequest",
+    "ModelInferResponse",
+    "ModelMetadataRequest",
+    "ModelMetadataResponse",
+    "ModelReadyRequest",
+    "ModelReadyResponse",
+    "ModelSpec",
+    "PredictRequest",
+    "PredictResponse",
+    "RankRequest",
+    "RankResponse",
+    "ServerLiveRequest",
+    "ServerLiveResponse",
+    "ServerMetadataRequest",
+    "ServerMetadataResponse",
+    "ServerReadyRequest",
+    "ServerReadyResponse",
+    "SignatureDefMap",
+    "TensorProto",
+]
+
+
+def _load() -> DescriptorPool:
+    pool = DescriptorPool()
+    for file in FileDescriptorSet.FromString(files(__package__).joinpath("messages.binpb").read_bytes()).file:
+        pool.Add(file)
+    return pool
+
+
+POOL = _load()
+"""Give it to gRPC's reflection service."""
+
+_SERVICES = (
+    "tensorflow.serving.PredictionService",
+    "tensorflow.serving.ModelService",
+    "inference.GRPCInferenceService",
+    "clickline.v1.Ranking",
+)
+
+METHODS: dict[str, tuple[str, ...]] = {
+    service: tuple(method.name for method in POOL.FindServiceByName(service).methods) for service in _SERVICES
+}
+"""The services we offer, by full name, and their methods."""
+
+
+def _message(name: str) -> Any:
+    return GetMessageClass(POOL.FindMessageTypeByName(name))
+
+
+TensorProto = _message("tensorflow.TensorProto")
+
+ModelSpec = _message("tensorflow.serving.ModelSpec")
+PredictRequest = _message("tensorflow.serving.PredictRequest")
+PredictResponse = _message("tensorflow.serving.PredictResponse")
+SignatureDefMap = _message("tensorflow.serving.SignatureDefMap")
+GetModelMetadataRequest = _message("tensorflow.serving.GetModelMetadataRequest")
+GetModelMetadataResponse = _message("tensorflow.serving.GetModelMetadataResponse")
+GetModelStatusRequest = _message("tensorflow.serving.GetModelStatusRequest")
+GetModelStatusResponse = _message("tensorflow.serving.GetModelStatusResponse")
+
+ServerLiveRequest = _message("inference.ServerLiveRequest")
+ServerLiveResponse = _message("inference.ServerLiveResponse")
+ServerReadyRequest = _message("inference.ServerReadyRequest")
+ServerReadyResponse = _message("inference.ServerReadyResponse")
+ModelReadyRequest = _message("inference.ModelReadyRequest")
+ModelReadyResponse = _message("inference.ModelReadyResponse")
+ServerMetadataRequest = _message("inference.ServerMetadataRequest")
+ServerMetadataResponse = _message("inference.ServerMetadataResponse")
+ModelMetadataRequest = _message("inference.ModelMetadataRequest")
+ModelMetadataResponse = _message("inference.ModelMetadataResponse")
+ModelInferRequest = _message("inference.ModelInferRequest")
+ModelInferResponse = _message("inference.ModelInferResponse")
+
+RankRequest = _message("clickline.v1.RankRequest")
+RankResponse = _message("clickline.v1.RankResponse")

@@ -1,0 +1,548 @@
+"""The registry on local disk: drafts, versions, the pointer and its history."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clickline.artifacts.registry import Move, Registry
+from clickline.artifacts.version import Draft, Version, verify
+from clickline.errors import ArtifactError, RegistryMoved, StorageError
+from clickline.storage.stores import Storage
+
+BODY = {"table": "base", "rows": 3}
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(Storage(), str(tmp_path / "registry"))
+
+
+def filled(draft: Draft, **files: bytes) -> Draft:
+    for name, content in (files or {"table": b"rows of " + str(draft.number).encode()}).items():
+        (draft.folder / f"{name}.bin").write_bytes(content)
+    return draft
+
+
+def publish(registry: Registry, parent: int | None = None, **files: bytes) -> Version:
+    table = "base" if parent is None else "delta"
+    with filled(registry.draft(parent), **files) as draft:
+        return draft.commit({**BODY, "table": table})
+
+
+# ── drafts and versions ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_commit_makes_a_version_of_the_files(registry: Registry) -> None:
+    with filled(registry.draft(), table=b"rows", dense=b"weights") as draft:
+        assert registry.versions() == []
+        version = draft.commit({**BODY, "precision": "int8"})
+    assert [one.number for one in registry.versions()] == [version.number] == [1]
+    assert version == registry.version(1)
+    assert version.files == {
+        "dense.bin": {"sha256": hashlib.sha256(b"weights").hexdigest(), "size": 7},
+        "table.bin": {"sha256": hashlib.sha256(b"rows").hexdigest(), "size": 4},
+    }
+    assert (version.parent, version.size, version.body["precision"]) == (None, 11, "int8")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", version.created)
+    folder = registry.fetch(version, Path("/nowhere"))
+    assert folder == Path(registry.uri, "versions", "000000001")
+    verify(version, folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["dense.bin", "manifest.json", "table.bin"]
+    assert list(Path(registry.uri, "drafts").iterdir()) == []
+
+
+def test_known_checksums_are_not_computed_again(registry: Registry) -> None:
+    with filled(registry.draft(), table=b"rows") as draft:
+        version = draft.commit(BODY, {"table.bin": "5" * 64})
+    assert version.files["table.bin"] == {"sha256": "5" * 64, "size": 4}
+    with (
+        filled(registry.draft()) as draft,
+        pytest.raises(ArtifactError, match=r"has no file tabel\.bin, whose"),
+    ):
+        draft.commit(BODY, {"tabel.bin": "5" * 64})
+
+
+def test_the_commit_alone_says_number_time_and_files(registry: Registry) -> None:
+    with filled(registry.draft()) as draft:
+        version = draft.commit({**BODY, "number": 77, "created": "yesterday", "files": {}})
+    assert version.number == 1
+    assert version.created.startswith("20")
+    assert list(version.files) == ["table.bin"]
+
+
+def test_an_abandoned_draft_leaves_only_its_number_taken(registry: Registry) -> None:
+    with filled(registry.draft()) as draft:
+        pass
+    assert registry.versions() == []
+    assert not draft.folder.exists()
+    with pytest.raises(ZeroDivisionError), filled(registry.draft()):
+        _ = 1 / 0
+    assert publish(registry).number == 3
+    assert registry.gc(1) == []
+    assert list(Path(registry.uri, "drafts").iterdir()) == []
+    assert publish(registry).number == 4
+
+
+def test_drafts_at_the_same_time_have_their_own_numbers(registry: Registry) -> None:
+    first, second = filled(registry.draft()), filled(registry.draft())
+    assert (first.number, second.number) == (1, 2)
+    second.commit(BODY)
+    assert [one.number for one in registry.versions()] == [2]
+    first.commit(BODY)
+    assert [one.number for one in registry.versions()] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "_hidden", ".hidden", "with space", "folder/"])
+def test_files_that_cannot_be_part_of_a_version(registry: Registry, name: str) -> None:
+    with filled(registry.draft()) as draft:
+        if name.endswith("/"):
+            (draft.folder / name).mkdir()
+        else:
+            (draft.folder / name).touch()
+        with pytest.raises(ArtifactError, match="cannot be part of a version: its files lie in one folder"):
+            draft.commit(BODY)
+    assert registry.versions() == []
+
+
+@pytest.mark.parametrize("parent", [2, 7, 0, -1, "1"])
+def test_a_parent_must_be_an_earlier_version(registry: Registry, parent: Any) -> None:
+    publish(registry)
+    with filled(registry.draft()) as draft, pytest.raises(ArtifactError, match="it is no earlier version"):
+        draft.commit({**BODY, "parent": parent})
+    assert [one.number for one in registry.versions()] == [1]
+
+
+def test_a_parent_must_be_there(registry: Registry) -> None:
+    publish(registry), publish(registry)
+    Path(registry.uri, "versions", "000000001", "manifest.json").unlink()
+    gone = pytest.raises(ArtifactError, match="version 3 builds on version 1, which is gone or damaged")
+    with filled(registry.draft(parent=1)) as draft, gone:
+        draft.commit(BODY)
+    assert [one.number for one in registry.versions()] == [2]
+
+
+def test_a_registry_address_may_be_a_file_uri_and_hold_signs_of_a_glob(tmp_path: Path) -> None:
+    for uri in (f"file://{tmp_path}/a", f"{tmp_path}/b [1]*"):
+        registry = Registry(Storage(), uri)
+        version = publish(registry)
+        registry.move(1, "first", after=None)
+        assert [one.number for one in registry.versions()] == [1]
+        verify(version, registry.fetch(version, tmp_path))
+        registry.check(version)
+        assert registry.gc(1) == []
+
+
+# ── chains ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_chain_begins_with_the_base(registry: Registry) -> None:
+    publish(registry), publish(registry, parent=1), publish(registry), publish(registry, parent=2)
+    assert [one.number for one in registry.chain(registry.version(4))] == [1, 2, 4]
+    assert [one.number for one in registry.chain(registry.version(3))] == [3]
+
+
+def test_a_chain_with_a_gap_is_refused(registry: Registry) -> None:
+    publish(registry), publish(registry, parent=1), publish(registry, parent=2)
+    Storage().delete(f"{registry.uri}/versions/000000001")
+    with pytest.raises(
+        ArtifactError, match=r"version 3 cannot be used: version 1, on which it builds, is gone"
+    ):
+        registry.chain(registry.version(3))
+
+
+def test_a_chain_cannot_go_round(registry: Registry) -> None:
+    publish(registry), publish(registry, parent=1)
+    edit(registry, 1, parent=2)
+    with pytest.raises(
+        ArtifactError, match=r"version 2 cannot be used: version 1.* its parent is 2, which is no"
+    ):
+        registry.chain(registry.version(2))
+
+
+# ── damage ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def edit(registry: Registry, number: int, /, **changes: Any) -> None:
+    manifest = Path(registry.uri, "versions", f"{number:09d}", "manifest.json")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not a manifest"),
+        (b'{"kind": "version", "form', "is not a manifest"),
+        (b"[" * 100_000, "is not a manifest"),
+        (b"[]", "says kind None"),
+        (b'{"kind": "dataset", "format": 1}', "says kind 'dataset'"),
+        (b'{"kind": "version", "format": 2}', "format 2; this release reads"),
+        (b'{"kind": "version", "format": 1}', "it says number None"),
+    ],
+)
+def test_a_torn_manifest_is_no_version(registry: Registry, content: bytes, said: str) -> None:
+    publish(registry), publish(registry)
+    registry.move(1, "first", after=None)
+    Path(registry.uri, "versions", "000000002", "manifest.json").write_bytes(content)
+    assert [one.number for one in registry.versions()] == [1]
+    with pytest.raises(ArtifactError, match=said):
+        registry.version(2)
+    with pytest.raises(ArtifactError, match=said):
+        registry.move(2, "second", after=registry.current())
+    with pytest.raises(ArtifactError, match="gc cannot know what version 2 builds on, so nothing is removed"):
+        registry.gc(1)
+    current = registry.current()
+    assert current is not None
+    assert current.version == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"number": 2},
+        {"parent": "x"},
+        {"created": None},
+        {"files": []},
+        {"files": {"../../escaped": {"size": 1, "sha256": "0"}}},
+        {"files": {"/etc/passwd": {"size": 1, "sha256": "0"}}},
+        {"files": {"a": {"size": "1", "sha256": "0"}}},
+        {"files": {"a": {"size": 1}}},
+    ],
+)
+def test_a_manifest_with_nonsense_is_refused(registry: Registry, changes: dict[str, Any]) -> None:
+    publish(registry)
+    edit(registry, 1, **changes)
+    with pytest.raises(ArtifactError, match=r"manifest\.json is damaged: .*\. Use another version"):
+        registry.version(1)
+
+
+def test_verify_names_the_file_that_is_wrong(registry: Registry) -> None:
+    version = publish(registry, first=b"1" * 100, second=b"2" * 100)
+    folder = registry.fetch(version, Path())
+    bad = folder / "second.bin"
+    for content, said in (
+        (b"2" * 99, r"second\.bin has 99 bytes; the manifest of version 1 says 100"),
+        (
+            b"2" * 99 + b"3",
+            r"second\.bin is damaged: its SHA-256 is [0-9a-f]{12}…, the manifest of version 1 says",
+        ),
+        (None, r"second\.bin of version 1 cannot be read: No such file"),
+    ):
+        bad.unlink() if content is None else bad.write_bytes(content)
+        with pytest.raises(ArtifactError, match=said):
+            registry.verify(version, folder)
+
+
+def test_check_looks_at_all_that_a_version_builds_on(registry: Registry) -> None:
+    publish(registry), publish(registry, parent=1), publish(registry, parent=2)
+    registry.check(registry.version(3))
+    (Path(registry.uri, "versions", "000000001") / "table.bin").write_bytes(b"")
+    with pytest.raises(
+        ArtifactError, match=r"version 3 is not whole: .*000000001/table\.bin has 0 bytes, its"
+    ):
+        registry.check(registry.version(3))
+    (Path(registry.uri, "versions", "000000001") / "table.bin").unlink()
+    with pytest.raises(ArtifactError, match=r"version 3 is not whole: .*000000001/table\.bin is gone"):
+        registry.check(registry.version(3))
+
+
+def test_an_unknown_number_is_answered_with_those_that_are_there(registry: Registry) -> None:
+    with pytest.raises(
+        ArtifactError, match=r"registry has no version 1\. It has none yet: `clickline publish`"
+    ):
+        registry.version(1)
+    publish(registry)
+    with pytest.raises(ArtifactError, match=r"has no version 9\. There is 1\."):
+        registry.version(9)
+    for _ in range(21):
+        publish(registry)
+    with pytest.raises(ArtifactError, match=r"has no version 99\. There are … 3, 4, .*, 22\."):
+        registry.version(99)
+
+
+# ── the pointer ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_moves_are_the_pointer_and_its_history(registry: Registry) -> None:
+    assert registry.current() is None
+    assert registry.moves() == []
+    publish(registry), publish(registry)
+    first = registry.move(1, "first", after=None)
+    second = registry.move(2, "better", after=first)
+    assert registry.current() == second
+    assert registry.moves() == [first, second]
+    assert Registry(Storage(), registry.uri).moves() == [first, second]
+    assert [path.name for path in sorted(Path(registry.uri, "moves").iterdir())] == [
+        "000000001.json",
+        "000000002.json",
+    ]
+    assert (second.sequence, second.version, second.reason, second.pinned) == (2, 2, "better", False)
+    assert re.fullmatch(r".+@.+", second.by)
+    assert second.at >= first.at > "2026"
+
+
+def test_a_pointer_that_moved_is_not_moved_again(registry: Registry) -> None:
+    publish(registry), publish(registry), publish(registry)
+    with pytest.raises(RegistryMoved, match="there is no current version"):
+        registry.move(1, "r", after=Move(1, 1, "r", "t"))
+    first = registry.move(1, "first", after=None)
+    second = registry.move(2, "second", after=first)
+    said = (
+        r"somebody else moved the pointer of .*: version 2 is current since .* \(second; .+@.+\)\. Look again"
+    )
+    with pytest.raises(RegistryMoved, match=said):
+        registry.move(3, "third", after=first)
+    with pytest.raises(RegistryMoved, match=said):
+        registry.move(3, "third", after=None)
+    assert registry.current() == second
+
+
+def test_the_pointer_goes_only_to_versions(registry: Registry) -> None:
+    publish(registry)
+    draft = registry.draft()
+    with pytest.raises(ArtifactError, match=r"has no version 2\. There is 1"):
+        registry.move(draft.number, "too early", after=None)
+    assert registry.current() is None
+
+
+def test_going_back_goes_further_back_each_time(registry: Registry) -> None:
+    for _ in range(5):
+        publish(registry)
+    now = None
+    for number in (1, 2, 3, 4):
+        now = registry.move(number, "publish", after=now)
+    assert now is not None
+    went = []
+    while now.previous is not None:
+        now = registry.move(now.previous, "rollback", after=now)
+        went.append(now.version)
+    assert went == [3, 2, 1]
+    now = registry.move(5, "publish", after=now)
+    assert now.previous == 1, "never to a version that was left for a reason"
+    now = registry.move(5, "pin", after=now, pinned=True)
+    assert now.previous == 1
+    assert registry.move(3, "forward", after=now).previous == 5
+
+
+def test_a_torn_move_is_told(registry: Registry) -> None:
+    publish(registry)
+    move = registry.move(1, "first", after=None)
+    torn = Path(registry.uri, "moves", "000000002.json")
+    for content in (b"", b"{}", b'{"version": "x"}', b"[1]"):
+        torn.write_bytes(content)
+        with pytest.raises(
+            ArtifactError, match=r"000000002\.json is damaged \(.+\)\. Remove it: the move before"
+        ):
+            Registry(Storage(), registry.uri).current()
+    torn.unlink()
+    assert registry.current() == move
+
+
+def test_other_files_do_not_disturb(registry: Registry) -> None:
+    publish(registry)
+    move = registry.move(1, "first", after=None)
+    for name in ("moves/README", "moves/.000000009.json.0123456789abcdef", "moves/9.json", "versions/old"):
+        path = Path(registry.uri, name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    assert registry.current() == move
+    assert registry.numbers() == [1]
+    assert publish(registry).number == 2
+
+
+def test_numbers_are_not_used_again_while_moves_name_them(registry: Registry) -> None:
+    now = None
+    for _ in range(3):
+        now = registry.move(publish(registry).number, "publish", after=now)
+    registry.move(1, "rollback", after=now)
+    Storage().delete(f"{registry.uri}/versions/000000003")  # by hand
+    Storage().delete(f"{registry.uri}/versions/000000002")
+    assert publish(registry).number == 4
+
+
+def test_a_poll_reads_a_move_only_once(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(registry), publish(registry)
+    move = registry.move(1, "first", after=None)
+    server = Registry(Storage(), registry.uri)
+    assert server.current() == move
+    reads: list[str] = []
+    real = Storage.read
+    monkeypatch.setattr(Storage, "read", lambda self, uri: reads.append(uri) or real(self, uri))
+    for _ in range(3):
+        assert server.current() == move
+    assert reads == []
+    second = registry.move(2, "second", after=move)
+    reads.clear()
+    assert server.current() == second
+    assert len(reads) == 1
+
+
+def test_a_version_removed_under_a_move_moves_the_pointer_back(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gc of another process decides before the move and removes after it."""
+    publish(registry), publish(registry)
+    first = registry.move(2, "first", after=None)
+    real = Storage.create
+
+    def gc_then_create(self: Storage, uri: str, data: bytes) -> bool:
+        Path(registry.uri, "versions", "000000001", "manifest.json").unlink(missing_ok=True)
+        return real(self, uri, data)
+
+    monkeypatch.setattr(Storage, "create", gc_then_create)
+    with pytest.raises(ArtifactError, match=r"version 1 was removed meanwhile\. There is 2\."):
+        registry.move(1, "back", after=first)
+    assert [(m.version, m.reason) for m in registry.moves()] == [
+        (2, "first"),
+        (1, "back"),
+        (2, "version 1 is gone"),
+    ]
+
+
+# ── gc ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def numbers_after_gc(registry: Registry, keep: int) -> list[int]:
+    before = registry.numbers()
+    told = registry.garbage(keep)
+    removed = registry.gc(keep)
+    assert removed == list(told.versions)
+    assert sorted([*removed, *registry.numbers()]) == before
+    return registry.numbers()
+
+
+def test_gc_keeps_the_newest(registry: Registry) -> None:
+    for _ in range(5):
+        publish(registry)
+    assert numbers_after_gc(registry, 9) == [1, 2, 3, 4, 5]
+    assert numbers_after_gc(registry, 2) == [4, 5]
+    assert numbers_after_gc(registry, 1) == [5]
+    assert not Path(registry.uri, "versions", "000000004").exists()
+    with pytest.raises(ArtifactError, match="gc has to keep 1 version at least, not 0"):
+        registry.gc(0)
+
+
+def test_gc_keeps_the_current_and_the_one_before(registry: Registry) -> None:
+    now = None
+    for number in range(1, 9):
+        publish(registry)
+        if number in (2, 4):
+            now = registry.move(number, "publish", after=now)
+    assert numbers_after_gc(registry, 1) == [2, 4, 8]
+    registry.move(4, "pin", after=now, pinned=True)
+    assert numbers_after_gc(registry, 1) == [2, 4, 8]
+
+
+def test_gc_keeps_all_that_kept_versions_build_on(registry: Registry) -> None:
+    publish(registry), publish(registry, parent=1), publish(registry, parent=2)  # 3: current
+    publish(registry), publish(registry, parent=4)  # of no use
+    publish(registry), publish(registry, parent=6), publish(registry, parent=7)  # 8: newest
+    publish(registry, parent=2)
+    registry.move(3, "publish", after=None)
+    assert numbers_after_gc(registry, 2) == [1, 2, 3, 6, 7, 8, 9]
+    for version in registry.versions():
+        registry.check(version)
+
+
+def test_gc_keeps_what_a_draft_builds_on(registry: Registry) -> None:
+    for _ in range(4):
+        publish(registry)
+    draft = filled(registry.draft(parent=2))
+    assert numbers_after_gc(registry, 1) == [2, 4]
+    assert draft.commit({**BODY, "table": "delta"}).parent == 2
+    assert numbers_after_gc(registry, 1) == [2, 5]
+
+
+def test_gc_leaves_living_drafts_alone(registry: Registry) -> None:
+    publish(registry)
+    draft = filled(registry.draft())
+    age(registry, draft.number, seconds=7200, machine=None)
+    assert registry.garbage(1).drafts == ()
+    registry.gc(1)
+    assert draft.commit(BODY).number == 2
+
+
+def age(registry: Registry, number: int, *, seconds: float, machine: str | None) -> None:
+    """Make a draft's claim look older, and as if another machine had made it."""
+    file = Path(registry.uri, "drafts", f"{number:09d}.json")
+    claim = json.loads(file.read_text())
+    file.write_text(
+        json.dumps({**claim, "since": time.time() - seconds, "machine": machine or claim["machine"]})
+    )
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["newest number", "others after it"])
+def test_a_draft_of_another_machine_is_dead_after_an_hour(registry: Registry, later: bool) -> None:
+    draft = filled(registry.draft())
+    if later:
+        publish(registry)
+    age(registry, draft.number, seconds=3000, machine="another")
+    assert registry.garbage(1).drafts == ()
+    age(registry, draft.number, seconds=4000, machine="another")
+    assert registry.garbage(1).drafts == (1,)
+    registry.gc(1)
+    assert not draft.folder.exists()
+    assert registry.garbage(1).drafts == ()
+    draft.folder.mkdir()
+    filled(draft)
+    with pytest.raises(
+        ArtifactError, match=r"without a sign of life that `clickline versions gc` gave it up"
+    ):
+        draft.commit(BODY)
+    draft.abandon()
+    assert publish(registry).number == (3 if later else 2)
+
+
+def test_gc_removes_what_a_killed_gc_left(registry: Registry) -> None:
+    publish(registry), publish(registry)
+    Path(registry.uri, "versions", "000000001", "manifest.json").unlink()
+    assert registry.garbage(1).drafts == (1,)
+    registry.gc(1)
+    assert [path.name for path in Path(registry.uri, "versions").iterdir()] == ["000000002"]
+
+
+def test_gc_stops_when_the_pointer_moves(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(4):
+        publish(registry)
+    now = registry.move(4, "publish", after=None)
+    real = Registry.garbage
+
+    def then_move(self: Registry, keep: int) -> Any:
+        found = real(self, keep)
+        Registry(Storage(), registry.uri).move(1, "rollback", after=now)
+        return found
+
+    monkeypatch.setattr(Registry, "garbage", then_move)
+    assert registry.gc(1) == []
+    monkeypatch.undo()
+    assert numbers_after_gc(registry, 1) == [1, 4]
+
+
+def test_gc_prunes_old_moves_and_nothing_is_forgotten(registry: Registry) -> None:
+    publish(registry), publish(registry), publish(registry)
+    now = registry.move(3, "publish", after=registry.move(1, "publish", after=None))
+    for turn in range(120):
+        now = registry.move(3, "again", after=now, pinned=turn % 2 == 0)
+    assert registry.gc(1) == [2]
+    moves = registry.moves()
+    assert [move.sequence for move in moves] == list(range(23, 123))
+    assert moves[-1] == now == registry.current()
+    assert now.previous == 1
+    assert registry.move(1, "rollback", after=now).sequence == 123
+
+
+def test_a_store_that_fails_is_no_empty_registry(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(registry)
+
+    def fail(self: Storage, uri: str) -> bytes:
+        raise StorageError(f"{uri}: the store did not answer")
+
+    monkeypatch.setattr(Storage, "read", fail)
+    with pytest.raises(ArtifactError, match="the store did not answer"):
+        registry.versions()

@@ -1,0 +1,223 @@
+"""A request is encoded as a log is: the same ids, floats and complaints, whatever holds the values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clickline.errors import DataError
+from clickline.features import DenseField, Encoder, FeatureSpec, FieldStatistics, SlotField
+from clickline.features.request import RequestEncoder
+from clickline.records import (
+    ABSENT,
+    INTEGER,
+    NUMBER,
+    TEXT,
+    IntegerColumn,
+    NumberColumn,
+    RawRows,
+    RequestRows,
+    TextColumn,
+)
+
+STATISTICS = FieldStatistics(4, -3.0, 10.0, 4.0, 2.0, (-1.0, 0.5, 5.0))
+FLAT = FieldStatistics(3, 2.0, 2.0, 2.0, 0.0, (2.0,))
+COLUMNS = ("a", "b", "c", "d")
+MISSING = ("-1", "NULL", "0", "7", "0.5", "1e3", "-0", "100000000000000000000", "18446744073709551615", "nan")
+
+texts = st.one_of(
+    st.sampled_from(
+        ["", "0", "7", "-1", "7.0", "0.5", "1e3", "NULL", "nan", "inf", "1e400", "-0", "abc", "a|b", "|"]
+    ),
+    st.sampled_from(
+        ["18446744073709551615", "18446744073709551616", "-9223372036854775808", "0.1234567890123456789"]
+    ),
+    st.text(max_size=40),
+    st.integers(-(10**6), 10**6).map(str),
+).map(lambda text: text.encode())
+integers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 7, -1, 1000, 16777217]))
+numbers = st.one_of(
+    st.floats(allow_infinity=False),
+    st.integers(-(2**53), 2**53).map(float),
+    st.sampled_from([0.0, -0.0, 7.0, -1.0, 0.5, 1e3, 1e20, 2.0**63, -(2.0**63), 3.5e38, float("nan")]),
+)
+bits = st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> FeatureSpec:
+    dense, slots = [], []
+    for n in range(draw(st.integers(0, 4))):
+        transform = draw(st.sampled_from(["none", "log1p", "minmax", "zscore"]))
+        statistics = draw(st.sampled_from([STATISTICS, FLAT]))
+        dense.append(DenseField(f"d{n}", draw(st.sampled_from(COLUMNS)), transform, statistics))
+    for n in range(draw(st.integers(0, 5))):
+        source = draw(st.sampled_from(["text", "feasign", "log2", "quantiles"]))
+        named = source in ("text", "feasign")
+        slots.append(
+            SlotField(
+                f"s{n}",
+                draw(st.sampled_from(COLUMNS)),
+                draw(bits),
+                source,
+                named and draw(st.booleans()),
+                "|" if named and draw(st.booleans()) else None,
+                statistics=draw(st.sampled_from([STATISTICS, FLAT])),
+            )
+        )
+    return FeatureSpec(
+        tuple(dense), tuple(slots), tuple(draw(st.lists(st.sampled_from(MISSING), max_size=3)))
+    )
+
+
+@st.composite
+def columns_of_values(draw: st.DrawFn, rows: int):
+    """What a column holds: its kind, its values, and whether a row has several."""
+    kind = draw(st.sampled_from([ABSENT, TEXT, TEXT, NUMBER, INTEGER, "unsigned"]))
+    several = kind != ABSENT and draw(st.integers(0, 5)) == 0
+    width = draw(st.integers(0, 3)) if several else 1
+    of_kind = {TEXT: texts, NUMBER: numbers, INTEGER: integers, "unsigned": bits, ABSENT: st.none()}[kind]
+    return (
+        kind,
+        draw(st.lists(of_kind, min_size=rows * width, max_size=rows * width)),
+        width if several else None,
+    )
+
+
+def rows_of(rows: int, held: dict[str, tuple], columns: tuple[str, ...]) -> tuple[RequestRows, RawRows]:
+    """The same values as a request holds them and as a reader does."""
+    shape = len(columns), rows
+    data = b"".join(text for kind, values, _ in held.values() if kind == TEXT for text in values) + b"\0"
+    buffer = np.frombuffer(data, dtype=np.uint8)
+    kind_C = np.zeros(len(columns), dtype=np.uint8)
+    starts_CB, ends_CB, integers_CB = (np.full(shape, 10**12, dtype=np.int64) for _ in range(3))
+    numbers_CB = np.full(shape, 12345.0)
+    several, raw, at = {}, {}, 0
+    for name, (kind, values, width) in held.items():
+        offsets_B1 = None if width is None else np.arange(rows + 1, dtype=np.int64) * width
+        if kind == ABSENT:
+            continue
+        if kind == TEXT:
+            bounds = at + np.cumsum([0, *map(len, values)])
+            at = bounds[-1]
+            raw[name] = TextColumn(buffer, bounds[:-1], bounds[1:], offsets_B1)
+        elif kind == NUMBER:
+            raw[name] = NumberColumn(np.array(values, dtype=np.float64), offsets_B1)
+        else:
+            held_bits = np.array([value % 2**64 for value in values], dtype=np.uint64)
+            there = np.zeros(len(values), dtype=np.bool_)
+            raw[name] = IntegerColumn(held_bits, there, kind == INTEGER, offsets_B1)
+        if name not in columns:
+            continue
+        c = columns.index(name)
+        if offsets_B1 is not None or kind == "unsigned":
+            several[name] = raw[name]
+            continue
+        kind_C[c] = kind
+        if kind == TEXT:
+            starts_CB[c], ends_CB[c] = bounds[:-1], bounds[1:]
+        elif kind == NUMBER:
+            numbers_CB[c] = values
+        else:
+            integers_CB[c] = values
+    request = RequestRows(rows, buffer, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB, several)
+    return request, RawRows(rows, raw, np.arange(1, rows + 1))
+
+
+def assert_same(mine, other) -> None:
+    (encoded, faults), (expected, complaints) = mine, other
+    assert encoded.rows == expected.rows
+    np.testing.assert_array_equal(encoded.dense_DB.view(np.uint32), expected.dense_DB.view(np.uint32))
+    assert len(encoded.slots) == len(expected.slots)
+    for ids, wanted in zip(encoded.slots, expected.slots, strict=True):
+        np.testing.assert_array_equal(ids.ids_N, wanted.ids_N)
+        assert (ids.offsets_B1 is None) == (wanted.offsets_B1 is None)
+        if ids.offsets_B1 is not None:
+            np.testing.assert_array_equal(ids.offsets_B1, wanted.offsets_B1)
+    assert [fault for some in faults for fault in some] == [fault for some in complaints for fault in some]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_request_is_encoded_as_a_log_is(data):
+    spec = data.draw(specs())
+    rows = data.draw(st.integers(1, 5))
+    held = {name: data.draw(columns_of_values(rows)) for name in COLUMNS}
+    request, raw = rows_of(rows, held, spec.columns)
+    encoder = RequestEncoder(spec)
+    assert_same(encoder.encode(request), Encoder(spec).encode(raw))
+
+    chosen = frozenset(data.draw(st.sets(st.sampled_from(COLUMNS))))
+    part = encoder.part(chosen)
+    assert part.dense == tuple(d for d, f in enumerate(spec.dense) if f.column in chosen)
+    assert part.slots == tuple(s for s, f in enumerate(spec.slots) if f.column in chosen)
+    small = FeatureSpec(
+        tuple(spec.dense[d] for d in part.dense), tuple(spec.slots[s] for s in part.slots), spec.missing
+    )
+    assert_same(encoder.encode(request, chosen), Encoder(small).encode(raw))
+
+
+def one(kind: int, values: list, spec: FeatureSpec):
+    request, _ = rows_of(len(values), {"x": (kind, values, None)}, spec.columns)
+    return RequestEncoder(spec).encode(request)
+
+
+def test_one_value_has_one_id_however_it_is_written():
+    spec = FeatureSpec((), (SlotField("x", "x", 3),))
+    ids = [
+        one(kind, [value], spec)[0].slots[0].ids_N[0]
+        for kind, value in [(TEXT, b"7"), (INTEGER, 7), (NUMBER, 7.0)]
+    ]
+    assert len(set(ids)) == 1
+
+
+@pytest.mark.parametrize(("kind", "value"), [(TEXT, b""), (NUMBER, float("nan")), (ABSENT, None)])
+def test_nothing_is_missing_however_it_is_written(kind, value):
+    spec = FeatureSpec(
+        (DenseField("x", "x", "log1p"),), (SlotField("y", "x", 3), SlotField("z", "x", 4, "log2"))
+    )
+    encoded, faults = one(kind, [value], spec)
+    assert not faults
+    assert encoded.dense_DB.tolist() == [[0.0]]
+    assert [int(ids.ids_N[0]) for ids in encoded.slots] == [slot.missing_id for slot in spec.slots]
+
+
+def test_a_bad_value_is_named():
+    spec = FeatureSpec((DenseField("age", "x", "none"),), ())
+    _, faults = one(TEXT, [b"4", b"old"], spec)
+    assert [fault.detail for some in faults for fault in some] == ["age is 'old', a number expected"]
+    _, faults = one(NUMBER, [1e39], spec)
+    assert [fault.detail for some in faults for fault in some] == [
+        "age is beyond the range of a 32-bit float"
+    ]
+
+
+def test_absent_statistics_are_found_before_the_first_request():
+    with pytest.raises(DataError, match="x: transform minmax needs statistics"):
+        RequestEncoder(FeatureSpec((DenseField("x", "x", "minmax"),), ()))
+
+
+def test_ids_of_all_slots_stand_in_one_array():
+    spec = FeatureSpec(
+        (), (SlotField("x", "x", 3), SlotField("y", "x", 4), SlotField("m", "y", 5, multi=True))
+    )
+    request, _ = rows_of(
+        2, {"x": (TEXT, [b"a", b"b"], None), "y": (TEXT, [b"p", b"q", b"", b"r"], 2)}, spec.columns
+    )
+    encoded, _ = RequestEncoder(spec).whole.arrays(request)
+    slotwise = encoded.slotwise()
+    assert encoded.ids_SB.shape == (3, 2) and set(encoded.several) == {2}
+    assert slotwise.slots[0].ids_N.base is not None
+    np.testing.assert_array_equal(slotwise.slots[1].ids_N, encoded.ids_SB[1])
+    assert slotwise.slots[2].offsets_B1.tolist() == [0, 2, 3]
+
+
+def test_parts_are_remembered_but_not_without_end():
+    encoder = RequestEncoder(FeatureSpec((), tuple(SlotField(f"{n}", f"{n}", n) for n in range(10))))
+    first = encoder.part(frozenset({"1"}))
+    assert encoder.part(frozenset({"1"})) is first
+    for n in range(200):
+        encoder.part(frozenset(str(i) for i in range(10) if n >> i & 1))
+    assert len(encoder._parts) <= 64

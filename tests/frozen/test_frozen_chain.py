@@ -1,0 +1,266 @@
+"""A base and any deltas are one table: what a dict would hold after the same changes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from table_model import (
+    Part,
+    blocks_of,
+    content_of,
+    fp32_row,
+    packed_rows,
+    random_content,
+    random_weights,
+    write_content,
+)
+
+from clickline.errors import ArtifactError
+from clickline.frozen import FrozenTables, PartShape, difference, merged, write_shards
+
+PARTS = [PartShape(2, True), PartShape(1, False)]
+IDS = st.integers(0, 12) | st.sampled_from([2**64 - 1, 2**63, 0x9E3779B97F4A7C15])
+WEIGHTS = st.floats(-4, 4, width=32)
+CHANGES = st.dictionaries(IDS, st.none() | st.tuples(WEIGHTS, st.tuples(WEIGHTS, WEIGHTS)), max_size=10)
+
+
+def rows_of(changes: list[Part]) -> list[Part]:
+    """Weights as long as each part wants them."""
+    return [
+        {
+            id: weights and (weights[0] if shape.wide else 0.0, weights[1][: shape.dim])
+            for id, weights in part.items()
+        }
+        for shape, part in zip(PARTS, changes, strict=True)
+    ]
+
+
+def assert_holds(tables: FrozenTables, model: list[Part]) -> None:
+    every = [*range(14), 2**64 - 1, 2**63, 0x9E3779B97F4A7C15]
+    for part, shape in enumerate(PARTS):
+        expected = [fp32_row(shape, row) if (row := model[part].get(id)) else None for id in every]
+        assert packed_rows(tables, part, every) == expected
+    assert tables.rows == sum(len(part) for part in model)
+
+
+@settings(max_examples=60)
+@given(
+    changes=st.lists(st.tuples(CHANGES, CHANGES), min_size=1, max_size=6),
+    shards=st.sampled_from([1, 2, 5]),
+    precision=st.just("fp32"),
+)
+def test_a_chain_equals_a_dict(changes, shards, precision, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    """Base, deltas with updates, tombstones and ids that come back; then compacted, then taken apart again."""
+    folder: Path = tmp_path_factory.mktemp("chain")
+    model: list[Part] = [{}, {}]
+    folders: list[Path] = []
+    for n, drawn in enumerate(changes):
+        delta = rows_of(list(drawn))
+        for part, rows in enumerate(delta):
+            model[part].update(rows)
+            model[part] = {id: row for id, row in model[part].items() if row is not None}
+        folders.append(write_content(folder / str(n), PARTS, delta, shards))
+        with FrozenTables.open(folders, work=[None, folder / "work"][n % 2]) as tables:
+            assert_holds(tables, model)
+    with FrozenTables.open(folders) as tables:
+        assert content_of(PARTS, merged(tables)) == model
+        (folder / "compact").mkdir()
+        files = write_shards(folder / "compact", PARTS, precision, shards + 1, merged(tables))
+        assert sum(file.rows for file in files) == tables.rows and not any(file.tombstones for file in files)
+        wanted = rows_of([dict(part) for part in changes[0]])
+        wanted = [{id: row for id, row in part.items() if row is not None} for part in wanted]
+        delta_blocks = list(difference(tables, blocks_of(PARTS, wanted)))
+        changed = content_of(PARTS, iter(delta_blocks))
+        for part in range(2):  # nothing that is equal, nothing that is not needed
+            assert changed[part].keys() == {
+                id
+                for id in model[part].keys() | wanted[part].keys()
+                if model[part].get(id) != wanted[part].get(id)
+            }
+        (folder / "difference").mkdir()
+        write_shards(folder / "difference", PARTS, precision, shards, delta_blocks)
+    with FrozenTables.open([folder / "compact"]) as tables:
+        assert_holds(tables, model)
+    with FrozenTables.open([*folders, folder / "difference"]) as tables:
+        assert_holds(tables, wanted)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_compaction_and_an_equal_model_change_no_bit(precision, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(1)
+    parts = [PartShape(9, True), PartShape(4, False)]
+    content = random_content(rng, parts, 2000)
+    scales = np.exp(rng.uniform(-70, 12, 2000))
+    for part, rows in enumerate(content):
+        for scale, (id, (wide, vector)) in zip(scales, list(rows.items()), strict=False):
+            rows[id] = (
+                wide,
+                tuple(np.clip(np.float32(scale) * np.array(vector, np.float32), -6e4, 6e4).tolist()),
+            )
+        rows[part] = (0.5 * (1 - part), (0.0,) * parts[part].dim)
+    base = write_content(tmp_path / "base", parts, content, 2, precision)
+    update = [
+        {id: random_weights(rng, shape) for id in list(rows)[:500]}
+        for shape, rows in zip(parts, content, strict=True)
+    ]
+    gone: list[Part] = [dict.fromkeys(list(rows)[400:600]) for rows in content]
+    folders = [base, write_content(tmp_path / "1", parts, update, 2, precision)]
+    folders.append(write_content(tmp_path / "2", parts, gone, 2, precision))
+    (tmp_path / "compact").mkdir()
+    with FrozenTables.open(folders) as chain:
+        write_shards(tmp_path / "compact", parts, precision, 2, merged(chain))
+        with FrozenTables.open([tmp_path / "compact"]) as compact:
+            assert compact.rows == chain.rows == 2 * (2001 - 200)
+            for part, rows in enumerate(content):
+                assert packed_rows(chain, part, list(rows)) == packed_rows(compact, part, list(rows))
+        assert list(difference(chain, merged(chain))) == []
+        full = [{**rows, **changed} for rows, changed in zip(content, update, strict=True)]
+        full = [
+            {id: row for id, row in rows.items() if id not in removed}
+            for rows, removed in zip(full, gone, strict=True)
+        ]
+        assert list(difference(chain, blocks_of(parts, full))) == []  # compared as packed
+
+
+def test_large_deltas_merge_piece_by_piece(tmp_path: Path) -> None:
+    """More rows than one piece of a merge, and of the counting, holds; many deltas."""
+    rng = np.random.default_rng(2)
+    parts = [PartShape(1, True)]
+    base = rng.integers(0, 2**64, 60_000, dtype=np.uint64)
+    model: Part = {}
+    folders = []
+    for n in range(5):
+        chosen = base if n == 0 else rng.choice(base, 25_000, replace=False)
+        delta: Part = {
+            int(id): (float(n), (float(k),)) if n == 0 or k % 5 else None for k, id in enumerate(chosen)
+        }
+        model.update(delta)
+        folders.append(write_content(tmp_path / str(n), parts, [delta], 3))
+    live = {id: row for id, row in model.items() if row}
+    with FrozenTables.open(folders) as tables:
+        assert tables.rows == len(live)
+        expected = [fp32_row(parts[0], row) if row else None for row in model.values()]
+        assert packed_rows(tables, 0, list(model)) == expected
+        assert content_of(parts, merged(tables)) == [live]
+
+
+def test_an_overlay_is_made_once_and_found_again(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    parts = [PartShape(3, True)]
+    folders = [write_content(tmp_path / str(n), parts, random_content(rng, parts, 50), 2) for n in range(3)]
+    work = tmp_path / "work"
+    for chain in (folders[:1], folders[:2]):
+        FrozenTables.open(chain, work=work).close()
+        assert not work.exists()  # nothing to merge
+    first = FrozenTables.open(folders, work=work)
+    (overlay,) = work.glob("overlay-*")
+    files = {path.name: path.stat().st_ino for path in overlay.iterdir()}
+    (work / ".overlay-1.0123456789abcdef").mkdir()  # of a process that was killed; it does not disturb
+    second = FrozenTables.open(folders, work=work)
+    assert {path.name: path.stat().st_ino for path in overlay.iterdir()} == files and len(files) == 2
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    assert all("r--s" in line for line in maps if str(overlay) in line)
+    assert sum(str(overlay) in line for line in maps) == 4
+    FrozenTables.open(folders, work=work, shards=[1]).close()  # a lookup server's part of it is another one
+    assert len(list(work.glob("overlay-*"))) == 2
+    torn = sorted(overlay.iterdir())[0]
+    torn.unlink()
+    torn.write_bytes(b"torn")
+    third = FrozenTables.open(folders, work=work)
+    ids = [id for folder in range(3) for id in range(folder)] + [1, 2, 3]
+    assert packed_rows(first, 0, ids) == packed_rows(second, 0, ids) == packed_rows(third, 0, ids)
+    for tables in (first, second, third):
+        tables.close()
+    for n in range(3, 9):  # old ones go
+        folders.append(write_content(tmp_path / str(n), parts, random_content(rng, parts, 5), 2))
+        FrozenTables.open(folders, work=work).close()
+    assert len(list(work.glob("overlay-*"))) == 4
+    assert not list(work.glob(".overlay-*"))
+
+
+def _open_and_tell(folders: list[Path], work: Path, ids: list[int], tell, go) -> None:  # type: ignore[no-untyped-def]
+    go.wait(30)
+    with FrozenTables.open(folders, work=work) as tables:
+        rows = packed_rows(tables, 0, ids)
+        overlay = next(level for level in reversed(tables.levels))
+        tell.put((rows, sorted(mapped.path.stat().st_ino for mapped in overlay.values())))
+
+
+@pytest.mark.slow
+def test_processes_that_open_at_once_share_one_overlay(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    parts = [PartShape(3, True)]
+    contents = [random_content(rng, parts, 3000) for _ in range(3)]
+    folders = [write_content(tmp_path / str(n), parts, content, 2) for n, content in enumerate(contents)]
+    ids = [id for content in contents for id in list(content[0])[:100]]
+    context = multiprocessing.get_context("spawn")
+    tell, go = context.Queue(), context.Barrier(3)
+    children = [
+        context.Process(target=_open_and_tell, args=(folders, tmp_path / "work", ids, tell, go))
+        for _ in range(3)
+    ]
+    for child in children:
+        child.start()
+    try:
+        told = [tell.get(timeout=90) for _ in children]
+    finally:
+        for child in children:
+            child.join(30)
+            child.kill()
+    assert told[0] == told[1] == told[2]
+    assert all(row is not None for row in told[0][0])
+
+
+def _die_while_merging(folders: list[Path], work: Path) -> None:
+    os.environ["NUMBA_DISABLE_JIT"] = "0"
+    from clickline.frozen import overlay
+
+    written = overlay.write_packed
+
+    def write_and_die(*args, **options):  # type: ignore[no-untyped-def]
+        written(*args, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    overlay.write_packed = write_and_die  # type: ignore[assignment]
+    FrozenTables.open(folders, work=work)
+
+
+@pytest.mark.slow
+def test_killed_while_it_writes_the_overlay(tmp_path: Path) -> None:
+    """What it left is neither used nor kept, and its lock is free."""
+    parts = [PartShape(3, True)]
+    contents = [random_content(np.random.default_rng(n), parts, 100) for n in range(3)]
+    folders = [write_content(tmp_path / str(n), parts, content) for n, content in enumerate(contents)]
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=_die_while_merging, args=(folders, tmp_path / "work"))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert list((tmp_path / "work").glob(".overlay-*")) and not list((tmp_path / "work").glob("overlay-*"))
+    with FrozenTables.open(folders, work=tmp_path / "work") as tables:
+        assert tables.rows == 300
+    assert not list((tmp_path / "work").glob(".overlay-*"))
+
+
+def test_deltas_that_do_not_fit_their_base_are_refused(tmp_path: Path) -> None:
+    def folder(name: str, shape: PartShape, shards: int, precision: str) -> Path:
+        return write_content(tmp_path / name, [shape], [{1: (0.0, (1.0,) * shape.dim)}], shards, precision)
+
+    base = folder("base", PartShape(2, False), 2, "fp32")
+    for delta in (
+        folder("dim", PartShape(3, False), 2, "fp32"),
+        folder("wide", PartShape(2, True), 2, "fp32"),
+        folder("shards", PartShape(2, False), 3, "fp32"),
+        folder("precision", PartShape(2, False), 2, "int8"),
+    ):
+        with pytest.raises(ArtifactError, match="new base"):
+            FrozenTables.open([base, delta])
+    with FrozenTables.open([base], shards=[1]) as some, pytest.raises(ValueError, match="all are needed"):
+        next(merged(some))

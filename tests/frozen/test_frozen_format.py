@@ -1,0 +1,313 @@
+"""Files of frozen tables: what is written is what is read, and damage is named, never followed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+import tracemalloc
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from table_model import blocks_of, fp32_row, packed_rows, random_content, write_content
+
+from clickline.errors import ArtifactError
+from clickline.frozen import FrozenTables, PartShape, RowBlock, shards_of, write_shards
+from clickline.frozen.rows import mixed, pack, unpack
+
+PARTS = [PartShape(5, True), PartShape(1, False)]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 64, 1000])
+def test_every_id_is_in_its_shard_and_only_there(shards: int, tmp_path: Path) -> None:
+    content = random_content(np.random.default_rng(shards), PARTS, 500)
+    content[0][0] = content[0][2**64 - 1] = (1.0, (1.0,) * 5)
+    files = write_shards(tmp_path, PARTS, "fp32", shards, blocks_of(PARTS, content))
+    assert [file.name for file in files] == [f"table-{i:05d}-of-{shards:05d}.bin" for i in range(shards)]
+    assert sum(file.rows for file in files) == 1002 and not any(file.tombstones for file in files)
+    for file in files:
+        data = (tmp_path / file.name).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file.size, file.sha256)
+    some = sorted({0, shards // 2, shards - 1})
+    with FrozenTables.open([tmp_path]) as whole, FrozenTables.open([tmp_path], shards=some) as part:
+        assert (whole.rows, whole.parts, whole.precision) == (1002, tuple(PARTS), "fp32")
+        for p, shape in enumerate(PARTS):
+            ids = list(content[p])
+            rows = [fp32_row(shape, weights) for weights in content[p].values() if weights]
+            assert packed_rows(whole, p, ids) == rows
+            shard_N = np.empty(len(ids), np.int64)
+            shards_of(np.array(ids, np.uint64), shards, shard_N)
+            assert shard_N.tolist() == [(id * 0x9E3779B97F4A7C15 % 2**64) * shards >> 64 for id in ids]
+            expected = [row if shard in some else None for row, shard in zip(rows, shard_N, strict=True)]
+            assert packed_rows(part, p, ids) == expected
+            absent = [id + 1 for id in ids[:-1] if id + 1 not in content[p]]
+            assert packed_rows(whole, p, absent) == [None] * len(absent)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_empty_tables(precision: str, tmp_path: Path) -> None:
+    for name, parts in (("rows", PARTS), ("parts", [])):
+        folder = write_content(tmp_path / name, parts, [{} for _ in parts], 2, precision)
+        with FrozenTables.open([folder, folder, folder]) as tables:
+            assert tables.rows == 0
+            for part in range(len(parts)):
+                assert packed_rows(tables, part, [0, 1, 2**64 - 1]) == [None] * 3
+                assert packed_rows(tables, part, []) == []
+
+
+def test_ids_that_all_fall_into_one_bucket_are_found(tmp_path: Path) -> None:
+    """No hash spreads these: they follow each other in mix(id)."""
+    inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)
+    first = 7 << 60
+    content = [{(first + n) * inverse % 2**64: (float(n), (1.0,) * 5) for n in range(3000)}]
+    write_content(tmp_path / "t", PARTS[:1], content, 3)
+    with FrozenTables.open([tmp_path / "t"]) as tables:
+        found = packed_rows(tables, 0, list(content[0]))
+        assert found == [fp32_row(PARTS[0], weights) for weights in content[0].values()]
+        assert packed_rows(tables, 0, [(first - 1) * inverse % 2**64, (first + 3000) * inverse % 2**64]) == [
+            None,
+            None,
+        ]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_packing_what_was_unpacked_changes_nothing(precision) -> None:  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(0)
+    for dim in (1, 2, 9, 16):
+        rows = 4000
+        vector = (rng.normal(size=(rows, dim)) * np.exp(rng.uniform(-90, 80, (rows, 1)))).astype(np.float32)
+        vector[rng.random((rows, dim)) < 0.1] = 0
+        vector[:3] = [[0.0], [-0.0], [3e38]]
+        block = RowBlock(0, np.arange(rows, dtype=np.uint64), None, vector, rng.random(rows) < 0.1)
+        packed = pack(block, PartShape(dim, False), precision)
+        back = unpack(0, packed)
+        assert np.array_equal(back.gone_N, block.gone_N)
+        assert pack(back, PartShape(dim, False), precision).tobytes() == packed.tobytes()
+
+
+def block(ids: list[int], part: int = 0, value: float = 1.0) -> RowBlock:
+    shape, size = PARTS[part], len(ids)
+    wide = np.full(size, value, np.float32) if shape.wide else None
+    return RowBlock(
+        part,
+        np.array(ids, np.uint64),
+        wide,
+        np.full((size, shape.dim), value, np.float32),
+        np.zeros(size, bool),
+    )
+
+
+def in_order(count: int) -> list[int]:
+    ids = np.arange(count, dtype=np.uint64)
+    return ids[np.argsort(mixed(ids))].tolist()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [block(in_order(9)[::-1])],
+        [block(in_order(9)[:5]), block(in_order(9)[4:])],
+        [block(in_order(9)[5:]), block(in_order(9)[:5])],
+        [block([1], 1), block([1], 0)],
+        [block([3, 3])],
+        [
+            block([1], 1),
+            RowBlock(2, *(getattr(block([1]), name) for name in ("ids_N", "wide_N", "vector_ND", "gone_N"))),
+        ],
+    ],
+    ids=["falling", "twice", "blocks", "parts", "same", "no such part"],
+)
+def test_rows_out_of_order_are_refused(blocks: list[RowBlock], shards: int, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="order|came after"):
+        write_shards(tmp_path, PARTS, "fp32", shards, blocks)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_no_numbers_are_refused(value: float, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"id 5 .* not a finite number"):
+        write_shards(tmp_path, PARTS, "fp32", 1, [block([5], 0, value)])
+    with pytest.raises(ArtifactError, match=r"id 5 .* not a finite number"):
+        write_shards(tmp_path, PARTS, "int8", 1, [block([5], 1, value)])
+
+
+def table(folder: Path) -> tuple[Path, bytes]:
+    write_content(folder, PARTS, random_content(np.random.default_rng(0), PARTS, 100))
+    (path,) = folder.iterdir()
+    return path, path.read_bytes()
+
+
+def test_a_file_that_was_cut_is_refused_wherever(tmp_path: Path) -> None:
+    path, whole = table(tmp_path / "t")
+    for size in [*range(0, 130), *range(130, len(whole), 97), *range(len(whole) - 400, len(whole))]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(ArtifactError, match="cut off|cannot be opened|footer|size"):
+            FrozenTables.open([path.parent])
+    path.write_bytes(whole + bytes(64))
+    with pytest.raises(ArtifactError, match="cut off"):
+        FrozenTables.open([path.parent])
+
+
+def test_every_flipped_bit_of_the_footer_is_noticed(tmp_path: Path) -> None:
+    path, whole = table(tmp_path / "t")
+    (length,) = np.frombuffer(whole[-24:-16], "<u8")
+    begin = len(whole) - 24 - int(length)
+    for at in [*range(12), *range(begin, len(whole) - 12), *range(len(whole) - 8, len(whole))]:
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << (at % 8)
+        path.write_bytes(damaged)
+        with pytest.raises(ArtifactError):
+            FrozenTables.open([path.parent])
+
+
+def with_footer(whole: bytes, change) -> bytes:  # type: ignore[no-untyped-def]
+    """The file with another footer, whose checksum is right."""
+    (length,) = np.frombuffer(whole[-24:-16], "<u8")
+    begin = len(whole) - 24 - int(length)
+    footer = json.loads(whole[begin:-24])
+    footer = change(footer) or footer
+    text = json.dumps(footer).encode()
+    trailer = np.array([len(text)], "<u8").tobytes() + np.array([zlib.crc32(text), 0], "<u4").tobytes()
+    return whole[:begin] + text + trailer + whole[-8:]
+
+
+def set_section(key: str, value: object):  # type: ignore[no-untyped-def]
+    return lambda footer: footer["sections"][0].update({key: value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(set_section(key, value) for key in ("rows", "rows_at", "directory_at", "buckets", "end", "tombstones") for value in (-1, 0, 1, 99, 101, 2**40, 2**63, "1", None)),
+        lambda footer: footer["sections"].pop(),
+        lambda footer: footer.update(sections=[]),
+        lambda footer: footer.update(parts=[{"dim": 2**40, "wide": True}] * 2),
+        lambda footer: footer["parts"][0].update(dim=0),
+        lambda footer: footer["parts"][0].update(wide=False),
+        lambda footer: footer.update(precision="fp16"),
+        lambda footer: footer.update(precision="fp8"),
+        lambda footer: footer.update(precision=["fp32"]),
+        lambda footer: footer.update(shard=1),
+        lambda footer: footer.update(shards=0),
+        lambda footer: footer.update(shards=2),
+        lambda footer: footer.pop("content"),
+        lambda footer: [],
+        lambda footer: ["a list"],
+    ],
+)  # fmt: skip
+def test_a_footer_that_lies_is_refused(change, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path, whole = table(tmp_path / "t")
+    changed = with_footer(whole, change)
+    path.write_bytes(changed)
+    if json.loads(changed[-24 - int(np.frombuffer(changed[-24:-16], "<u8")[0]) : -24]) == json.loads(
+        whole[-24 - int(np.frombuffer(whole[-24:-16], "<u8")[0]) : -24]
+    ):
+        FrozenTables.open([path.parent]).close()  # the value it had
+        return
+    with pytest.raises(ArtifactError, match="footer|size|expected is shard"):
+        FrozenTables.open([path.parent])
+
+
+def test_another_format_and_another_file_are_named(tmp_path: Path) -> None:
+    path, whole = table(tmp_path / "t")
+    path.write_bytes(whole[:8] + b"\7" + whole[9:])
+    with pytest.raises(ArtifactError, match="format 7; this release reads 1"):
+        FrozenTables.open([path.parent])
+    path.write_bytes(b"PAR1" + whole[4:])
+    with pytest.raises(ArtifactError, match="is not a frozen table"):
+        FrozenTables.open([path.parent])
+    path.unlink()
+    with pytest.raises(ArtifactError, match="holds no table"):
+        FrozenTables.open([path.parent])
+    path.write_bytes(whole)
+    path.rename(path.with_name("table-00001-of-00002.bin"))
+    with pytest.raises(ArtifactError, match="table-00000-of-00002.bin cannot be opened"):
+        FrozenTables.open([path.parent])
+    with pytest.raises(ArtifactError, match="expected is shard 1"):
+        FrozenTables.open([path.parent], shards=[1])
+    with pytest.raises(ValueError, match=r"has 0 … 1"):
+        FrozenTables.open([path.parent], shards=[2])
+
+
+WILD = """
+import sys
+import numpy as np
+from pathlib import Path
+from clickline.frozen import FrozenTables
+tables = FrozenTables.open([Path(sys.argv[1])])
+ids = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)
+for part in (0, 1):
+    tables.find(part, ids, np.empty((ids.size, tables.row_bytes(part)), np.uint8), np.empty(ids.size, bool))
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_a_directory_of_random_bits_is_never_followed_outside(tmp_path: Path) -> None:
+    """The checksum of the whole file is the caller's; without it lookups may miss, but never crash."""
+    path, whole = table(tmp_path / "t")
+    (length,) = np.frombuffer(whole[-24:-16], "<u8")
+    footer = json.loads(whole[-24 - int(length) : -24])
+    for fill in (b"\xff", None):
+        damaged = bytearray(whole)
+        for section in footer["sections"]:
+            size = section["end"] - section["directory_at"]
+            noise = np.random.default_rng(1).bytes(size)
+            damaged[section["directory_at"] : section["end"]] = fill * size if fill else noise
+        path.write_bytes(damaged)
+        done = subprocess.run(
+            [sys.executable, "-c", WILD, str(path.parent)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def many(rows: int, dim: int) -> Iterator[RowBlock]:
+    """Rows in order without a list of them: mix(id) rises in equal steps."""
+    inverse, step = np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64)), np.uint64(2**64 // rows)
+    for first in range(0, rows, 1 << 14):
+        mixed_N = np.arange(first, min(rows, first + (1 << 14)), dtype=np.uint64) * step
+        size = mixed_N.size
+        yield RowBlock(
+            0,
+            mixed_N * inverse,
+            np.ones(size, np.float32),
+            np.ones((size, dim), np.float32),
+            np.zeros(size, bool),
+        )
+
+
+@pytest.mark.slow
+def test_memory_of_building_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    peaks = []
+    for rows in (200_000, 2_000_000):
+        tracemalloc.start()
+        write_shards(tmp_path, [PartShape(9, True)], "fp32", 3, many(rows, 9))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0] + (1 << 20)
+    assert peaks[1] < 32 << 20
+
+
+@pytest.mark.slow
+def test_a_file_of_a_gibibyte_opens_at_once(tmp_path: Path) -> None:
+    (file,) = write_shards(tmp_path, [PartShape(60, True)], "fp32", 1, many(4_200_000, 60))
+    assert file.size > 1 << 30
+    began = time.perf_counter()
+    with FrozenTables.open([tmp_path]) as tables:
+        ids_N = next(many(4_200_000, 60)).ids_N
+        found_N = np.empty(ids_N.size, bool)
+        assert (
+            tables.find(0, ids_N, np.empty((ids_N.size, tables.row_bytes(0)), np.uint8), found_N)
+            == ids_N.size
+        )
+    assert time.perf_counter() - began < 1
+    (tmp_path / file.name).unlink()

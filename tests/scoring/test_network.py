@@ -1,0 +1,88 @@
+"""The dense part: what ranking shares between rows changes no score, and 8-bit weights change little."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from clickline.errors import ArtifactError
+from clickline.models import NetworkSpec, build, export_onnx, with_weights
+from clickline.models.quantise import quantise
+from clickline.scoring.network import Network
+
+SPEC = NetworkSpec((9,) * 6, 4, (64, 32, 16))
+
+
+def trained(name: str, spec: NetworkSpec = SPEC) -> torch.nn.Module:
+    """Weights as after training: no bias is zero any more, or the exporter would leave it out."""
+    network = build(name, spec, 1)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.05)
+    return network
+
+
+def batch(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return random.standard_normal((rows, SPEC.width), dtype=np.float32), random.standard_normal(
+        rows, dtype=np.float32
+    )
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_rows_that_share_columns_score_as_whole_rows(batch_norm):
+    spec = NetworkSpec(SPEC.dims, SPEC.dense, SPEC.hidden, 0.1, batch_norm)
+    network = Network(export_onnx(trained("wide_deep", spec), spec), 1)
+    inputs_BI, wide_B = batch(50)
+    own, shared = [*range(0, 9), 20, 57], [i for i in range(SPEC.width) if i not in {*range(0, 9), 20, 57}]
+    inputs_BI[:, shared] = inputs_BI[0, shared]
+    split = network.split(own, shared)
+    assert split is not None
+    found_B = split.logits(np.ascontiguousarray(inputs_BI[:, own]), inputs_BI[0, shared], wide_B)
+    np.testing.assert_allclose(found_B, network.logits(inputs_BI, wide_B), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["deepfm", "dcn_v2", "dlrm", "lr"])
+def test_a_network_that_uses_its_input_otherwise_is_not_split(name):
+    network = Network(export_onnx(trained(name), SPEC), 1)
+    assert network.split([0, 1], list(range(2, SPEC.width))) is None
+
+
+def test_a_file_that_is_no_network_is_refused_in_words():
+    with pytest.raises(ArtifactError, match=r"dense\.onnx is refused by ONNX Runtime"):
+        Network(b"not a network", 1)
+
+
+def test_eight_bits_are_close_and_rows_do_not_see_each_other():
+    inputs_BI, wide_B = batch(2000)
+    inputs_BI[:, -4:] *= 20  # dense floats are larger than vectors: each column has its own range
+    content = export_onnx(trained("wide_deep"), SPEC)
+    whole, small = Network(content, 1), Network(quantise(content, inputs_BI, wide_B), 1)
+    wanted_B, found_B = whole.logits(inputs_BI, wide_B), small.logits(inputs_BI, wide_B)
+    deep_B = wanted_B - wide_B
+    assert np.abs(found_B - wanted_B).max() < 0.1 * np.abs(deep_B).max()
+    assert np.corrcoef(found_B - wide_B, deep_B)[0, 1] > 0.995
+    for row in (0, 7, 1999):  # the same bits alone as in company
+        alone = small.logits(inputs_BI[row : row + 1], wide_B[row : row + 1])
+        np.testing.assert_allclose(alone[0], found_B[row], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "batch_norm"), [("wide_deep", True), ("dcn_v2", False), ("dlrm", False)])
+def test_new_weights_in_an_earlier_export_are_as_good_as_a_new_export(name, batch_norm):
+    spec = NetworkSpec(SPEC.dims, SPEC.dense, SPEC.hidden, 0.1, batch_norm)
+    earlier = export_onnx(build(name, spec, 1), spec)
+    later = trained(name, spec)
+    changed = with_weights(earlier, later)
+    assert changed is not None
+    inputs_BI, wide_B = batch(20)
+    wanted_B = Network(export_onnx(later, spec), 1).logits(inputs_BI, wide_B)
+    np.testing.assert_array_equal(Network(changed, 1).logits(inputs_BI, wide_B), wanted_B)
+
+
+def test_weights_of_another_network_or_a_folded_graph_are_not_replaced():
+    network = trained("wide_deep")
+    folded = export_onnx(build("wide_deep", SPEC, 1), SPEC, folded=True)  # its biases are zero, so they are gone
+    assert with_weights(folded, network) is None
+    assert with_weights(export_onnx(trained("deepfm"), SPEC), trained("dcn_v2")) is None

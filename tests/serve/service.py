@@ -1,0 +1,242 @@
+"""Starts a real service for the length of a test, and asks it over real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import yaml
+
+from clickline.wire.messages import PredictRequest, PredictResponse
+
+__all__ = [
+    "Load",
+    "Service",
+    "answered",
+    "eventually",
+    "predict_request",
+    "predictor",
+    "running",
+    "standing_in",
+]
+
+_PREDICT = "/tensorflow.serving.PredictionService/Predict"
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """What `condition` returns as soon as it is true."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"never came true: {condition}"
+        time.sleep(0.01)
+
+
+def predict_request(
+    milliseconds: float = 0.0, rows: int = 1, name: str = "ctr", version: int | None = None
+) -> bytes:
+    """A PredictRequest that takes so long to score."""
+    request = PredictRequest()
+    request.model_spec.name = name
+    if version is not None:
+        request.model_spec.version.value = version
+    tensor = request.inputs["I1"]
+    tensor.dtype = 1
+    tensor.tensor_shape.dim.add().size = rows
+    tensor.float_val.extend([milliseconds] + [0.0] * (rows - 1))
+    body: bytes = request.SerializeToString()
+    return body
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.socket() for _ in range(count)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+class Service:
+    """A running service: its ports, processes and what it has said."""
+
+    def __init__(self, command: list[str | Path], folder: Path, serve: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.grpc_port, self.http_port, self.metrics_port = _free_ports(3)
+        section = {
+            "processes": 1,
+            "poll": 0.05,
+            "drain": 5,
+            "grpc_port": self.grpc_port,
+            "http_port": self.http_port,
+            "metrics_port": self.metrics_port,
+            **serve,
+        }
+        config = {
+            "name": "ctr",
+            "data": {"format": "criteo", "train": "train.tsv"},
+            "cache": {"dir": "cache"},
+            "serve": section,
+        }
+        self.config = folder / "clickline.yaml"
+        self.config.write_text(yaml.safe_dump(config))
+        self._errors = (folder / "stderr").open("wb")
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        self.pids: set[int] = set()
+        self.scheme = "https" if "tls" in serve else "http"
+
+    def wait_up(self) -> dict[str, Any]:
+        """What it says when all its processes listen."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"it ended: {self.said()}"
+        up: dict[str, Any] = json.loads(line)
+        return up
+
+    def said(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    def log(self, event: str) -> list[dict[str, Any]]:
+        """Lines of the log about one kind of event."""
+        lines = [json.loads(line) for line in self.said().splitlines() if line.endswith("}")]
+        return [line for line in lines if line["event"] == event]
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        found = [int(pid) for pid in path.read_text().split()]
+        self.pids.update(found)
+        return found
+
+    def url(self, path: str) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.http_port}{path}"
+
+    def admin(self, path: str, **more: Any) -> httpx.Response:
+        return httpx.get(f"{self.scheme}://127.0.0.1:{self.metrics_port}{path}", timeout=10, **more)
+
+    def metrics(self) -> dict[str, float]:
+        """Samples by name and labels, as the page writes them."""
+        lines = self.admin("/metrics").text.splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
+
+    def channel(self) -> grpc.Channel:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        return grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}", options=options)
+
+    def post(self, milliseconds: float = 0.0, rows: int = 1, **more: Any) -> httpx.Response:
+        """A prediction over REST."""
+        instances = [{"I1": milliseconds}] + [{"I1": 0}] * (rows - 1)
+        return httpx.post(
+            self.url("/v1/models/ctr:predict"), json={"instances": instances}, timeout=60, **more
+        )
+
+    def version(self) -> int:
+        """Which version answers a request on a connection of its own."""
+        with self.channel() as channel:
+            return answered(predictor(channel)(predict_request(), timeout=10))
+
+    def kill(self) -> None:
+        """End whatever still runs."""
+        if self.process.poll() is None:
+            self.workers()
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._errors.close()
+        for pid in self.pids:
+            if running(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def predictor(channel: grpc.Channel) -> Any:
+    return channel.unary_unary(_PREDICT)
+
+
+def answered(body: bytes) -> int:
+    """The version that gave an answer; all its rows must say the same."""
+    response = PredictResponse.FromString(body)
+    scores = np.array(response.outputs["logistic"].float_val) * 1024
+    version = int(response.model_spec.version.value)
+    assert (scores == version).all(), f"version {version} answered with scores of {set(scores)}"
+    return version
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there, and more than a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def standing_in(folder: Path, **serve: Any) -> Iterator[Service]:
+    """A service of stand-in scorers that follows `folder/versions`."""
+    (folder / "versions").mkdir(exist_ok=True)
+    script = Path(__file__).with_name("standin.py")
+    service = Service([sys.executable, script, "clickline.yaml", "versions"], folder, serve)
+    try:
+        yield service
+    finally:
+        service.kill()
+
+
+class Load:
+    """Clients that ask without a pause, and what they were told."""
+
+    def __init__(self, service: Service, clients: int, rows: int = 3, milliseconds: float = 0.0) -> None:
+        self.versions: list[int] = []
+        self.failures: list[str] = []
+        self.seconds: list[float] = []
+        self._service = service
+        self._body = predict_request(milliseconds, rows)
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        with self._service.channel() as channel:
+            predict = predictor(channel)
+            while not self._stop.is_set():
+                began = time.monotonic()
+                try:
+                    self.versions.append(answered(predict(self._body, timeout=30)))
+                    self.seconds.append(time.monotonic() - began)
+                except grpc.RpcError as error:
+                    self.failures.append(f"{error.code().name}: {error.details()}")
+                    time.sleep(0.002)
+                except AssertionError as error:
+                    self.failures.append(str(error))

@@ -1,0 +1,301 @@
+"""Queue, deadlines and batching, on a loop of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from standin import StandIn
+
+from clickline.errors import RequestRefused
+from clickline.records import ABSENT, EncodedRows, NumberColumn, RequestRows, SlotIds
+from clickline.scoring.scorer import Answer
+from clickline.stages.serve.dataplane import Dataplane, Outcome, concatenated
+from clickline.stages.serve.doors.calls import Call, Target
+from clickline.stages.serve.logs import Log
+from clickline.stages.serve.versions import Versions
+
+
+class Request:
+    """What a door would make of a request: rows whose I1 is given."""
+
+    protocol = "test"
+
+    def __init__(self, *milliseconds: float, model: str = "ctr", version: int | None = None) -> None:
+        self._target = Target(model, version)
+        columns, rows = 3, len(milliseconds)
+        several = {"I1": NumberColumn(np.array(milliseconds))}
+        spans = np.zeros((columns, rows), dtype=np.int64)
+        numbers = np.full((columns, rows), np.nan)
+        kinds = np.full(columns, ABSENT, dtype=np.uint8)
+        self._rows = RequestRows(
+            rows, np.zeros(0, dtype=np.uint8), kinds, spans, spans, numbers, spans, several
+        )
+
+    def target(self) -> Target:
+        return self._target
+
+    def decode(self, scorer: object) -> Call:
+        return Call(self._rows)
+
+    def encode(self, call: Call, answer: Answer) -> list[float]:
+        return [float(score) * 1024 for score in answer.probability_B]
+
+
+class Counting(StandIn):
+    """Notes how many rows each scoring had."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.scored: list[int] = []
+
+    def score(self, encoded: EncodedRows) -> Answer:
+        self.scored.append(encoded.rows)
+        return super().score(encoded)
+
+
+class Plane:
+    """A dataplane with version 1 current; `closed` and `lines` note what is let go and logged."""
+
+    def __init__(self, **options: Any) -> None:
+        self.closed: list[int] = []
+        self.lines: list[dict[str, Any]] = []
+        self.versions = Versions(("ctr", "alias"), lambda scorer: self.closed.append(scorer.number))
+        log = Log("test", lambda line: self.lines.append(json.loads(line)))
+        self.plane = Dataplane(self.versions, log, **{"queue": 64, **options})
+        self.scorer = self.switch(1)
+
+    def switch(self, number: int) -> Counting:
+        scorer = Counting(number)
+        self.versions.add(scorer)
+        self.versions.switch(number)
+        return scorer
+
+    def ask(self, request: Request, seconds: float | None = None) -> asyncio.Task[Outcome]:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        return asyncio.create_task(self.plane.answer(request, deadline))
+
+
+async def refusal(task: asyncio.Task[Outcome]) -> tuple[str, str]:
+    with pytest.raises(RequestRefused) as caught:
+        await task
+    return caught.value.kind, str(caught.value)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 60))
+
+
+def test_a_full_queue_refuses_at_once_and_what_was_accepted_is_answered() -> None:
+    async def test() -> None:
+        plane = Plane(queue=3)
+        tasks = [plane.ask(Request(5)) for _ in range(10)]
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        kinds = [one.kind if isinstance(one, RequestRefused) else one.reply for one in done]  # type: ignore[union-attr]
+        assert kinds == [[1.0]] * 3 + ["overloaded"] * 7
+        assert "3 requests are waiting" in str(done[-1])
+        assert (await plane.ask(Request(0))).reply == [1.0]
+
+    run(test())
+
+
+def test_work_that_has_not_begun_at_its_deadline_is_never_begun() -> None:
+    async def test() -> None:
+        plane = Plane()
+        slow, late, in_time = plane.ask(Request(50)), plane.ask(Request(0), 0.01), plane.ask(Request(0), 30)
+        assert (await slow).reply == [1.0]
+        kind, words = await refusal(late)
+        assert kind == "late" and "Nothing was computed" in words
+        assert (await in_time).reply == [1.0]
+        assert plane.scorer.scored == [1, 1]
+
+    run(test())
+
+
+def test_nobody_computes_for_a_client_that_has_gone() -> None:
+    async def test() -> None:
+        plane = Plane()
+        first, gone = plane.ask(Request(20)), plane.ask(Request(0))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await first
+        assert (await plane.ask(Request(0))).reply == [1.0]
+        assert plane.scorer.scored == [1, 1]
+        assert plane.versions.open[1].users == 0
+
+    run(test())
+
+
+def test_a_bug_gets_an_id_and_its_traceback_stays_in_the_log() -> None:
+    async def test() -> None:
+        plane = Plane()
+        kind, words = await refusal(plane.ask(Request(666)))
+        assert kind == "internal"
+        assert "ZeroDivision" not in words and "bug" not in words
+        await refusal(plane.ask(Request(666)))
+        first, second = plane.lines
+        assert first["id"] in words
+        assert "a bug in the scorer" in first["traceback"]
+        assert "traceback" not in second  # once a minute
+        assert (await plane.ask(Request(0))).reply == [1.0]
+
+    run(test())
+
+
+def test_names_and_versions_that_are_not_here_are_refused_with_those_that_are() -> None:
+    async def test() -> None:
+        plane = Plane()
+        assert (await plane.ask(Request(0, model="alias", version=1))).reply == [1.0]
+        assert (await refusal(plane.ask(Request(0, model="other")))) == (
+            "not_found",
+            'There is no model "other". There is: "ctr", "alias".',
+        )
+        kind, words = await refusal(plane.ask(Request(0, version=7)))
+        assert kind == "not_found" and words.startswith("Version 7 is not loaded. Version 1 is")
+        plane.versions.add(Counting(7))  # loaded, but not current yet
+        assert (await refusal(plane.ask(Request(0, version=7))))[0] == "not_found"
+
+    run(test())
+
+
+def test_without_a_version_requests_are_refused_as_unavailable() -> None:
+    async def test() -> None:
+        versions = Versions(("ctr",), lambda scorer: None)
+        plane = Dataplane(versions, Log("test", lambda line: None), queue=4)
+        with pytest.raises(RequestRefused, match="No version") as caught:
+            await plane.answer(Request(0), None)
+        assert caught.value.kind == "unavailable"
+
+    run(test())
+
+
+def test_an_old_version_answers_what_it_began_and_is_closed_then() -> None:
+    async def test() -> None:
+        with ThreadPoolExecutor(4) as threads:
+            plane = Plane(threads=threads, at_once=4)
+            running = [plane.ask(Request(80, 0, 0)) for _ in range(2)]
+            while not plane.scorer.scored:
+                await asyncio.sleep(0.001)
+            plane.switch(2)
+            assert plane.closed == []
+            assert (await plane.ask(Request(0))).reply == [2.0]
+            assert (await plane.ask(Request(0, version=1))).reply == [1.0]  # still there
+            assert [one.reply for one in await asyncio.gather(*running)] == [[1.0] * 3] * 2
+            assert plane.closed == [1]
+            assert (await refusal(plane.ask(Request(0, version=1))))[0] == "not_found"
+
+    run(test())
+
+
+def test_steps_in_threads_run_at_the_same_time() -> None:
+    async def test() -> None:
+        with ThreadPoolExecutor(4) as threads:
+            plane = Plane(threads=threads, at_once=4)
+            began = time.monotonic()
+            await asyncio.gather(*(plane.ask(Request(200)) for _ in range(4)))
+            assert time.monotonic() - began < 0.7
+
+    run(test())
+
+
+class TestBatching:
+    def test_requests_that_come_together_are_scored_together_and_each_gets_its_rows(self) -> None:
+        async def test() -> None:
+            plane = Plane(batch_rows=8, batch_wait=0.05)
+            tasks = [plane.ask(Request(*[0.0] * rows)) for rows in (1, 2, 3)]
+            answers = [(await task).reply for task in tasks]
+            assert [len(answer) for answer in answers] == [1, 2, 3]
+            assert plane.scorer.scored == [6]
+            assert plane.versions.open[1].users == 0
+
+        run(test())
+
+    def test_enough_rows_begin_before_the_wait_is_over(self) -> None:
+        async def test() -> None:
+            plane = Plane(batch_rows=4, batch_wait=20.0)
+            await asyncio.gather(*(plane.ask(Request(0, 0)) for _ in range(6)))
+            assert plane.scorer.scored == [4, 4, 4]
+
+        run(test())
+
+    def test_a_lonely_request_waits_no_longer_than_the_bound(self) -> None:
+        async def test() -> None:
+            plane = Plane(batch_rows=64, batch_wait=0.03)
+            began = time.monotonic()
+            await plane.ask(Request(0))
+            assert 0.02 < time.monotonic() - began < 5
+
+        run(test())
+
+    def test_a_bad_request_fails_alone(self) -> None:
+        async def test() -> None:
+            plane = Plane(batch_rows=8, batch_wait=0.05)
+            good, bad, also_good = (
+                plane.ask(Request(0)),
+                plane.ask(Request(float("inf"))),
+                plane.ask(Request(0, 0)),
+            )
+            kind, words = await refusal(bad)
+            assert kind == "invalid" and "infin" in words.lower()
+            assert (await good).reply == [1.0] and (await also_good).reply == [1.0, 1.0]
+            assert plane.scorer.scored == [3]
+
+        run(test())
+
+    def test_requests_of_two_versions_are_never_scored_together(self) -> None:
+        async def test() -> None:
+            plane = Plane(batch_rows=8, batch_wait=0.05)
+            old = plane.ask(Request(0, 0))
+            await asyncio.sleep(0)
+            scorer = plane.switch(2)
+            new = plane.ask(Request(0))
+            assert ((await old).reply, (await new).reply) == ([1.0, 1.0], [2.0])
+            assert (plane.scorer.scored, scorer.scored, plane.closed) == ([2], [1], [1])
+
+        run(test())
+
+    def test_a_large_request_is_scored_alone_in_its_turn(self) -> None:
+        async def test() -> None:
+            plane = Plane(batch_rows=4, batch_wait=0.02)
+            tasks = [plane.ask(Request(*[0.0] * rows)) for rows in (1, 9, 1)]
+            assert [len((await task).reply) for task in tasks] == [1, 9, 1]
+            assert plane.scorer.scored == [1, 9, 1]
+
+        run(test())
+
+    def test_a_request_whose_client_has_gone_is_left_out(self) -> None:
+        async def test() -> None:
+            plane = Plane(batch_rows=8, batch_wait=0.05)
+            gone, stays = plane.ask(Request(0)), plane.ask(Request(0, 0))
+            await asyncio.sleep(0)
+            gone.cancel()
+            assert (await stays).reply == [1.0, 1.0]
+            assert plane.scorer.scored == [2]
+            assert plane.versions.open[1].users == 0
+
+        run(test())
+
+
+def test_rows_put_together_are_the_rows_one_after_the_other() -> None:
+    one = EncodedRows(
+        2,
+        np.array([[1, 2]], dtype=np.float32),
+        (SlotIds(np.array([1, 2], np.uint64)), SlotIds(np.array([5, 6, 7], np.uint64), np.array([0, 0, 3]))),
+    )
+    other = EncodedRows(
+        1,
+        np.array([[3]], dtype=np.float32),
+        (SlotIds(np.array([3], np.uint64)), SlotIds(np.array([8], np.uint64))),
+    )
+    joined = concatenated([one, other])
+    assert joined.rows == 3
+    assert joined.dense_DB.tolist() == [[1, 2, 3]]
+    assert joined.slots[0].ids_N.tolist() == [1, 2, 3] and joined.slots[0].offsets_B1 is None
+    assert joined.slots[1].ids_N.tolist() == [5, 6, 7, 8]
+    assert joined.slots[1].offsets_B1 is not None and joined.slots[1].offsets_B1.tolist() == [0, 0, 3, 4]
