@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test check lint types fast-tests docs bench clean
+.PHONY: setup demo test check lint types fast-tests soak protos docs bench clean
 
 setup: $(READY)  ## the environment alone; afterwards .venv/bin/clickline works
 
@@ -30,12 +30,18 @@ types: setup
 	$(BIN)/mypy
 
 fast-tests: setup
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not soak'
 
 check: lint types fast-tests  ## yes or no in under two minutes
 
 test: lint types  ## everything
 	$(BIN)/pytest -n 2 --dist loadfile
+
+soak: setup  ## the long runs: a thousand switches under load, a million requests
+	$(BIN)/pytest -m soak -s
+
+protos: setup  ## compile the wire definitions again
+	$(BIN)/python -m clickline.wire.protos
 
 docs: setup  ## print docs/config.md, docs/cli.md and docs/errors.md again from the code
 	$(BIN)/python docs/generate.py

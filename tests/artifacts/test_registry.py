@@ -396,7 +396,7 @@ def test_a_version_removed_under_a_move_moves_the_pointer_back(
         return real(self, uri, data)
 
     monkeypatch.setattr(Storage, "create", gc_then_create)
-    with pytest.raises(ArtifactError, match=r"version 1 was removed meanwhile\. There is 2\."):
+    with pytest.raises(ArtifactError, match=r"version 1, .* was removed meanwhile\. There is 2\."):
         registry.move(1, "back", after=first)
     assert [(m.version, m.reason) for m in registry.moves()] == [
         (2, "first"),
@@ -505,6 +505,35 @@ def test_gc_removes_what_a_killed_gc_left(registry: Registry) -> None:
     assert registry.garbage(1).drafts == (1,)
     registry.gc(1)
     assert [path.name for path in Path(registry.uri, "versions").iterdir()] == ["000000002"]
+
+
+@pytest.mark.parametrize("by", ["a move", "a draft that builds on it"])
+def test_gc_gives_a_version_back_that_is_wanted_at_the_last_moment(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    for _ in range(3):
+        publish(registry)
+    now = registry.move(3, "publish", after=None)
+    other = Registry(Storage(), registry.uri)
+    real, done = Storage.delete, []
+
+    def others_first(self: Storage, uri: str) -> None:
+        if uri.endswith("000000001/manifest.json") and not done:
+            done.append(uri)
+            if by == "a move":
+                other.move(1, "rollback", after=now)
+            else:
+                publish(other, parent=1)
+        real(self, uri)
+
+    monkeypatch.setattr(Storage, "delete", others_first)
+    assert registry.gc(1) == []
+    assert done
+    monkeypatch.undo()
+    kept = other.version(1 if by == "a move" else 4)
+    other.check(kept)
+    assert registry.gc(1) == [2]
+    other.check(kept)
 
 
 def test_gc_stops_when_the_pointer_moves(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

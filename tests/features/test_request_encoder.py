@@ -159,6 +159,27 @@ def test_a_request_is_encoded_as_a_log_is(data):
     assert_same(encoder.encode(request, chosen), Encoder(small).encode(raw))
 
 
+EDGES = {
+    TEXT: [b"", b"0", b"7", b"-1", b"7.0", b"NULL", b"0.5", b"18446744073709551615", b"-9223372036854775808"],
+    INTEGER: [0, 7, -1, 1000, 2**63 - 1, -(2**63), 16777217],
+    NUMBER: [0.0, -0.0, 7.0, -1.0, 1e3, 2.0**53, 2.0**62, -(2.0**62), float("nan")],
+}
+
+
+@pytest.mark.parametrize("source", ["text", "feasign", "log2", "quantiles"])
+@pytest.mark.parametrize("missing", [(), MISSING])
+def test_values_at_the_edges(source, missing):
+    dense = tuple(DenseField(t, "x", t, STATISTICS) for t in ("none", "log1p", "minmax", "zscore"))
+    slot = SlotField("x", "x", 9, source, statistics=STATISTICS)
+    for kind, values in [
+        *EDGES.items(),
+        *((NUMBER, [odd]) for odd in (2.0**63, -(2.0**63), 1e19, 1e20, 0.5, 3.5e38)),
+    ]:
+        for spec in (FeatureSpec(dense, (), missing), FeatureSpec((), (slot,), missing)):
+            request, raw = rows_of(len(values), {"x": (kind, values, None)}, spec.columns)
+            assert_same(RequestEncoder(spec).encode(request), Encoder(spec).encode(raw))
+
+
 def one(kind: int, values: list, spec: FeatureSpec):
     request, _ = rows_of(len(values), {"x": (kind, values, None)}, spec.columns)
     return RequestEncoder(spec).encode(request)

@@ -54,9 +54,8 @@ def assert_holds(tables: FrozenTables, model: list[Part]) -> None:
 @given(
     changes=st.lists(st.tuples(CHANGES, CHANGES), min_size=1, max_size=6),
     shards=st.sampled_from([1, 2, 5]),
-    precision=st.just("fp32"),
 )
-def test_a_chain_equals_a_dict(changes, shards, precision, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+def test_a_chain_equals_a_dict(changes, shards, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
     """Base, deltas with updates, tombstones and ids that come back; then compacted, then taken apart again."""
     folder: Path = tmp_path_factory.mktemp("chain")
     model: list[Part] = [{}, {}]
@@ -72,20 +71,21 @@ def test_a_chain_equals_a_dict(changes, shards, precision, tmp_path_factory) -> 
     with FrozenTables.open(folders) as tables:
         assert content_of(PARTS, merged(tables)) == model
         (folder / "compact").mkdir()
-        files = write_shards(folder / "compact", PARTS, precision, shards + 1, merged(tables))
+        files = write_shards(folder / "compact", PARTS, "fp32", shards + 1, merged(tables))
         assert sum(file.rows for file in files) == tables.rows and not any(file.tombstones for file in files)
         wanted = rows_of([dict(part) for part in changes[0]])
         wanted = [{id: row for id, row in part.items() if row is not None} for part in wanted]
         delta_blocks = list(difference(tables, blocks_of(PARTS, wanted)))
         changed = content_of(PARTS, iter(delta_blocks))
         for part in range(2):  # nothing that is equal, nothing that is not needed
+            old, new = (
+                {id: str(row) for id, row in rows[part].items()} for rows in (model, wanted)
+            )  # -0.0 is not 0.0
             assert changed[part].keys() == {
-                id
-                for id in model[part].keys() | wanted[part].keys()
-                if model[part].get(id) != wanted[part].get(id)
+                id for id in old.keys() | new.keys() if old.get(id) != new.get(id)
             }
         (folder / "difference").mkdir()
-        write_shards(folder / "difference", PARTS, precision, shards, delta_blocks)
+        write_shards(folder / "difference", PARTS, "fp32", shards, delta_blocks)
     with FrozenTables.open([folder / "compact"]) as tables:
         assert_holds(tables, model)
     with FrozenTables.open([*folders, folder / "difference"]) as tables:
@@ -219,7 +219,6 @@ def test_processes_that_open_at_once_share_one_overlay(tmp_path: Path) -> None:
 
 
 def _die_while_merging(folders: list[Path], work: Path) -> None:
-    os.environ["NUMBA_DISABLE_JIT"] = "0"
     from clickline.frozen import overlay
 
     written = overlay.write_packed
@@ -232,7 +231,6 @@ def _die_while_merging(folders: list[Path], work: Path) -> None:
     FrozenTables.open(folders, work=work)
 
 
-@pytest.mark.slow
 def test_killed_while_it_writes_the_overlay(tmp_path: Path) -> None:
     """What it left is neither used nor kept, and its lock is free."""
     parts = [PartShape(3, True)]

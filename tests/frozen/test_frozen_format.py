@@ -124,7 +124,7 @@ def in_order(count: int) -> list[int]:
     ids=["falling", "twice", "blocks", "parts", "same", "no such part"],
 )
 def test_rows_out_of_order_are_refused(blocks: list[RowBlock], shards: int, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="order|came after"):
+    with pytest.raises(ArtifactError, match=r"order|came after"):
         write_shards(tmp_path, PARTS, "fp32", shards, blocks)
 
 
@@ -146,7 +146,7 @@ def test_a_file_that_was_cut_is_refused_wherever(tmp_path: Path) -> None:
     path, whole = table(tmp_path / "t")
     for size in [*range(0, 130), *range(130, len(whole), 97), *range(len(whole) - 400, len(whole))]:
         path.write_bytes(whole[:size])
-        with pytest.raises(ArtifactError, match="cut off|cannot be opened|footer|size"):
+        with pytest.raises(ArtifactError, match=r"cut off|cannot be opened|footer|size"):
             FrozenTables.open([path.parent])
     path.write_bytes(whole + bytes(64))
     with pytest.raises(ArtifactError, match="cut off"):
@@ -188,7 +188,7 @@ def set_section(key: str, value: object):  # type: ignore[no-untyped-def]
         lambda footer: footer.update(sections=[]),
         lambda footer: footer.update(parts=[{"dim": 2**40, "wide": True}] * 2),
         lambda footer: footer["parts"][0].update(dim=0),
-        lambda footer: footer["parts"][0].update(wide=False),
+        lambda footer: footer["parts"][1].update(dim=3),
         lambda footer: footer.update(precision="fp16"),
         lambda footer: footer.update(precision="fp8"),
         lambda footer: footer.update(precision=["fp32"]),
@@ -209,7 +209,7 @@ def test_a_footer_that_lies_is_refused(change, tmp_path: Path) -> None:  # type:
     ):
         FrozenTables.open([path.parent]).close()  # the value it had
         return
-    with pytest.raises(ArtifactError, match="footer|size|expected is shard"):
+    with pytest.raises(ArtifactError, match=r"footer|size|expected is shard"):
         FrozenTables.open([path.parent])
 
 
@@ -226,7 +226,7 @@ def test_another_format_and_another_file_are_named(tmp_path: Path) -> None:
         FrozenTables.open([path.parent])
     path.write_bytes(whole)
     path.rename(path.with_name("table-00001-of-00002.bin"))
-    with pytest.raises(ArtifactError, match="table-00000-of-00002.bin cannot be opened"):
+    with pytest.raises(ArtifactError, match=r"table-00000-of-00002\.bin cannot be opened"):
         FrozenTables.open([path.parent])
     with pytest.raises(ArtifactError, match="expected is shard 1"):
         FrozenTables.open([path.parent], shards=[1])
@@ -247,7 +247,6 @@ print("done")
 """
 
 
-@pytest.mark.slow
 def test_a_directory_of_random_bits_is_never_followed_outside(tmp_path: Path) -> None:
     """The checksum of the whole file is the caller's; without it lookups may miss, but never crash."""
     path, whole = table(tmp_path / "t")
@@ -285,10 +284,9 @@ def many(rows: int, dim: int) -> Iterator[RowBlock]:
         )
 
 
-@pytest.mark.slow
 def test_memory_of_building_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     peaks = []
-    for rows in (200_000, 2_000_000):
+    for rows in (500_000, 2_000_000):
         tracemalloc.start()
         write_shards(tmp_path, [PartShape(9, True)], "fp32", 3, many(rows, 9))
         peaks.append(tracemalloc.get_traced_memory()[1])

@@ -273,7 +273,7 @@ def test_buffers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         {"bags": bags_of([SlotIds(np.array([1], np.uint64), np.array([0, 1]))], 1)},
         {"bags": bags_of([SlotIds(np.array([1, 2], np.uint64))] * 2, 2)},
     ):
-        with pytest.raises(ValueError, match="needed|expected|given|ids"):
+        with pytest.raises(ValueError, match=r"needed|expected|given|ids"):
             opened.gather(**{"plan": plan, "bags": bags, "rows": 2, **arrays(), **wrong})
     with pytest.raises(ValueError, match="expected"):
         opened.find(0, np.zeros(1, np.uint64), np.zeros((1, 8), np.uint8), np.zeros(1, bool))

@@ -124,6 +124,11 @@ class Service:
         lines = [json.loads(line) for line in self.said().splitlines() if line.endswith("}")]
         return [line for line in lines if line["event"] == event]
 
+    def begun(self) -> int:
+        """How many slow requests (100 ms and more) have begun to be scored."""
+        file = self.folder / "begun"
+        return file.stat().st_size if file.exists() else 0
+
     def workers(self) -> list[int]:
         """Process ids of the workers that run now."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
@@ -233,7 +238,7 @@ class Load:
             while not self._stop.is_set():
                 began = time.monotonic()
                 try:
-                    self.versions.append(answered(predict(self._body, timeout=30)))
+                    self.versions.append(answered(predict(self._body, timeout=30, wait_for_ready=True)))
                     self.seconds.append(time.monotonic() - began)
                 except grpc.RpcError as error:
                     self.failures.append(f"{error.code().name}: {error.details()}")

@@ -1,12 +1,15 @@
 """KServe's Python server: gRPC of the Open Inference Protocol, raw contents.
 
-    python kserve_server.py --grpc_port N --http_port N
+    SERVED_THREADS=N python kserve_server.py --grpc_port N --http_port N
 
-Its gRPC side runs in one process, so a pool of two threads takes the network off the event loop. It can only listen
-on all addresses; what follows keeps it on loopback.
+Its gRPC side runs in one process: a pool of threads takes the network off the event loop, which helps large requests
+and slows small ones down; with 0 threads there is none. Left alone it would write a line for each request, and listen
+on all addresses.
 """
 
 import asyncio
+import logging
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,22 +20,26 @@ sys.path.insert(0, str(Path(__file__).parent))
 import grpc.aio
 import uvicorn
 from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer
+from kserve.logging import configure_logging
 from network import Network
 
-WORKERS = 2
+THREADS = int(os.environ["SERVED_THREADS"])
 
 
 class Ranker(Model):
     def __init__(self) -> None:
         super().__init__("network")
         self._mine = local()
-        self._pool = ThreadPoolExecutor(WORKERS, initializer=self._open)
+        self._pool = ThreadPoolExecutor(THREADS, initializer=self._open) if THREADS else None
+        self._open()
         self.ready = True
 
     def _open(self) -> None:
         self._mine.network = Network()
 
     async def predict(self, payload: InferRequest, headers=None, response_headers=None) -> InferResponse:
+        if self._pool is None:
+            return self._predict(payload)
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._predict, payload)
 
     def _predict(self, payload: InferRequest) -> InferResponse:
@@ -44,15 +51,22 @@ class Ranker(Model):
 
 
 def stay_on_loopback() -> None:
-    add_port, configure = grpc.aio.Server.add_insecure_port, uvicorn.Config.__init__
-    grpc.aio.Server.add_insecure_port = lambda self, address: add_port(self, address.replace("[::]", "127.0.0.1"))
+    make_server, configure = grpc.aio.server, uvicorn.Config.__init__
 
-    def on_loopback(self, *arguments, **named):
+    def grpc_on_loopback(*arguments, **named):
+        server = make_server(*arguments, **named)
+        add_port = server.add_insecure_port
+        server.add_insecure_port = lambda address: add_port(address.replace("[::]", "127.0.0.1"))
+        return server
+
+    def http_on_loopback(self, *arguments, **named):
         configure(self, *arguments, **{**named, "host": "127.0.0.1"})
 
-    uvicorn.Config.__init__ = on_loopback
+    grpc.aio.server, uvicorn.Config.__init__ = grpc_on_loopback, http_on_loopback
 
 
 if __name__ == "__main__":
     stay_on_loopback()
+    configure_logging()
+    logging.getLogger("kserve").setLevel(logging.WARNING)
     ModelServer(workers=1, enable_latency_logging=False).start([Ranker()])

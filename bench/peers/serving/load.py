@@ -25,7 +25,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Connection", "GrpcConnection", "HttpConnection", "RawConnection", "read_bodies", "run", "write_bodies"]
+__all__ = [
+    "Connection",
+    "GrpcConnection",
+    "HttpConnection",
+    "RawConnection",
+    "read_bodies",
+    "run",
+    "write_bodies",
+]
 
 GIVE_UP = 20.0  # seconds without any answer
 
@@ -76,12 +84,17 @@ class Connection:
 
 
 class RawConnection(Connection):
-    """Answers of a known length that begin in a known way."""
+    """Answers of a known length that begin in a known way (in hex); `opening` is sent once, and answered at once."""
 
-    def __init__(self, port: int, bodies: list[bytes], length: int, begins: bytes) -> None:
+    def __init__(self, port: int, bodies: list[bytes], length: int, begins: str, opening: str = "") -> None:
         super().__init__(port)
         self.bodies = [memoryview(body) for body in bodies]
-        self.length, self.begins, self.got = length, begins, 0
+        self.length, self.begins, self.got = length, bytes.fromhex(begins), 0
+        if opening:
+            self.socket.settimeout(10)
+            self.socket.sendall(bytes.fromhex(opening))
+            self.receive()
+            self.socket.setblocking(False)
 
     def start(self, number: int) -> None:
         self.got = 0
@@ -100,7 +113,9 @@ class RawConnection(Connection):
 class HttpConnection(Connection):
     """HTTP/1.1 POST; an answer is 200 and has the expected length."""
 
-    def __init__(self, port: int, bodies: list[bytes], length: int, path: str, headers: dict[str, str]) -> None:
+    def __init__(
+        self, port: int, bodies: list[bytes], length: int, path: str, headers: dict[str, str]
+    ) -> None:
         super().__init__(port)
         self.length = length
         self.ready = []
@@ -343,9 +358,8 @@ def main() -> None:
     job = json.load(sys.stdin)
     bodies = read_bodies(Path(job["bodies"]))
     kind = KINDS[job["kind"]]
-    arguments = {name: value.encode() if name == "begins" else value for name, value in job["call"].items()}
-    connections = [kind(job["port"], bodies, **arguments) for _ in range(job["connections"])]
     try:
+        connections = [kind(job["port"], bodies, **job["call"]) for _ in range(job["connections"])]
         told = run(connections, job["seconds"], job["warm_up"], job.get("rate"))
     except Failed as error:
         sys.exit(f"load: {error}")

@@ -1,4 +1,8 @@
-"""MLServer: a custom runtime behind its gRPC server (Open Inference Protocol, raw contents)."""
+"""MLServer: a custom runtime behind its gRPC server (Open Inference Protocol).
+
+It makes a Python list of every raw float tensor, but leaves an element of BYTES as it is: taken so, a request of
+100 rows costs it less than half, so this is how it is asked.
+"""
 
 import sys
 from pathlib import Path
@@ -6,9 +10,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from mlserver import MLModel
-from mlserver.codecs import NumpyCodec
-from mlserver.types import InferenceRequest, InferenceResponse
-from network import Network
+from mlserver.types import InferenceRequest, InferenceResponse, ResponseOutput
+from network import Network, split
 
 
 class Ranker(MLModel):
@@ -17,6 +20,7 @@ class Ranker(MLModel):
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        inputs_BI, wide_B = (NumpyCodec.decode_input(tensor) for tensor in payload.inputs)
-        logit_B = self._network.logits(inputs_BI, wide_B)
-        return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("logit", logit_B)])
+        (element,) = payload.inputs[0].data.root
+        answer = self._network.logits(*split(element)).tobytes()
+        output = ResponseOutput(name="logit", datatype="BYTES", shape=[1], data=[answer])
+        return InferenceResponse(model_name=self.name, outputs=[output])

@@ -10,7 +10,6 @@ import contextlib
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,22 +18,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-__all__ = [
-    "PEERS",
-    "Protocol",
-    "Server",
-    "environment",
-    "free_ports",
-    "inference_protocol",
-    "octets_protocol",
-    "start_peer",
-]
+__all__ = ["PEERS", "Door", "Peer", "Protocol", "Server", "free_ports", "start_peer"]
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[2] / ".venv-peers"
@@ -49,13 +40,11 @@ STOPS_IN = 10.0
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """How tensors become a request and an answer becomes logits again."""
+class Door:
+    """Where requests go."""
 
     kind: str  # grpc | http
     path: str
-    encode: Callable[[np.ndarray, np.ndarray], bytes]
-    decode: Callable[[bytes], np.ndarray]
     headers: dict[str, str] = field(default_factory=dict)
 
     def ask(self, port: int, body: bytes, timeout: float = 10) -> bytes:
@@ -76,33 +65,62 @@ class Protocol:
         return content
 
     def call(self, length: int) -> dict[str, object]:
-        """What `load.py` has to know beside the bytes."""
+        """What `load.py` has to know beside the bytes: answers have that length."""
         told: dict[str, object] = {"path": self.path, "length": length}
         return told | {"headers": self.headers} if self.kind == "http" else told
 
 
-def inference_protocol(kind: str = "grpc") -> Protocol:
-    """Open Inference Protocol (KServe v2), tensors as raw contents."""
+@dataclass(frozen=True)
+class Protocol:
+    """How ready-made embeddings become a request, and an answer becomes logits."""
+
+    door: Door
+    encode: Callable[[np.ndarray, np.ndarray], bytes]
+    decode: Callable[[bytes], np.ndarray]
+
+
+INFERENCE = Door("grpc", "/inference.GRPCInferenceService/ModelInfer")
+
+
+def tensors(column: bool = False) -> Protocol:
+    """Open Inference Protocol (KServe v2), float tensors as raw contents; with `column`, wide sums are [rows, 1]."""
 
     def encode(inputs_BI: np.ndarray, wide_B: np.ndarray) -> bytes:
         request = service_pb2.ModelInferRequest(model_name="network")
-        for name, array in (("inputs", inputs_BI), ("wide", wide_B)):
+        for name, array in (("inputs", inputs_BI), ("wide", wide_B[:, None] if column else wide_B)):
             request.inputs.add(name=name, datatype="FP32", shape=array.shape)
             request.raw_input_contents.append(array.tobytes())
         content: bytes = request.SerializeToString()
         return content
 
     def decode(answer: bytes) -> np.ndarray:
-        response = service_pb2.ModelInferResponse.FromString(answer)
-        if response.raw_output_contents:
-            return np.frombuffer(response.raw_output_contents[0], np.float32)
-        return np.array(response.outputs[0].contents.fp32_contents, np.float32)
+        return np.frombuffer(
+            service_pb2.ModelInferResponse.FromString(answer).raw_output_contents[0], np.float32
+        )
 
-    return Protocol(kind, "/inference.GRPCInferenceService/ModelInfer", encode, decode)
+    return Protocol(INFERENCE, encode, decode)
 
 
-def octets_protocol(path: str) -> Protocol:
-    """Plain bytes over HTTP, for servers that leave the format to their users."""
+def blob() -> Protocol:
+    """Open Inference Protocol, one tensor of one element of BYTES: all inputs, then the wide sums."""
+
+    def encode(inputs_BI: np.ndarray, wide_B: np.ndarray) -> bytes:
+        request = service_pb2.ModelInferRequest(model_name="network")
+        request.inputs.add(name="rows", datatype="BYTES", shape=[1])
+        element = inputs_BI.tobytes() + wide_B.tobytes()
+        request.raw_input_contents.append(len(element).to_bytes(4, "little") + element)
+        content: bytes = request.SerializeToString()
+        return content
+
+    def decode(answer: bytes) -> np.ndarray:
+        element = service_pb2.ModelInferResponse.FromString(answer).raw_output_contents[0][4:]
+        return np.frombuffer(element, np.float32)
+
+    return Protocol(INFERENCE, encode, decode)
+
+
+def octets(path: str) -> Protocol:
+    """Plain bytes over HTTP, for servers that leave the format to their users: all inputs, then the wide sums."""
 
     def encode(inputs_BI: np.ndarray, wide_B: np.ndarray) -> bytes:
         return inputs_BI.tobytes() + wide_B.tobytes()
@@ -110,7 +128,7 @@ def octets_protocol(path: str) -> Protocol:
     def decode(answer: bytes) -> np.ndarray:
         return np.frombuffer(answer, np.float32)
 
-    return Protocol("http", path, encode, decode, {"Content-Type": "application/octet-stream"})
+    return Protocol(Door("http", path, {"Content-Type": "application/octet-stream"}), encode, decode)
 
 
 # ── a server that runs ─────────────────────────────────────────────────────────────────────────
@@ -120,17 +138,23 @@ class Server:
     """A started server. `stop` is always to be called; it leaves no process behind."""
 
     def __init__(
-        self, name: str, version: str, protocol: Protocol, port: int, command: Sequence[object], folder: Path, **variables: str
+        self, name: str, version: str, port: int, folder: Path, *commands: Sequence[object], **variables: str
     ) -> None:
-        self.name, self.version, self.protocol, self.port = name, version, protocol, port
+        """Several commands are several servers on one port, which the kernel shares out between them."""
+        self.name, self.version, self.port = name, version, port
+        mark = str(uuid.uuid4())
+        self._mark = f"{MARK}={mark}".encode()
         self._log = folder / "log"
-        self._mark = f"{MARK}={uuid.uuid4()}".encode()
-        given = {**os.environ, MARK: self._mark.decode().partition("=")[2], "PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **variables}
+        given = {**os.environ, MARK: mark, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", **variables}
+        self._leaders: list[subprocess.Popen[bytes]] = []
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                list(map(str, command)), cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=given,
-                start_new_session=True,
-            )  # fmt: skip
+            for command in commands:
+                self._leaders.append(
+                    subprocess.Popen(
+                        list(map(str, command)), cwd=folder, env=given, start_new_session=True,
+                        stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    )
+                )  # fmt: skip
 
     def wait_until(self, answers: Callable[[], object], seconds: float = READY_IN) -> None:
         """Ask until it answers; a server that ends, or takes too long, is an error that shows its log."""
@@ -141,8 +165,9 @@ class Server:
                 return
             except (OSError, grpc.RpcError, http.client.HTTPException) as error:
                 last = error
-            if self._process.poll() is not None:
-                raise RuntimeError(f"{self.name} ended with {self._process.returncode}:\n{self.log()}")
+            for leader in self._leaders:
+                if leader.poll() is not None:
+                    raise RuntimeError(f"{self.name} ended with {leader.returncode}:\n{self.log()}")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} gave no answer in {seconds:.0f} s ({last}):\n{self.log()}")
             time.sleep(0.2)
@@ -151,10 +176,10 @@ class Server:
         return self._log.read_text(errors="replace")[-3000:]
 
     def processes(self) -> list[int]:
-        """All processes that have its mark."""
-        found = []
+        """All processes that have its mark, and those it began with, which may have written over theirs."""
+        found = [leader.pid for leader in self._leaders if leader.poll() is None]
         for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
+            if folder.name.isdigit() and int(folder.name) not in found:
                 with contextlib.suppress(OSError):  # it may have ended meanwhile
                     if self._mark in (folder / "environ").read_bytes().split(b"\0"):
                         found.append(int(folder.name))
@@ -170,17 +195,24 @@ class Server:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOPS_IN)
+        """Ask it to end, then those of its processes that its end left; what does not end in time is killed."""
+        for leader in self._leaders:
+            if leader.poll() is None:
+                leader.terminate()
         deadline = time.monotonic() + STOPS_IN
-        while (left := self.processes()) and time.monotonic() < deadline:
-            for process in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+        while any(leader.poll() is None for leader in self._leaders) and time.monotonic() < deadline:
             time.sleep(0.05)
-        self._process.wait(STOPS_IN)
+        for ask in (signal.SIGTERM, signal.SIGKILL):
+            for process in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, ask)
+            deadline = time.monotonic() + STOPS_IN
+            while self.processes() and time.monotonic() < deadline:
+                for leader in self._leaders:
+                    leader.poll()
+                time.sleep(0.05)
+        for leader in self._leaders:
+            leader.wait(STOPS_IN)
 
 
 def free_ports(count: int) -> list[int]:
@@ -201,15 +233,17 @@ def environment(name: str, python: str = sys.executable) -> Path:
     """`bin` of a peer's own environment, made on first use from NAME.txt beside this file."""
     folder = ENVIRONMENTS / name
     if not (folder / "ready").exists():
+        if not Path(python).exists():
+            raise RuntimeError(f"there is no {python}: {name}.txt says why it is needed")
         print(f"making the environment of {name} in .venv-peers/{name} …", flush=True)
-        subprocess.run([python, "-m", "venv", str(folder)], check=True)
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "-r", str(HERE / f"{name}.txt")]
-        subprocess.run(pip, check=True)
+        subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
+        pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-r", HERE / f"{name}.txt"]
+        subprocess.run(list(map(str, pip)), check=True)
         (folder / "ready").touch()
     return folder / "bin"
 
 
-def version_of(name: str, package: str) -> str:
+def pinned(name: str, package: str) -> str:
     """The version that is pinned in NAME.txt."""
     for line in (HERE / f"{name}.txt").read_text().splitlines():
         if line.startswith(f"{package}=="):
@@ -217,46 +251,74 @@ def version_of(name: str, package: str) -> str:
     raise ValueError(f"{name}.txt pins no {package}")
 
 
-def mlserver(folder: Path, network: Path) -> Server:
+@dataclass(frozen=True)
+class Peer:
+    """A server that answers, and the protocol it answers in."""
+
+    server: Server
+    protocol: Protocol
+    listens: Sequence[int] = ()  # ports that must be open too before it is ready
+
+
+def mlserver(folder: Path, network: Path, workers: int = WORKERS) -> Peer:
     tools = environment("mlserver")
     http_port, port, metrics_port = free_ports(3)
     settings = {
         "host": "127.0.0.1", "http_port": http_port, "grpc_port": port, "metrics_port": metrics_port,
-        "parallel_workers": WORKERS, "debug": False,
+        "parallel_workers": workers, "debug": False,
     }  # fmt: skip
     (folder / "settings.json").write_text(json.dumps(settings))
     model = {"name": "network", "implementation": "mlserver_model.Ranker"}
     (folder / "model-settings.json").write_text(json.dumps(model))
-    command = [tools / "mlserver", "start", folder]
-    version = version_of("mlserver", "mlserver")
-    return Server("MLServer", version, inference_protocol(), port, command, folder, SERVED_NETWORK=str(network))
+    how = f"{workers} workers" if workers else "in its one process"
+    server = Server(
+        f"MLServer, {how}", pinned("mlserver", "mlserver"), port, folder, [tools / "mlserver", "start", folder],
+        SERVED_NETWORK=str(network), PYTHONPATH=str(HERE),
+    )  # fmt: skip
+    return Peer(server, blob())
 
 
-def bentoml(folder: Path, network: Path) -> Server:
+def bentoml(folder: Path, network: Path) -> Peer:
     tools = environment("bentoml")
     (port,) = free_ports(1)
     command = [tools / "bentoml", "serve", "bentoml_service:Ranker", "--working-dir", HERE]
     command += ["--host", "127.0.0.1", "--port", port]
-    return Server(
-        "BentoML", version_of("bentoml", "bentoml"), octets_protocol("/rank"), port, command, folder,
+    server = Server(
+        f"BentoML, {WORKERS} workers", pinned("bentoml", "bentoml"), port, folder, command,
         SERVED_NETWORK=str(network), BENTOML_HOME=str(folder / "home"), BENTOML_DO_NOT_TRACK="True",
     )  # fmt: skip
+    return Peer(server, octets("/rank"))
 
 
-def kserve(folder: Path, network: Path) -> Server:
+def kserve(folder: Path, network: Path, threads: int = WORKERS, servers: int = 1) -> Peer:
     tools = environment("kserve")
-    port, http_port = free_ports(2)
-    command = [tools / "python", HERE / "kserve_server.py", "--grpc_port", port, "--http_port", http_port]
-    version = version_of("kserve", "kserve")
-    return Server("KServe", version, inference_protocol(), port, command, folder, SERVED_NETWORK=str(network))
+    port, *http_ports = free_ports(1 + servers)
+    command = [tools / "python", HERE / "kserve_server.py", "--grpc_port", port, "--http_port"]
+    how = f"a pool of {threads} threads" if threads else "in its event loop"
+    server = Server(
+        f"KServe, {how}" + (f", {servers} servers on one port" if servers > 1 else ""), pinned("kserve", "kserve"),
+        port, folder, *([*command, http_port] for http_port in http_ports),
+        SERVED_NETWORK=str(network), SERVED_THREADS=str(threads),
+    )  # fmt: skip
+    return Peer(
+        server, tensors(), http_ports
+    )  # with several servers, the first answer says nothing of the others
 
 
-def torchserve(folder: Path, network: Path) -> Server:
+def torchserve(folder: Path, network: Path) -> Peer:
     tools = environment("torchserve")
     port, management, metrics, grpc_port, grpc_management = free_ports(5)
     store = folder / "store"
     store.mkdir()
-    pack = [tools / "torch-model-archiver", "--model-name", "network", "--version", "1.0", "--export-path", store]
+    pack = [
+        tools / "torch-model-archiver",
+        "--model-name",
+        "network",
+        "--version",
+        "1.0",
+        "--export-path",
+        store,
+    ]
     pack += ["--handler", HERE / "torchserve_handler.py", "--extra-files", HERE / "network.py"]
     subprocess.run(list(map(str, pack)), check=True, capture_output=True, timeout=60)
     (folder / "config.properties").write_text(
@@ -266,42 +328,72 @@ def torchserve(folder: Path, network: Path) -> Server:
         f"grpc_inference_port={grpc_port}\ngrpc_management_port={grpc_management}\n"
         f"default_workers_per_model={WORKERS}\njob_queue_size=1000\ndisable_system_metrics=true\n"
     )
-    shutil.copy(HERE / "torchserve_log.xml", folder / "log4j2.xml")
-    command = [tools / "torchserve", "--start", "--foreground", "--disable-token-auth", "--no-config-snapshots"]
-    command += ["--model-store", store, "--models", "network.mar", "--ts-config", folder / "config.properties"]
-    command += ["--log-config", folder / "log4j2.xml"]
-    return Server(
-        "TorchServe", version_of("torchserve", "torchserve"), octets_protocol("/predictions/network"), port, command, folder,
-        SERVED_NETWORK=str(network), TMPDIR=str(folder), TEMP=str(folder), PATH=f"{tools}:{os.environ['PATH']}",
+    command = [
+        tools / "torchserve",
+        "--start",
+        "--foreground",
+        "--disable-token-auth",
+        "--no-config-snapshots",
+    ]
+    command += [
+        "--model-store",
+        store,
+        "--models",
+        "network.mar",
+        "--ts-config",
+        folder / "config.properties",
+    ]
+    command += ["--log-config", HERE / "torchserve_log.xml"]
+    server = Server(
+        f"TorchServe, {WORKERS} workers", pinned("torchserve", "torchserve"), port, folder, command,
+        SERVED_NETWORK=str(network), TEMP=str(folder), PATH=f"{tools}:{os.environ['PATH']}",
     )  # fmt: skip
+    return Peer(server, octets("/predictions/network"))
 
 
-def pytriton(folder: Path, network: Path) -> Server:
+def pytriton(folder: Path, network: Path) -> Peer:
     tools = environment("pytriton", DEBIAN_PYTHON)
     ports = free_ports(3)
-    command = [tools / "python", HERE / "pytriton_server.py", *ports]
-    version = version_of("pytriton", "nvidia-pytriton")
-    return Server("PyTriton", version, inference_protocol(), ports[0], command, folder, SERVED_NETWORK=str(network))
+    server = Server(
+        f"PyTriton, {WORKERS} callables", pinned("pytriton", "nvidia-pytriton"), ports[0], folder,
+        [tools / "python", HERE / "pytriton_server.py", *ports],
+        SERVED_NETWORK=str(network),
+    )  # fmt: skip
+    return Peer(server, tensors(column=True))
 
 
-PEERS = {"mlserver": mlserver, "bentoml": bentoml, "kserve": kserve, "torchserve": torchserve, "pytriton": pytriton}
+PEERS: dict[str, Callable[[Path, Path], Peer]] = {
+    "mlserver": mlserver,
+    "mlserver-alone": partial(mlserver, workers=0),
+    "bentoml": bentoml,
+    "kserve": kserve,
+    "kserve-loop": partial(kserve, threads=0),
+    "kserve-twice": partial(kserve, threads=0, servers=2),
+    "torchserve": torchserve,
+    "pytriton": pytriton,
+}
+"""Where it is not plain which setting of a peer is its best, there are several."""
 
 
-def start_peer(name: str, folder: Path, network: Path, inputs_BI: np.ndarray, wide_B: np.ndarray, logit_B: np.ndarray) -> Server:
+def start_peer(
+    name: str, folder: Path, network: Path, inputs_BI: np.ndarray, wide_B: np.ndarray, logit_B: np.ndarray
+) -> Peer:
     """A peer that has proven to give the network's own logits."""
     folder.mkdir(parents=True)
-    server = PEERS[name](folder, network)
+    peer = PEERS[name](folder, network)
+    server, protocol, found_B = peer.server, peer.protocol, np.zeros(0, np.float32)
+
+    def answers() -> None:
+        nonlocal found_B
+        for port in peer.listens:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        found_B = protocol.decode(protocol.door.ask(server.port, protocol.encode(inputs_BI, wide_B)))
+
     try:
-        protocol, found_B = server.protocol, np.zeros(0, np.float32)
-
-        def answers() -> None:
-            nonlocal found_B
-            found_B = protocol.decode(protocol.ask(server.port, protocol.encode(inputs_BI, wide_B)))
-
         server.wait_until(answers)
         if found_B.shape != logit_B.shape or not np.allclose(found_B, logit_B, rtol=1e-4, atol=1e-5):
             raise RuntimeError(f"{server.name} gives other logits: {found_B[:4]} instead of {logit_B[:4]}")
     except BaseException:
         server.stop()
         raise
-    return server
+    return peer

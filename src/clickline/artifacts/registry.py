@@ -2,6 +2,7 @@
 
 <registry>/versions/000000012/     see version.py
 <registry>/moves/000000017.json    each move of the pointer; the highest number is where it points now
+<registry>/gc.json                 while somebody cleans up
 
 A move is a file that can be created only once, so of two publishers that saw the same pointer one moves it and the
 other is told. The files are the history too, and servers learn the current version from one listing.
@@ -19,6 +20,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -39,15 +41,13 @@ from clickline.artifacts.version import (
     local_folder,
     number_name,
     open_version,
-    remove_version,
-    sync,
     utc_now,
     verify,
     version_folder,
     wrong_files,
 )
 from clickline.errors import ArtifactError, RegistryMoved, StorageError
-from clickline.storage.atomic import hidden_name
+from clickline.storage.atomic import hidden_name, is_hidden_name, sync
 from clickline.storage.faults import explained
 from clickline.storage.redaction import shown
 from clickline.storage.stores import Storage
@@ -56,6 +56,7 @@ __all__ = ["Garbage", "Move", "Registry"]
 
 _KEPT_MOVES = 100
 _TRAIL = 100  # versions that a move remembers to have been current before
+_LEFTOVER_SECONDS = 3600.0  # nobody takes that long to write a small file
 _REQUESTS = 8  # at once, to a store far away
 _NUMBER = re.compile(r"\d{9,}")
 _COPY = re.compile(r"\.?\d{9,}-[0-9a-f]{12}(\.[0-9a-f]{16})?")
@@ -92,6 +93,15 @@ class Garbage:
     size: int  # bytes of the versions
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What others change when they publish or move."""
+
+    pointer: Move | None
+    drafts: set[str]
+    versions: set[int]
+
+
 class Registry:
     """Versions and the pointer to the current one. Safe under several processes and machines."""
 
@@ -102,6 +112,7 @@ class Registry:
         self._versions = Storage.join(uri, "versions")
         self._moves = Storage.join(uri, "moves")
         self._drafts = Storage.join(uri, "drafts")
+        self._gc = Storage.join(uri, "gc.json")
         self._last: Move | None = None
 
     # Versions
@@ -185,7 +196,7 @@ class Registry:
 
     def move(self, number: int, reason: str, *, after: Move | None, pinned: bool = False) -> Move:
         """Make a version the current one if the pointer is still at `after`; RegistryMoved when it is not."""
-        self.version(number)
+        chain = [version.number for version in self.chain(self.version(number))]
         now = self.current()
         if now != after:
             raise self._moved(now)
@@ -201,10 +212,12 @@ class Registry:
         )
         if not created_once(self._storage, self._move_file(made.sequence), asdict(made)):
             raise self._moved(self.current())
-        if not self._has_manifest(number):  # gc had chosen it just before
+        if not all(self._each(self._has_manifest, chain)):  # gc had chosen one of them just before
             if after is not None:
                 self.move(after.version, f"version {number} is gone", after=made, pinned=after.pinned)
-            raise ArtifactError(f"version {number} was removed meanwhile. {self._there()}")
+            raise ArtifactError(
+                f"version {number}, or one on which it builds, was removed meanwhile. {self._there()}"
+            )
         return made
 
     # Local copies
@@ -218,11 +231,12 @@ class Registry:
         if self._local:
             return local_folder(version.folder)
         folder = into / _copy_name(version)
-        with explained(str(folder), shown):
-            into.mkdir(parents=True, exist_ok=True)
-            with _locked(into / ".lock"):
-                if not folder.is_dir():
-                    self._download(version, folder)
+        if not folder.is_dir():
+            with explained(str(folder), shown):
+                into.mkdir(parents=True, exist_ok=True)
+                with _locked(into / ".lock"):
+                    if not folder.is_dir():  # another process may have been faster
+                        self._download(version, folder)
         return folder
 
     @staticmethod
@@ -282,33 +296,67 @@ class Registry:
         """Remove old versions, what dead drafts left, and old moves; the numbers of the versions removed.
 
         Kept are the current version, the one before it, those that drafts build on, the newest `keep`, and
-        whatever these build on.
+        whatever these build on. It stops where somebody publishes or moves meanwhile; the next one goes on.
         """
-        pointer = self.current()
+        if not self._take_gc():
+            return []
+        try:
+            removed = self._remove_old(keep)
+            for sequence in self._sequences()[:-_KEPT_MOVES]:
+                self._storage.delete(self._move_file(sequence))
+            if self._local:
+                self._remove_leftovers()
+        finally:
+            self._storage.delete(self._gc)
+        return removed
+
+    def _take_gc(self) -> bool:
+        """Whether nobody else cleans up now; two at once would get in each other's way."""
+        claim = asdict(Claim.ours(0, None, None))
+        if created_once(self._storage, self._gc, claim):
+            return True
+        try:
+            if not Claim.read(self._storage, self._gc).dead:
+                return False
+        except StorageError:
+            return False  # done this moment, or out of reach: the next one will see
+        self._storage.delete(self._gc)
+        return created_once(self._storage, self._gc, claim)
+
+    def _remove_old(self, keep: int) -> list[int]:
+        seen = self._seen()
         garbage = self.garbage(keep)
         removed = []
-        for number in garbage.versions:
-            if self.current() != pointer:  # perhaps to a version that nobody needed a moment ago
+        for number in reversed(garbage.versions):  # those that build on others first
+            if self._seen() != seen:  # by a publish or a move that may need what nobody needed before
                 break
-            remove_version(self._storage, version_folder(self.uri, number))
+            # They look for the manifest once more when they are done, and we look for them once more when it is
+            # removed. So at least one sees the other, and steps back.
+            version = self._open(number)
+            self._storage.delete(Storage.join(version.folder, MANIFEST))
+            if self._seen() != seen:
+                write_manifest(self._storage, version.folder, "version", VERSION_FORMAT, version.body)
+                break
+            self._storage.delete(version.folder)
+            seen.versions.discard(number)
             removed.append(number)
         for number in garbage.drafts:
             self._remove_draft(number)
-        for sequence in self._sequences()[:-_KEPT_MOVES]:
-            self._storage.delete(self._move_file(sequence))
-        return removed
+        return sorted(removed)
 
     def garbage(self, keep: int) -> Garbage:
         """What `gc` would remove now."""
         if keep < 1:
             raise ArtifactError(f"gc has to keep 1 version at least, not {keep}.")
+        claims = self._claims()  # first: a draft that is committed meanwhile is then among the versions
         numbers = self.numbers()
-        versions = {number: self._known(number) for number in numbers}
+        versions = dict(zip(numbers, self._each(self._known, numbers), strict=True))
         wanted = set(numbers[-keep:])
         if (pointer := self.current()) is not None:
             wanted |= {pointer.version, *pointer.before[-1:]}
-        claims = self._claims()
-        wanted |= {claim.parent for claim in claims.values() if claim.parent is not None and not claim.dead}
+        for number, claim in claims.items():
+            if not claim.dead:
+                wanted |= {number} if claim.parent is None else {number, claim.parent}
         needed: set[int] = set()
         for number in wanted:
             one: int | None = number
@@ -325,6 +373,10 @@ class Registry:
             sum(version.size for version in old),
         )
 
+    def _seen(self) -> _Seen:
+        drafts = {name for name in self._storage.names(self._drafts) if not name.startswith(".")}
+        return _Seen(self.current(), drafts, set(_numbers(self._storage.names(self._versions))))
+
     def _known(self, number: int) -> Version | None:
         """A version that gc must judge. One it cannot read it must not remove, nor what that may build on."""
         try:
@@ -339,11 +391,17 @@ class Registry:
     def _claims(self) -> dict[int, Claim]:
         names = self._storage.names(self._drafts)
         numbers = _numbers(name.removesuffix(".json") for name in names if name.endswith(".json"))
-        claims = {}
-        for number in numbers:
-            with suppress(StorageError):  # committed this moment
-                claims[number] = Claim.read(self._storage, claim_file(self.uri, number))
-        return claims
+        claims = ((number, self._claim(number)) for number in numbers)
+        return {number: claim for number, claim in claims if claim is not None}
+
+    def _claim(self, number: int) -> Claim | None:
+        place = claim_file(self.uri, number)
+        try:
+            return Claim.read(self._storage, place)
+        except StorageError:
+            if self._storage.describe(place) is None:
+                return None  # given back
+            raise
 
     def _dead_drafts(self, claims: Mapping[int, Claim], finished: set[int]) -> Iterator[int]:
         folders = {
@@ -357,11 +415,10 @@ class Registry:
                 yield number
 
     def _remove_draft(self, number: int) -> None:
-        place = claim_file(self.uri, number)
-        claim = Claim.read(self._storage, place) if self._storage.describe(place) else None
-        if claim is not None and not claim.dead:
-            return
+        claim, place = self._claim(number), claim_file(self.uri, number)
         if claim is not None:
+            if not claim.dead:
+                return
             claim.remove_scratch()
             if number == self._highest() and not self._has_manifest(number):
                 # Only the number stays taken, or it would be given out again.
@@ -373,6 +430,14 @@ class Registry:
             self._storage.delete(version_folder(self.uri, number))
         if self._local:
             self._storage.delete(str(draft_folder(self.uri, number)))
+
+    def _remove_leftovers(self) -> None:
+        """Moves and claims that killed processes were about to make."""
+        for folder in (self._moves, self._drafts):
+            for path in local_folder(folder).glob(".*"):
+                with explained(str(path), shown), suppress(FileNotFoundError):  # it was finished meanwhile
+                    if is_hidden_name(path.name) and time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
+                        path.unlink()
 
     # Files
 

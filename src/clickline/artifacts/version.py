@@ -26,6 +26,7 @@ from typing import Any
 
 from clickline.artifacts.manifest import MANIFEST, as_json, digest, read_manifest, write_manifest
 from clickline.errors import ArtifactError, StorageError
+from clickline.storage.atomic import sync
 from clickline.storage.faults import explained
 from clickline.storage.redaction import shown
 from clickline.storage.stores import Storage
@@ -43,7 +44,6 @@ __all__ = [
     "number_name",
     "open_version",
     "remove_version",
-    "sync",
     "utc_now",
     "verify",
     "version_folder",
@@ -101,7 +101,9 @@ def open_version(storage: Storage, folder: str) -> Version:
     elif not isinstance(files, dict) or not all(map(_is_file, files.items())):
         wrong = "its list of files is not one"
     if wrong:
-        raise ArtifactError(f"{Storage.join(folder, MANIFEST)} is damaged: {wrong}. Use another version.")
+        raise ArtifactError(
+            f"{shown(Storage.join(folder, MANIFEST))} is damaged: {wrong}. Use another version."
+        )
     return Version(body["number"], folder, body)
 
 
@@ -166,8 +168,13 @@ class Claim:
     def read(cls, storage: Storage, uri: str) -> Claim:
         """What a claim says; one that cannot be understood is dead."""
         try:
-            document = json.loads(storage.read(uri))
-            return cls(**{name: document[name] for name in cls.__dataclass_fields__})
+            told = json.loads(storage.read(uri))
+            if not (told["process"] == "" or re.fullmatch(r"\d+( \d+)?", told["process"])):
+                raise ValueError(told["process"])
+            parent = None if told["parent"] is None else int(told["parent"])
+            scratch = None if told["scratch"] is None else str(told["scratch"])
+            where = str(told["machine"]), str(told["process"])
+            return cls(int(told["number"]), parent, float(told["since"]), *where, scratch)
         except (ValueError, TypeError, KeyError):
             return cls(int(uri.rpartition("/")[2].split(".")[0]), None, 0.0, "", "", None)
 
@@ -322,12 +329,11 @@ def wrong_files(storage: Storage, folder: str, files: Mapping[str, Mapping[str, 
     """The first file that is not there with its size, in words; empty when all are. Content is not read."""
     found = {file.uri.rpartition("/")[2]: file.size for file in storage.list(Storage.inside(folder, "*"))}
     for name, told in files.items():
+        place = shown(Storage.join(folder, name))
         if name not in found:
-            return f"{Storage.join(folder, name)} is gone"
+            return f"{place} is gone"
         if found[name] != told["size"]:
-            return (
-                f"{Storage.join(folder, name)} has {found[name]:,} bytes, its manifest says {told['size']:,}"
-            )
+            return f"{place} has {found[name]:,} bytes, its manifest says {told['size']:,}"
     return ""
 
 
@@ -379,15 +385,6 @@ def _is_file(entry: tuple[str, Any]) -> bool:
         and isinstance(told.get("size"), int)
         and isinstance(told.get("sha256"), str)
     )
-
-
-def sync(path: Path) -> None:
-    """What is written there survives a power cut from here on."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _machine() -> str:

@@ -71,11 +71,11 @@ def difference(parent: FrozenTables, blocks: Iterable[RowBlock]) -> Iterator[Row
             part += 1
         if not block.ids_N.size:
             continue
-        old_K = old.until(part, mixed(block.ids_N)[-1])
         present = block.select(~block.gone_N)
-        new_N = pack(present, parent.parts[part], parent.precision)
-        changed_N, gone_K = _compare(old_K, new_N)
-        delta = _with_gone(present.select(changed_N), old_K["id"][gone_K].astype(np.uint64))
+        new_NW = _words(pack(present, parent.parts[part], parent.precision))
+        old_KW = old.until(part, mixed(block.ids_N)[-1], new_NW.shape[1])
+        changed_N, gone_K = _compare(old_KW, new_NW)
+        delta = _with_gone(present.select(changed_N), old_KW[gone_K, 0])
         if delta.ids_N.size:
             yield delta
     while part < len(parent.parts):
@@ -91,18 +91,18 @@ class _Rows:
         self._ahead: Piece | None = None
         self._take()
 
-    def until(self, part: int, bound: np.uint64) -> NDArray[np.void]:
-        """The rows of a part up to `mix(id)` = bound."""
-        taken = []
+    def until(self, part: int, bound: np.uint64, width: int) -> NDArray[np.uint64]:
+        """The rows of a part up to `mix(id)` = bound, each as words."""
+        taken = [np.zeros((0, width), dtype=np.uint64)]
         while self._ahead is not None and self._ahead.part == part:
             packed_N = self._ahead.packed_N
             cut = int(np.searchsorted(mixed(packed_N["id"]), bound, side="right"))
-            taken.append(packed_N[:cut].copy())
+            taken.append(_words(packed_N[:cut]).copy())
             if cut < packed_N.size:
                 self._ahead = self._ahead._replace(packed_N=packed_N[cut:])
                 break
             self._take()
-        return np.concatenate(taken) if taken else np.zeros(0, dtype=[("id", "<u8")])
+        return np.concatenate(taken)
 
     def rest(self, part: int) -> Iterator[NDArray[np.uint64]]:
         """The ids of a part that are left."""
@@ -114,19 +114,21 @@ class _Rows:
         self._ahead = next(self._pieces, None)
 
 
-def _compare(old_K: NDArray[np.void], new_N: NDArray[np.void]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _words(packed_N: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Records as words of 8 bytes, the id first: NumPy may drop what fills a record when it copies one."""
+    return packed_N.view(np.uint64).reshape(packed_N.size, packed_N.dtype.itemsize // 8)
+
+
+def _compare(
+    old_KW: NDArray[np.uint64], new_NW: NDArray[np.uint64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which new rows differ from the old ones or were not there, and which old ones are no longer there."""
-    if not old_K.size:
-        return np.ones(new_N.size, dtype=np.bool_), np.zeros(0, dtype=np.bool_)
-    at_N = np.minimum(np.searchsorted(mixed(old_K["id"]), mixed(new_N["id"])), old_K.size - 1)
-    was_N = old_K["id"][at_N] == new_N["id"]
-    width = new_N.dtype.itemsize
-    bytes_N, old_bytes_N = (
-        rows.view(np.uint64).reshape(rows.size, width // 8) for rows in (new_N, old_K[at_N])
-    )
-    gone_K = np.ones(old_K.size, dtype=np.bool_)
-    gone_K[at_N[was_N]] = False
-    return ~(was_N & (bytes_N == old_bytes_N).all(axis=1)), gone_K
+    gone_K = np.ones(len(old_KW), dtype=np.bool_)
+    if not gone_K.size:
+        return np.ones(len(new_NW), dtype=np.bool_), gone_K
+    at_N = np.minimum(np.searchsorted(mixed(old_KW[:, 0]), mixed(new_NW[:, 0])), gone_K.size - 1)
+    gone_K[at_N[old_KW[at_N, 0] == new_NW[:, 0]]] = False
+    return (old_KW[at_N] != new_NW).any(axis=1), gone_K
 
 
 def _with_gone(block: RowBlock, gone_K: NDArray[np.uint64]) -> RowBlock:

@@ -172,9 +172,10 @@ def _locate(view: PartView, ids: Whole, count: Whole, places: Whole, copies: Who
                     first = min(np.int64(entries[0]), section[3])
                     rows = min(np.int64(entries[1]), section[3]) - first
                     row = section[2] + first * stride
-                    prefetch(row)
+                    for line in range(0, stride, 64):
+                        prefetch(row + line)
                     prefetch(row + stride - 1)
-                    prefetch(row + stride * (1 + (rows > 1)) - 1)
+                    prefetch(row + stride * (1 + (rows > 1)) - 1)  # the second, if the bucket has two
                     at[r] = row
                     rows_at[r] = rows
                 if i >= 2 * _AHEAD:
@@ -276,6 +277,8 @@ def pool_slots(
             pooled = f32_at(target)
             if offset < 0:
                 place = place_at[bags.starts_S1[s] + b]
+                if b + 2 < last:
+                    prefetch(place_at[bags.starts_S1[s] + b + 2] + places.vector)
                 source = _vector(places, place, default, target)
                 if source != target:
                     vector = f32_at(source)

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from clickline.embedding.index import mix
 from clickline.embedding.memory import Whole, address, i64_at, u32_at, u64_at
 from clickline.errors import ArtifactError
-from clickline.frozen.format import FORMAT, MappedShard, Piece, shard_name, write_packed
+from clickline.frozen.format import FORMAT, MappedShard, Piece, write_packed
 from clickline.frozen.rows import ID_BYTES, row_type
-from clickline.storage.atomic import hidden_name
+from clickline.storage.atomic import hidden_name, sync
 
 __all__ = ["Level", "merge", "merge_deltas"]
 
@@ -39,7 +39,8 @@ def merge_deltas(deltas: Sequence[Level], work: Path | None) -> Level:
     """Deltas, oldest first, as one level. Without a work folder it has no name and goes with the process."""
     if work is None:
         with tempfile.TemporaryDirectory(prefix="clickline-") as folder:
-            return _write(deltas, Path(folder))
+            _write(deltas, Path(folder))
+            return _open(Path(folder), deltas[0])
     named = hashlib.sha256(f"{FORMAT}".encode())
     for level in deltas:
         for shard, mapped in sorted(level.items()):
@@ -49,7 +50,7 @@ def merge_deltas(deltas: Sequence[Level], work: Path | None) -> Level:
         if target.is_dir():
             target.touch()
             try:
-                return {shard: MappedShard(target / mapped.path.name) for shard, mapped in deltas[0].items()}
+                return _open(target, deltas[0])
             except ArtifactError:  # damaged since: it can always be made again
                 shutil.rmtree(target)
         for left in work.glob(".overlay-*"):  # by a process that was killed: we are alone here
@@ -57,14 +58,16 @@ def merge_deltas(deltas: Sequence[Level], work: Path | None) -> Level:
         hidden = work / hidden_name(target.name)
         hidden.mkdir()
         try:
-            level = _write(deltas, hidden)
+            _write(deltas, hidden)
+            for path in (*hidden.iterdir(), hidden):  # or a power cut might leave a good name on bad bytes
+                sync(path)
             hidden.rename(target)
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
         known = sorted(work.glob("overlay-*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for old in known[_KEPT:]:
             shutil.rmtree(old, ignore_errors=True)
-        return level
+        return _open(target, deltas[0])
 
 
 def merge(levels: Sequence[Level], *, keep_gone: bool) -> Iterator[Piece]:
@@ -85,11 +88,14 @@ def merge(levels: Sequence[Level], *, keep_gone: bool) -> Iterator[Piece]:
                 yield Piece(part, shard, room_N[:count])
 
 
-def _write(deltas: Sequence[Level], folder: Path) -> Level:
+def _write(deltas: Sequence[Level], folder: Path) -> None:
     like = next(iter(deltas[0].values()))
-    shards = sorted(deltas[0])
-    write_packed(folder, like.parts, like.precision, like.shards, shards, merge(deltas, keep_gone=True))
-    return {shard: MappedShard(folder / shard_name(shard, like.shards)) for shard in shards}
+    pieces = merge(deltas, keep_gone=True)
+    write_packed(folder, like.parts, like.precision, like.shards, sorted(deltas[0]), pieces)
+
+
+def _open(folder: Path, like: Level) -> Level:
+    return {shard: MappedShard(folder / mapped.path.name) for shard, mapped in like.items()}
 
 
 @contextmanager

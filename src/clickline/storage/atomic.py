@@ -9,7 +9,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-__all__ = ["create_atomically", "hidden_name", "put_atomically", "remove_leftovers"]
+__all__ = ["create_atomically", "hidden_name", "is_hidden_name", "put_atomically", "remove_leftovers", "sync"]
 
 
 def put_atomically(path: Path, data: bytes | Path) -> None:
@@ -22,13 +22,13 @@ def put_atomically(path: Path, data: bytes | Path) -> None:
                 shutil.copyfile(data, hidden)
             else:
                 hidden.write_bytes(data)
-            _sync(hidden)
+            sync(hidden)
             hidden.replace(path)
         finally:
             hidden.unlink(missing_ok=True)
         if isinstance(data, Path):
             data.unlink()
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def create_atomically(path: Path, data: bytes) -> bool:
@@ -42,7 +42,7 @@ def create_atomically(path: Path, data: bytes) -> bool:
     hidden = path.with_name(hidden_name(path.name))
     try:
         hidden.write_bytes(data)
-        _sync(hidden)
+        sync(hidden)
         try:
             path.hardlink_to(hidden)
         except FileExistsError:
@@ -55,7 +55,7 @@ def create_atomically(path: Path, data: bytes) -> bool:
             raise
     finally:
         hidden.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
     return True
 
 
@@ -64,16 +64,20 @@ def hidden_name(name: str) -> str:
     return f".{name}.{secrets.token_hex(8)}"
 
 
+def is_hidden_name(name: str) -> bool:
+    return bool(re.fullmatch(r"\..+\.[0-9a-f]{16}", name))
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed processes were writing below `folder`; the caller knows that nobody writes there now."""
     for path in folder.rglob(".*"):
-        if re.fullmatch(r"\..+\.[0-9a-f]{16}", path.name) and path.is_file():
+        if is_hidden_name(path.name) and path.is_file():
             path.unlink()
 
 
 def _moved(source: Path, target: Path) -> bool:
     """Whether a rename did it; it cannot from one disk, or one mount, to another."""
-    _sync(source)
+    sync(source)
     try:
         source.replace(target)
     except OSError as error:
@@ -83,7 +87,7 @@ def _moved(source: Path, target: Path) -> bool:
     return True
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """What was written to a file, or which names a folder holds, survives a power cut from here on."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -164,7 +164,8 @@ class Storage:
             if self.is_local(uri):
                 path = _local_path(uri)
                 if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
+                    with suppress(FileNotFoundError):  # someone else was faster
+                        shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
                 return

@@ -1,9 +1,12 @@
 """Frames between predictors and lookup servers, little-endian.
 
-    header    bytes that follow u32 │ kind u8 │ status u8 │ parts u16 │ request u64
-    hello     magic, protocol number, token                  ──▶ JSON: which shard this is
-    lookup    version u64 │ keys of each part u64 … │ keys u64 …     ──▶ version u64 │ rows of each part │ found, a byte a key
-    status    nothing                                        ──▶ JSON: the versions that are here
+    header   bytes that follow u32 │ kind u8 │ status u8 │ parts u16 │ request u64
+    hello    magic, protocol number, token
+             ──▶ JSON: which shard this is, and which versions are here
+    lookup   version u64 │ how many keys, of each part, u64 │ keys u64
+             ──▶ version u64 │ rows, part after part │ whether a row was found, a byte a key
+    status   nothing
+             ──▶ JSON, as after a hello
 
 An answer has the kind and the request's number of what it answers. Its status is OK, NOT_HERE (the version is not:
 the numbers of those that are, u64 …) or REFUSED (why, in words). Whoever reads says beforehand how long a frame may be;
@@ -61,7 +64,7 @@ HEADER = struct.Struct("<IBBHQ")
 MAX_HELLO = 4096
 MAX_WORDS = 64 * 1024  # of an answer that holds no rows
 MAX_PARTS = 256
-MAX_KEYS = 1 << 20  # in one request
+MAX_KEYS = 1 << 22  # in one request
 LOOKUP_ROWS_AT = HEADER.size + 8  # in an answer: a multiple of 8
 
 _MAGIC = b"CLKLOOK"
@@ -96,7 +99,7 @@ class Inbox:
     def __init__(self, limit: int) -> None:
         self.limit = limit  # bytes that the next body may have
         self.bytes = np.empty(_FIRST_ROOM, dtype=np.uint8)
-        self._view = memoryview(self.bytes)  # type: ignore[arg-type]
+        self._view = self.bytes.data
         self._have = 0
         self._taken = 0
 
@@ -142,7 +145,7 @@ class Inbox:
         bytes_ = np.empty(size, dtype=np.uint8)
         bytes_[: self._have] = self.bytes[: self._have]
         self.bytes = bytes_
-        self._view = memoryview(bytes_)  # type: ignore[arg-type]
+        self._view = bytes_.data
 
 
 # ── hello, status and words ────────────────────────────────────────────────────────────────────
@@ -225,8 +228,8 @@ def write_lookup_head(
 ) -> None:
     """Write all but the keys of a lookup, whose frame begins at `at`."""
     parts = len(counts)
-    HEADER.pack_into(target, at, request_bytes(parts, sum(counts)), LOOKUP, OK, parts, request)
-    struct.pack_into(f"<{1 + parts}Q", target, at + HEADER.size, version, *counts)
+    HEADER.pack_into(target.data, at, request_bytes(parts, sum(counts)), LOOKUP, OK, parts, request)
+    struct.pack_into(f"<{1 + parts}Q", target.data, at + HEADER.size, version, *counts)
 
 
 def read_lookup(frame: Frame, inbox: Inbox) -> Lookup:
@@ -234,7 +237,7 @@ def read_lookup(frame: Frame, inbox: Inbox) -> Lookup:
     parts, size = frame.parts, frame.size
     if parts > MAX_PARTS or size < request_bytes(parts, 0) or size % 8:
         raise Garbled(f"a lookup of {size} bytes for {parts} parts")
-    version, *counts = struct.unpack_from(f"<{1 + parts}Q", inbox.bytes, HEADER.size)
+    version, *counts = struct.unpack_from(f"<{1 + parts}Q", inbox.bytes.data, HEADER.size)
     keys = sum(counts)
     if request_bytes(parts, keys) != size:
         raise Garbled(f"a lookup of {size} bytes that should hold {keys} keys of {parts} parts")
@@ -246,8 +249,8 @@ def read_lookup(frame: Frame, inbox: Inbox) -> Lookup:
 
 def write_answer_head(target: NDArray[np.uint8], frame: Frame, version: int, size: int) -> None:
     """Write what stands before the rows of an answer; `size`: of its body."""
-    HEADER.pack_into(target, 0, size, LOOKUP, OK, frame.parts, frame.request)
-    struct.pack_into("<Q", target, HEADER.size, version)
+    HEADER.pack_into(target.data, 0, size, LOOKUP, OK, frame.parts, frame.request)
+    struct.pack_into("<Q", target.data, HEADER.size, version)
 
 
 def not_here(frame: Frame, versions: Sequence[int]) -> bytes:

@@ -50,9 +50,10 @@ def malformed(where: str = "") -> RequestRefused:
 
 def unknown_field(name: str, columns: tuple[str, ...]) -> RequestRefused:
     """What is said of a field that the model does not have."""
-    near = get_close_matches(name, columns, n=1)
+    by_lower = {column.lower(): column for column in columns}
+    near = get_close_matches(name[:60].lower(), by_lower, n=1)
     if near:
-        remedy = f'Did you mean "{near[0]}"?'
+        remedy = f'Did you mean "{by_lower[near[0]]}"?'
     else:
         shown = ", ".join(columns[:12]) + (f", … ({len(columns)} in all)" if len(columns) > 12 else "")
         remedy = f"It has: {shown}."

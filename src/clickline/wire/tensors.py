@@ -7,8 +7,8 @@ Both are an outer message with an inner one that holds the lists of values, one 
 table says which list has which type, and the rest is shared. Read as protobuf reads it: lists packed or
 not and in pieces, fields in any order, the last of equal map keys counts, unknown fields are skipped.
 
-The first kernel walks every byte it will ever use and counts; the second walks the same bytes again and
-relies on that.
+The first kernel walks every byte it will ever use and counts; the second walks the same bytes again, relies
+on what they are, and still writes no more than there is room for.
 """
 
 from __future__ import annotations
@@ -517,6 +517,8 @@ def locate_infer(
                     facts[COUNT] = length // _SIZE[element]
         else:
             facts[COUNT] = counts_F[facts[LIST]]
+            if U8 <= element < U32:  # the list is of 32-bit numbers
+                facts[ELEMENT] = U32
         facts_CF[c] = facts
         n += 1
     return OK, 0, 0, inputs, raws
@@ -672,7 +674,8 @@ def _pour_list(
     packed = facts[LIST] << 3 | 2
     written = 5 if element == F32 else 1 if element == F64 else 0
     single = facts[LIST] << 3 | written
-    while pos < end:
+    room = numbers_N.size
+    while 0 <= pos < end and n < room:
         if element == BYTES and data[pos] == packed and data[pos + 1] < 0x80:  # a short text
             starts_N[n] = pos + 2
             pos += 2 + np.int64(data[pos + 1])
@@ -687,15 +690,15 @@ def _pour_list(
                 ends_N[n] = stop
                 n += 1
             elif element == F32:
-                for at in range(pos, stop, 4):
+                for at in range(pos, min(stop, pos + 4 * (room - n)), 4):
                     numbers_N[n] = load_f32(data, at)
                     n += 1
             elif element == F64:
-                for at in range(pos, stop, 8):
+                for at in range(pos, min(stop, pos + 8 * (room - n)), 8):
                     numbers_N[n] = load_f64(data, at)
                     n += 1
             else:
-                while pos < stop:
+                while 0 <= pos < stop and n < room:
                     value, pos = varint(data, pos, stop)
                     _put_varint(element, value, n, numbers_N, integers_N)
                     n += 1
@@ -733,7 +736,7 @@ def _pour(
         n = 0
         pos = facts[BEGIN]
         end = facts[END]
-        while pos < end:
+        while 0 <= pos < end:
             key, pos = tag(data, pos, end)
             if key == inner:
                 pos, stop = span(data, pos, end)

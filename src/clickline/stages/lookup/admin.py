@@ -114,6 +114,7 @@ class Admin:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        self._server.shutdown()
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._server.shutdown()
         self._server.server_close()

@@ -263,9 +263,9 @@ class _Connection:
             raise Garbled(
                 f"a lookup of {len(asked.counts)} parts; version {opened.number} has {len(opened.widths)}"
             )
-        self._send_rows(frame, asked, opened)
         self.counts.requests += 1
         self.counts.keys += asked.keys_N.size
+        self._send_rows(frame, asked, opened)
 
     def _send_rows(self, frame: Frame, asked: Lookup, opened: OpenVersion) -> None:
         keys = asked.keys_N.size

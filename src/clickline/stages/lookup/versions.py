@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,12 +86,7 @@ class ShardFiles(NamedTuple):
     def open(self, number: int) -> tuple[OpenVersion, int]:
         """A version, and how many shards it has."""
         version = self.registry.version(number)
-        shards = int(version.body["shards"])
-        if not 0 <= self.shard < shards:
-            raise ArtifactError(
-                f"there is no shard {self.shard}: version {number} has {shards}, numbered 0 … {shards - 1}. "
-                "Give one of them by --shard."
-            )
+        shards = self._shards_of(version)
         folders = []
         for one in self.registry.chain(version):
             mine = self._only_shard(one, shards)
@@ -101,6 +97,15 @@ class ShardFiles(NamedTuple):
             folders.append(folder)
         return OpenVersion(number, FrozenTables.open(folders, shards=[self.shard])), shards
 
+    def check_shard(self) -> None:
+        """Refuse a shard that the current version does not have, as far as that can be known now."""
+        version = None
+        with suppress(ClicklineError):  # unreachable or damaged: the follower goes on trying, and tells
+            move = self.registry.current()
+            version = None if move is None else self.registry.version(move.version)
+        if version is not None:
+            self._shards_of(version)
+
     def keep(self, numbers: set[int]) -> None:
         """Remove copies of files that no version of these needs."""
         needed = {}
@@ -110,6 +115,15 @@ class ShardFiles(NamedTuple):
         for number in self.verified.keys() - needed.keys():
             del self.verified[number]
         self.registry.forget(self.copies, [one for one in needed.values() if one is not None])
+
+    def _shards_of(self, version: Version) -> int:
+        shards = int(version.body["shards"])
+        if not 0 <= self.shard < shards:
+            raise ArtifactError(
+                f"there is no shard {self.shard}: version {version.number} has {shards}, numbered 0 … {shards - 1}. "
+                "Give one of them by --shard."
+            )
+        return shards
 
     def _only_shard(self, version: Version, shards: int) -> Version:
         """The version as if the file of this shard were all it has."""

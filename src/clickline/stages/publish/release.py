@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from clickline.artifacts.manifest import as_json
 from clickline.frozen import PartShape
 from clickline.learner import Model
 from clickline.models import export_onnx, with_weights
@@ -52,10 +55,19 @@ class Release:
                 }
         return described
 
+    @cached_property
+    def since(self) -> str | None:
+        """The snapshot that this one holds the changes since; None for a whole one."""
+        with self.snapshot.open("rb") as file:
+            base: str | None = json.loads(file.readline())[
+                "base"
+            ]  # checked with the rest when its rows are read
+        return base
+
     def body(self) -> dict[str, Any]:
-        """What the manifest says of the model itself."""
+        """What the manifest says of the model itself, as JSON gives it back."""
         model = self.model
-        return {
+        document = {
             "parts": [{"dim": part.dim, "wide": part.wide} for part in self.parts],
             "slots": self.slots(),
             "features": model.features.to_json(),
@@ -72,6 +84,8 @@ class Release:
             "config": self.config,
             "report": self.report,
         }
+        read: dict[str, Any] = json.loads(as_json(document))
+        return read
 
     def onnx(self, precision: str, earlier: bytes | None) -> bytes:
         """The network as serving runs it; `earlier` is that of a version of perhaps the same network."""

@@ -26,7 +26,6 @@ from clickline.artifacts.runs import find_checkpoint
 from clickline.artifacts.version import Draft, Version
 from clickline.config import Config
 from clickline.config.loader import resolved
-from clickline.embedding import read_header
 from clickline.errors import ArtifactError, GateRefused, RegistryMoved
 from clickline.frozen import (
     FrozenTables,
@@ -114,15 +113,14 @@ def publish_release(
     before = registry.current()
     body = {**release.body(), "precision": config.publish.precision, "dense": config.publish.dense}
     body["shards"] = config.publish.shards
-    kind = read_header(release.snapshot)["kind"]
-    parent = _parent(config, registry, release, body, kind) if kind == "delta" or not base else None
+    parent = None if base and release.since is None else _parent(registry, release, body)
     with registry.draft(None if parent is None else parent.number) as draft:
         progress.begin(f"publish version {draft.number}", total_rows=release.model.tables.size)
         earlier = None
         if parent is not None and parent.body["network"] == body["network"]:
             earlier = (_local(config, registry, parent) / DENSE).read_bytes()
         (draft.folder / DENSE).write_bytes(release.onnx(config.publish.dense, earlier))
-        chain, shards = _write_tables(config, registry, release, parent, kind, base, draft, progress)
+        chain, shards = _write_tables(config, registry, release, parent, base, draft, progress)
         progress.end()
         body |= {
             "number": draft.number,
@@ -193,13 +191,11 @@ def _rows(dataset: Dataset, most: int) -> Iterator[LabelledRows]:
 # ── tables ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _parent(
-    config: Config, registry: Registry, release: Release, body: Mapping[str, Any], kind: str
-) -> Version | None:
+def _parent(registry: Registry, release: Release, body: Mapping[str, Any]) -> Version | None:
     """The version that a delta can be made to."""
-    if kind == "delta":
-        wanted = read_header(release.snapshot)["base"]
-        made = [v for v in registry.versions() if v.body["model"].get("snapshot") == wanted]
+    wanted = release.since
+    if wanted is not None:
+        made = [v for v in registry.versions() if v.body["model"]["snapshot"] == wanted]
         if not made:
             raise ArtifactError(
                 f"{release.snapshot} holds what changed since snapshot {wanted[:12]}, and no version was made of "
@@ -221,7 +217,6 @@ def _write_tables(
     registry: Registry,
     release: Release,
     parent: Version | None,
-    kind: str,
     base: bool,
     draft: Draft,
     progress: Progress,
@@ -241,8 +236,8 @@ def _write_tables(
         return (), write(counted(snapshot_blocks(release.snapshot)))
     chain = registry.chain(parent)
     folders = [_local(config, registry, version) for version in chain]
-    rows = sum(version.body["rows"] for version in chain[:1])
-    if kind == "delta":
+    rows = chain[0].body["rows"]
+    if release.since is not None:
         shards = write(counted(snapshot_blocks(release.snapshot)))
         if base or _is_long(config, chain) or _changed(shards) > _LARGE_DELTA * rows:
             tables = FrozenTables.open([*folders, draft.folder])

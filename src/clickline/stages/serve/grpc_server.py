@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
-from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from clickline.config.sections import ServeSection
 from clickline.errors import ClicklineError, Refusal, RequestRefused
@@ -38,6 +38,10 @@ STATUS: Mapping[Refusal, grpc.StatusCode] = {
 # gRPC itself refuses larger messages, as RESOURCE_EXHAUSTED and in its own words. So it takes some more than we do,
 # and what is a little too large is refused in ours.
 _READ_BEYOND = 2
+
+# gRPC gives each request a thread, from before its message has arrived. So there are more of them than requests may
+# be inside: those that are refused need one for a moment, those that arrive slowly for longer.
+_MORE_THREADS = 64
 
 
 class GrpcDoor(Protocol):
@@ -90,26 +94,29 @@ class GrpcServer:
         self._tally = tally
         self._log = log
         self._limits = Limits(max_rows=serve.max_rows, ignore_unknown=serve.unknown_fields == "ignore")
-        self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(
+        self._health = health.HealthServicer()
+        threads = plane.capacity + _MORE_THREADS
+        self._server = grpc.server(
+            ThreadPoolExecutor(threads, "grpc"),
+            maximum_concurrent_rpcs=threads,  # what would find no thread is refused, instead of waiting for one
             options=[
                 ("grpc.so_reuseport", 1),
                 ("grpc.max_receive_message_length", serve.max_body * _READ_BEYOND),
                 ("grpc.max_send_message_length", -1),
-            ]
+            ],
         )
         methods = {name: self._door(*door) for name, door in doors.items()}
         methods |= {name: self._page(*page) for name, page in pages.items()}
         shown = _Collected()
         names = (*METHODS, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-            ReflectionServicer(names, pool=_Pools()), shown
+            reflection.ReflectionServicer(names, pool=_Pools()), shown
         )
         self._server.add_generic_rpc_handlers([_Guarded(guard, methods, shown.handlers, self._refuse)])
         # Health stays open without a token: probes have none, and it tells nothing but yes or no.
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    async def start(self) -> None:
+    def start(self) -> None:
         host = f"[{self._serve.host}]" if ":" in self._serve.host else self._serve.host
         address = f"{host}:{self._serve.grpc_port}"
         tls = self._serve.tls
@@ -121,28 +128,28 @@ class GrpcServer:
                 self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         except (RuntimeError, OSError) as error:
             raise ClicklineError(f"gRPC cannot listen on {address}: {error}") from error
-        await self._server.start()
+        self._server.start()
 
-    async def serving(self, ready: bool) -> None:
+    def serving(self, ready: bool) -> None:
         """What the health service says, for the server as a whole and for each service."""
         status = (
             health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         )
         for name in (health.OVERALL_HEALTH, *METHODS):
-            await self._health.set(name, status)
+            self._health.set(name, status)
 
-    async def stop(self, drain: float) -> None:
-        """Take no more requests, let running ones end."""
-        await self._health.enter_graceful_shutdown()
-        await self._server.stop(drain)
+    def stop(self, drain: float) -> None:
+        """Take no more requests, wait for running ones to end."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(drain).wait()
 
     def _door(self, protocol: str, door: GrpcDoor) -> grpc.RpcMethodHandler:
-        answer, tally = self._plane.answer, self._tally
-        limits, most = self._limits, self._serve.max_body
+        plane, tally, limits, most = self._plane, self._tally, self._limits, self._serve.max_body
 
-        async def handle(body: bytes, context: Any) -> bytes:
+        def handle(body: bytes, context: Any) -> bytes:
             arrived = monotonic()
             left = context.time_remaining()
+            deadline = None if left is None else arrived + left
             try:
                 if len(body) > most:
                     raise RequestRefused(
@@ -150,11 +157,11 @@ class GrpcServer:
                         f"The request has {len(body)} bytes; {most} are allowed (serve.max_body). Send fewer rows at "
                         "once.",
                     )
-                outcome = await answer(
-                    _GrpcWork(protocol, door, body, limits), None if left is None else arrived + left
-                )
+                plane.admit()
+                work = _GrpcWork(protocol, door, body, limits)
+                outcome = plane.answer(work, deadline, lambda: not context.is_active())
             except RequestRefused as refused:
-                await self._refuse(protocol, refused, context)
+                self._refuse(protocol, refused, context)
             tally.answered(protocol, "OK", outcome.version, outcome.rows, monotonic() - arrived)
             reply: bytes = outcome.reply
             return reply
@@ -162,22 +169,23 @@ class GrpcServer:
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def _page(self, protocol: str, page: GrpcPage) -> grpc.RpcMethodHandler:
-        async def handle(body: bytes, context: Any) -> bytes:
+        def handle(body: bytes, context: Any) -> bytes:
             try:
                 reply = page(body, self._plane.versions)
             except RequestRefused as refused:
-                await self._refuse(protocol, refused, context)
-            self._tally.counts["requests", protocol, "OK"] += 1
+                self._refuse(protocol, refused, context)
+            self._tally.told(protocol, "OK")
             return reply
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
-    async def _refuse(self, protocol: str, refused: RequestRefused, context: Any) -> None:
-        """Ends the call; does not return."""
+    def _refuse(self, protocol: str, refused: RequestRefused, context: Any) -> NoReturn:
+        """Ends the call."""
         status = STATUS[refused.kind]
         self._tally.refused(protocol, status.name, refused.kind)
         self._log.refused(protocol, refused.kind, str(refused))
-        await context.abort(status, str(refused))
+        context.abort(status, str(refused))
+        raise AssertionError("abort does not return")
 
 
 class _Guarded(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -188,7 +196,7 @@ class _Guarded(grpc.GenericRpcHandler):  # type: ignore[misc]
         guard: Guard,
         methods: Mapping[str, grpc.RpcMethodHandler],
         others: list[grpc.GenericRpcHandler],
-        refuse: Any,
+        refuse: Callable[[str, RequestRefused, Any], NoReturn],
     ) -> None:
         self._guard = guard
         self._methods = methods
@@ -209,10 +217,10 @@ class _Guarded(grpc.GenericRpcHandler):  # type: ignore[misc]
         return found
 
     def _refusing(self, refused: RequestRefused) -> grpc.RpcMethodHandler:
-        async def handle(body: bytes, context: Any) -> None:
-            await self._refuse("grpc", refused, context)
+        def handle(messages: Any, context: Any) -> NoReturn:  # does not wait for any message
+            self._refuse("grpc", refused, context)
 
-        return grpc.unary_unary_rpc_method_handler(handle)
+        return grpc.stream_unary_rpc_method_handler(handle)
 
 
 class _Collected:

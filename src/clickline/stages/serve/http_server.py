@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
@@ -142,6 +143,9 @@ class HttpDoors:
             ignore_unknown=serve.unknown_fields == "ignore",
             max_body=serve.max_body,
         )
+        self._loop = asyncio.get_running_loop()
+        # As many as may be inside: whoever was admitted finds a thread.
+        self._threads = ThreadPoolExecutor(plane.capacity, "http")
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -156,13 +160,15 @@ class HttpDoors:
             deadline = _deadline(headers, arrived)
             body = await self._body(headers, receive)
             if isinstance(found, Door):
-                outcome = await self._plane.answer(_HttpWork(found, body, headers, self._limits), deadline)
+                self._plane.admit()
+                work = _HttpWork(found, body, headers, self._limits)
+                outcome = await self._loop.run_in_executor(self._threads, self._plane.answer, work, deadline)
                 reply: Reply = outcome.reply
                 seconds = monotonic() - arrived
                 self._tally.answered(protocol, str(reply.status), outcome.version, outcome.rows, seconds)
             else:
                 reply = found if isinstance(found, Reply) else self._page(found)
-                self._tally.counts["requests", protocol, str(reply.status)] += 1
+                self._tally.told(protocol, str(reply.status))
         except RequestRefused as refused:
             reply = refuse(refused.kind, str(refused))
             self._tally.refused(protocol, str(reply.status), refused.kind)

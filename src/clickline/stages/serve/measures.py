@@ -8,6 +8,7 @@ ever would grow without bound.
 from __future__ import annotations
 
 import json
+import threading
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,34 +41,40 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, ...]] = Counter()  # by name and labels
-        self.seconds: dict[
-            tuple[str, int], list[float]
-        ] = {}  # by protocol and version: buckets, then the sum
+        # By protocol and version: how many in each bucket, and the sum.
+        self.seconds: dict[tuple[str, int], list[float]] = {}
+        self._lock = threading.Lock()
 
     def answered(self, protocol: str, code: str, version: int, rows: int, seconds: float) -> None:
         counts = self.counts
-        counts["requests", protocol, code] += 1
-        counts["rows", protocol] += rows
-        buckets = self.seconds.get((protocol, version))
-        if buckets is None:
-            buckets = self._new(protocol, version)
-        buckets[bisect_left(BUCKETS, seconds)] += 1
-        buckets[-1] += seconds
+        with self._lock:
+            counts["requests", protocol, code] += 1
+            counts["rows", protocol] += rows
+            buckets = self.seconds.get((protocol, version))
+            if buckets is None:
+                buckets = self._new(protocol, version)
+            buckets[bisect_left(BUCKETS, seconds)] += 1
+            buckets[-1] += seconds
+
+    def told(self, protocol: str, code: str) -> None:
+        """A request about the server itself."""
+        with self._lock:
+            self.counts["requests", protocol, code] += 1
 
     def refused(self, protocol: str, code: str, kind: str) -> None:
-        self.counts["requests", protocol, code] += 1
-        self.counts["refused", protocol, kind] += 1
+        with self._lock:
+            self.counts["requests", protocol, code] += 1
+            self.counts["refused", protocol, kind] += 1
 
     def lookups(self, scorer: ScorerLike) -> None:
         """Take over what a scorer has counted."""
-        for slot, lookups, misses in zip(
-            scorer.features.slots, scorer.lookups_S.tolist(), scorer.misses_S.tolist(), strict=True
-        ):
-            self.counts["lookups", slot.name] += lookups
-            self.counts["lookup_misses", slot.name] += misses
-        # What was counted between the two lines is lost only when another thread scores: a few rows of a metric.
-        scorer.lookups_S[:] = 0
-        scorer.misses_S[:] = 0
+        lookups_S, misses_S = scorer.lookups_S.copy(), scorer.misses_S.copy()
+        scorer.lookups_S -= lookups_S
+        scorer.misses_S -= misses_S
+        with self._lock:
+            for slot, lookups, misses in zip(scorer.features.slots, lookups_S, misses_S, strict=True):
+                self.counts["lookups", slot.name] += int(lookups)
+                self.counts["lookup_misses", slot.name] += int(misses)
 
     def add(self, other: Tally) -> None:
         self.counts.update(other.counts)
@@ -76,12 +83,13 @@ class Tally:
             mine[:] = [a + b for a, b in zip(mine, buckets, strict=True)]
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "counts": [[*key, value] for key, value in self.counts.items()],
-                "seconds": [[*key, buckets] for key, buckets in self.seconds.items()],
-            }
-        )
+        with self._lock:
+            return json.dumps(
+                {
+                    "counts": [[*key, value] for key, value in self.counts.items()],
+                    "seconds": [[*key, buckets] for key, buckets in self.seconds.items()],
+                }
+            )
 
     @classmethod
     def from_json(cls, text: str) -> Tally:

@@ -27,14 +27,14 @@ def _tfserving_metadata(body: bytes, versions: Versions) -> bytes:
 def _tfserving_status(body: bytes, versions: Versions) -> bytes:
     target = tfserving.target(body)
     states = {
-        number: "UNLOADING" if lease.retired else "AVAILABLE" if lease.served else "LOADING"
-        for number, lease in versions.open.items()
+        lease.scorer.number: "UNLOADING" if lease.retired else "AVAILABLE" if lease.served else "LOADING"
+        for lease in versions.open()
     }
     if target.version is None:
         versions.check_name(target.model)
         return tfserving.status(states)
     found = versions.find(target.model, target.version).scorer.number
-    return tfserving.status({found: states[found]})
+    return tfserving.status({found: states.get(found, "END")})
 
 
 def _model_ready(body: bytes, versions: Versions) -> bytes:
@@ -48,7 +48,7 @@ def _model_ready(body: bytes, versions: Versions) -> bytes:
 
 def _model_metadata(body: bytes, versions: Versions) -> bytes:
     target = inference.target(body)
-    served = sorted(number for number, lease in versions.open.items() if lease.served)
+    served = [lease.scorer.number for lease in versions.open() if lease.served]
     return inference.model_metadata(body, versions.find(target.model, target.version).scorer, served)
 
 

@@ -288,12 +288,15 @@ class Supervisor:
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────
 
-    async def _until(self, signals: asyncio.Queue[int]) -> None:
-        """Wait for a signal, or a failure that makes going on useless."""
-        waiting = [asyncio.create_task(signals.get()), asyncio.create_task(self._ended.wait())]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in waiting:
-            task.cancel()
+    async def _until(self, signals: asyncio.Queue[int]) -> bool:
+        """Wait for a signal, or the end of all workers, or a failure that makes going on useless; True: a signal."""
+        told, ended = asyncio.create_task(signals.get()), asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait((told, ended), return_when=asyncio.FIRST_COMPLETED)
+            return told.done()
+        finally:
+            told.cancel()
+            ended.cancel()
 
     def _stop(self) -> None:
         self._stopping = True
@@ -304,11 +307,12 @@ class Supervisor:
             self._ended.set()
 
     async def _drained(self, signals: asyncio.Queue[int]) -> bool:
-        """Wait for the workers to end; True: a second signal came first."""
-        with suppress(TimeoutError):
+        """Wait for the workers to end, not for ever; True: a second signal came first."""
+        try:
             async with asyncio.timeout(self._serve.drain + _LAST_SECONDS):
-                await self._until(signals)
-        return bool(self._workers) and not signals.empty()
+                return await self._until(signals)
+        except TimeoutError:
+            return False
 
     # ── what is told ───────────────────────────────────────────────────────────────────────────
 

@@ -37,7 +37,7 @@ from clickline.stages.serve.warming import warm
 
 __all__ = ["main"]
 
-_WAITING_THREADS = 16  # requests that wait for lookup servers at the same time
+_WAITING_REQUESTS = 16  # that wait for lookup servers at the same time
 _SWITCH_SECONDS = 0.0005
 _LAST_SECONDS = 2.0  # after the time to drain: whoever is not done by then never will be
 
@@ -56,15 +56,13 @@ class Worker:
         self._loading = ThreadPoolExecutor(1, "loading")
         self._versions = Versions(tuple(told["names"]), self._closed)
         batching = self._serve.batching
-        remote = self._serve.lookup is not None
         self._plane = Dataplane(
             self._versions,
             self._log,
             queue=self._serve.queue,
+            at_once=1 if self._serve.lookup is None else _WAITING_REQUESTS,
             batch_rows=0 if batching is None else batching.rows,
             batch_wait=0.0 if batching is None else batching.wait / 1000,
-            threads=ThreadPoolExecutor(_WAITING_THREADS, "scoring") if remote else None,
-            at_once=_WAITING_THREADS if remote else 1,
         )
         guard = Guard(told["token"])
         self._grpc = GrpcServer(
@@ -79,7 +77,7 @@ class Worker:
     async def run(self) -> None:
         """Until told to stop, or the supervisor is gone."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
-        await self._grpc.serving(False)
+        self._grpc.serving(False)
         self._channel.send(up=os.getpid())
         obeying = asyncio.create_task(self._obey())
         await self._stopping.wait()
@@ -95,7 +93,7 @@ class Worker:
                 case "switch":
                     self._versions.switch(message["number"])
                     await self._listen()
-                    await self._grpc.serving(True)
+                    self._grpc.serving(True)
                     self._channel.send(serving=message["number"])
                 case "drop":
                     self._versions.drop(message["number"])
@@ -125,7 +123,7 @@ class Worker:
                 refused=number, reason=f"its manifest says it is version {scorer.number}", again=False
             )
             return
-        if not self._versions.open:
+        if not self._versions.open():
             gc.collect()
             gc.freeze()  # modules and kernels stay: they are not looked through in the middle of a request
         self._versions.add(scorer)
@@ -148,7 +146,7 @@ class Worker:
             bound = listening_socket(self._serve.host, self._serve.http_port, shared=True)
             self._http = HttpServer(self._http_doors, [bound], self._serve.tls, self._serve.drain)
             await self._http.start()
-            await self._grpc.start()
+            self._grpc.start()
         except (OSError, ClicklineError) as error:
             self._channel.send(failed=f"the ports cannot be opened: {error}")
             await self._channel.flush()
@@ -157,15 +155,15 @@ class Worker:
         self._channel.send(listening=True)
 
     async def _drain(self) -> None:
-        stops = [self._http.stop()] if self._http is not None else []
+        stops: list[Any] = [] if self._http is None else [self._http.stop()]
         if self._listening:
-            stops.append(self._grpc.stop(self._serve.drain))
+            stops.append(asyncio.to_thread(self._grpc.stop, self._serve.drain))
         await asyncio.gather(*stops, return_exceptions=True)
         self._tell(None)
         await self._channel.flush()
 
     def _tell(self, question: int | None) -> None:
-        for lease in self._versions.open.values():
+        for lease in self._versions.open():
             self._tally.lookups(lease.scorer)
         self._channel.send(told=question, tally=self._tally.to_json(), waiting=self._plane.waiting)
 

@@ -1,0 +1,516 @@
+"""Serving: requests a second beside five model servers with the same network, and a lookup server beside Redis.
+
+python bench/serve.py                          all parts, into docs/benchmarks.md
+python bench/serve.py ranking single           those parts: ranking, single, batch, latency, lookup
+python bench/serve.py ranking --peers kserve   beside those peers only, printed only
+python bench/serve.py --try                    very short turns and printed only: does everything still run?
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from measure import ROOT, Row, publish
+from peers.serving.load import write_bodies
+from peers.serving.redis_store import answer_begins, answer_length, mget, start_redis
+from peers.serving.servers import PEERS, Door, Peer, Server, start_peer
+
+CORES = 2
+SLOTS, DIM, DENSE, HIDDEN = 26, 9, 13, (512, 256, 128, 32)
+WIDTH = SLOTS * DIM + DENSE
+NETWORK = f"Wide & Deep, {SLOTS} slots, dim {DIM}, {DENSE} dense, {'-'.join(map(str, HIDDEN))}"
+CANDIDATES, BATCH = 100, 512
+CONNECTIONS = 8
+OPEN_CONNECTIONS = 64  # of the open loop: more than are ever under way, so that nothing waits in the client
+REQUESTS = 32  # different ones, sent in turn
+KEYS, KEYS_A_REQUEST, LOOKUP_CLIENTS = 1_000_000, 2_600, 4
+LOAD = ROOT / "bench" / "peers" / "serving" / "load.py"
+BARE = ROOT / "bench" / "peers" / "serving" / "bare.py"
+
+# Wide & Deep on Criteo in batches of 512, rows a second of one core, as published by IntelAI for its models.
+INTEL_FP32, INTEL_INT8 = 10_800, 41_900
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured: for real, or only to see that everything runs."""
+
+    turns: int
+    seconds: float  # of one turn of one contestant
+    first: float  # seconds of load that are not counted, before the turns
+    write: bool
+
+
+REAL = Size(3, 4.0, 4.0, True)
+TRY = Size(1, 0.5, 0.5, False)
+
+
+# ── contestants ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests that lie ready, and what their answers look like."""
+
+    kind: str  # grpc | http | raw
+    call: Mapping[str, object]
+    bodies: list[bytes]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A server under test; `traffic` gives the requests of so many rows."""
+
+    server: Server
+    traffic: Callable[[int], Traffic]
+
+
+def through(door: Door, port: int, bodies: list[bytes]) -> Traffic:
+    """Requests to a door; the first one is asked by a real client, to know how long answers are."""
+    return Traffic(door.kind, door.call(len(door.ask(port, bodies[0]))), bodies)
+
+
+# ▼▼▼ THE LEAD FILLS IN THESE TWO ▼▼▼
+
+
+def ours(folder: Path, network: bytes, precision: str = "fp32") -> Contestant:
+    """`clickline serve` with this ONNX network as its dense part, 2 processes, one thread each, on 127.0.0.1.
+
+    Publish a version into `folder` (tables with about a million ids, `dense: precision`), start
+    `Server("Clickline", version, grpc_port, folder, command)`, `wait_until` it answers (stop it if it does not) and return
+    `Contestant(server, traffic)` where `traffic(rows)` gives raw fields, REQUESTS different requests:
+    100 rows -> `through(Door("grpc", "/clickline.v1.Ranking/Rank"), port, bodies)`: one user and 100 candidates;
+    1 and 512 rows -> `through(Door("grpc", "/tensorflow.serving.PredictionService/Predict"), port, bodies)`.
+    All answers to the same number of rows must have the same length (no top_k that could cut them differently).
+    """
+    raise NotImplementedError("ours is not joined to this benchmark yet")
+
+
+def ours_lookup(folder: Path, keys_N: np.ndarray, asked: Sequence[np.ndarray]) -> tuple[Server, Traffic]:
+    """`clickline lookup` on 127.0.0.1 that holds a 40-byte row (dim 9 and wide, fp32) for each of `keys_N` (uint64).
+
+    Returns it with one request for each array of keys in `asked`:
+    `Traffic("raw", {"length": bytes of a whole answer, "begins": its first bytes in hex, "opening": hello in hex}, bodies)`.
+    `opening` is sent once on each connection and its answer is read in one piece.
+    """
+    raise NotImplementedError("ours is not joined to this benchmark yet")
+
+
+# ▲▲▲ THE LEAD FILLS IN THESE TWO ▲▲▲
+
+
+def rows_of_floats(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ready-made embeddings: what the peers are sent."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(rows, WIDTH)).astype(np.float32), rng.normal(size=rows).astype(np.float32)
+
+
+def contestant(peer: Peer) -> Contestant:
+    def traffic(rows: int) -> Traffic:
+        bodies = [peer.protocol.encode(*rows_of_floats(rows, seed)) for seed in range(REQUESTS)]
+        return through(peer.protocol.door, peer.server.port, bodies)
+
+    return Contestant(peer.server, traffic)
+
+
+def export() -> bytes:
+    """The network of all contestants; its weights follow from the seed alone."""
+    from clickline.models import NetworkSpec, build, export_onnx
+
+    spec = NetworkSpec(dims=(DIM,) * SLOTS, dense=DENSE, hidden=HIDDEN)
+    return export_onnx(build("wide_deep", spec, seed=0), spec)
+
+
+# ── load ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn measured; times in seconds, processor time in cores."""
+
+    rate: float  # requests a second
+    p50: float
+    p99: float
+    client: float
+    server: float
+    late: float = 0.0  # open loop: requests that were due and could not be started
+
+
+def send(
+    server: Server,
+    traffic: Traffic,
+    seconds: float,
+    connections: int,
+    *,
+    warm_up: float = 0.3,
+    rate: float | None = None,
+) -> Turn:
+    """One turn, by a load process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        bodies = Path(folder, "bodies")
+        write_bodies(bodies, traffic.bodies)
+        job = {
+            "kind": traffic.kind, "port": server.port, "call": traffic.call, "bodies": str(bodies),
+            "connections": connections, "seconds": seconds, "warm_up": warm_up, "rate": rate,
+        }  # fmt: skip
+        before = server.cpu_seconds()
+        done = subprocess.run(
+            [sys.executable, str(LOAD)], input=json.dumps(job), capture_output=True, text=True, check=False,
+            timeout=seconds + warm_up + 60,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{server.name}: {done.stderr.strip()[-1500:]}")
+    told = json.loads(done.stdout)
+    used = (server.cpu_seconds() - before) / (seconds + warm_up)
+    return Turn(told["rate"], told["p50"], told["p99"], told["cpu"], used, told["late"])
+
+
+@dataclass
+class Result:
+    """The turns of one contestant with requests of so many rows, or why there are none."""
+
+    name: str
+    rows: int
+    turns: list[Turn] = field(default_factory=list)
+    failed: str = ""
+
+    @property
+    def best(self) -> Turn:
+        return max(self.turns, key=lambda turn: turn.rate)
+
+    @property
+    def figure(self) -> str:
+        if self.failed or not self.turns:
+            return f"not measured: {(self.failed or 'no turn').splitlines()[0][:200]}"
+        best = self.best
+        return (
+            f"{best.rate:,.0f} requests/s, {best.rate * self.rows:,.0f} rows/s; p50 {best.p50 * 1e3:.1f} ms, "
+            f"p99 {best.p99 * 1e3:.1f} ms; cores: server {best.server:.2f}, client {best.client:.2f}"
+        )
+
+
+def compete(size: Size, contestants: Mapping[str, Contestant], rows: int) -> dict[str, Result]:
+    """Everyone in turns, one at a time."""
+    results, ready = {}, {}
+    for name, one in contestants.items():
+        results[name] = Result(f"{one.server.name} ({one.server.version})", rows)
+        try:
+            ready[name] = one.traffic(rows)
+            send(one.server, ready[name], size.first, CONNECTIONS)
+        except (RuntimeError, OSError, grpc.RpcError) as error:
+            results[name].failed = str(error)
+    for turn in range(size.turns):
+        for name, one in contestants.items():
+            if results[name].failed:
+                continue
+            try:
+                results[name].turns.append(send(one.server, ready[name], size.seconds, CONNECTIONS))
+            except RuntimeError as error:
+                results[name].failed = str(error)
+            print(
+                f"  {turn + 1}/{size.turns} {results[name].name}, {rows} rows: {results[name].figure}",
+                flush=True,
+            )
+    return results
+
+
+def bare(network: Path, rows: int, seconds: float) -> float:
+    """Batches a second of the network in two processes, without any server."""
+    command = [sys.executable, str(BARE), str(rows), str(seconds)]
+    variables = {**os.environ, "SERVED_NETWORK": str(network)}
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) for _ in range(CORES)
+    ]
+    try:
+        return sum(float(one.communicate(timeout=seconds + 60)[0]) for one in running)
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+@contextmanager
+def started(
+    folder: Path, network: bytes, peers: Sequence[str]
+) -> Iterator[tuple[dict[str, Contestant], dict[str, str]]]:
+    """Ours and the peers, all running (an idle one takes no processor time); and why some are not."""
+    file = folder / "network.onnx"
+    file.write_bytes(network)
+    sent = rows_of_floats(CANDIDATES, seed=0)
+    logit_B = logits(network, *sent)
+    running: dict[str, Contestant] = {}
+    missing: dict[str, str] = {}
+    with ExitStack() as stack:
+        for name in ("ours", *peers):
+            print(f"  starting {name} …", flush=True)
+            try:
+                if name == "ours":
+                    running[name] = ours(folder / name, network)
+                else:
+                    running[name] = contestant(start_peer(name, folder / name, file, *sent, logit_B))
+            except (NotImplementedError, RuntimeError, OSError, subprocess.SubprocessError) as error:
+                missing[name] = str(error)
+                print(f"  left out: {error}", flush=True)
+                continue
+            stack.callback(running[name].server.stop)
+        yield running, missing
+
+
+def logits(network: bytes, inputs_BI: np.ndarray, wide_B: np.ndarray) -> np.ndarray:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(["logit"], {"inputs": inputs_BI, "wide": wide_B})[0])
+
+
+# ── parts ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def requests(size: Size, parts: Sequence[str], peers: Sequence[str]) -> dict[str, dict[str, Result]]:
+    """`ranking`, `single`, `batch` and `latency`, which share the servers. Gives what was measured of each."""
+    beside = peers if {"ranking", "single"} & set(parts) else ()
+    told: dict[str, dict[str, Result]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder, network = Path(name), export()
+        with started(folder, network, beside) as (running, missing):
+            tables = partial(table, size, folder / "network.onnx", missing)
+            if "ranking" in parts:
+                told["ranking"] = compete(size, running, CANDIDATES)
+                tables(
+                    told["ranking"], "serve-ranking", f"Ranking: one user and {CANDIDATES} candidates a request", "≥ 3x",
+                    "python bench/serve.py ranking",
+                )  # fmt: skip
+            if "single" in parts:
+                told["single"] = compete(size, running, 1)
+                tables(
+                    told["single"], "serve-single", "Requests of one row", "≥ 2x", "python bench/serve.py single"
+                )  # fmt: skip
+            if "ours" in running:
+                if "batch" in parts:
+                    told["batch"] = batches(size, folder, network, running["ours"])
+                if "latency" in parts:
+                    ranked = told.get("ranking") or compete(size, {"ours": running["ours"]}, CANDIDATES)
+                    told["latency"] = {"ours": latency(size, running["ours"], ranked["ours"])}
+    return told
+
+
+def table(
+    size: Size,
+    network: Path,
+    missing: Mapping[str, str],
+    results: Mapping[str, Result],
+    section: str,
+    title: str,
+    goal: str,
+    command: str,
+) -> None:
+    """Ours first, then the peers from the fastest to the slowest."""
+    measured = {name: result for name, result in results.items() if result.turns and not result.failed}
+    mine = measured.get("ours")
+    others = sorted(
+        (result for name, result in measured.items() if name != "ours"), key=lambda one: -one.best.rate
+    )
+    rows = []
+    if mine:
+        ratio = f"{mine.best.rate / others[0].best.rate:.2f}x the best peer" if others else ""
+        rows.append(Row(mine.name, mine.figure, ratio, goal))
+    for result in others:
+        share = f"{result.best.rate / others[0].best.rate:.2f} of the best peer"
+        rows.append(
+            Row(
+                result.name,
+                result.figure,
+                f"ours is {mine.best.rate / result.best.rate:.2f}x" if mine else share,
+            )
+        )
+    rows += [Row(result.name, result.figure) for result in results.values() if result.failed]
+    rows += [Row(name, f"not measured: {why.splitlines()[0][:200]}") for name, why in missing.items()]
+    count = next(iter(results.values())).rows if results else 0
+    if count:
+        limit = bare(network, count, max(0.3, size.seconds / 2))
+        share = f"ours is {mine.best.rate / limit:.2f} of it" if mine else ""
+        rows.append(
+            Row(
+                f"the network alone, {CORES} processes, no server",
+                f"{limit:,.0f} batches/s, {limit * count:,.0f} rows/s",
+                share,
+            )
+        )
+    publish(
+        section,
+        title,
+        f"`{command}` ({NETWORK}; ONNX Runtime, one thread a process; {CONNECTIONS} connections in one client process, each "
+        f"with one request under way; best of {size.turns} turns of {size.seconds:g} s, one server at a time, all in one run "
+        f"on {CORES} cores).",
+        rows,
+        "Ours is sent raw fields and encodes them and looks up their vectors; the peers are sent the finished floats. All "
+        "answer from the same ONNX file, and each gave its logits right before it was measured. Each peer is asked in the "
+        "leanest way it has: MLServer, KServe and PyTriton by gRPC (Open Inference Protocol, raw contents; MLServer as one "
+        "element of bytes, because it makes a list of every float tensor), BentoML and TorchServe by HTTP with plain bytes, "
+        "which TorchServe answers faster than gRPC. PyTriton may batch what waits. None writes a line for each request. "
+        "KServe answers gRPC from one process only; two of it on one port is not a feature of KServe, but shows what two "
+        "cores give it. The client speaks HTTP/1.1 and HTTP/2 itself and sends requests that lie ready.",
+        write=size.write,
+    )
+
+
+def batches(size: Size, folder: Path, network: bytes, fp32: Contestant) -> dict[str, Result]:
+    """Requests of 512 rows, ours alone, beside what Intel has published."""
+    running = {"ours": fp32}
+    try:
+        running["ours, int8"] = ours(folder / "int8", network, "int8")
+    except NotImplementedError as error:
+        print(f"  left out: {error}", flush=True)
+    try:
+        results = compete(size, running, BATCH)
+    finally:
+        if "ours, int8" in running:
+            running["ours, int8"].server.stop()
+    limit = bare(folder / "network.onnx", BATCH, max(0.3, size.seconds / 2)) * BATCH / CORES
+    rows = []
+    for (name, result), published in zip(results.items(), (INTEL_FP32, INTEL_INT8), strict=False):
+        precision = "int8" if name.endswith("int8") else "fp32"
+        if not result.turns:
+            rows.append(Row(f"{result.name}, {precision}", result.figure))
+            continue
+        rate = result.best.rate * BATCH / CORES
+        ratio = f"{rate / published:.1f}x Intel's {published:,}"
+        rows.append(Row(f"{result.name}, {precision}", f"{rate:,.0f} rows/s a core; {result.figure}", ratio))
+    rows += [
+        Row("the network alone, fp32, no server", f"{limit:,.0f} rows/s a core"),
+        Row("published by IntelAI, fp32", f"{INTEL_FP32:,} rows/s a core"),
+        Row("published by IntelAI, int8", f"{INTEL_INT8:,} rows/s a core"),
+    ]
+    publish(
+        "serve-batch",
+        f"Requests of {BATCH} rows",
+        f"`python bench/serve.py batch` ({NETWORK}; {CONNECTIONS} connections; best of {size.turns} turns of {size.seconds:g} s; "
+        f"a core is half of what the machine with {CORES} cores answered, client included).",
+        rows,
+        "Intel's figures are for its own Wide & Deep, its own machines and no server around it; they are stated for scale.",
+        write=size.write,
+    )
+    return results
+
+
+def latency(size: Size, mine: Contestant, ranked: Result) -> Result:
+    """Ours at half of what it can do: requests start at fixed moments, whether or not others are answered."""
+    rate = ranked.best.rate / 2
+    traffic = mine.traffic(CANDIDATES)
+    result = Result(mine.server.name, CANDIDATES)
+    for _ in range(size.turns):
+        seconds = size.seconds * 2
+        result.turns.append(send(mine.server, traffic, seconds, OPEN_CONNECTIONS, warm_up=0.5, rate=rate))
+    p50 = statistics.median(turn.p50 for turn in result.turns)
+    p99 = statistics.median(turn.p99 for turn in result.turns)
+    late = max(turn.late for turn in result.turns)
+    publish(
+        "serve-latency",
+        "Ranking at half the peak load",
+        f"`python bench/serve.py ranking latency` ({CANDIDATES} candidates a request, open loop: {rate:,.0f} requests/s at fixed "
+        f"moments, times from when a request was due; {OPEN_CONNECTIONS} connections; the middle of {size.turns} turns of "
+        f"{size.seconds * 2:g} s).",
+        [
+            Row(mine.server.name, f"p99 {p99 * 1e3:.2f} ms", f"p50 {p50 * 1e3:.2f} ms", "p99 ≤ 10 ms"),
+            Row("requests that could not be started when due", f"{late:.0f}", "", "0"),
+        ],
+        write=size.write,
+    )
+    return result
+
+
+def lookup(size: Size) -> dict[str, Result]:
+    """Rows of the sparse table over the network, beside Redis."""
+    rng = np.random.default_rng(0)
+    keys_N = np.unique(rng.integers(0, 1 << 63, KEYS + KEYS // 100).astype(np.uint64))[:KEYS]
+    asked = [rng.choice(keys_N, KEYS_A_REQUEST) for _ in range(REQUESTS)]
+    results: dict[str, Result] = {}
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        running: dict[str, tuple[Server, Traffic]] = {}
+        print(f"  starting redis-server, {KEYS:,} keys …", flush=True)
+        redis = start_redis(folder / "redis", keys_N)
+        stack.callback(redis.stop)
+        call = {"length": answer_length(KEYS_A_REQUEST), "begins": answer_begins(KEYS_A_REQUEST)}
+        running["redis"] = redis, Traffic("raw", call, [mget(keys) for keys in asked])
+        try:
+            running["ours"] = ours_lookup(folder / "ours", keys_N, asked)
+            stack.callback(running["ours"][0].stop)
+        except NotImplementedError as error:
+            print(f"  left out: {error}", flush=True)
+        for name, (server, traffic) in running.items():
+            results[name] = Result(f"{server.name} ({server.version})", KEYS_A_REQUEST)
+            send(server, traffic, size.first, LOOKUP_CLIENTS)
+        for turn in range(size.turns):
+            for name, (server, traffic) in running.items():
+                results[name].turns.append(send(server, traffic, size.seconds, LOOKUP_CLIENTS))
+                print(f"  {turn + 1}/{size.turns} {name}: {results[name].figure}", flush=True)
+    peer = results["redis"].best.rate
+    rows = []
+    for name in ("ours", "redis"):
+        if name in results:
+            best = results[name].best
+            figure = (
+                f"{best.rate * KEYS_A_REQUEST / 1e6:.2f} M keys/s; p50 {best.p50 * 1e3:.2f} ms, p99 {best.p99 * 1e3:.2f} ms; "
+                f"cores: server {best.server:.2f}, client {best.client:.2f}"
+            )
+            ratio = f"{best.rate / peer:.1f}x Redis" if name == "ours" else ""
+            rows.append(Row(results[name].name, figure, ratio, "≥ 15x" if name == "ours" else ""))
+    publish(
+        "serve-lookup",
+        "Lookup server",
+        f"`python bench/serve.py lookup` ({KEYS:,} keys, {KEYS_A_REQUEST:,} a request, rows of 40 bytes; {LOOKUP_CLIENTS} connections "
+        f"in one client process, each with one request under way; best of {size.turns} turns of {size.seconds:g} s, in turns).",
+        rows,
+        "Redis as Debian ships it, nothing written to disk, keys of 8 bytes.",
+        write=size.write,
+    )
+    return results
+
+
+PARTS = ("ranking", "single", "batch", "latency", "lookup")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; none: ''")
+    parser.add_argument("--try", dest="only_try", action="store_true", help="tiny, and nothing is written")
+    asked = parser.parse_args()
+    peers = [name for name in asked.peers.split(",") if name]
+    if unknown := [name for name in asked.parts if name not in PARTS]:
+        parser.error(f"no part is called {', '.join(unknown)}: there are {', '.join(PARTS)}")
+    if unknown := [name for name in peers if name not in PEERS]:
+        parser.error(f"no peer is called {', '.join(unknown)}: there are {', '.join(PEERS)}")
+    size = TRY if asked.only_try else REAL
+    if peers != list(PEERS):
+        size = Size(size.turns, size.seconds, size.first, write=False)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that every server is stopped too
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # for the servers too
+    parts = asked.parts or PARTS
+    print(f"serve: {', '.join(parts)}", flush=True)
+    if set(parts) - {"lookup"}:
+        requests(size, parts, peers)
+    if "lookup" in parts:
+        lookup(size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""clickline predict: rows of logs to a running server; its answers measured, and how fast they come."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from clickline.cli.console import emit, facts, needing, watching
+from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+
+if TYPE_CHECKING:
+    from clickline.stages.predict.run import Iteration, PredictResult
+
+__all__ = ["predict"]
+
+
+def predict(
+    inputs: Annotated[
+        list[str],
+        typer.Option(
+            "-i",
+            "--input",
+            metavar="FILE",
+            help="Logs to send: a path, a quoted glob, a URI; may be repeated.",
+            show_default=False,
+        ),
+    ],
+    batch: Annotated[int, typer.Option("-b", "--batch", metavar="ROWS", help="Rows a request.", min=1)] = 512,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--iterations",
+            metavar="N",
+            help="Requests that are measured; a shorter file is read again.",
+            show_default="all rows once",
+            min=1,
+        ),
+    ] = None,
+    warmup: Annotated[
+        int,
+        typer.Option(
+            "-w", "--warmup", metavar="N", help="Requests before, on each connection, not counted.", min=0
+        ),
+    ] = 10,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "-s",
+            "--server",
+            metavar="HOST:PORT",
+            help="Whom to ask.",
+            show_default="the config's serve section",
+        ),
+    ] = None,
+    protocol: Annotated[
+        Literal["grpc", "http", "v2-grpc", "v2-http", "elasticctr"],
+        typer.Option(
+            "--protocol",
+            help="grpc, http: TensorFlow Serving's. v2-grpc, v2-http: the Open Inference Protocol.",
+        ),
+    ] = "grpc",
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", help="Connections that ask at once.", min=1, max=1024)
+    ] = 1,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="Name of the model.", show_default="the config's name"),
+    ] = None,
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="File whose first line is the bearer token.",
+            show_default="serve.token_file",
+        ),
+    ] = None,
+    authority: Annotated[
+        str | None,
+        typer.Option(
+            "--ca",
+            metavar="FILE",
+            help="Ask over TLS, and trust the authority in this PEM file.",
+            show_default="as serve.tls",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="For each request.", min=0.001)
+    ] = 10.0,
+    each: Annotated[
+        bool, typer.Option("-v", "--each", help="Print a line for each request: its time.")
+    ] = False,
+    accuracy: Annotated[
+        bool, typer.Option("--accuracy", help="The same, with the accuracy of its rows.")
+    ] = False,
+    config_file: ConfigFile = Path("clickline.yaml"),
+    overrides: Overrides = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Send rows of logs to a server and measure its answers.
+
+    The latency of a request is the time from its bytes being ready to its scores being there. Requests/s and
+    rows/s are those of the whole run, with the reading of the file.
+    """
+    from clickline.config import load_config
+
+    config = load_config(config_file, overrides or ())
+    with needing("client", "predicting"):
+        from clickline.stages.predict.run import predict as run
+
+    lines: list[Iteration] = []
+
+    def told(iteration: Iteration) -> None:
+        if as_json:
+            lines.append(iteration)
+        else:
+            typer.echo(_line(iteration, accuracy))
+
+    each = each or accuracy
+    with watching(as_json=as_json, quiet=quiet or each) as progress:
+        result = run(
+            config,
+            progress,
+            inputs=inputs,
+            batch=batch,
+            requests=requests,
+            warmup=warmup,
+            address=server,
+            protocol=protocol,
+            connections=concurrency,
+            model=model,
+            token_file=token_file,
+            authority=authority,
+            timeout=timeout,
+            **({"told": told} if each else {}),
+        )
+    if as_json:
+        document: dict[str, Any] = result.to_json()
+        emit(document | ({"each": [asdict(line) for line in lines]} if each else {}))
+    else:
+        _show(result)
+
+
+def _line(iteration: Iteration, accuracy: bool) -> str:
+    right = "" if not accuracy or iteration.accuracy is None else f" (accuracy {iteration.accuracy:.2%})"
+    return f"{iteration.number}: {iteration.seconds:.6f} s{right}"
+
+
+def _show(result: PredictResult) -> None:
+    measured, latency = result.metrics, result.latency
+    versions = ", ".join(
+        f"{'unknown' if version is None else version} ({count:,} requests)"
+        for version, count in result.versions.items()
+    )
+    bad = ", ".join(f"{count:,} {reason}" for reason, count in result.bad.items())
+    percentiles = {
+        "mean": latency.mean,
+        "p50": latency.p50,
+        "p90": latency.p90,
+        "p99": latency.p99,
+        "p99.9": latency.p999,
+        "highest": latency.highest,
+    }
+    connections = "1 connection" if result.connections == 1 else f"{result.connections:,} connections"
+    named: dict[str, object] = {
+        "server": f"{result.address}, {result.protocol}, model {result.model}",
+        "version": versions,
+        "rows": f"{measured.rows:,}" + (f"; left out as bad: {bad}" if bad else ""),
+        "requests": f"{result.requests:,} over {connections}"
+        + (f"; sent again: {result.retried:,}" if result.retried else ""),
+        "accuracy": _shown(measured.accuracy),
+        "AUC": _shown(measured.auc, 5),
+        "log loss": _shown(measured.logloss),
+        "latency": ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in percentiles.items()),
+        "throughput": f"{result.requests_per_second:,.1f} requests/s, {result.rows_per_second:,.0f} rows/s",
+        "time": f"{result.seconds:.1f} s",
+    }
+    facts(named)
+    for line in measured.notes:
+        typer.echo(f"note: {line}")
+
+
+def _shown(value: float | None, digits: int = 4) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

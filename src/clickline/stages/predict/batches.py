@@ -1,0 +1,221 @@
+"""Logs become batches of raw rows with their labels: what a client sends, and what the answers are measured by.
+
+A row that training would have left out (no label, a number that is none) is left out here too: the server would refuse
+the whole request that it is in, and `clickline evaluate` does not measure it either.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickline.errors import DataError, TooManyBadRows
+from clickline.features import Encoder, FeatureSpec
+from clickline.features.columns import as_text
+from clickline.intake.inputs import Inputs
+from clickline.intake.targets import TargetFields, targets
+from clickline.progress import Progress
+from clickline.records import Block, IntegerColumn, NumberColumn, RawColumn, SourceFile, TextColumn
+from clickline.storage.redaction import shown
+
+__all__ = ["Batch", "Logs"]
+
+_SHOWN_BAD = 3  # bad rows that a message shows
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one request."""
+
+    columns: Mapping[str, RawColumn]
+    label_B: NDArray[np.float32]
+    weight_B: NDArray[np.float32]
+
+    @property
+    def rows(self) -> int:
+        return self.label_B.size
+
+
+@dataclass
+class Logs:
+    """The rows of some files that can be sent; what was wrong with the others."""
+
+    inputs: Inputs
+    features: FeatureSpec  # without statistics: it only tells which values can be encoded
+    fields: TargetFields
+    max_bad: float
+    rows: int = 0  # usable ones, in one pass over the files
+    bad: Counter[str] = field(default_factory=Counter)
+    _places: list[str] = field(default_factory=list)
+
+    def batches(self, size: int, *, endless: bool, progress: Progress) -> Iterator[Batch]:
+        """All rows in order, `size` at a time. `endless`: over and over, batches reach from the end into the beginning;
+        else only the last one may be smaller."""
+        waiting: list[Batch] = []
+        count = 0
+        for piece in self._pieces(endless, progress):
+            waiting.append(piece)
+            count += piece.rows
+            start = 0
+            while count >= size:
+                stop = waiting[-1].rows - (count - size)
+                yield _joined([*waiting[:-1], _part(waiting[-1], start, stop)])
+                waiting, start, count = [waiting[-1]], stop, count - size
+            if start:
+                waiting = [_part(waiting[-1], start, waiting[-1].rows)] if count else []
+        if count:
+            yield _joined(waiting)
+
+    def _pieces(self, endless: bool, progress: Progress) -> Iterator[Batch]:
+        yield from self._pass(progress)
+        self._judge()
+        while endless:
+            yield from replace(self, bad=Counter(), _places=[])._pass(progress)
+
+    def _pass(self, progress: Progress) -> Iterator[Batch]:
+        for number, block, _ in self.inputs.blocks(progress):
+            progress.advance(size=block.size)
+            for row in block.faults:
+                self.bad[row.reason] += row.count
+                self._places.append(f"{row.file}:{row.line}: {row.detail}")
+            if block.payload is not None:
+                yield self._usable(self.inputs.files[number], block)
+
+    def _usable(self, source: SourceFile, block: Block) -> Batch:
+        raw = self.inputs.reader.parse(block)
+        _, faults = Encoder(self.features).encode(raw)
+        happened, more = targets(raw, self.fields, self.features.missing, source.hour)
+        for row in raw.bad:
+            self.bad[row.reason] += row.count
+            self._places.append(f"{row.file}:{row.line}: {row.detail}")
+        keep_B = np.ones(raw.rows, dtype=np.bool_)
+        for group in (*more, *faults):  # a row is left out once, for the first thing found wrong with it
+            new_F = group.rows_F[keep_B[group.rows_F]]
+            keep_B[new_F] = False
+            if new_F.size:
+                self.bad[group.reason] += new_F.size
+                line = raw.lines_B[new_F[0]]
+                self._places.append(f"{shown(source.uri)}:{line}: {group.describe(int(new_F[0]))}")
+        del self._places[_SHOWN_BAD:]
+        columns = {name: raw.columns[name] for name in self.features.columns}
+        self.rows += int(keep_B.sum())
+        batch = Batch(columns, happened.label_B, happened.weight_B)
+        return batch if keep_B.all() else _take(batch, np.flatnonzero(keep_B))
+
+    def _judge(self) -> None:
+        """After a pass: whether the rows are worth measuring by, as every stage that reads logs has it."""
+        bad = self.bad.total()
+        first = shown(self.inputs.files[0].uri) + (" and others" if len(self.inputs.files) > 1 else "")
+        if not self.rows and not bad:
+            raise DataError(f"{first} holds no rows. Name the files that hold the logs.")
+        seen = self.rows + bad
+        if not self.rows or bad > self.max_bad * seen:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.bad.most_common())
+            raise TooManyBadRows(
+                f"{bad:,} of {seen:,} rows of {first} are bad ({bad / seen:.2%}; data.max_bad allows "
+                f"{self.max_bad:.2%}): {reasons}. The first: {'; '.join(self._places)}. "
+                "Mend the data, check data.format, or raise data.max_bad."
+            )
+
+
+# ── pieces of batches ──────────────────────────────────────────────────────────────────────────
+
+
+def _part(batch: Batch, start: int, stop: int) -> Batch:
+    if (start, stop) == (0, batch.rows):
+        return batch
+    columns = {name: _column_part(column, start, stop) for name, column in batch.columns.items()}
+    return Batch(columns, batch.label_B[start:stop], batch.weight_B[start:stop])
+
+
+def _column_part(column: RawColumn, start: int, stop: int) -> RawColumn:
+    """Rows of a column, as views of it."""
+    offsets_B1 = column.offsets_B1
+    if offsets_B1 is not None:
+        start, stop, offsets_B1 = (
+            int(offsets_B1[start]),
+            int(offsets_B1[stop]),
+            offsets_B1[start : stop + 1] - offsets_B1[start],
+        )
+    return _values(column, slice(start, stop), offsets_B1)
+
+
+def _take(batch: Batch, rows_K: NDArray[np.int64]) -> Batch:
+    def taken(column: RawColumn) -> RawColumn:
+        offsets_B1 = column.offsets_B1
+        if offsets_B1 is None:
+            return _values(column, rows_K, None)
+        counts_K = np.diff(offsets_B1)[rows_K]
+        offsets_K1 = np.append(0, np.cumsum(counts_K))
+        places_N = np.arange(offsets_K1[-1]) + np.repeat(offsets_B1[rows_K] - offsets_K1[:-1], counts_K)
+        return _values(column, places_N, offsets_K1)
+
+    columns = {name: taken(column) for name, column in batch.columns.items()}
+    return Batch(columns, batch.label_B[rows_K], batch.weight_B[rows_K])
+
+
+def _values(
+    column: RawColumn, places: slice | NDArray[np.int64], offsets_B1: NDArray[np.int64] | None
+) -> RawColumn:
+    if isinstance(column, TextColumn):
+        return TextColumn(column.data, column.starts_N[places], column.ends_N[places], offsets_B1)
+    if isinstance(column, IntegerColumn):
+        return IntegerColumn(column.values_N[places], column.missing_N[places], column.signed, offsets_B1)
+    return NumberColumn(column.values_N[places], offsets_B1)
+
+
+def _joined(pieces: Sequence[Batch]) -> Batch:
+    if len(pieces) == 1:
+        return pieces[0]
+    columns = {name: _joined_column([piece.columns[name] for piece in pieces]) for name in pieces[0].columns}
+    label_B = np.concatenate([piece.label_B for piece in pieces])
+    return Batch(columns, label_B, np.concatenate([piece.weight_B for piece in pieces]))
+
+
+def _joined_column(parts: Sequence[RawColumn]) -> RawColumn:
+    offsets_B1 = None
+    if any(part.offsets_B1 is not None for part in parts):
+        counts = [
+            np.ones(_size(p), np.int64) if p.offsets_B1 is None else np.diff(p.offsets_B1) for p in parts
+        ]
+        offsets_B1 = np.append(0, np.cumsum(np.concatenate(counts)))
+    integers = [part for part in parts if isinstance(part, IntegerColumn)]
+    if len(integers) == len(parts) and len({part.signed for part in integers}) == 1:
+        return IntegerColumn(
+            np.concatenate([part.values_N for part in integers]),
+            np.concatenate([part.missing_N for part in integers]),
+            integers[0].signed,
+            offsets_B1,
+        )
+    numbers = [part for part in parts if isinstance(part, NumberColumn)]
+    if len(numbers) == len(parts):
+        return NumberColumn(np.concatenate([part.values_N for part in numbers]), offsets_B1)
+    texts = [as_text(part) for part in parts]  # columns of several kinds agree in their text
+    if all(text.data is texts[0].data for text in texts):
+        starts, data = [text.starts_N for text in texts], texts[0].data
+    else:
+        starts, data = _moved_together(texts)
+    starts_N = np.concatenate(starts)
+    lengths_N = np.concatenate([text.ends_N - text.starts_N for text in texts])
+    return TextColumn(data, starts_N, starts_N + lengths_N, offsets_B1)
+
+
+def _moved_together(texts: Sequence[TextColumn]) -> tuple[list[NDArray[np.int64]], NDArray[np.uint8]]:
+    """One buffer with the texts of all, and where they begin in it."""
+    starts, pieces, size = [], [], 0
+    for text in texts:
+        lengths_N = text.ends_N - text.starts_N
+        places_N = np.cumsum(lengths_N) - lengths_N
+        content = np.arange(int(lengths_N.sum())) + np.repeat(text.starts_N - places_N, lengths_N)
+        pieces.append(text.data[content])
+        starts.append(places_N + size)
+        size += content.size
+    return starts, np.concatenate(pieces)
+
+
+def _size(column: RawColumn) -> int:
+    return column.starts_N.size if isinstance(column, TextColumn) else column.values_N.size

@@ -1,0 +1,44 @@
+"""Raw columns as ElasticCTR's protocol wants them: whole numbers, and texts that are to be hashed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from clickline.features import FeatureSpec, SlotField
+from clickline.features.columns import as_text, numbers, split, without
+from clickline.features.kernels import NUMBER_OK, parse_feasigns
+from clickline.records import IntegerColumn, NumberColumn, RawColumn, TextColumn
+
+__all__ = ["for_elasticctr"]
+
+
+def for_elasticctr(
+    columns: Mapping[str, RawColumn], features: FeatureSpec, rows: int
+) -> dict[str, RawColumn]:
+    """The same values. A column that makes both ids and a float goes as what its ids are made from."""
+    categories = {slot.column: slot for slot in features.slots if slot.source in ("text", "feasign")}
+    found: dict[str, RawColumn] = {}
+    for name, column in columns.items():
+        slot = categories.get(name)
+        if slot is None:
+            values_B, _ = numbers(without(column, features.missing), name, rows)
+            found[name] = NumberColumn(values_B.astype(np.float64))
+        else:
+            found[name] = _category(column, slot, features.missing)
+    return found
+
+
+def _category(column: RawColumn, slot: SlotField, missing: tuple[str, ...]) -> RawColumn:
+    if slot.separator is not None:
+        column = split(column, slot.separator)
+    column = without(column, missing)
+    if slot.source == "text":
+        return as_text(column)
+    if not isinstance(column, TextColumn):
+        return column
+    values_N = np.empty(column.starts_N.size, dtype=np.uint64)
+    status_N = np.empty(values_N.size, dtype=np.uint8)
+    parse_feasigns(column.data, column.starts_N, column.ends_N, values_N, status_N)
+    return IntegerColumn(values_N, status_N != NUMBER_OK, False, column.offsets_B1)

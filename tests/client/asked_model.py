@@ -1,0 +1,113 @@
+"""A model's double at the far end: real doors decode what a client sends, its values can be looked at, and real doors
+encode the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickline.client.calls import Ask, Reply
+from clickline.client.elasticctr import ElasticCtr
+from clickline.client.grpc_asks import InferenceGrpc, TfServingGrpc
+from clickline.client.http_asks import InferenceHttp, TfServingHttp
+from clickline.features import DenseField, FeatureSpec, SlotField
+from clickline.features.request import RequestEncoder
+from clickline.records import EncodedRows, RequestRows
+from clickline.stages.serve.doors import inference, ranking, tfserving
+from clickline.stages.serve.doors.calls import Call, Limits
+from clickline.stages.serve.doors.rest import Door, HttpLimits, Known, Page, route
+
+__all__ = ["ASKS", "FEATURES", "MODEL", "Scores", "answered", "decoded", "encoded", "page"]
+
+FEATURES = FeatureSpec(
+    dense=(DenseField("I1", "I1", "log1p"), DenseField("I2", "I2", "none")),
+    slots=(
+        SlotField("C1", "C1", 1),
+        SlotField("C2", "C2", 2),
+        SlotField("tags", "tags", 30, multi=True),
+        SlotField("4", "4", 4, "feasign", multi=True),
+        SlotField("I2_bucket", "I2", 77, "log2"),
+    ),
+)
+
+ASKS = {
+    "grpc": TfServingGrpc,
+    "v2-grpc": InferenceGrpc,
+    "http": TfServingHttp,
+    "v2-http": InferenceHttp,
+    "elasticctr": ElasticCtr,
+}
+
+
+class Model:
+    number = 12
+    features = FEATURES
+    columns = FEATURES.columns
+
+
+MODEL = Model()
+_ENCODER = RequestEncoder(FEATURES)
+_GRPC = {
+    "/tensorflow.serving.PredictionService/Predict": tfserving,
+    "/inference.GRPCInferenceService/ModelInfer": inference,
+    "/clickline.v1.Ranking/Rank": ranking,
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    version: int
+    logit_B: NDArray[np.float32]
+    probability_B: NDArray[np.float32]
+
+
+def _headers(ask: Ask[Any]) -> dict[bytes, bytes]:
+    return {name.lower().encode(): value.encode() for name, value in ask.headers.items()}
+
+
+def _door(ask: Ask[Any]) -> Door:
+    found = route("POST", ask.where)
+    assert isinstance(found, Door), found
+    return found
+
+
+def decoded(ask: Ask[Any]) -> Call:
+    """What the server finds in a request."""
+    assert ask.body is not None
+    if ask.where in _GRPC:
+        return _GRPC[ask.where].decode(ask.body, MODEL, Limits())
+    return _door(ask).decode(ask.body, _headers(ask), MODEL, HttpLimits())
+
+
+def target(ask: Ask[Any]) -> Any:
+    assert ask.body is not None
+    return _GRPC[ask.where].target(ask.body) if ask.where in _GRPC else _door(ask).target
+
+
+def answered(ask: Ask[Any], scores: Scores) -> Any:
+    """What the client makes of the server's answer."""
+    call = decoded(ask)
+    if ask.where in _GRPC:
+        return ask.decode(Reply(_GRPC[ask.where].encode(call, scores)))
+    reply = _door(ask).encode(call, scores)
+    return ask.decode(Reply(reply.body, {name.decode(): value.decode() for name, value in reply.headers}))
+
+
+def page(ask: Ask[Any]) -> Any:
+    """What the client makes of what the server tells of itself."""
+    if ask.body is not None:
+        if ask.where.endswith("GetModelMetadata"):
+            return ask.decode(Reply(tfserving.metadata(ask.body, MODEL)))
+        return ask.decode(Reply(inference.model_metadata(ask.body, MODEL, [12])))
+    found = route("GET", ask.where)
+    assert isinstance(found, Page), found
+    return ask.decode(Reply(found.answer(Known(("ads",), MODEL)).body))
+
+
+def encoded(rows: RequestRows) -> EncodedRows:
+    result, faults = _ENCODER.encode(rows)
+    assert not faults, [fault for found in faults for fault in found]
+    return result

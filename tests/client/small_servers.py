@@ -1,0 +1,142 @@
+"""Servers for faults at an exact moment: each request is answered by the next step of a script."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+from asked_model import MODEL, Scores
+
+from clickline.client import AsyncClient, Client
+from clickline.stages.serve.doors import tfserving
+from clickline.stages.serve.doors.calls import Limits
+from clickline.stages.serve.doors.rest import Door, HttpLimits, route
+from servers.serving import QuietHandler, served
+
+__all__ = ["Asking", "Script", "free_port", "grpc_server", "http_server", "silent_port"]
+
+
+def _scores(rows: int) -> Scores:
+    return Scores(12, np.full(rows, 0.5, np.float32), np.full(rows, 0.75, np.float32))
+
+
+class Script:
+    """What happens to each request: a status and words, or None for an answer. After the last step: answers."""
+
+    def __init__(self, *steps: tuple[Any, str] | None) -> None:
+        self.steps = list(steps)
+        self.seen: list[dict[str, str]] = []  # metadata or headers of each request
+        self.gate: threading.Event | None = None  # requests wait for it
+
+    def next(self, told: dict[str, str]) -> tuple[Any, str] | None:
+        self.seen.append(told)
+        if self.gate is not None:
+            self.gate.wait(30)
+        return self.steps.pop(0) if self.steps else None
+
+
+@contextmanager
+def grpc_server(script: Script, port: int = 0) -> Iterator[str]:
+    def predict(body: bytes, context: Any) -> bytes:
+        step = script.next({key: str(value) for key, value in context.invocation_metadata()})
+        if step is not None:
+            context.abort(*step)
+        call = tfserving.decode(body, MODEL, Limits())
+        return tfserving.encode(call, _scores(call.rows.rows))
+
+    class Methods(grpc.GenericRpcHandler):
+        def service(self, details: Any) -> Any:
+            known = details.method == "/tensorflow.serving.PredictionService/Predict"
+            return grpc.unary_unary_rpc_method_handler(predict) if known else None
+
+    with ThreadPoolExecutor(4) as pool:
+        server = grpc.server(
+            pool, handlers=[Methods()], options=[("grpc.max_receive_message_length", 1 << 20)]
+        )
+        port = server.add_insecure_port(f"127.0.0.1:{port}")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            if script.gate is not None:
+                script.gate.set()
+            server.stop(None).wait(10)
+
+
+@contextmanager
+def http_server(script: Script, **headers: str) -> Iterator[str]:
+    class Handler(QuietHandler):
+        def do_POST(self) -> None:
+            body = self.body()
+            step = script.next({key.lower(): value for key, value in self.headers.items()})
+            if step is not None:
+                status, words = step
+                if status is None:  # hang up without a word
+                    self.close_connection = True
+                    return
+                self.answer(status, words.encode(), **headers)
+                return
+            door = route("POST", self.path)
+            assert isinstance(door, Door)
+            sent = {name.lower().encode(): value.encode() for name, value in self.headers.items()}
+            call = door.decode(body, sent, MODEL, HttpLimits())
+            reply = door.encode(call, _scores(call.rows.rows))
+            self.answer(reply.status, reply.body, **{n.decode(): v.decode() for n, v in reply.headers})
+
+    with served(Handler) as port:
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            if script.gate is not None:
+                script.gate.set()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
+@contextmanager
+def silent_port() -> Iterator[str]:
+    """Takes connections and says nothing."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+class Asking:
+    """A client of either kind, asked in the same way."""
+
+    def __init__(self, waits: bool) -> None:
+        self.waits = waits
+        self.retried = 0  # by the client that was used last
+        self.tries = 0
+
+    def __call__(self, address: str, ask: Callable[[Any], Any], **options: Any) -> Any:
+        """What `ask(client)` gives."""
+        if self.waits:
+            with Client(address, **options) as client:
+                try:
+                    return ask(client)
+                finally:
+                    self.retried = client.retried
+
+        async def run() -> Any:
+            async with AsyncClient(address, **options) as client:
+                try:
+                    return await ask(client)
+                finally:
+                    self.retried = client.retried
+
+        return asyncio.run(run())

@@ -1,0 +1,108 @@
+"""A model for the gRPC doors, and a gRPC server that has nothing but them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+
+from clickline.errors import RequestRefused
+from clickline.features import DenseField, FeatureSpec, SlotField
+from clickline.stages.serve.doors import inference, ranking, tfserving
+from clickline.stages.serve.doors.calls import Limits
+
+FEATURES = FeatureSpec(
+    (DenseField("I1", "I1", "log1p"), DenseField("I2", "I2", "none")),
+    (
+        SlotField("C1", "C1", 1),
+        SlotField("C2", "C2", 2),
+        SlotField("I1_bucket", "I1", 101, "log2"),
+        SlotField("hour", "hour", 102, "log2"),
+        SlotField("tags", "tags", 103, multi=True),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class StandIn:
+    number: int = 12
+    features: FeatureSpec = FEATURES
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.features.columns
+
+
+@dataclass(frozen=True)
+class Answer:
+    version: int
+    logit_B: np.ndarray
+    probability_B: np.ndarray
+
+
+MODEL = StandIn()
+LIMITS = Limits(max_rows=1000)
+
+
+def answer(*probabilities: float) -> Answer:
+    p = np.array(probabilities, dtype=np.float32)
+    return Answer(MODEL.number, np.log(p / (1 - p)).astype(np.float32), p)
+
+
+def scored(door, body: bytes) -> bytes:
+    """A request through a door: row b of B gets the probability (b + 1) / (B + 1)."""
+    door.target(body)
+    call = door.decode(body, MODEL, LIMITS)
+    return door.encode(call, answer(*((row + 1) / (call.rows.rows + 1) for row in range(call.rows.rows))))
+
+
+METHODS: dict[str, Callable[[bytes], bytes]] = {
+    "tensorflow.serving.PredictionService/Predict": lambda body: scored(tfserving, body),
+    "tensorflow.serving.PredictionService/GetModelMetadata": lambda body: tfserving.metadata(body, MODEL),
+    "tensorflow.serving.ModelService/GetModelStatus": lambda body: tfserving.status(
+        {11: "UNLOADING", 12: "AVAILABLE"}
+    ),
+    "inference.GRPCInferenceService/ServerLive": lambda body: inference.server_live(),
+    "inference.GRPCInferenceService/ServerReady": lambda body: inference.server_ready(True),
+    "inference.GRPCInferenceService/ModelReady": lambda body: inference.model_ready(
+        inference.target(body).version in (None, 12)
+    ),
+    "inference.GRPCInferenceService/ServerMetadata": lambda body: inference.server_metadata("0.1.0"),
+    "inference.GRPCInferenceService/ModelMetadata": lambda body: inference.model_metadata(
+        body, MODEL, [11, 12]
+    ),
+    "inference.GRPCInferenceService/ModelInfer": lambda body: scored(inference, body),
+    "clickline.v1.Ranking/Rank": lambda body: scored(ranking, body),
+}
+
+
+class _Handler(grpc.GenericRpcHandler):
+    def service(self, details):
+        method = METHODS.get(details.method.removeprefix("/"))
+        if method is None:
+            return None
+
+        def serve(body: bytes, context: grpc.ServicerContext) -> bytes:
+            try:
+                return method(body)
+            except RequestRefused as refused:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+
+        return grpc.unary_unary_rpc_method_handler(serve)
+
+
+@contextmanager
+def grpc_server() -> Iterator[str]:
+    """The doors on a port that the system picks; yields the address."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((_Handler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait(10)

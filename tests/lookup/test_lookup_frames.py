@@ -1,0 +1,287 @@
+"""Bytes on the wire: what a lookup server does with anything that is not what it expects."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from fleet import Here, eventually, opened, publish, random_blocks, registry_in, server_here
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from clickline.scoring.remote_connection import Connection, resolve
+from clickline.wire import frames
+from clickline.wire.frames import (
+    HEADER,
+    HELLO,
+    LOOKUP,
+    NOT_HERE,
+    OK,
+    STATUS,
+    Frame,
+    Garbled,
+    Inbox,
+    answer_bytes,
+    hello,
+    lookup_keys_at,
+    read_hello,
+    read_lookup,
+    read_numbers,
+    write_lookup_head,
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[Here]:
+    registry = registry_in(tmp_path_factory.mktemp("garbage"))
+    number = publish(registry, random_blocks(1), shards=1)
+    with server_here(0, {number: opened(registry, number)}) as here:
+        yield here
+
+
+def connected(server: Here) -> socket.socket:
+    host, _, port = server.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def greeted(server: Here) -> socket.socket:
+    connection = connected(server)
+    connection.sendall(hello(None))
+    size = HEADER.unpack(exactly(connection, HEADER.size))[0]
+    exactly(connection, size)
+    return connection
+
+
+def exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        assert piece, "the connection ended"
+        data += piece
+    return data
+
+
+def answers_until_end(connection: socket.socket) -> bytes:
+    """Everything that comes until the server ends the connection. If it never did, this would time out."""
+    data = b""
+    with connection:
+        connection.shutdown(socket.SHUT_WR)
+        while True:
+            try:
+                piece = connection.recv(1 << 16)
+            except ConnectionResetError:
+                return data
+            if not piece:
+                return data
+            data += piece
+
+
+def lookup(keys: list[int], version: int = 1, request: int = 7, counts: list[int] | None = None) -> bytes:
+    counts = [len(keys), 0] if counts is None else counts
+    frame = np.zeros(lookup_keys_at(len(counts)) + 8 * len(keys), dtype=np.uint8)
+    write_lookup_head(frame, 0, request, version, counts)
+    frame[lookup_keys_at(len(counts)) :] = np.array(keys, dtype=np.uint64).view(np.uint8)
+    return frame.tobytes()
+
+
+def still_answers(server: Here) -> None:
+    with greeted(server) as connection:
+        connection.sendall(lookup([1, 2, 3]))
+        head = Frame(*HEADER.unpack(exactly(connection, HEADER.size)))
+        assert head == Frame(answer_bytes([3, 0], [40, 24]), LOOKUP, OK, 2, 7)
+        exactly(connection, head.size)
+
+
+@given(st.binary(max_size=400))
+@example(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+@example(HEADER.pack(0xFFFFFFFF, HELLO, 0, 0, 0))
+@example(HEADER.pack(8, HELLO, 0, 0, 0) + b"CLKLOOK\x02")
+def test_garbage_instead_of_a_hello(server, data):
+    connection = connected(server)
+    connection.sendall(data)
+    assert answers_until_end(connection) == b""
+    assert server.server.connections < 50
+    still_answers(server)
+
+
+@given(st.binary(max_size=400))
+@example(HEADER.pack(0xFFFFFFFF, LOOKUP, 0, 1, 0))
+@example(HEADER.pack(0, 9, 0, 0, 0))
+@example(HEADER.pack(0, LOOKUP, 0, 0, 0))
+def test_garbage_after_the_hello(server, data):
+    connection = greeted(server)
+    connection.sendall(data)
+    answers_until_end(connection)
+    still_answers(server)
+
+
+@given(
+    counts=st.lists(st.integers(0, 2**64 - 1), max_size=6),
+    keys=st.integers(0, 20),
+    parts=st.integers(0, 65535),
+    cut=st.integers(0, 40),
+)
+@example(counts=[2**61, 0], keys=0, parts=2, cut=0)  # so many keys that their bytes overflow
+@example(counts=[2**64 - 1, 1], keys=0, parts=2, cut=0)
+@example(counts=[3], keys=3, parts=1, cut=0)  # the version has two parts
+def test_lookups_whose_numbers_do_not_fit(server, counts, keys, parts, cut):
+    body = struct.pack(f"<{1 + len(counts)}Q", 1, *counts) + bytes(8 * keys)
+    body = body[: max(0, len(body) - cut)]
+    connection = greeted(server)
+    connection.sendall(HEADER.pack(len(body), LOOKUP, 0, parts, 1) + body)
+    answer = answers_until_end(connection)
+    if answer:
+        assert (len(counts), parts, cut, sum(counts)) == (2, 2, 0, keys)
+    still_answers(server)
+
+
+def test_many_requests_at_once_are_answered_in_order(server):
+    ids = opened_ids(server)
+    with greeted(server) as connection:
+        connection.sendall(b"".join(lookup(ids[:n], request=n) for n in range(40)))
+        for n in range(40):
+            head = Frame(*HEADER.unpack(exactly(connection, HEADER.size)))
+            assert (head.request, head.status) == (n, OK)
+            body = exactly(connection, head.size)
+            assert body[8 + 40 * n :] == b"\x01" * n  # all found
+
+
+def opened_ids(server: Here) -> list[int]:
+    tables = server.versions.open[1].tables
+    return [int(id) for id in tables.levels[0][0].rows(0)["id"][:40]]
+
+
+def test_a_version_that_is_not_here(server):
+    with greeted(server) as connection:
+        connection.sendall(lookup([1], version=99))
+        head = Frame(*HEADER.unpack(exactly(connection, HEADER.size)))
+        assert head.status == NOT_HERE
+        assert read_numbers(memoryview(exactly(connection, head.size))) == (1,)
+
+
+def test_why_a_connection_was_ended_is_logged(server, capfd):
+    with server_here(0, {1: server.versions.open[1].tables}) as fresh:  # one that has not said it too often
+        connection = greeted(fresh)
+        connection.sendall(HEADER.pack(2**31, LOOKUP, 0, 1, 1))
+        answers_until_end(connection)
+    error = capfd.readouterr().err
+    assert "a connection was ended" in error and "a frame of 2,147,483,648 bytes" in error
+
+
+def test_too_many_connections_are_turned_away(server, monkeypatch):
+    from clickline.stages.lookup import server as module
+
+    eventually(lambda: not server.server.connections)  # those of other tests are ending
+    monkeypatch.setattr(module, "_MOST_CONNECTIONS", 1)
+    with greeted(server):
+        assert answers_until_end(connected(server)) == b""
+        assert server.server.turned_away >= 1
+
+
+# ── the predictor's side ───────────────────────────────────────────────────────────────────────
+
+
+def answering(answer: bytes) -> tuple[socket.socket, str]:
+    """A server that says hello, then the same bytes to whatever comes."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(frames.told(Frame(0, HELLO, 0, 0, 0), {"shard": 0}))
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listening, f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def while_nothing(connection: Connection) -> None:
+    for _ in range(1000):
+        assert connection.receive(7) is None
+        select.select([connection], [], [], 10)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        HEADER.pack(2**31, LOOKUP, OK, 1, 7),
+        HEADER.pack(48, LOOKUP, OK, 1, 7) + bytes(48),  # of another size
+        HEADER.pack(49, LOOKUP, OK, 1, 8) + bytes(49),  # of another request
+        HEADER.pack(49, STATUS, OK, 1, 7) + bytes(49),
+        HEADER.pack(49, LOOKUP, OK, 1, 7) + bytes(20),  # cut
+    ],
+)
+def test_an_answer_that_does_not_fit_ends_the_connection(answer):
+    listening, address = answering(answer)
+    with listening:
+        connection = Connection(
+            resolve("127.0.0.1", int(address.rpartition(":")[2])), "127.0.0.1", None, None, 10
+        )
+        try:
+            frame = lookup([1], counts=[1])
+            connection.send(7, memoryview(frame), answer_bytes([1], [40]))
+            with pytest.raises((Garbled, ConnectionResetError)):
+                while_nothing(connection)
+        finally:
+            connection.close()
+
+
+# ── the inbox ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Pieces:
+    """A socket that gives its bytes in pieces of these sizes, then one at a time."""
+
+    def __init__(self, data: bytes, sizes: list[int]) -> None:
+        self._data = data
+        self._sizes = sizes
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        size = min(self._sizes.pop(0) if self._sizes else 1, len(buffer), len(self._data))
+        assert len(buffer)
+        buffer[:size] = self._data[:size]
+        self._data = self._data[size:]
+        return size
+
+
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=30), max_size=5), st.lists(st.integers(1, 500)))
+def test_frames_arrive_whole_however_they_are_cut(requests, sizes):
+    inbox = Inbox(1 << 20)
+    data = b"".join(lookup(keys, request=n) for n, keys in enumerate(requests))
+    pieces = Pieces(data, sizes)
+    for n, keys in enumerate(requests):
+        while (frame := inbox.frame()) is None:
+            assert inbox.receive(pieces)
+        assert frame.request == n
+        found = read_lookup(frame, inbox)
+        assert (found.version, found.counts, found.keys_N.tolist()) == (1, (len(keys), 0), keys)
+        inbox.done()
+    assert inbox.empty
+
+
+def test_room_grows_for_a_large_frame_and_is_given_back():
+    keys = list(range(1_000_000))
+    inbox = Inbox(1 << 24)
+    pieces = Pieces(lookup(keys), [1 << 20] * 100)
+    while (frame := inbox.frame()) is None:
+        assert inbox.receive(pieces)
+    assert read_lookup(frame, inbox).keys_N[-1] == keys[-1]
+    inbox.done()
+    assert inbox.bytes.size < 1 << 20
+
+
+def test_a_hello_carries_the_token():
+    frame = hello("a secret")
+    inbox = Inbox(4096)
+    inbox.receive(Pieces(frame, [len(frame)]))
+    found = inbox.frame()
+    assert found is not None
+    assert read_hello(found, inbox.body()) == b"a secret"

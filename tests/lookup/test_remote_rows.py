@@ -1,0 +1,410 @@
+"""Rows from lookup servers are, to the bit, the rows of mapped files; and what happens when servers do not answer."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleet import (
+    PARTS,
+    addresses,
+    assert_same,
+    call,
+    certificate_in,
+    constant_blocks,
+    eventually,
+    opened,
+    publish,
+    random_blocks,
+    random_delta,
+    registry_in,
+    server_here,
+    servers_here,
+)
+
+from clickline.errors import ArtifactError, RequestRefused
+from clickline.scoring.remote import LookupPool, RemoteRows, client_tls
+
+
+@pytest.mark.parametrize("cache", [0, 64, 100_000])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_gather_over_the_network_equals_mapped_files(precision, cache, tmp_path):
+    registry = registry_in(tmp_path)
+    base = publish(registry, random_blocks(1), precision=precision, shards=3)
+    first = publish(registry, random_delta(2), precision=precision, shards=3, parent=base)
+    number = publish(registry, random_delta(3), precision=precision, shards=3, parent=first)
+    local = opened(registry, number)
+    with servers_here(registry, [number], shards=3) as servers, LookupPool(addresses(servers)) as lookups:
+        remote = RemoteRows(lookups, number, PARTS, precision, cache=cache, missing="unavailable")
+        for seed, rows in enumerate([100, 1, 7, 3000, 100, 100]):
+            batch = call(seed % 4, rows)
+            assert_same(batch.gather(remote), batch.gather(local))
+        assert (lookups.stats.cache_hits > 0) == (cache > 0)
+        assert lookups.stats.failovers == 0
+
+
+def test_each_distinct_id_is_asked_for_once(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1))
+    batch = call(0, 500)
+    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers)) as lookups:
+        batch.gather(RemoteRows(lookups, number, PARTS, "fp32"))
+        keys = sum(replicas[0].server.counts().keys for replicas in servers)
+        assert keys == np.unique(batch.bags.ids_N).size == lookups.stats.keys
+        assert lookups.stats.requests == 2
+
+
+def test_rows_that_the_cache_has_are_not_asked_for_again(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1))
+    batch = call(0, 200)
+    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers)) as lookups:
+        remote = RemoteRows(lookups, number, PARTS, "fp32", cache=1 << 20)
+        first = batch.gather(remote)
+        asked = lookups.stats.keys
+        assert_same(batch.gather(remote), first)
+        assert lookups.stats.keys - asked < 0.01 * asked  # but for two ids that share a place
+
+
+def test_many_threads_share_a_pool(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1))
+    local = opened(registry, number)
+    with (
+        servers_here(registry, [number], replicas=2) as servers,
+        LookupPool(addresses(servers), timeout=10, hedge=5) as lookups,
+    ):
+        remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable", cache=300)
+
+        def work(seed: int) -> None:
+            for n in range(20):
+                batch = call(seed * 100 + n, 50)
+                assert_same(batch.gather(remote), batch.gather(local))
+
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(work, range(8)))
+
+
+def test_a_call_without_ids_asks_nobody(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1))
+    batch = call(0, 0)
+    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers)) as lookups:
+        batch.gather(RemoteRows(lookups, number, PARTS, "fp32"))
+        assert lookups.stats.requests == 0
+
+
+def test_large_answers_come_in_pieces(tmp_path):
+    """More rows than the server sends at once."""
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1), shards=1)
+    local = opened(registry, number)
+    rng = np.random.default_rng(0)
+    batch = call(0, 20_000)
+    batch.bags.ids_N[:] = rng.integers(0, 2**64, batch.bags.ids_N.size, dtype=np.uint64)
+    batch.bags.ids_N[::3] = rng.choice(call(1, 5000).bags.ids_N, batch.bags.ids_N[::3].size)
+    with (
+        servers_here(registry, [number], shards=1) as servers,
+        LookupPool(addresses(servers), timeout=20) as lookups,
+    ):
+        remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
+        assert_same(batch.gather(remote), batch.gather(local))
+        assert_same(call(0, 10).gather(remote), call(0, 10).gather(local))
+
+
+# ── servers that do not answer ─────────────────────────────────────────────────────────────────
+
+
+def test_a_shard_that_is_gone_gives_default_rows_and_counts_them(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1))
+    batch = call(0, known=True)
+    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers)) as lookups:
+        remote = RemoteRows(lookups, number, PARTS, "fp32", missing="default")
+        batch.gather(remote)
+        servers[1][0].server.stop(0)
+        inputs_BI, wide_B, misses_S = batch.gather(remote)
+        half = opened(registry, number, [0])  # an id of the other shard is not found there
+        assert_same((inputs_BI, wide_B, misses_S), batch.gather(half))
+        assert lookups.stats.default_lookups == misses_S.sum() > 0
+        assert lookups.stats.shards_lost == 1
+
+
+def test_a_shard_that_is_gone_makes_requests_unavailable_if_so_configured(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1))
+    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers)) as lookups:
+        remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
+        call(0).gather(remote)
+        gone = servers[1][0]
+        gone.server.stop(0)
+        for _ in range(3):  # also when it is known to be gone
+            with pytest.raises(
+                RequestRefused, match=f"no lookup server of shard 1 answers: {gone.address}"
+            ) as refused:
+                call(0).gather(remote)
+            assert refused.value.kind == "unavailable"
+        assert lookups.stats.default_lookups == 0
+
+
+def test_a_shard_that_comes_back_is_used_again(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1), shards=1)
+    tables = {number: opened(registry, number)}
+    with server_here(0, tables) as server, LookupPool([[server.address]]) as lookups:
+        remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
+        server.versions.open = {}
+        with pytest.raises(RequestRefused, match=rf"{server.address}: it has version none, not {number}"):
+            call(0).gather(remote)
+        with server_here(0, tables) as other:
+            server.versions.open = other.versions.open
+            assert_same(call(0).gather(remote), call(0).gather(tables[number]))
+
+
+def test_a_replica_without_the_version_is_passed_over(tmp_path):
+    registry = registry_in(tmp_path)
+    old, new = (
+        publish(registry, constant_blocks(1), shards=1),
+        publish(registry, constant_blocks(2), shards=1),
+    )
+    with (
+        server_here(0, {old: opened(registry, old)}) as behind,
+        server_here(0, {new: opened(registry, new)}) as ahead,
+        LookupPool([[behind.address, ahead.address]]) as lookups,
+    ):
+        for number, value in ((new, 2), (old, 1)):
+            remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
+            for seed in range(6):
+                inputs_BI, _, _ = call(seed, known=True).gather(remote)
+                assert set(np.unique(inputs_BI[:, :9])) == {value}
+
+
+def test_a_server_of_another_shard_is_not_believed(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1))
+    with servers_here(registry, [number]) as servers:
+        swapped = addresses(servers)[::-1]
+        with LookupPool(swapped) as lookups:
+            assert (
+                "it serves shard 1, but serve.lookup.shards names it for shard 0"
+                in lookups.health()[swapped[0][0]]
+            )
+            with pytest.raises(RequestRefused, match="it serves shard"):
+                call(0).gather(RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable"))
+
+
+def test_a_version_with_another_number_of_shards_is_refused(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1), shards=3)
+    with (
+        servers_here(registry, [number], shards=1) as servers,
+        LookupPool(addresses(servers)) as lookups,
+        pytest.raises(ArtifactError, match=r"has 3 shards, serve\.lookup\.shards lists 1"),
+    ):
+        RemoteRows.of_version(lookups, registry.version(number).body)
+
+
+class Between:
+    """Stands between predictor and server, and holds back what the server answers while it is told to."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self.flowing = threading.Event()
+        self.flowing.set()
+        self._sockets = [self._listening]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                ours, _ = self._listening.accept()
+            except OSError:
+                return
+            theirs = socket.create_connection(self._target)
+            self._sockets += [ours, theirs]
+            threading.Thread(target=self._carry, args=(ours, theirs, False), daemon=True).start()
+            threading.Thread(target=self._carry, args=(theirs, ours, True), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, held: bool) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                if held:
+                    self.flowing.wait(20)
+                target.sendall(data)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self.flowing.set()
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+def test_an_answer_that_comes_after_its_hedge_is_dropped(tmp_path):
+    """The late answer is of another call: taken for the next one's it would give wrong rows."""
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1), shards=1)
+    local = opened(registry, number)
+    with server_here(0, {number: local}) as slow, server_here(0, {number: local}) as other:
+        between = Between(slow.address)
+        try:
+            with LookupPool([[between.address, other.address]], timeout=5, hedge=0.05) as lookups:
+                remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
+                for seed in range(4):  # both have a connection
+                    call(seed).gather(remote)
+                between.flowing.clear()
+                for seed in range(6):
+                    assert_same(call(seed).gather(remote), call(seed).gather(local))
+                assert lookups.stats.hedges >= 1
+                between.flowing.set()
+                eventually(lambda: not any(lookups.health().values()))
+                late = eventually(lambda: [call(9).gather(remote), lookups.stats.late_answers][1], seconds=10)
+                assert late == lookups.stats.hedges
+                for seed in range(20):
+                    assert_same(call(seed).gather(remote), call(seed).gather(local))
+        finally:
+            between.close()
+
+
+def test_a_slow_replica_costs_no_more_than_the_hedge(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1), shards=1)
+    local = opened(registry, number)
+    with server_here(0, {number: local}) as slow, server_here(0, {number: local}) as other:
+        between = Between(slow.address)
+        try:
+            with LookupPool([[between.address, other.address]], timeout=20, hedge=0.1) as lookups:
+                remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
+                for seed in range(4):
+                    call(seed).gather(remote)
+                between.flowing.clear()
+                times = []
+                for seed in range(20):
+                    began = time.monotonic()
+                    call(seed).gather(remote)
+                    times.append(time.monotonic() - began)
+                assert max(times) < 2  # not the timeout
+                assert (
+                    sum(took > 0.09 for took in times) <= 4
+                )  # once it is known to be slow, it is asked last
+        finally:
+            between.close()
+
+
+def test_all_replicas_too_slow_is_told_after_the_timeout(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1), shards=1)
+    local = opened(registry, number)
+    with server_here(0, {number: local}) as server:
+        between = Between(server.address)
+        try:
+            with LookupPool([[between.address]], timeout=0.3) as lookups:
+                remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
+                call(0).gather(remote)
+                between.flowing.clear()
+                began = time.monotonic()
+                with pytest.raises(RequestRefused, match="no answer within 300 ms"):
+                    call(0).gather(remote)
+                assert 0.25 < time.monotonic() - began < 5
+        finally:
+            between.close()
+
+
+# ── versions on their way ──────────────────────────────────────────────────────────────────────
+
+
+def test_ready_waits_for_replicas_that_load_and_for_no_others(tmp_path):
+    registry = registry_in(tmp_path)
+    old, new = publish(registry, constant_blocks(1)), publish(registry, constant_blocks(2))
+    with servers_here(registry, [old], replicas=2) as servers:
+        listed = addresses(servers)
+        dead = socket.create_server(("127.0.0.1", 0))
+        listed[1].append(f"127.0.0.1:{dead.getsockname()[1]}")
+        dead.close()
+        with LookupPool(listed) as lookups:
+            report = lookups.ready(old, 10)
+            assert report.ready and len(report.have) == 4 and report.unreachable == (listed[1][2],)
+            report = lookups.ready(new, 0.3)
+            assert not report.ready and report.lost_shards == (0, 1) and len(report.late) == 4
+
+            def load() -> None:
+                for shard, replicas in enumerate(servers):
+                    for here in replicas:
+                        with server_here(shard, {new: opened(registry, new, [shard])}) as made:
+                            here.versions.open = {**here.versions.open, **made.versions.open}
+
+            loading = threading.Thread(target=load)
+            loading.start()
+            report = lookups.ready(new, 20)
+            loading.join()
+            assert report.ready and len(report.have) == 4 and not report.late
+
+            servers[0][0].versions.open = {}
+            servers[0][0].versions.refused = {new: "its file is damaged"}
+            report = lookups.ready(new, 10)
+            assert report.ready and report.refused == {listed[0][0]: "its file is damaged"}
+            assert "refused it: its file is damaged" in str(report)
+
+
+def test_ready_is_not_held_up_by_a_replica_that_hangs(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1), shards=1)
+    with servers_here(registry, [number], shards=1) as servers:
+        between = Between(servers[0][0].address)
+        try:
+            with LookupPool([[servers[0][0].address, between.address]], timeout=0.2) as lookups:
+                between.flowing.clear()
+                began = time.monotonic()
+                report = lookups.ready(number, 20)
+                assert time.monotonic() - began < 5
+                assert report.ready and report.unreachable == (between.address,)
+        finally:
+            between.close()
+
+
+# ── TLS and token ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_tls_and_token(tmp_path):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1))
+    local = opened(registry, number)
+    certificate, key = certificate_in(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    with servers_here(registry, [number], token="secret", tls=tls) as servers:
+        trusted = client_tls(str(certificate))
+        with LookupPool(addresses(servers), token="secret", tls=trusted, timeout=5) as lookups:
+            remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
+            for seed, rows in enumerate((50, 5000, 50)):  # records of TLS are 16 KiB
+                assert_same(call(seed, rows).gather(remote), call(seed, rows).gather(local))
+        for token in (None, "other"):
+            with LookupPool(addresses(servers), token=token, tls=trusted) as lookups:
+                assert set(lookups.health().values()) == {
+                    "the token is missing or wrong: both sides need the same serve.token_file"
+                }
+        with LookupPool(addresses(servers), token="secret", tls=client_tls(None)) as lookups:
+            assert all("certificate verify failed" in trouble for trouble in lookups.health().values())
+        with LookupPool(addresses(servers), token="secret") as lookups:
+            assert all(lookups.health().values())
+        sent = sum(replicas[0].server.counts().requests for replicas in servers)
+        assert sent == 6  # none of the others
+
+
+def test_an_authority_that_is_no_pem_file_is_named(tmp_path):
+    from clickline.errors import ClicklineError
+
+    with pytest.raises(ClicklineError, match=r"serve\.tls\.authority .*nowhere\.pem cannot be used"):
+        client_tls(str(Path(tmp_path, "nowhere.pem")))

@@ -1,0 +1,151 @@
+"""Which versions a lookup server has open, and what it copies."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleet import constant_blocks, ids_of_part, opened, publish, random_blocks, random_delta, registry_in
+
+from clickline.artifacts.registry import Registry
+from clickline.errors import ArtifactError, StorageError
+from clickline.stages.lookup import versions as versions_module
+from clickline.stages.lookup.log import Log
+from clickline.stages.lookup.versions import Follower, OpenVersions, ShardFiles
+from clickline.storage.stores import Storage
+
+
+def following(registry: Registry, folder: Path, shard: int = 0) -> tuple[Follower, OpenVersions, ShardFiles]:
+    files = ShardFiles(registry, shard, folder / "copies", {})
+    versions = OpenVersions(shard)
+    return Follower(files, versions, 1.0, Log(shard)), versions, files
+
+
+def test_the_current_version_and_the_one_before_are_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions_module, "_LINGER_SECONDS", 0.0)
+    registry = registry_in(tmp_path)
+    follower, versions, _ = following(registry, tmp_path)
+    follower.look()
+    assert not versions.ready and versions.current is None
+    for number in range(1, 5):
+        assert publish(registry, constant_blocks(number)) == number
+        follower.look()
+        assert sorted(versions.open) == sorted({max(1, number - 1), number})
+    registry.move(2, "back", after=registry.current())
+    follower.look()
+    assert sorted(versions.open) == [1, 2]  # what was current before version 2 was
+    again, versions, _ = following(registry, tmp_path)
+    again.look()
+    assert sorted(versions.open) == [1, 2]  # also right after a start
+
+
+def test_an_old_version_stays_while_it_is_asked_for(tmp_path):
+    registry = registry_in(tmp_path)
+    follower, versions, _ = following(registry, tmp_path)
+    for number in range(1, 4):
+        publish(registry, constant_blocks(number))
+        follower.look()
+    assert sorted(versions.open) == [1, 2, 3]
+    versions.open[1].asked = time.monotonic() - 2 * versions_module._LINGER_SECONDS
+    follower.look()
+    assert sorted(versions.open) == [2, 3]
+
+
+def test_no_more_than_a_few_old_versions_stay(tmp_path):
+    registry = registry_in(tmp_path)
+    follower, versions, _ = following(registry, tmp_path)
+    for number in range(1, 9):
+        publish(registry, constant_blocks(number))
+        follower.look()
+    assert sorted(versions.open) == [5, 6, 7, 8]
+
+
+def test_of_a_registry_elsewhere_one_shard_is_copied(tmp_path):
+    registry = Registry(Storage(), f"memory://lookup-{uuid.uuid4().hex}/registry")
+    base = publish(registry, random_blocks(1), shards=3)
+    number = publish(registry, random_delta(2), shards=3, parent=base)
+    follower, versions, _ = following(registry, tmp_path, shard=2)
+    follower.look()
+    copied = sorted(path.name for path in (tmp_path / "copies").glob("*/table-*"))
+    assert copied == ["table-00002-of-00003.bin"] * 2
+    assert sorted(versions.open) == [base, number]
+    local = registry_in(tmp_path)
+    base = publish(local, random_blocks(1), shards=3)
+    tables = opened(local, publish(local, random_delta(2), shards=3, parent=base), [2])
+    ids_N = ids_of_part(0)
+    found = []
+    for one in (tables, versions.open[number].tables):
+        rows_NW, found_N = np.zeros((ids_N.size, 40), np.uint8), np.zeros(ids_N.size, np.bool_)
+        assert 0 < one.find(0, ids_N, rows_NW, found_N) < ids_N.size
+        found.append((rows_NW, found_N))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+def test_copies_of_dropped_versions_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions_module, "_LINGER_SECONDS", 0.0)
+    registry = Registry(Storage(), f"memory://lookup-{uuid.uuid4().hex}/registry")
+    follower, _, _ = following(registry, tmp_path)
+    base = publish(registry, random_blocks(1))
+    delta = publish(registry, random_delta(2), parent=base)
+    for number in (3, 4):
+        publish(registry, constant_blocks(number))
+        follower.look()
+    copies = sorted(
+        path.name[:9] for path in (tmp_path / "copies").iterdir() if path.is_dir() and path.name[0] != "."
+    )
+    assert [int(name) for name in copies] == [3, 4]
+    registry.move(delta, "back", after=registry.current())
+    follower.look()
+    follower.look()
+    copies = sorted(
+        path.name[:9] for path in (tmp_path / "copies").iterdir() if path.is_dir() and path.name[0] != "."
+    )
+    assert [int(name) for name in copies] == [base, delta]
+
+
+def test_files_are_read_and_compared_once(tmp_path, monkeypatch):
+    read: list[int] = []
+    real = versions_module.verify
+    monkeypatch.setattr(
+        versions_module,
+        "verify",
+        lambda version, folder: (read.append(version.number), real(version, folder)),
+    )
+    registry = registry_in(tmp_path)
+    follower, _, _ = following(registry, tmp_path)
+    base = publish(registry, random_blocks(1))
+    follower.look()
+    delta = publish(registry, random_delta(2), parent=base)
+    follower.look()
+    assert read == [base, delta]
+
+
+def test_a_shard_the_version_does_not_have(tmp_path):
+    registry = registry_in(tmp_path)
+    publish(registry, random_blocks(1), shards=2)
+    follower, versions, files = following(registry, tmp_path, shard=2)
+    with pytest.raises(ArtifactError, match="there is no shard 2: version 1 has 2, numbered 0 … 1"):
+        files.check_shard()
+    follower.look()
+    assert not versions.open and "there is no shard 2" in versions.refused[1]
+
+
+def test_an_unreachable_registry_changes_nothing(tmp_path, monkeypatch):
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1))
+    follower, versions, _ = following(registry, tmp_path)
+    follower.look()
+
+    def fail() -> None:
+        raise StorageError("no route to the store")
+
+    monkeypatch.setattr(registry, "current", fail)
+    follower.look()
+    assert follower.unreachable and sorted(versions.open) == [number]
+    monkeypatch.undo()
+    follower.look()
+    assert not follower.unreachable

@@ -1,0 +1,278 @@
+"""From a checkpoint to a version: what is packed scores as what was trained, or nothing is published."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clickline.artifacts.dataset import Dataset, concat
+from clickline.artifacts.runs import find_checkpoint
+from clickline.config import Config, load_config
+from clickline.embedding import Eviction, freeze, save
+from clickline.errors import ArtifactError, GateRefused, RegistryMoved
+from clickline.frozen import FrozenTables
+from clickline.intake.stores import registry_of
+from clickline.learner import Learner, open_checkpoint
+from clickline.progress import Progress
+from clickline.records import LabelledRows
+from clickline.scoring import scorer as scoring
+from clickline.scoring.versions import open_scorer
+from clickline.stages.evaluate.run import evaluate
+from clickline.stages.publish import run as publishing
+from clickline.stages.publish.release import Release
+from clickline.stages.publish.run import publish, publish_release
+from clickline.storage.stores import Storage
+
+
+def rows_of(config: Config, split: str = "eval") -> LabelledRows:
+    dataset = Dataset.current(Storage(), config.home)
+    shards = dataset.splits[split].shards
+    return concat(
+        [dataset.read(Path(dataset.folder, shards[s].file), [g]) for s, g, _ in dataset.row_groups(split)]
+    )
+
+
+def scores_of(config: Config, number: int, rows: LabelledRows) -> np.ndarray:
+    registry = registry_of(config)
+    scorer = open_scorer(registry, registry.version(number), Path(config.cache.dir), 1)
+    try:
+        return scorer.probabilities(rows)
+    finally:
+        scorer.close()
+
+
+class Trained:
+    """A model that goes on learning in this process, as continuous training does."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        checkpoint = find_checkpoint(None, config.home)
+        self.model = open_checkpoint(checkpoint, 2)
+        self.rows = rows_of(config)
+        self.train = rows_of(config, "train")
+        self.origin = {"checkpoint": "live", "step": 0, "tables_sha256": "", "dataset": "d"}
+        self.learner = Learner(self.model)
+
+    def learn(self, start: int, stop: int) -> None:
+        part = self.train.part(start, stop)
+        self.learner.learn(self.learner.prepare(part))
+
+    def publish(self, snapshot: Path, **options: object):
+        release = Release(self.model, snapshot, self.origin, "", None, self.rows)
+        return publish_release(
+            self.config, release, iter(()), Progress(), reason="test", began=time.monotonic(), **options
+        )
+
+
+# ── a checkpoint ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_version_scores_as_its_checkpoint(config, checkpoint):
+    result = publish(config, reason="first")
+    version = result.version
+    assert (version.number, version.body["table"], version.parent) == (1, "base", None)
+    assert result.move is not None and result.move.reason == "first"
+    assert result.difference < 1e-6
+    assert result.cost == {"rows": 0, "auc": 0.0, "logloss": 0.0}
+    assert version.body["report"]["gate"]["passed"]
+    assert {"manifest.json", "dense.onnx", "sample.npz", "table-00000-of-00002.bin"} <= {
+        path.name for path in Path(version.folder).iterdir()
+    }
+    by_version, by_checkpoint = evaluate(config, model="current"), evaluate(config)
+    assert by_version.evaluation.total.auc == pytest.approx(by_checkpoint.evaluation.total.auc, abs=1e-6)
+    rows = rows_of(config)
+    model = open_checkpoint(find_checkpoint(None, config.home), 2)
+    np.testing.assert_allclose(scores_of(config, 1, rows), model.score(rows), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "most"), [(["publish.precision=fp16"], 2e-3), (["publish.precision=int8"], 0.02),
+                          (["publish.dense=int8"], 0.05)]
+)  # fmt: skip
+def test_what_a_lower_precision_costs_is_measured(project, options, most):
+    config = load_config(project / "clickline.yaml", options)
+    result = publish(config)
+    assert 0 < result.difference <= most
+    assert result.cost["rows"] == 1600
+    assert 0 < abs(result.cost["logloss"]) < 0.01 and abs(result.cost["auc"]) < 0.01
+    assert evaluate(config, model="1").evaluation.total.rows == 1600
+
+
+def test_nothing_is_published_that_the_gate_did_not_pass(project, config, checkpoint):
+    report = checkpoint.parent / "report.json"
+    document = json.loads(report.read_text())
+    refused = {**document, "gate": {"passed": False, "reasons": ["AUC is low."], "warnings": []}}
+    report.write_text(json.dumps(refused))
+    with pytest.raises(GateRefused, match=r"the gate refused .* AUC is low\."):
+        publish(config)
+    report.write_text(json.dumps({**document, "checkpoint": "step-000000001"}))
+    with pytest.raises(GateRefused, match="was not judged"):
+        publish(config, model=str(checkpoint))
+    report.unlink()
+    with pytest.raises(GateRefused, match="was not judged yet"):
+        publish(config)
+    assert registry_of(config).current() is None
+
+
+def test_files_that_score_differently_are_not_published(config, monkeypatch):
+    monkeypatch.setattr(scoring, "_SCORED_ROWS", 8192)
+    original = scoring.Scorer.score
+
+    def off(self, encoded):
+        answer = original(self, encoded)
+        return scoring.Answer(answer.version, answer.logit_B, answer.probability_B + np.float32(1e-4))
+
+    monkeypatch.setattr(scoring.Scorer, "score", off)
+    with pytest.raises(ArtifactError, match=r"score the sample differently .* Nothing was published"):
+        publish(config)
+    registry = registry_of(config)
+    assert registry.current() is None
+    assert registry.versions() == []
+
+
+def test_a_pinned_version_stays_until_it_is_unpinned(config):
+    publish(config)
+    registry = registry_of(config)
+    registry.move(1, "holding", after=registry.current(), pinned=True)
+    second = publish(config, base=True)
+    assert second.move is None
+    assert second.version.number == 2
+    assert registry.current().version == 1
+
+
+def test_a_publisher_that_was_overtaken_says_so(config, monkeypatch):
+    publish(config)
+    registry = registry_of(config)
+    prove = publishing._prove
+
+    def overtaken(*args):
+        registry.move(1, "somebody else", after=registry.current())
+        return prove(*args)
+
+    monkeypatch.setattr(publishing, "_prove", overtaken)
+    with pytest.raises(RegistryMoved, match=r"version 2 is stored, but it was not made current"):
+        publish(config, base=True)
+    assert registry.current().version == 1
+    assert [version.number for version in registry.versions()] == [1, 2]
+
+
+# ── deltas ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_whole_snapshot_becomes_a_delta_of_what_changed(config, tmp_path):
+    publish(config)
+    live = Trained(config)
+    live.learn(0, 40)
+    save(live.model.tables, tmp_path / "whole.bin")
+    second = live.publish(tmp_path / "whole.bin")
+    assert (second.version.body["table"], second.version.parent) == ("delta", 1)
+    first = registry_of(config).version(1)
+    assert 0 < second.version.body["rows"] < first.body["rows"] / 2
+    np.testing.assert_allclose(
+        scores_of(config, 2, live.rows), live.model.score(live.rows), rtol=0, atol=1e-6
+    )
+    again = live.publish(tmp_path / "whole.bin")
+    assert (again.version.body["rows"], again.version.body["tombstones"]) == (0, 0)
+
+
+def test_delta_snapshots_chain_and_evicted_ids_are_gone(config, tmp_path):
+    live = Trained(config)
+    whole = freeze(live.model.tables)
+    whole.write(tmp_path / "whole.bin")
+    live.publish(tmp_path / "whole.bin")
+    marks = [whole.mark]
+    for step in range(3):
+        live.learn(100 * step, 100 * step + 30)
+        if step == 1:
+            live.model.tables.evict(Eviction(threshold=0.15))
+        part = freeze(live.model.tables, since=marks[-1])
+        part.write(tmp_path / f"delta-{step}.bin")
+        marks.append(part.mark)
+        result = live.publish(tmp_path / f"delta-{step}.bin")
+        assert result.version.parent == step + 1
+        assert (result.version.body["tombstones"] > 0) == (step == 1)
+        np.testing.assert_allclose(
+            scores_of(config, step + 2, live.rows), live.model.score(live.rows), rtol=0, atol=1e-6
+        )
+
+
+def test_a_long_chain_is_compacted_into_a_base(project, tmp_path):
+    config = load_config(project / "clickline.yaml", ["publish.deltas=2"])
+    live = Trained(config)
+    snapshot = freeze(live.model.tables)
+    snapshot.write(tmp_path / "whole.bin")
+    live.publish(tmp_path / "whole.bin")
+    kinds = []
+    for step in range(4):
+        live.learn(50 * step, 50 * step + 10)
+        part = freeze(live.model.tables, since=snapshot.mark)
+        part.write(tmp_path / f"delta-{step}.bin")
+        snapshot = part
+        kinds.append(live.publish(tmp_path / f"delta-{step}.bin").version.body["table"])
+    assert kinds == ["delta", "delta", "base", "delta"]
+    np.testing.assert_allclose(
+        scores_of(config, 5, live.rows), live.model.score(live.rows), rtol=0, atol=1e-6
+    )
+    with FrozenTables.open([Path(registry_of(config).version(4).folder)]) as tables:
+        assert tables.rows == sum(slot.ids for slot in live.model.tables.report()) or tables.rows > 0
+
+
+def test_a_delta_without_its_parent_is_refused_in_words(config, tmp_path):
+    live = Trained(config)
+    whole = freeze(live.model.tables)
+    whole.write(tmp_path / "whole.bin")
+    live.learn(0, 10)
+    freeze(live.model.tables, since=whole.mark).write(tmp_path / "delta.bin")
+    with pytest.raises(ArtifactError, match="Publish a whole checkpoint first"):
+        live.publish(tmp_path / "delta.bin")
+
+
+def test_any_kept_version_can_be_the_current_one(config, tmp_path):
+    publish(config)
+    live = Trained(config)
+    before = live.model.score(live.rows)
+    live.learn(0, 40)
+    save(live.model.tables, tmp_path / "whole.bin")
+    live.publish(tmp_path / "whole.bin")
+    registry = registry_of(config)
+    registry.move(1, "back", after=registry.current())
+    np.testing.assert_allclose(scores_of(config, 1, live.rows), before, rtol=0, atol=1e-6)
+    third = live.publish(tmp_path / "whole.bin")
+    assert third.version.parent == 1
+
+
+# ── the gate beside the current version ────────────────────────────────────────────────────────
+
+
+def test_the_gate_compares_with_the_current_version(project):
+    strict = load_config(project / "clickline.yaml", ["gate.vs_current=0.01"])
+    assert evaluate(strict).verdict.passed  # nothing is current yet
+    publish(strict)
+    verdict = evaluate(strict).verdict
+    assert not verdict.passed
+    assert any("gate.vs_current asks for a gain of 0.01" in reason for reason in verdict.reasons)
+    same = load_config(project / "clickline.yaml", ["gate.vs_current=0"])
+    raw = evaluate(same, data=[str(project / "data" / "eval.tsv")])
+    assert not raw.verdict.reasons or "change of" in raw.verdict.reasons[0]
+
+
+def test_damaged_files_are_not_opened(config):
+    publish(config)
+    registry = registry_of(config)
+    folder = Path(registry.version(1).folder)
+    for name in ("dense.onnx", "table-00001-of-00002.bin", "sample.npz"):
+        whole = (folder / name).read_bytes()
+        for damaged in (whole[:-7], whole[:100] + bytes([whole[100] ^ 4]) + whole[101:], b""):
+            (folder / name).write_bytes(damaged)
+            with pytest.raises(ArtifactError, match=name):
+                open_scorer(registry, registry.version(1), Path(config.cache.dir), 1)
+        (folder / name).write_bytes(whole)
+    open_scorer(registry, registry.version(1), Path(config.cache.dir), 1).check_sample()
+    shutil.rmtree(folder)
+    with pytest.raises(ArtifactError):
+        registry.version(1)

@@ -1,0 +1,447 @@
+"""The service as its users have it: real processes, real sockets, real clients."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import datetime
+import ipaddress
+import os
+import signal
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from service import Load, Service, answered, eventually, predict_request, predictor, running, standing_in
+from standin import publish
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service with two processes, version 5, for tests that leave it as it is."""
+    folder = tmp_path_factory.mktemp("shared")
+    publish(folder / "versions", 5)
+    with standing_in(folder, processes=2, aliases=["recommender"], max_body="1MiB") as service:
+        assert service.wait_up() == {"version": 5, "processes": 2}
+        yield service
+
+
+def refused(service: Service, body: bytes, **more: Any) -> tuple[str, str]:
+    with service.channel() as channel, pytest.raises(grpc.RpcError) as caught:
+        predictor(channel)(body, timeout=more.pop("timeout", 20), **more)
+    return caught.value.code().name, caught.value.details()  # type: ignore[attr-defined]
+
+
+def health(service: Service, name: str = "") -> str:
+    with service.channel() as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        found = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10).status
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(found))
+
+
+class TestAnswers:
+    def test_both_doors_answer_with_the_same_version(self, shared: Service) -> None:
+        reply = shared.post(rows=3)
+        scores = [row["logistic"] for row in reply.json()["predictions"]]
+        assert (reply.status_code, scores) == (200, [[5 / 1024]] * 3)
+        assert shared.version() == 5
+
+    def test_names_and_versions(self, shared: Service) -> None:
+        for name, version in (("ctr", None), ("recommender", None), ("ctr", 5)):
+            with shared.channel() as channel:
+                answer = predictor(channel)(predict_request(name=name, version=version), timeout=20)
+            assert answered(answer) == 5
+        assert refused(shared, predict_request(name="other")) == (
+            "NOT_FOUND",
+            'There is no model "other". There is: "ctr", "recommender".',
+        )
+        code, words = refused(shared, predict_request(version=4))
+        assert code == "NOT_FOUND" and "Version 5 is" in words
+        reply = httpx.post(
+            shared.url("/v1/models/other:predict"), json={"instances": [{"I1": 1}]}, timeout=20
+        )
+        assert reply.status_code == 404 and "recommender" in reply.json()["error"]
+
+    def test_a_body_that_is_too_large_is_refused_in_words(self, shared: Service) -> None:
+        body = predict_request(rows=300_000)
+        assert 2**20 < len(body) < 2**21
+        code, words = refused(shared, body)
+        assert code == "INVALID_ARGUMENT" and "1048576 are allowed (serve.max_body)" in words
+        reply = shared.post(rows=150_000)
+        assert reply.status_code == 400 and "1048576 bytes (serve.max_body)" in reply.json()["error"]
+
+        def pieces() -> Iterator[bytes]:  # without a Content-Length
+            for _ in range(100):
+                yield b" " * 20_000
+
+        reply = httpx.post(shared.url("/v1/models/ctr:predict"), content=pieces(), timeout=20)
+        assert reply.status_code == 400 and "1048576 bytes" in reply.json()["error"]
+        assert (
+            refused(shared, b"\0" * (2**21 + 100))[0] == "RESOURCE_EXHAUSTED"
+        )  # gRPC's own bound, twice ours
+
+    def test_deadlines(self, shared: Service) -> None:
+        assert refused(shared, predict_request(300), timeout=0.1)[0] == "DEADLINE_EXCEEDED"
+        reply = shared.post(headers={"X-Request-Timeout-Ms": "0"})
+        assert reply.status_code == 504 and "Nothing was computed" in reply.json()["error"]
+        assert shared.post(headers={"X-Request-Timeout-Ms": "20000"}).status_code == 200
+        reply = shared.post(headers={"X-Request-Timeout-Ms": "soon"})
+        assert reply.status_code == 400 and '"soon"' in reply.json()["error"]
+
+    def test_a_bug_is_an_id_to_the_client_and_a_traceback_in_the_log(self, shared: Service) -> None:
+        code, words = refused(shared, predict_request(666))
+        assert code == "INTERNAL" and "Traceback" not in words and "bug" not in words
+        identity = words.split()[2].rstrip(".")
+        line = next(line for line in shared.log("internal error") if line["id"] == identity)
+        assert "ZeroDivisionError" in line["traceback"]
+        assert shared.post(666).status_code == 500
+
+    def test_garbage_is_refused_and_the_service_goes_on(self, shared: Service) -> None:
+        assert refused(shared, b"\xff\xff\xff")[0] == "INVALID_ARGUMENT"
+        assert httpx.post(shared.url("/v1/models/ctr:predict"), content=b"{", timeout=20).status_code == 400
+        assert httpx.get(shared.url("/nothing"), timeout=20).status_code == 404
+        with pytest.raises(grpc.RpcError) as caught, shared.channel() as channel:
+            channel.unary_unary("/no.Service/Method")(b"", timeout=20)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert shared.version() == 5
+
+    def test_health_and_reflection(self, shared: Service) -> None:
+        assert health(shared) == "SERVING"
+        assert health(shared, "tensorflow.serving.PredictionService") == "SERVING"
+        with shared.channel() as channel:
+            database = ProtoReflectionDescriptorDatabase(channel)
+            services = set(database.get_services())
+            assert {
+                "tensorflow.serving.PredictionService",
+                "inference.GRPCInferenceService",
+                "clickline.v1.Ranking",
+                "grpc.health.v1.Health",
+            } <= services
+            for name in services:
+                file = database.FindFileContainingSymbol(name)
+                assert any(f"{file.package}.{service.name}" == name for service in file.service)
+        assert shared.admin("/healthz").text == "live\n"
+        assert shared.admin("/readyz").status_code == 200
+        assert shared.admin("/debug").status_code == 404
+
+    def test_metrics_count_over_all_processes(self, shared: Service) -> None:
+        def by_code(metrics: dict[str, float], code: str, protocol: str) -> float:
+            return metrics.get(f'clickline_requests_total{{code="{code}",protocol="{protocol}"}}', 0.0)
+
+        before = shared.metrics()
+        for _ in range(10):  # a connection each, so both processes get some
+            assert shared.version() == 5
+            assert shared.post(rows=4).status_code == 200
+        refused(shared, predict_request(name="other"))
+        after = shared.metrics()
+        for code, protocol, count in (
+            ("OK", "tfserving_grpc", 10),
+            ("200", "tfserving_rest", 10),
+            ("NOT_FOUND", "tfserving_grpc", 1),
+        ):
+            assert by_code(after, code, protocol) - by_code(before, code, protocol) == count
+        rows = 'clickline_rows_total{protocol="tfserving_rest"}'
+        assert after[rows] - before.get(rows, 0) == 40
+        misses = 'clickline_lookup_misses_total{slot="C1"}'
+        assert after[misses] - before.get(misses, 0) == 50
+        assert after['clickline_request_seconds_count{protocol="tfserving_rest",version="5"}'] >= 10
+        assert after['clickline_refused_total{kind="not_found",protocol="tfserving_grpc"}'] >= 1
+        assert after["clickline_version"] == 5
+        assert after["clickline_version_age_seconds"] > 100
+        assert after["clickline_workers"] == 2
+        assert after["clickline_registry_unreachable"] == 0
+        assert after["clickline_queue_length"] == 0
+
+
+class TestVersions:
+    def test_switches_under_load_fail_nothing_and_mix_nothing(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path, processes=2) as service:
+            service.wait_up()
+            with Load(service, clients=4, rows=5) as load:
+                for number in range(2, 22):
+                    publish(tmp_path / "versions", number)
+                    eventually(lambda number=number: number in load.versions[-20:])  # type: ignore[misc]
+            assert load.failures == []
+            assert set(load.versions) == set(range(1, 22))
+            assert service.metrics()["clickline_version"] == 21
+
+    def test_a_version_that_cannot_be_used_is_refused_and_the_old_one_answers(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path, processes=2) as service:
+            service.wait_up()
+            with Load(service, clients=2) as load:
+                for number, fault in ((2, "damaged"), (3, "bug")):
+                    publish(tmp_path / "versions", number, fault=fault)
+                    eventually(
+                        lambda number=number: [
+                            line for line in service.log("a version was refused") if line["version"] == number
+                        ]
+                    )  # type: ignore[misc]
+            assert load.failures == []
+            assert set(load.versions) == {1}
+            lines = service.log("a version was refused")
+            assert [(line["version"], line["current"]) for line in lines] == [(2, 1), (3, 1)]
+            assert "stored sample" in lines[0]["reason"]
+            metrics = service.metrics()
+            assert (metrics["clickline_version_refused_total"], metrics["clickline_version"]) == (2, 1)
+            publish(tmp_path / "versions", 4)
+            eventually(lambda: service.version() == 4)
+
+    def test_a_version_whose_loading_kills_the_process_does_not_become_current(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path, processes=2) as service:
+            service.wait_up()
+            publish(tmp_path / "versions", 2, fault="crash")
+            eventually(lambda: service.log("a version was refused"))
+            publish(tmp_path / "versions", 3)
+            eventually(lambda: service.metrics().get("clickline_version") == 3)
+            eventually(lambda: service.metrics()["clickline_workers"] == 2)
+            assert service.version() == 3
+
+    def test_without_a_version_it_is_live_but_not_ready(self, tmp_path: Path) -> None:
+        with standing_in(tmp_path) as service:
+            assert service.wait_up()["version"] is None
+            assert refused(service, predict_request())[0] == "UNAVAILABLE"
+            reply = service.post()
+            assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+            assert health(service) == "NOT_SERVING"
+            assert service.admin("/healthz").status_code == 200
+            ready = service.admin("/readyz")
+            assert (ready.status_code, ready.text) == (503, "no version is loaded yet\n")
+            publish(tmp_path / "versions", 9)
+            eventually(lambda: service.admin("/readyz").status_code == 200)
+            assert service.version() == 9
+            assert health(service) == "SERVING"
+
+    def test_a_registry_that_is_away_stops_nothing(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path) as service:
+            service.wait_up()
+            (tmp_path / "versions" / "unreachable").touch()
+            eventually(lambda: service.metrics()["clickline_registry_unreachable"] == 1)
+            assert service.version() == 1
+            publish(tmp_path / "versions", 2)
+            (tmp_path / "versions" / "unreachable").unlink()
+            eventually(lambda: service.version() == 2)
+            assert len(service.log("the registry cannot be reached")) == 1
+
+
+class TestFaults:
+    def test_a_killed_worker_is_replaced_and_the_others_answer_meanwhile(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path, processes=2) as service:
+            service.wait_up()
+            victim, other = service.workers()
+            with Load(service, clients=4) as load:
+                eventually(lambda: len(load.versions) > 200)
+                os.kill(victim, signal.SIGKILL)
+                eventually(lambda: not running(victim))
+                before = len(load.versions)
+                eventually(lambda: len(load.versions) > before + 200)
+                eventually(lambda: service.metrics()["clickline_workers"] == 2)
+            # Only what the dead process had in its hands, or took from the kernel as it died, may fail.
+            assert len(load.failures) <= 8
+            assert all(failure.startswith("UNAVAILABLE") for failure in load.failures)
+            assert other in service.workers() and victim not in service.workers()
+            assert service.metrics()["clickline_worker_restarts_total"] == 1
+
+    def test_sigterm_lets_running_and_waiting_requests_end(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path) as service, concurrent.futures.ThreadPoolExecutor(4) as threads:
+            service.wait_up()
+            with service.channel() as channel:
+                predict = predictor(channel)
+                predict(predict_request(), timeout=20)  # the connection stands
+                slow = [threads.submit(predict, predict_request(400), timeout=20) for _ in range(3)]
+                eventually(lambda: service.begun() == 2)  # one runs, one waits
+                began = time.monotonic()
+                service.process.send_signal(signal.SIGTERM)
+                assert [answered(one.result()) for one in slow] == [1, 1, 1]
+            assert service.process.wait(20) == 0
+            assert time.monotonic() - began < 5
+            with pytest.raises(httpx.ConnectError):
+                service.post()
+
+    def test_sigterm_lets_a_running_http_request_end(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path) as service, concurrent.futures.ThreadPoolExecutor(1) as threads:
+            service.wait_up()
+            slow = threads.submit(service.post, 400)
+            eventually(lambda: service.begun() == 1)
+            service.process.send_signal(signal.SIGTERM)
+            assert slow.result().status_code == 200
+            assert service.process.wait(20) == 0
+
+    def test_the_time_to_drain_has_an_end(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path, drain=1) as service, concurrent.futures.ThreadPoolExecutor(1) as threads:
+            service.wait_up()
+            pids = service.workers()
+            slow = threads.submit(refused, service, predict_request(30_000), timeout=60)
+            eventually(lambda: service.begun() == 1)
+            began = time.monotonic()
+            service.process.send_signal(signal.SIGTERM)
+            assert service.process.wait(20) == 0
+            assert time.monotonic() - began < 8
+            assert slow.result()[0] in ("UNAVAILABLE", "CANCELLED")
+            assert not any(map(running, pids))
+
+    def test_a_second_signal_ends_at_once(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path, drain=60) as service, concurrent.futures.ThreadPoolExecutor(1) as threads:
+            service.wait_up()
+            pids = service.workers()
+            slow = threads.submit(refused, service, predict_request(20_000), timeout=60)
+            eventually(lambda: service.begun() == 1)
+            service.process.send_signal(signal.SIGINT)
+            eventually(lambda: service.log("stopping"))
+            service.process.send_signal(signal.SIGINT)
+            assert service.process.wait(5) != 0
+            assert slow.result()[0] == "UNAVAILABLE"
+            assert not any(map(running, pids))
+
+    def test_workers_do_not_outlive_a_killed_supervisor(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with (
+            standing_in(tmp_path, processes=2) as service,
+            concurrent.futures.ThreadPoolExecutor(1) as threads,
+        ):
+            service.wait_up()
+            pids = service.workers()
+            assert len(pids) == 2
+            with service.channel() as channel:
+                predict = predictor(channel)
+                predict(predict_request(), timeout=20)
+                slow = threads.submit(predict, predict_request(500), timeout=20)
+                eventually(lambda: service.begun() == 1)
+                service.process.kill()
+                assert answered(slow.result()) == 1  # begun, so ended
+            eventually(lambda: not any(map(running, pids)), 15)
+
+    def test_overload_is_refused_and_accepted_requests_wait_for_a_bounded_time(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path, queue=4) as service:
+            service.wait_up()
+            with Load(service, clients=24, rows=1, milliseconds=20) as load:
+                eventually(lambda: len(load.versions) > 60)
+                reply = eventually(
+                    lambda: next((r for r in [service.post(20)] if r.status_code == 429), None)
+                )
+            assert reply.headers["retry-after"] == "1"
+            assert "4 requests are waiting" in reply.json()["error"]
+            assert load.failures
+            assert all(failure.startswith("RESOURCE_EXHAUSTED") for failure in load.failures)
+            # 5 requests of 20 ms, and what clients and the machine add.
+            assert np.quantile(load.seconds, 0.9) < 0.5
+            metrics = service.metrics()
+            assert metrics['clickline_refused_total{kind="overloaded",protocol="tfserving_grpc"}'] == len(
+                load.failures
+            )
+            # Each refusal at most once, and sparingly.
+            assert len(service.log("refused")) < len(load.failures)
+
+    def test_a_port_that_is_taken_stops_the_start_in_words(self, shared: Service, tmp_path: Path) -> None:
+        for key in ("grpc_port", "http_port", "metrics_port"):
+            with standing_in(tmp_path, **{key: getattr(shared, key)}) as service:
+                assert service.process.wait(30) == 1
+                assert (
+                    f"serve.{key}: 127.0.0.1:{getattr(shared, key)} cannot be listened on" in service.said()
+                )
+        assert shared.version() == 5
+
+
+def certificate(folder: Path) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    today = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(today - datetime.timedelta(days=1))
+        .not_valid_after(today + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+
+
+def test_tls_and_token_guard_every_port(tmp_path: Path) -> None:
+    certificate(tmp_path)
+    (tmp_path / "token").write_text("open sesame\n")
+    publish(tmp_path / "versions", 1)
+    tls = {"certificate": "cert.pem", "key": "key.pem"}
+    with standing_in(tmp_path, tls=tls, token_file="token") as service:
+        service.wait_up()
+        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        right, wrong = {"Authorization": "Bearer open sesame"}, {"Authorization": "Bearer open"}
+        assert service.post(verify=context, headers=right).status_code == 200
+        for headers in ({}, wrong):
+            reply = service.post(verify=context, headers=headers)
+            assert (reply.status_code, reply.headers["www-authenticate"]) == (401, "Bearer")
+            assert service.admin("/metrics", verify=context, headers=headers).status_code == 401
+            path = service.url("/v1/models/ctr")
+            assert httpx.get(path, verify=context, headers=headers, timeout=20).status_code == 401
+        assert "clickline_version 1.0" in service.admin("/metrics", verify=context, headers=right).text
+        assert service.admin("/healthz", verify=context).status_code == 200
+        assert service.admin("/readyz", verify=context).status_code == 200
+        credentials = grpc.ssl_channel_credentials((tmp_path / "cert.pem").read_bytes())
+        with grpc.secure_channel(f"127.0.0.1:{service.grpc_port}", credentials) as channel:
+            predict = predictor(channel)
+            right_metadata = (("authorization", "Bearer open sesame"),)
+            assert answered(predict(predict_request(), timeout=20, metadata=right_metadata)) == 1
+            for metadata in ((), (("authorization", "Bearer open"),)):
+                with pytest.raises(grpc.RpcError) as caught:
+                    predict(predict_request(), timeout=20, metadata=metadata)
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            with pytest.raises(grpc.RpcError) as caught:
+                list(ProtoReflectionDescriptorDatabase(channel).get_services())
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            stub = health_pb2_grpc.HealthStub(channel)
+            assert stub.Check(health_pb2.HealthCheckRequest(), timeout=10).status == 1
+        # Nobody gets in without TLS.
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://127.0.0.1:{service.http_port}/v2", timeout=20)
+        assert refused(service, predict_request())[0] == "UNAVAILABLE"
+        assert "open sesame" not in service.said()
+
+
+def test_a_certificate_that_is_absent_stops_the_start_in_words(tmp_path: Path) -> None:
+    tls = {"certificate": "cert.pem", "key": "key.pem"}
+    with standing_in(tmp_path, tls=tls) as service:
+        assert service.process.wait(30) == 1
+        assert "cert.pem" in service.said()
+
+
+def test_importing_the_worker_brings_no_torch() -> None:
+    code = "import sys, clickline.stages.serve.worker as w; sys.exit('torch' in sys.modules)"
+    import sys
+
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
