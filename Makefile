@@ -41,7 +41,7 @@ soak: setup  ## the long runs: a thousand switches under load, a million request
 	$(BIN)/pytest -m soak -s
 
 protos: setup  ## compile the wire definitions again
-	$(BIN)/python -m clickline.wire.protos
+	cd src/clickline/wire/protos && ../../../../$(BIN)/python -m grpc_tools.protoc -I . --include_imports --descriptor_set_out=../messages.binpb *.proto
 
 docs: setup  ## print docs/config.md, docs/cli.md and docs/errors.md again from the code
 	$(BIN)/python docs/generate.py

@@ -183,7 +183,6 @@ def rate(
         for pid in processes:
             os.waitpid(pid, 0)
         times = [np.load(Path(folder, f"{client}.npy")) for client in range(clients)]
-    # The slowest start counts for all.
     return Rate(
         sum(KEYS * one.size / one.sum() for one in times),
         float(np.median(np.concatenate(times))),

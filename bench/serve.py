@@ -1,7 +1,7 @@
-"""Serving: requests a second beside five model servers with the same network, and a lookup server beside Redis.
+"""Serving: requests a second beside five model servers with the same network.
 
 python bench/serve.py                          all parts, into docs/benchmarks.md
-python bench/serve.py ranking single           those parts: ranking, single, batch, latency, lookup
+python bench/serve.py ranking single           those parts: ranking, single, batch, latency
 python bench/serve.py ranking --peers kserve   beside those peers only, printed only
 python bench/serve.py --try                    very short turns and printed only: does everything still run?
 """
@@ -25,10 +25,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 
+import clickline
 from measure import ROOT, Row, publish
 from peers.serving.load import write_bodies
-from peers.serving.redis_store import answer_begins, answer_length, mget, start_redis
-from peers.serving.servers import PEERS, Door, Peer, Server, start_peer
+from peers.serving.servers import PEERS, Door, Peer, Server, free_ports, start_peer
 
 CORES = 2
 SLOTS, DIM, DENSE, HIDDEN = 26, 9, 13, (512, 256, 128, 32)
@@ -38,7 +38,6 @@ CANDIDATES, BATCH = 100, 512
 CONNECTIONS = 8
 OPEN_CONNECTIONS = 64  # of the open loop: more than are ever under way, so that nothing waits in the client
 REQUESTS = 32  # different ones, sent in turn
-KEYS, KEYS_A_REQUEST, LOOKUP_CLIENTS = 1_000_000, 2_600, 4
 LOAD = ROOT / "bench" / "peers" / "serving" / "load.py"
 BARE = ROOT / "bench" / "peers" / "serving" / "bare.py"
 
@@ -85,33 +84,38 @@ def through(door: Door, port: int, bodies: list[bytes]) -> Traffic:
     return Traffic(door.kind, door.call(len(door.ask(port, bodies[0]))), bodies)
 
 
-# ▼▼▼ THE LEAD FILLS IN THESE TWO ▼▼▼
-
-
 def ours(folder: Path, network: bytes, precision: str = "fp32") -> Contestant:
-    """`clickline serve` with this ONNX network as its dense part, 2 processes, one thread each, on 127.0.0.1.
+    """`clickline serve` with the same network and a table of a million ids; it gets raw fields."""
+    from published import Live, predict_body, rank_body
 
-    Publish a version into `folder` (tables with about a million ids, `dense: precision`), start
-    `Server("Clickline", version, grpc_port, folder, command)`, `wait_until` it answers (stop it if it does not) and return
-    `Contestant(server, traffic)` where `traffic(rows)` gives raw fields, REQUESTS different requests:
-    100 rows -> `through(Door("grpc", "/clickline.v1.Ranking/Rank"), port, bodies)`: one user and 100 candidates;
-    1 and 512 rows -> `through(Door("grpc", "/tensorflow.serving.PredictionService/Predict"), port, bodies)`.
-    All answers to the same number of rows must have the same length (no top_k that could cut them differently).
-    """
-    raise NotImplementedError("ours is not joined to this benchmark yet")
+    grpc_port, http_port, metrics_port = free_ports(3)
+    live = Live(folder, 1_000_000, f"publish.dense={precision}")
+    live.publish()
+    serve = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port, "processes": CORES}
+    settings = [word for key, value in serve.items() for word in ("--set", f"serve.{key}={value}")]
+    command = [
+        sys.executable,
+        "-m",
+        "clickline.cli.main",
+        "serve",
+        "-c",
+        folder / "clickline.yaml",
+        *settings,
+    ]
+    server = Server("Clickline", f"{clickline.__version__}, {precision}", grpc_port, folder, command)
+    rank = Door("grpc", "/clickline.v1.Ranking/Rank")
+    predict = Door("grpc", "/tensorflow.serving.PredictionService/Predict")
 
+    def traffic(rows: int) -> Traffic:
+        door, body = (rank, rank_body) if rows == CANDIDATES else (predict, predict_body)
+        return through(door, grpc_port, [body(rows, live.values, seed) for seed in range(REQUESTS)])
 
-def ours_lookup(folder: Path, keys_N: np.ndarray, asked: Sequence[np.ndarray]) -> tuple[Server, Traffic]:
-    """`clickline lookup` on 127.0.0.1 that holds a 40-byte row (dim 9 and wide, fp32) for each of `keys_N` (uint64).
-
-    Returns it with one request for each array of keys in `asked`:
-    `Traffic("raw", {"length": bytes of a whole answer, "begins": its first bytes in hex, "opening": hello in hex}, bodies)`.
-    `opening` is sent once on each connection and its answer is read in one piece.
-    """
-    raise NotImplementedError("ours is not joined to this benchmark yet")
-
-
-# ▲▲▲ THE LEAD FILLS IN THESE TWO ▲▲▲
+    try:
+        server.wait_until(lambda: predict.ask(grpc_port, predict_body(1, live.values, 0)), 120)
+    except BaseException:
+        server.stop()
+        raise
+    return Contestant(server, traffic)
 
 
 def rows_of_floats(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -434,56 +438,7 @@ def latency(size: Size, mine: Contestant, ranked: Result) -> Result:
     return result
 
 
-def lookup(size: Size) -> dict[str, Result]:
-    """Rows of the sparse table over the network, beside Redis."""
-    rng = np.random.default_rng(0)
-    keys_N = np.unique(rng.integers(0, 1 << 63, KEYS + KEYS // 100).astype(np.uint64))[:KEYS]
-    asked = [rng.choice(keys_N, KEYS_A_REQUEST) for _ in range(REQUESTS)]
-    results: dict[str, Result] = {}
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(name)
-        running: dict[str, tuple[Server, Traffic]] = {}
-        print(f"  starting redis-server, {KEYS:,} keys …", flush=True)
-        redis = start_redis(folder / "redis", keys_N)
-        stack.callback(redis.stop)
-        call = {"length": answer_length(KEYS_A_REQUEST), "begins": answer_begins(KEYS_A_REQUEST)}
-        running["redis"] = redis, Traffic("raw", call, [mget(keys) for keys in asked])
-        try:
-            running["ours"] = ours_lookup(folder / "ours", keys_N, asked)
-            stack.callback(running["ours"][0].stop)
-        except NotImplementedError as error:
-            print(f"  left out: {error}", flush=True)
-        for name, (server, traffic) in running.items():
-            results[name] = Result(f"{server.name} ({server.version})", KEYS_A_REQUEST)
-            send(server, traffic, size.first, LOOKUP_CLIENTS)
-        for turn in range(size.turns):
-            for name, (server, traffic) in running.items():
-                results[name].turns.append(send(server, traffic, size.seconds, LOOKUP_CLIENTS))
-                print(f"  {turn + 1}/{size.turns} {name}: {results[name].figure}", flush=True)
-    peer = results["redis"].best.rate
-    rows = []
-    for name in ("ours", "redis"):
-        if name in results:
-            best = results[name].best
-            figure = (
-                f"{best.rate * KEYS_A_REQUEST / 1e6:.2f} M keys/s; p50 {best.p50 * 1e3:.2f} ms, p99 {best.p99 * 1e3:.2f} ms; "
-                f"cores: server {best.server:.2f}, client {best.client:.2f}"
-            )
-            ratio = f"{best.rate / peer:.1f}x Redis" if name == "ours" else ""
-            rows.append(Row(results[name].name, figure, ratio, "≥ 15x" if name == "ours" else ""))
-    publish(
-        "serve-lookup",
-        "Lookup server",
-        f"`python bench/serve.py lookup` ({KEYS:,} keys, {KEYS_A_REQUEST:,} a request, rows of 40 bytes; {LOOKUP_CLIENTS} connections "
-        f"in one client process, each with one request under way; best of {size.turns} turns of {size.seconds:g} s, in turns).",
-        rows,
-        "Redis as Debian ships it, nothing written to disk, keys of 8 bytes.",
-        write=size.write,
-    )
-    return results
-
-
-PARTS = ("ranking", "single", "batch", "latency", "lookup")
+PARTS = ("ranking", "single", "batch", "latency")
 
 
 def main() -> None:
@@ -506,10 +461,7 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # for the servers too
     parts = asked.parts or PARTS
     print(f"serve: {', '.join(parts)}", flush=True)
-    if set(parts) - {"lookup"}:
-        requests(size, parts, peers)
-    if "lookup" in parts:
-        lookup(size)
+    requests(size, parts, peers)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 __all__ = [
     "ABSENT",
     "CRITEO_FIELDS",
+    "FEASIGN",
     "INTEGER",
     "NUMBER",
     "TEXT",
@@ -121,8 +122,8 @@ class RawRows:
     bad: list[BadRow] = field(default_factory=list)
 
 
-ABSENT, TEXT, NUMBER, INTEGER = 0, 1, 2, 3
-"""How a request holds a column."""
+ABSENT, TEXT, NUMBER, INTEGER, FEASIGN = 0, 1, 2, 3, 4
+"""How a request holds a column. FEASIGN: 64-bit hashes of the values, in `integers_CB` or `several`; 0 is missing."""
 
 
 @dataclass(frozen=True)

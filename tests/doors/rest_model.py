@@ -10,6 +10,7 @@ import numpy as np
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.features.request import RequestEncoder
 from clickline.records import (
+    FEASIGN,
     INTEGER,
     NUMBER,
     TEXT,
@@ -21,7 +22,6 @@ from clickline.records import (
     TextColumn,
 )
 from clickline.stages.serve.doors.calls import Call
-from clickline.stages.serve.doors.json_rows import FEASIGN
 from clickline.stages.serve.doors.rest import Door, HttpLimits, Reply, route
 
 FEATURES = FeatureSpec(

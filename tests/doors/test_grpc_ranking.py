@@ -77,6 +77,9 @@ def test_what_is_refused():
     both = request()
     tensor(both.candidates["C1"], 7, "string_val", [b"a"] * 4)
     assert refusal(both) == "C1 is in the context and in the candidates; a field is in one of both."
+    both.candidates["C1"].tensor_shape.dim.add(size=2)
+    both.candidates["C1"].string_val.extend([b"b"] * 4)
+    assert "C1 is in the context and in the candidates" in refusal(both)
     none = request()
     none.candidates.clear()
     assert "no rows" in refusal(none)

@@ -13,8 +13,7 @@ from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, door, enco
 
 from clickline.errors import RequestRefused
 from clickline.features import kernels
-from clickline.records import INTEGER, NUMBER
-from clickline.stages.serve.doors.json_rows import FEASIGN
+from clickline.records import FEASIGN, INTEGER, NUMBER
 from clickline.stages.serve.doors.rest import HttpLimits, Reply, route
 
 CTR = "/ElasticCTRPredictionService/inference"

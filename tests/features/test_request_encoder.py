@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from clickline.features import DenseField, Encoder, FeatureSpec, FieldStatistics
 from clickline.features.request import RequestEncoder
 from clickline.records import (
     ABSENT,
+    FEASIGN,
     INTEGER,
     NUMBER,
     TEXT,
@@ -242,3 +244,34 @@ def test_parts_are_remembered_but_not_without_end():
     for n in range(200):
         encoder.part(frozenset(str(i) for i in range(10) if n >> i & 1))
     assert len(encoder._parts) <= 64
+
+
+def test_feasigns_of_texts_encode_as_the_texts_themselves():
+    """ElasticCTR's clients send the hash of a value where others send the value."""
+    spec = FeatureSpec(
+        dense=(),
+        slots=(SlotField("city", "city", 3), SlotField("tags", "tags", 4, multi=True)),
+        missing=("none",),
+    )
+    texts = [b"paris", b"", b"none", b"rome"]
+    data = np.frombuffer(b"".join(texts), dtype=np.uint8)
+    ends_B = np.cumsum([len(text) for text in texts])
+    as_text = TextColumn(data, ends_B - [len(text) for text in texts], ends_B)
+    wanted, _ = Encoder(spec).encode(RawRows(4, {"city": as_text, "tags": as_text}, np.arange(4)))
+    hashes = np.array([xxhash.xxh64_intdigest(text) if text else 0 for text in texts], dtype=np.uint64)
+    tags = np.where(hashes == np.uint64(xxhash.xxh64_intdigest(b"none")), np.uint64(0), hashes)
+    none_CB = np.zeros((2, 4), dtype=np.int64)
+    rows = RequestRows(
+        4,
+        np.zeros(0, dtype=np.uint8),
+        np.array([FEASIGN, FEASIGN], dtype=np.uint8),
+        none_CB,
+        none_CB,
+        none_CB.astype(np.float64),
+        np.stack([hashes.view(np.int64), tags.view(np.int64)]),
+    )
+    found, faults = RequestEncoder(spec).encode(rows)
+    assert faults == []
+    np.testing.assert_array_equal(found.slots[0].ids_N, wanted.slots[0].ids_N)
+    np.testing.assert_array_equal(found.slots[1].ids_N, wanted.slots[1].ids_N)
+    np.testing.assert_array_equal(found.slots[1].offsets_B1, wanted.slots[1].offsets_B1)

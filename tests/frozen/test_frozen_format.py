@@ -299,6 +299,9 @@ def test_memory_of_building_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 def test_a_file_of_a_gibibyte_opens_at_once(tmp_path: Path) -> None:
     (file,) = write_shards(tmp_path, [PartShape(60, True)], "fp32", 1, many(4_200_000, 60))
     assert file.size > 1 << 30
+    small = write_content(tmp_path / "small", PARTS[:1], [{1: (1.0, (1.0,) * 5)}])
+    with FrozenTables.open([small]) as tables:
+        packed_rows(tables, 0, [1])  # loads the kernel
     began = time.perf_counter()
     with FrozenTables.open([tmp_path]) as tables:
         ids_N = next(many(4_200_000, 60)).ids_N

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from fleet import Here, eventually, opened, publish, random_blocks, registry_in, server_here
+from fleet import Here, certificate_in, eventually, opened, publish, random_blocks, registry_in, server_here
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clickline.scoring.remote_connection import Connection, resolve
+from clickline.stages.lookup import server as server_module
 from clickline.wire import frames
 from clickline.wire.frames import (
     HEADER,
@@ -173,11 +175,23 @@ def test_why_a_connection_was_ended_is_logged(server, capfd):
     assert "a connection was ended" in error and "a frame of 2,147,483,648 bytes" in error
 
 
-def test_too_many_connections_are_turned_away(server, monkeypatch):
-    from clickline.stages.lookup import server as module
+@pytest.mark.parametrize("tls", [False, True])
+def test_whoever_says_nothing_is_not_waited_for(server, tls, tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "_HELLO_SECONDS", 0.2)
+    context = None
+    if tls:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*certificate_in(tmp_path))
+    with (
+        server_here(0, {1: server.versions.open[1].tables}, tls=context) as fresh,
+        connected(fresh) as silent,
+    ):
+        assert silent.recv(1) == b""  # the server has ended it
 
+
+def test_too_many_connections_are_turned_away(server, monkeypatch):
     eventually(lambda: not server.server.connections)  # those of other tests are ending
-    monkeypatch.setattr(module, "_MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(server_module, "_MOST_CONNECTIONS", 1)
     with greeted(server):
         assert answers_until_end(connected(server)) == b""
         assert server.server.turned_away >= 1

@@ -231,7 +231,7 @@ def test_the_command_tells_what_it_serves_and_starts_before_the_first_version(tm
         assert server.up["version"] is None and server.up["shard"] == 1
         assert page(server, "/healthz") == (200, "live\n")
         assert page(server, "/readyz") == (503, "no version is open yet\n")
-        with LookupPool([["127.0.0.1:1"], [server.address]]) as lookups:
+        with LookupPool([["127.0.0.1:1"], [server.address]], timeout=5) as lookups:
             assert lookups.ready(1, 0.1).late == (server.address,)
             number = publish(registry, random_blocks(1))
             eventually(lambda: lookups.ready(number, 0.1).have)
@@ -302,7 +302,7 @@ def test_tls_and_token_of_the_config(tmp_path):
         with LookupPool(addresses(servers), token="secret", tls=trusted, timeout=5) as lookups:
             remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
             assert_same(call(0).gather(remote), call(0).gather(opened(registry, number)))
-        with LookupPool(addresses(servers), token="wrong", tls=trusted) as lookups:
+        with LookupPool(addresses(servers), token="wrong", tls=trusted, timeout=5) as lookups:
             assert "token" in lookups.health()[servers[0][0].address]
         server = servers[0][0]
         assert page(server, "/healthz", tls=trusted)[0] == 200

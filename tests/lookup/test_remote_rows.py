@@ -32,6 +32,8 @@ from fleet import (
 from clickline.errors import ArtifactError, RequestRefused
 from clickline.scoring.remote import LookupPool, RemoteRows, client_tls
 
+PATIENT = {"timeout": 10.0, "hedge": 5.0}  # a busy machine is not what these tests are about
+
 
 @pytest.mark.parametrize("cache", [0, 64, 100_000])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
@@ -41,7 +43,10 @@ def test_gather_over_the_network_equals_mapped_files(precision, cache, tmp_path)
     first = publish(registry, random_delta(2), precision=precision, shards=3, parent=base)
     number = publish(registry, random_delta(3), precision=precision, shards=3, parent=first)
     local = opened(registry, number)
-    with servers_here(registry, [number], shards=3) as servers, LookupPool(addresses(servers)) as lookups:
+    with (
+        servers_here(registry, [number], shards=3) as servers,
+        LookupPool(addresses(servers), **PATIENT) as lookups,
+    ):
         remote = RemoteRows(lookups, number, PARTS, precision, cache=cache, missing="unavailable")
         for seed, rows in enumerate([100, 1, 7, 3000, 100, 100]):
             batch = call(seed % 4, rows)
@@ -54,7 +59,7 @@ def test_each_distinct_id_is_asked_for_once(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
     batch = call(0, 500)
-    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers)) as lookups:
+    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
         batch.gather(RemoteRows(lookups, number, PARTS, "fp32"))
         keys = sum(replicas[0].server.counts().keys for replicas in servers)
         assert keys == np.unique(batch.bags.ids_N).size == lookups.stats.keys
@@ -65,7 +70,7 @@ def test_rows_that_the_cache_has_are_not_asked_for_again(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
     batch = call(0, 200)
-    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers)) as lookups:
+    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
         remote = RemoteRows(lookups, number, PARTS, "fp32", cache=1 << 20)
         first = batch.gather(remote)
         asked = lookups.stats.keys
@@ -79,7 +84,7 @@ def test_many_threads_share_a_pool(tmp_path):
     local = opened(registry, number)
     with (
         servers_here(registry, [number], replicas=2) as servers,
-        LookupPool(addresses(servers), timeout=10, hedge=5) as lookups,
+        LookupPool(addresses(servers), **PATIENT) as lookups,
     ):
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable", cache=300)
 
@@ -96,7 +101,7 @@ def test_a_call_without_ids_asks_nobody(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
     batch = call(0, 0)
-    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers)) as lookups:
+    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
         batch.gather(RemoteRows(lookups, number, PARTS, "fp32"))
         assert lookups.stats.requests == 0
 
@@ -126,10 +131,10 @@ def test_a_shard_that_is_gone_gives_default_rows_and_counts_them(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
     batch = call(0, known=True)
-    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers)) as lookups:
+    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="default")
         batch.gather(remote)
-        servers[1][0].server.stop(0)
+        servers[1][0].server.stop(10)
         inputs_BI, wide_B, misses_S = batch.gather(remote)
         half = opened(registry, number, [0])  # an id of the other shard is not found there
         assert_same((inputs_BI, wide_B, misses_S), batch.gather(half))
@@ -140,11 +145,11 @@ def test_a_shard_that_is_gone_gives_default_rows_and_counts_them(tmp_path):
 def test_a_shard_that_is_gone_makes_requests_unavailable_if_so_configured(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
-    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers)) as lookups:
+    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
         call(0).gather(remote)
         gone = servers[1][0]
-        gone.server.stop(0)
+        gone.server.stop(10)
         for _ in range(3):  # also when it is known to be gone
             with pytest.raises(
                 RequestRefused, match=f"no lookup server of shard 1 answers: {gone.address}"
@@ -158,7 +163,7 @@ def test_a_shard_that_comes_back_is_used_again(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     tables = {number: opened(registry, number)}
-    with server_here(0, tables) as server, LookupPool([[server.address]]) as lookups:
+    with server_here(0, tables) as server, LookupPool([[server.address]], **PATIENT) as lookups:
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
         server.versions.open = {}
         with pytest.raises(RequestRefused, match=rf"{server.address}: it has version none, not {number}"):
@@ -177,7 +182,7 @@ def test_a_replica_without_the_version_is_passed_over(tmp_path):
     with (
         server_here(0, {old: opened(registry, old)}) as behind,
         server_here(0, {new: opened(registry, new)}) as ahead,
-        LookupPool([[behind.address, ahead.address]]) as lookups,
+        LookupPool([[behind.address, ahead.address]], **PATIENT) as lookups,
     ):
         for number, value in ((new, 2), (old, 1)):
             remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
@@ -191,7 +196,7 @@ def test_a_server_of_another_shard_is_not_believed(tmp_path):
     number = publish(registry, random_blocks(1))
     with servers_here(registry, [number]) as servers:
         swapped = addresses(servers)[::-1]
-        with LookupPool(swapped) as lookups:
+        with LookupPool(swapped, **PATIENT) as lookups:
             assert (
                 "it serves shard 1, but serve.lookup.shards names it for shard 0"
                 in lookups.health()[swapped[0][0]]
@@ -205,7 +210,7 @@ def test_a_version_with_another_number_of_shards_is_refused(tmp_path):
     number = publish(registry, random_blocks(1), shards=3)
     with (
         servers_here(registry, [number], shards=1) as servers,
-        LookupPool(addresses(servers)) as lookups,
+        LookupPool(addresses(servers), **PATIENT) as lookups,
         pytest.raises(ArtifactError, match=r"has 3 shards, serve\.lookup\.shards lists 1"),
     ):
         RemoteRows.of_version(lookups, registry.version(number).body)
@@ -333,7 +338,7 @@ def test_ready_waits_for_replicas_that_load_and_for_no_others(tmp_path):
         dead = socket.create_server(("127.0.0.1", 0))
         listed[1].append(f"127.0.0.1:{dead.getsockname()[1]}")
         dead.close()
-        with LookupPool(listed) as lookups:
+        with LookupPool(listed, **PATIENT) as lookups:
             report = lookups.ready(old, 10)
             assert report.ready and len(report.have) == 4 and report.unreachable == (listed[1][2],)
             report = lookups.ready(new, 0.3)
@@ -391,13 +396,13 @@ def test_tls_and_token(tmp_path):
             for seed, rows in enumerate((50, 5000, 50)):  # records of TLS are 16 KiB
                 assert_same(call(seed, rows).gather(remote), call(seed, rows).gather(local))
         for token in (None, "other"):
-            with LookupPool(addresses(servers), token=token, tls=trusted) as lookups:
+            with LookupPool(addresses(servers), token=token, tls=trusted, **PATIENT) as lookups:
                 assert set(lookups.health().values()) == {
                     "the token is missing or wrong: both sides need the same serve.token_file"
                 }
-        with LookupPool(addresses(servers), token="secret", tls=client_tls(None)) as lookups:
+        with LookupPool(addresses(servers), token="secret", tls=client_tls(None), **PATIENT) as lookups:
             assert all("certificate verify failed" in trouble for trouble in lookups.health().values())
-        with LookupPool(addresses(servers), token="secret") as lookups:
+        with LookupPool(addresses(servers), token="secret", **PATIENT) as lookups:
             assert all(lookups.health().values())
         sent = sum(replicas[0].server.counts().requests for replicas in servers)
         assert sent == 6  # none of the others

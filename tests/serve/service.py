@@ -26,6 +26,7 @@ __all__ = [
     "Load",
     "Service",
     "answered",
+    "command",
     "eventually",
     "predict_request",
     "predictor",
@@ -88,14 +89,12 @@ class Service:
             "metrics_port": self.metrics_port,
             **serve,
         }
-        config = {
-            "name": "ctr",
-            "data": {"format": "criteo", "train": "train.tsv"},
-            "cache": {"dir": "cache"},
-            "serve": section,
-        }
-        self.config = folder / "clickline.yaml"
-        self.config.write_text(yaml.safe_dump(config))
+        file = folder / "clickline.yaml"
+        if file.exists():  # a project: only how it is served is the test's
+            config = yaml.safe_load(file.read_text())
+        else:
+            config = {"data": {"format": "criteo", "train": "train.tsv"}, "cache": {"dir": "cache"}}
+        file.write_text(yaml.safe_dump({**config, "name": "ctr", "serve": section}))
         self._errors = (folder / "stderr").open("wb")
         self.process = subprocess.Popen(
             command,
@@ -204,6 +203,17 @@ def standing_in(folder: Path, **serve: Any) -> Iterator[Service]:
     (folder / "versions").mkdir(exist_ok=True)
     script = Path(__file__).with_name("standin.py")
     service = Service([sys.executable, script, "clickline.yaml", "versions"], folder, serve)
+    try:
+        yield service
+    finally:
+        service.kill()
+
+
+@contextmanager
+def command(project: Path, **serve: Any) -> Iterator[Service]:
+    """`clickline serve --json` in a project."""
+    code = "import typer; from clickline.cli.serve import serve; typer.run(serve)"
+    service = Service([sys.executable, "-c", code, "--json"], project, serve)
     try:
         yield service
     finally:

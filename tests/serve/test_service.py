@@ -23,6 +23,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from service import Load, Service, answered, eventually, predict_request, predictor, running, standing_in
 from standin import publish
 
+from clickline.config.sections import TlsSection
+from clickline.errors import ClicklineError
+from clickline.stages.serve.access import check_certificate
+
 pytestmark = pytest.mark.slow
 
 
@@ -433,11 +437,15 @@ def test_tls_and_token_guard_every_port(tmp_path: Path) -> None:
         assert "open sesame" not in service.said()
 
 
-def test_a_certificate_that_is_absent_stops_the_start_in_words(tmp_path: Path) -> None:
-    tls = {"certificate": "cert.pem", "key": "key.pem"}
-    with standing_in(tmp_path, tls=tls) as service:
-        assert service.process.wait(30) == 1
-        assert "cert.pem" in service.said()
+def test_certificates_that_cannot_be_used_stop_the_start_in_words(tmp_path: Path) -> None:
+    tls = TlsSection(certificate=str(tmp_path / "cert.pem"), key=str(tmp_path / "key.pem"))
+    with pytest.raises(ClicklineError, match=r"serve\.tls\.certificate .*cert\.pem is not a file"):
+        check_certificate(tls)
+    certificate(tmp_path)
+    check_certificate(tls)
+    (tmp_path / "key.pem").write_text("no key")
+    with pytest.raises(ClicklineError, match="cannot be used as certificate and key"):
+        check_certificate(tls)
 
 
 def test_importing_the_worker_brings_no_torch() -> None:

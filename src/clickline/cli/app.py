@@ -11,9 +11,12 @@ from clickline.cli.check import check
 from clickline.cli.data import data
 from clickline.cli.evaluate import evaluate
 from clickline.cli.init import init
+from clickline.cli.lookup import lookup
+from clickline.cli.predict import predict
 from clickline.cli.prepare import prepare
 from clickline.cli.publish import publish
 from clickline.cli.sample import sample
+from clickline.cli.serve import serve
 from clickline.cli.train import train
 from clickline.cli.versions import versions
 
@@ -56,5 +59,8 @@ app.command()(prepare)
 app.command()(train)
 app.command()(evaluate)
 app.command()(publish)
+app.command()(serve)
+app.command()(lookup)
+app.command()(predict)
 app.add_typer(versions, name="versions")
 app.add_typer(data, name="data")

@@ -50,7 +50,7 @@ class _Setup:
         self.timeout = timeout
         self.metadata = None if token is None else (("authorization", f"Bearer {token}"),)
         self._tls = bool(tls)
-        self._roots = read_authority(tls) if isinstance(tls, str) else None
+        self._roots = read_authority(tls).encode() if isinstance(tls, str) else None
 
     def open(self, secure: Callable[..., Any], insecure: Callable[..., Any]) -> Any:
         options: Sequence[tuple[str, int]] = _OPTIONS
@@ -60,7 +60,7 @@ class _Setup:
 
     def failed(self, error: grpc.RpcError) -> Failed:
         code, words = error.code(), error.details() or ""
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED and words.lower() == "deadline exceeded":
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in words:
             return late(self.address, self.timeout)
         if code is grpc.StatusCode.UNAVAILABLE and _OWN_WORDS.search(words):
             return self._unreachable(words)

@@ -40,7 +40,7 @@ class _Setup:
         self.options: dict[str, Any] = {
             "base_url": f"{'https' if tls else 'http'}://{address}",
             "headers": {} if token is None else {"authorization": f"Bearer {token}"},
-            "verify": _trusted(tls) if isinstance(tls, str) else tls,
+            "verify": ssl.create_default_context(cadata=read_authority(tls)) if isinstance(tls, str) else tls,
         }
 
     def request(self, ask: Ask[Any], seconds: float) -> dict[str, Any]:
@@ -106,13 +106,6 @@ def _reason(error: BaseException) -> str:
             words = os.strerror(deeper.errno)
         deeper = deeper.__cause__ or deeper.__context__
     return words
-
-
-def _trusted(file: str) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cadata=read_authority(file).decode("ascii", "replace"))
-    except ssl.SSLError as error:
-        raise ClicklineError(f"{file} holds no certificates in PEM form: {error}.") from error
 
 
 def _words(status: int, body: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 from clickline.client.calls import Address, Failed
@@ -39,11 +40,18 @@ def untrusted(address: Address, reason: str) -> Failed:
     )
 
 
-def read_authority(file: str) -> bytes:
-    """A PEM file of certificates that are trusted."""
+def read_authority(file: str) -> str:
+    """The certificates of a PEM file; gRPC itself would not say what is wrong with it."""
     try:
-        return Path(file).read_bytes()
-    except OSError as error:
+        certificates = Path(file).read_text("ascii")
+        if not certificates.strip():
+            raise ValueError("it is empty")
+        ssl.create_default_context(cadata=certificates)
+    except OSError as error:  # that no certificate is in it is one, too
         raise ClicklineError(
-            f"the certificates in {file} cannot be read: {error.strerror or error}."
+            f"{file} does not serve as an authority to trust: {error.strerror or error}. Name a PEM file with its "
+            "certificate."
         ) from error
+    except ValueError as error:
+        raise ClicklineError(f"{file} is no PEM file: {error}. Name one with a certificate.") from error
+    return certificates

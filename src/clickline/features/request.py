@@ -9,12 +9,14 @@ values a row.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clickline.features import kernels
 from clickline.features.columns import Faults
 from clickline.features.encoder import Encoder
 from clickline.features.request_kernels import (
@@ -30,6 +32,7 @@ from clickline.features.request_kernels import (
 )
 from clickline.features.spec import DenseField, FeatureSpec
 from clickline.records import (
+    FEASIGN,
     INTEGER,
     NUMBER,
     TEXT,
@@ -84,6 +87,12 @@ class PartEncoder:
         nothing = RawRows(0, {}, np.zeros(0, dtype=np.int64))
         Encoder(part).encode(nothing)  # says now, not at the first request, if statistics are absent
         self._spec = part
+        # The same where values came as their hashes: what text would have become is there already.
+        self._hashed = replace(
+            part,
+            slots=tuple(replace(s, source="feasign") if s.source == "text" else s for s in part.slots),
+            missing=(),
+        )
         self._place = {name: c for name, c in place.items() if name in columns}
         self._missing = _missing(spec.missing)
         self._slow_C = np.zeros(len(place), dtype=np.bool_)
@@ -146,8 +155,11 @@ class PartEncoder:
         several: dict[int, SlotIds] = {}
         faults: list[Faults] = []
         if slow_C.any():
-            slow = frozenset(name for name, c in self._place.items() if slow_C[c])
-            faults = self._encode_slowly(rows, slow, dense_DB, ids_SB, several)
+            slow = {name for name, c in self._place.items() if slow_C[c]}
+            hashed = {name for name in slow if rows.kind_C[self._place[name]] == FEASIGN}
+            for columns, spec in ((slow - hashed, self._spec), (hashed, self._hashed)):
+                if columns:
+                    faults += self._encode_slowly(rows, spec, columns, dense_DB, ids_SB, several)
         return EncodedRequest(rows.rows, dense_DB, ids_SB, several), faults
 
     def encode(self, rows: RequestRows) -> tuple[EncodedRows, list[Faults]]:
@@ -158,18 +170,19 @@ class PartEncoder:
     def _encode_slowly(
         self,
         rows: RequestRows,
-        columns: frozenset[str],
+        whole: FeatureSpec,
+        columns: AbstractSet[str],
         dense_DB: NDArray[np.float32],
         ids_SB: NDArray[np.uint64],
         several: dict[int, SlotIds],
     ) -> list[Faults]:
         """What the ordinary encoder makes of these columns, put in its places."""
-        dense = [d for d, field in enumerate(self._spec.dense) if field.column in columns]
-        slots = [s for s, slot in enumerate(self._spec.slots) if slot.column in columns]
+        dense = [d for d, field in enumerate(whole.dense) if field.column in columns]
+        slots = [s for s, slot in enumerate(whole.slots) if slot.column in columns]
         spec = replace(
-            self._spec,
-            dense=tuple(self._spec.dense[d] for d in dense),
-            slots=tuple(self._spec.slots[s] for s in slots),
+            whole,
+            dense=tuple(whole.dense[d] for d in dense),
+            slots=tuple(whole.slots[s] for s in slots),
         )
         found = {name: _raw_column(rows, name, self._place[name]) for name in columns}
         raw = {name: column for name, column in found.items() if column is not None}
@@ -216,6 +229,9 @@ def _raw_column(rows: RequestRows, name: str, c: int) -> RawColumn | None:
         return TextColumn(rows.data, rows.starts_CB[c], rows.ends_CB[c])
     if kind == NUMBER:
         return NumberColumn(rows.numbers_CB[c])
+    if kind == FEASIGN:
+        bits_B = rows.integers_CB[c].view(np.uint64)
+        return IntegerColumn(bits_B, bits_B == 0, signed=False)
     if kind == INTEGER:
         there_B = np.zeros(rows.rows, dtype=np.bool_)
         return IntegerColumn(rows.integers_CB[c].view(np.uint64), there_B, signed=True)
@@ -251,4 +267,9 @@ def _missing(texts: tuple[str, ...]) -> Missing:
         np.cumsum([0, *map(len, encoded)], dtype=np.int64),
         np.array(integers, dtype=np.int64),
         np.array(floats, dtype=np.float64),
+        np.array([_feasign(text) for text in encoded], dtype=np.uint64),
     )
+
+
+def _feasign(text: bytes) -> int:
+    return int(kernels.xxh64(np.frombuffer(text, dtype=np.uint8), 0, len(text)))

@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from clickline.features import kernels
-from clickline.records import ABSENT, INTEGER, TEXT
+from clickline.records import ABSENT, FEASIGN, INTEGER, TEXT
 
 __all__ = [
     "LOG1P",
@@ -42,6 +42,7 @@ class Missing(NamedTuple):
     ends_T1: Offsets
     integers_M: Offsets  # whose text is one of these
     floats_M: NDArray[np.float64]
+    feasigns_T: Ids  # of the texts
 
 
 class CategoryPlan(NamedTuple):
@@ -138,6 +139,13 @@ def encode_categories(
                 for row in range(rows):
                     gone_B[row] = status_B[row] != kernels.NUMBER_OK
                 kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
+        elif kind == FEASIGN:
+            for row in range(rows):
+                values_B[row] = np.uint64(integers_CB[c, row])
+                gone_B[row] = values_B[row] == np.uint64(0)
+                for t in range(missing.feasigns_T.size):
+                    gone_B[row] |= missing.feasigns_T[t] == values_B[row]
+            kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
         else:
             if kind == INTEGER:
                 for row in range(rows):

@@ -1,7 +1,8 @@
 """From ids to packed rows, and from those to the network's input.
 
-Two levels are asked in turn: the overlay of all deltas, then the base. Inside a level the cache misses of a group
-of ids are under way at once: first the directory's entries, then the rows they name.
+Two levels are asked in turn: the overlay of all deltas, then the base. Inside a level ids go through a pipeline: while
+one id's row is compared, the rows of the next 16 are on their way into the cache, and the directory entries of the
+16 after those. So a lookup costs what the memory can deliver, not how long it takes to answer.
 """
 
 from __future__ import annotations

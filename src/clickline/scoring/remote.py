@@ -89,6 +89,8 @@ class RemoteRows:
         wide_B: NDArray[np.float32],
         misses_S: NDArray[np.int64],
     ) -> None:
+        if bags.offsets_at_S.size != plan.slots:  # kernels trust their arrays
+            raise ValueError(f"{bags.offsets_at_S.size} slots given, {plan.slots} planned")
         call = self._call(bags.ids_N.size)
         part_S = np.zeros(plan.slots, dtype=np.int64)
         for part, slots in plan.by_part:

@@ -9,6 +9,7 @@ own thread finds it well.
 from __future__ import annotations
 
 import itertools
+import random
 import select
 import ssl
 import threading
@@ -127,7 +128,9 @@ class LookupPool:
         self._lock = threading.Lock()
         self._changed = threading.Condition()
         self._requests = itertools.count(1)
-        self._turn = itertools.count()
+        self._turns = [
+            itertools.count(random.randrange(64)) for _ in shards
+        ]  # processes begin at different replicas
         self._replicas = tuple(
             tuple(_Replica(address, shard, timeout, token, tls, self._changed) for address in addresses)
             for shard, addresses in enumerate(shards)
@@ -205,17 +208,16 @@ class LookupPool:
             question.candidates.extend((replica, False) for replica in self._candidates(question, version))
             self._ask_next(question, poller, deadline, counted)
         waiting = [question for question in questions if question.asked]
-        while waiting:
-            now = time.monotonic()
-            if now >= deadline:
-                break
+        while waiting and now < deadline:
             wake = min(deadline, *(question.hedge_at for question in waiting))
-            ready = {fd for fd, _ in poller.poll(max(0.0, wake - now) * 1000)}
-            now = time.monotonic()
+            ready = {fd for fd, _ in poller.poll(max(0.0, wake - time.monotonic()) * 1000)}
+            now = (
+                time.monotonic()
+            )  # what has come is taken even if it is late: perhaps it was us who had no time
             for question in waiting:
                 for fd in ready & question.asked.keys():
                     self._take(question, fd, version, poller, deadline, counted)
-                if question.answer is None and now >= question.hedge_at:
+                if question.answer is None and question.hedge_at <= now < deadline:
                     for replica, _ in question.asked.values():
                         replica.suspect(f"no answer within {self._hedge * 1e3:.0f} ms")
                     counted.hedges += 1
@@ -253,9 +255,9 @@ class LookupPool:
     def _candidates(self, question: Question, version: int) -> list[_Replica]:
         """Replicas in the order in which they are asked: in turns, doubtful ones last."""
         replicas = self._replicas[question.shard]
-        turn = next(self._turn) % len(replicas)
-        inturn = (*replicas[turn:], *replicas[:turn])
-        usable = [replica for replica in inturn if not replica.down]
+        turn = next(self._turns[question.shard]) % len(replicas)
+        rotated = (*replicas[turn:], *replicas[:turn])
+        usable = [replica for replica in rotated if not replica.down]
         if not usable:
             question.troubles.extend(f"{replica.address}: {replica.trouble}" for replica in replicas)
         usable.sort(key=lambda replica: (bool(replica.trouble), version not in replica.versions))
@@ -356,7 +358,7 @@ class _Replica:
         self.refused: Mapping[int, str] = {}
         self.checks = 0  # that have ended
         self.well = False  # at the last check
-        self.down = True  # not asked at all
+        self.down = False  # not asked at all
         self.trouble = "not tried yet"  # asked last; empty: well
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)

@@ -83,7 +83,7 @@ def varint(data: Octets, pos: Whole, end: Whole) -> tuple[np.uint64, Whole]:
     return value, -1
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def _short(data: Octets, pos: Whole, end: Whole) -> tuple[np.uint64, Whole]:
     """A tag or a length: a varint of at most 5 bytes and 32 bits."""
     if pos < end and data[pos] < 0x80:
@@ -92,14 +92,14 @@ def _short(data: Octets, pos: Whole, end: Whole) -> tuple[np.uint64, Whole]:
     return value, (-1 if value > np.uint64(0xFFFFFFFF) else after)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def tag(data: Octets, pos: Whole, end: Whole) -> tuple[Whole, Whole]:
     """A field's tag (its number times 8, plus how it is written), and where it ends."""
     value, pos = _short(data, pos, end)
     return np.int64(value), (-1 if value < np.uint64(8) else pos)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def span(data: Octets, pos: Whole, end: Whole) -> tuple[Whole, Whole]:
     """Start and end of the bytes whose length stands at `pos`; both -1 if they do not lie before `end`."""
     length, pos = _short(data, pos, end)

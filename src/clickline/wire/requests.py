@@ -17,7 +17,7 @@ from clickline.records import (
     RequestRows,
     TextColumn,
 )
-from clickline.wire import tensors
+from clickline.wire import layout, locating, pouring
 from clickline.wire.messages import POOL
 
 __all__ = ["RequestReader", "malformed", "pieces", "unknown_field"]
@@ -31,10 +31,10 @@ def pieces(body: bytes, *fields: int) -> Iterator[tuple[int, bytes | int]]:
     wanted = sum(1 << number for number in fields)
     data = np.frombuffer(body, dtype=np.uint8)
     spans_P3 = np.empty((8, 3), dtype=np.int64)
-    found = tensors.top_level(data, wanted, spans_P3)
+    found = locating.top_level(data, wanted, spans_P3)
     if found > len(spans_P3):
         spans_P3 = np.empty((found, 3), dtype=np.int64)
-        tensors.top_level(data, wanted, spans_P3)
+        locating.top_level(data, wanted, spans_P3)
     if found < 0:
         raise malformed()
     for tag, start, end in spans_P3[:found].tolist():
@@ -69,7 +69,7 @@ class RequestReader:
         self._names = np.frombuffer(b"".join(names), dtype=np.uint8)
         self._name_ends_C1 = np.cumsum([0, *map(len, names)], dtype=np.int64)
         self._table = np.full(1 << (2 * len(names) + 1).bit_length(), -1, dtype=np.int64)
-        tensors.fill_name_table(self._table, self._names, self._name_ends_C1)
+        locating.fill_name_table(self._table, self._names, self._name_ends_C1)
 
     @staticmethod
     @lru_cache(maxsize=16)
@@ -80,23 +80,23 @@ class RequestReader:
     def tensors(self, body: bytes, field: int, max_rows: int, ignore_unknown: bool) -> RequestRows:
         """Rows of the map<string, TensorProto> in this field of a PredictRequest or a RankRequest."""
         data, facts_CF = self._locate(body, field, ignore_unknown)
-        return self._rows(data, facts_CF, tensors.MAP_VALUE, max_rows)
+        return self._rows(data, facts_CF, layout.MAP_VALUE, max_rows)
 
     def tensors_if_any(
         self, body: bytes, field: int, max_rows: int, ignore_unknown: bool
     ) -> RequestRows | None:
         """The same; None if the map has no tensor for any column."""
         data, facts_CF = self._locate(body, field, ignore_unknown)
-        if not facts_CF[:, tensors.END].any():
+        if not facts_CF[:, layout.END].any():
             return None
-        return self._rows(data, facts_CF, tensors.MAP_VALUE, max_rows)
+        return self._rows(data, facts_CF, layout.MAP_VALUE, max_rows)
 
     def _locate(
         self, body: bytes, field: int, ignore_unknown: bool
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         data = np.frombuffer(body, dtype=np.uint8)
-        facts_CF = np.zeros((len(self.columns), tensors.FACTS), dtype=np.int64)
-        wrong, start, end = tensors.locate_predict(
+        facts_CF = np.zeros((len(self.columns), layout.FACTS), dtype=np.int64)
+        wrong, start, end = locating.locate_predict(
             data, field << 3 | 2, self._names, self._name_ends_C1, self._table, ignore_unknown, facts_CF
         )
         if wrong:
@@ -106,8 +106,8 @@ class RequestReader:
     def inputs(self, body: bytes, max_rows: int, ignore_unknown: bool) -> tuple[RequestRows, bool]:
         """Rows of a ModelInferRequest, and whether its values were raw."""
         data = np.frombuffer(body, dtype=np.uint8)
-        facts_CF = np.zeros((len(self.columns), tensors.FACTS), dtype=np.int64)
-        wrong, start, end, inputs, raws = tensors.locate_infer(
+        facts_CF = np.zeros((len(self.columns), layout.FACTS), dtype=np.int64)
+        wrong, start, end, inputs, raws = locating.locate_infer(
             data, self._names, self._name_ends_C1, self._table, ignore_unknown, facts_CF
         )
         if wrong:
@@ -117,13 +117,13 @@ class RequestReader:
                 "invalid",
                 f"raw_input_contents has {raws} entries for {inputs} inputs. Send one for each input, or none.",
             )
-        return self._rows(data, facts_CF, tensors.INPUT_CONTENTS, max_rows), raws > 0
+        return self._rows(data, facts_CF, layout.INPUT_CONTENTS, max_rows), raws > 0
 
     def _rows(
         self, data: NDArray[np.uint8], facts_CF: NDArray[np.int64], inner: int, max_rows: int
     ) -> RequestRows:
         kind_C = np.empty(len(self.columns), dtype=np.uint8)
-        wrong, c, rows, special = tensors.check(facts_CF, max_rows, data.size, kind_C)
+        wrong, c, rows, special = locating.check(facts_CF, max_rows, data.size, kind_C)
         if wrong:
             raise self._misfit(wrong, c, rows, data, facts_CF, inner, max_rows)
         shape = len(self.columns), rows
@@ -131,37 +131,37 @@ class RequestReader:
         ends_CB = np.empty(shape, dtype=np.int64)
         numbers_CB = np.empty(shape, dtype=np.float64)
         integers_CB = np.empty(shape, dtype=np.int64)
-        infinite = tensors.fill(data, inner, facts_CF, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB)
+        infinite = pouring.fill(data, inner, facts_CF, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB)
         if infinite >= 0:
             raise _infinite(self.columns[infinite])
         several = {}
         if special:
             for c, facts in enumerate(facts_CF):
-                width, element = facts[tensors.WIDTH], facts[tensors.ELEMENT]
-                if facts[tensors.END] and (width != 1 or element == tensors.U64):
+                width, element = facts[layout.WIDTH], facts[layout.ELEMENT]
+                if facts[layout.END] and (width != 1 or element == layout.U64):
                     several[self.columns[c]] = self._several(data, inner, facts, self.columns[c])
         return RequestRows(rows, data, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB, several)
 
     def _several(self, data: NDArray[np.uint8], inner: int, facts: NDArray[np.int64], name: str) -> RawColumn:
-        rows, width, element = (int(facts[n]) for n in (tensors.ROWS, tensors.WIDTH, tensors.ELEMENT))
+        rows, width, element = (int(facts[n]) for n in (layout.ROWS, layout.WIDTH, layout.ELEMENT))
         size = rows * width
         starts_N, ends_N = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
         numbers_N, integers_N = np.empty(size, dtype=np.float64), np.empty(size, dtype=np.int64)
-        if tensors.fill_several(data, inner, facts, starts_N, ends_N, numbers_N, integers_N):
+        if pouring.pour(data, inner, facts, starts_N, ends_N, numbers_N, integers_N):
             raise _infinite(name)
         offsets_B1 = None if width == 1 else np.arange(rows + 1, dtype=np.int64) * width
-        if element == tensors.BYTES:
+        if element == layout.BYTES:
             return TextColumn(data, starts_N, ends_N, offsets_B1)
-        if element >= tensors.F16:
+        if element >= layout.F16:
             return NumberColumn(numbers_N, offsets_B1)
         none_N = np.zeros(size, dtype=np.bool_)
-        return IntegerColumn(integers_N.view(np.uint64), none_N, element != tensors.U64, offsets_B1)
+        return IntegerColumn(integers_N.view(np.uint64), none_N, element != layout.U64, offsets_B1)
 
     def _refused(self, wrong: int, name: bytes) -> RequestRefused:
         shown = name.decode("utf-8", "backslashreplace")
-        if wrong == tensors.UNKNOWN:
+        if wrong == layout.UNKNOWN:
             return unknown_field(shown, self.columns)
-        if wrong == tensors.TWICE:
+        if wrong == layout.TWICE:
             return RequestRefused("invalid", f"{shown} is there twice. Send each field once.")
         return malformed(f' at field "{shown[:100]}"' if name else "")
 
@@ -176,23 +176,23 @@ class RequestReader:
         max_rows: int,
     ) -> RequestRefused:
         facts, name = facts_CF[c].tolist(), self.columns[c]
-        rows = facts[tensors.ROWS]
-        if wrong == tensors.NO_ROWS:
+        rows = facts[layout.ROWS]
+        if wrong == layout.NO_ROWS:
             message = (
                 f"The request has no rows. Send at least one field of the model, such as {self.columns[0]}."
             )
-            if facts_CF[:, tensors.END].any():
+            if facts_CF[:, layout.END].any():
                 message = "The request has no rows: its tensors are empty. Send at least one row."
-        elif wrong == tensors.NO_VALUES:
+        elif wrong == layout.NO_VALUES:
             message = f"{name} has {_type_name(data, facts, inner)}; {_TEXT_KINDS} is allowed."
-        elif wrong == tensors.TOO_MANY:
+        elif wrong == layout.TOO_MANY:
             message = (
                 f"{name} has {rows} rows; up to {max_rows} are allowed. Send the rest in further requests."
             )
-        elif wrong == tensors.RAGGED:
+        elif wrong == layout.RAGGED:
             first = self.columns[other]
             message = (
-                f"{name} has {rows} rows and {first} has {facts_CF[other, tensors.ROWS]}; "
+                f"{name} has {rows} rows and {first} has {facts_CF[other, layout.ROWS]}; "
                 "all fields of a request have the same number of rows."
             )
         else:
@@ -205,8 +205,8 @@ def _infinite(name: str) -> RequestRefused:
 
 
 def _type_name(data: NDArray[np.uint8], facts: list[int], inner: int) -> str:
-    number = facts[tensors.TYPE]
-    if inner == tensors.MAP_VALUE:
+    number = facts[layout.TYPE]
+    if inner == layout.MAP_VALUE:
         if number == 0:
             return "no dtype"
         return f"dtype {_DTYPES[number].name if number in _DTYPES else number}"
@@ -215,15 +215,15 @@ def _type_name(data: NDArray[np.uint8], facts: list[int], inner: int) -> str:
 
 
 def _shape_words(facts: list[int]) -> str:
-    rank, rows, width, count = (facts[n] for n in (tensors.RANK, tensors.ROWS, tensors.WIDTH, tensors.COUNT))
+    rank, rows, width, count = (facts[n] for n in (layout.RANK, layout.ROWS, layout.WIDTH, layout.COUNT))
     if rank > 2:
         return f"has {rank} dimensions; [rows] and [rows, values] are allowed."
     shape = f"[{rows}, {width}]" if rank == 2 else f"[{rows}]" if rank else "of one value"
     if rows < 0 or width < 0:
         return f"has shape {shape}; sizes of 0 and more are allowed."
     found = f"{count} values" if count >= 0 else "bytes that are no whole number of values"
-    if count < 0 and facts[tensors.ELEMENT] == tensors.BYTES:
+    if count < 0 and facts[layout.ELEMENT] == layout.BYTES:
         found = "text that is not in the list for text, or not cut by its lengths"
-    if facts[tensors.RAW_COUNT]:
+    if facts[layout.RAW_COUNT]:
         return "has values in contents and in raw_input_contents; one of both is allowed."
     return f"has shape {shape} and {found}; they have to fit."

@@ -64,11 +64,11 @@ def lookup(
         server = LookupServer(versions, listening, log, token=token, tls=tls)
         admin = _admin(section, token, tls, server, versions, follower)
         held.callback(admin.close)
+        admin.start()
         follower.look()
         gc.collect()
         gc.freeze()  # modules and kernels stay: they are not looked through in the middle of a request
         server.start()
-        admin.start()
         follower.start()
         up(_up(listening, versions))
         signals.wait()

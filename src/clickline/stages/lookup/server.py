@@ -195,7 +195,6 @@ class _Connection:
         self._wait_for(_HELLO_SECONDS)
         if self._tls is not None:
             self._socket = self._tls.wrap_socket(self._socket, server_side=True)
-            self._wait_for(_HELLO_SECONDS)
         if not self._greet(describe):
             return
         self._inbox.limit = request_bytes(MAX_PARTS, MAX_KEYS)
@@ -220,12 +219,13 @@ class _Connection:
 
     def _wait_for(self, seconds: float) -> None:
         """How long to wait for the next bytes."""
-        if isinstance(self._socket, ssl.SSLSocket):
+        if self._tls is not None:
             self._socket.settimeout(seconds)
             return
         # By the kernel: Python's own time limit asks `poll` before each call.
         for option, limit in ((socket.SO_RCVTIMEO, seconds), (socket.SO_SNDTIMEO, _SEND_SECONDS)):
-            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit), 0))
+            time_limit = struct.pack("ll", int(limit), int(limit % 1 * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, option, time_limit)
 
     def _next(self) -> Frame | None:
         """The next frame; None when the other side has ended."""

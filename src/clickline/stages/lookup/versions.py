@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +35,10 @@ _SILENT_SECONDS = 300.0  # between two lines about the same trouble
 class OpenVersion:
     """One shard of one version."""
 
-    def __init__(self, number: int, tables: FrozenTables) -> None:
+    def __init__(self, number: int, tables: FrozenTables, chain: Sequence[Version] = ()) -> None:
+        """`chain`: the versions whose files it is mapped from."""
         self.number = number
+        self.chain = tuple(chain)
         self.tables = tables
         self.widths = tuple(tables.row_bytes(part) for part in range(len(tables.parts)))  # of rows, in bytes
         self.piece = max(_PIECE_BYTES, LOOKUP_ROWS_AT + max(self.widths, default=0))
@@ -87,15 +89,15 @@ class ShardFiles(NamedTuple):
         """A version, and how many shards it has."""
         version = self.registry.version(number)
         shards = self._shards_of(version)
+        chain = [self._only_shard(one, shards) for one in self.registry.chain(version)]
         folders = []
-        for one in self.registry.chain(version):
-            mine = self._only_shard(one, shards)
-            folder = self.registry.fetch(mine, self.copies)
-            if self.verified.get(one.number) != mine:
-                verify(mine, folder)
-                self.verified[one.number] = mine
-            folders.append(folder)
-        return OpenVersion(number, FrozenTables.open(folders, shards=[self.shard])), shards
+        for one in chain:
+            folders.append(self.registry.fetch(one, self.copies))
+            if self.verified.get(one.number) != one:
+                verify(one, folders[-1])
+                self.verified[one.number] = one
+        tables = FrozenTables.open(folders, shards=[self.shard], work=self.copies / "merged")
+        return OpenVersion(number, tables, chain), shards
 
     def check_shard(self) -> None:
         """Refuse a shard that the current version does not have, as far as that can be known now."""
@@ -106,15 +108,12 @@ class ShardFiles(NamedTuple):
         if version is not None:
             self._shards_of(version)
 
-    def keep(self, numbers: set[int]) -> None:
-        """Remove copies of files that no version of these needs."""
-        needed = {}
-        for number in numbers:
-            for one in self.registry.chain(self.registry.version(number)):
-                needed[one.number] = self.verified.get(one.number)
+    def keep(self, versions: Iterable[OpenVersion]) -> None:
+        """Remove copies of files that none of these needs."""
+        needed = {one.number: one for version in versions for one in version.chain}
         for number in self.verified.keys() - needed.keys():
             del self.verified[number]
-        self.registry.forget(self.copies, [one for one in needed.values() if one is not None])
+        self.registry.forget(self.copies, needed.values())
 
     def _shards_of(self, version: Version) -> int:
         shards = int(version.body["shards"])
@@ -171,10 +170,13 @@ class Follower:
         if move is None:
             return
         self._versions.current = move.version
-        for number in _wanted(move):
+        wanted = _wanted(move)
+        self._versions.refused = {n: why for n, why in self._versions.refused.items() if n in wanted}
+        self._pauses = {n: pause for n, pause in self._pauses.items() if n in wanted}
+        for number in wanted:
             if number not in self._versions.open:
                 self._open(number, is_current=number == move.version)
-        self._drop(set(_wanted(move)))
+        self._drop(wanted)
 
     def _open(self, number: int, *, is_current: bool) -> None:
         not_before, pause = self._pauses.get(number, (0.0, _FIRST_PAUSE))
@@ -205,7 +207,7 @@ class Follower:
             "a version is open", version=number, shards=shards, rows=opened.rows, bytes=opened.bytes
         )
 
-    def _drop(self, wanted: set[int]) -> None:
+    def _drop(self, wanted: tuple[int, ...]) -> None:
         opened = self._versions.open
         old = sorted((one for one in opened.values() if one.number not in wanted), key=lambda one: one.asked)
         quiet = time.monotonic() - _LINGER_SECONDS
@@ -215,9 +217,8 @@ class Follower:
             return
         # The memory goes with the last request that reads it.
         self._versions.open = {number: one for number, one in opened.items() if number not in gone}
-        self._versions.refused = {n: why for n, why in self._versions.refused.items() if n in wanted}
         try:
-            self._files.keep(set(self._versions.open))
+            self._files.keep(self._versions.open.values())
         except (ClicklineError, OSError) as error:
             self._log.say("old copies could not be removed", "warning", message=str(error))
         self._log.say("versions were dropped", versions=sorted(gone))

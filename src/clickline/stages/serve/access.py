@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import ssl
 from pathlib import Path
 
-from clickline.config.sections import ServeSection
+from clickline.config.sections import ServeSection, TlsSection
 from clickline.errors import ClicklineError, RequestRefused
 
-__all__ = ["Guard", "exposure", "read_token"]
+__all__ = ["Guard", "check_certificate", "exposure", "read_token"]
 
 
 def read_token(file: str | None) -> str | None:
@@ -23,6 +24,27 @@ def read_token(file: str | None) -> str | None:
     if not token:
         raise ClicklineError(f"the first line of serve.token_file {file} is empty. Put the token there.")
     return token
+
+
+def check_certificate(tls: TlsSection | None) -> None:
+    """Refuse files that are no certificate with its key, before any port is opened."""
+    if tls is None:
+        return
+    for key, path in (("certificate", tls.certificate), ("key", tls.key)):
+        if not Path(path).is_file():
+            raise ClicklineError(f"serve.tls.{key} {path} is not a file. Put the PEM file there.")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            tls.certificate, tls.key, password=_no_password
+        )
+    except (OSError, ValueError) as error:
+        raise ClicklineError(
+            f"serve.tls: {tls.certificate} and {tls.key} cannot be used as certificate and key: {error}."
+        ) from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password, and there is nobody to ask")
 
 
 class Guard:

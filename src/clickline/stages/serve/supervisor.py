@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,7 @@ class Up:
 
     version: int | None
     processes: int
+    example: Mapping[str, Any] | None = None  # a row that it answers; None without a version
 
 
 class _Worker:
@@ -100,6 +101,7 @@ class Supervisor:
         self._pauses = dict.fromkeys(range(processes), _FIRST_PAUSE)
         self._restarts = 0
         self._versions_refused = 0
+        self._example: Mapping[str, Any] | None = None
         self._stopping = False
         self._failure: str | None = None
         self._ended = asyncio.Event()
@@ -218,8 +220,8 @@ class Supervisor:
                 self._rollout.prepared(worker.slot, number)
             case {"refused": number, "reason": reason, "again": again}:
                 self._rollout.refused(worker.slot, number, reason, again)
-            case {"serving": number}:
-                worker.version = number
+            case {"serving": number, "example": example}:
+                worker.version, self._example = number, example
                 self._perhaps_up()
             case {"listening": _}:
                 worker.listening = True
@@ -241,7 +243,7 @@ class Supervisor:
             version = None if self._rollout.current is None else self._rollout.current.number
             if version is None or all(worker.version == version for worker in self._workers.values()):
                 tell, self._tell_up = self._tell_up, None
-                tell(Up(version, self._processes))
+                tell(Up(version, self._processes, self._example))
 
     # ── versions ───────────────────────────────────────────────────────────────────────────────
 

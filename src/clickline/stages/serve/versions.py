@@ -69,13 +69,15 @@ class Versions:
         if known is not None and known is not self.current:
             self._retire(known)
 
-    def switch(self, number: int) -> None:
+    def switch(self, number: int) -> Lease:
         """From now on requests get this one; the one before goes when its last request is answered."""
         with self._lock:
-            before, self.current = self.current, self._open[number]
-            self.current.served = True
-        if before is not None and before is not self.current:
+            before, now = self.current, self._open[number]
+            self.current = now
+            now.served = True
+        if before is not None and before is not now:
             self._retire(before)
+        return now
 
     def drop(self, number: int) -> None:
         """Forget a version that was added and is not wanted."""

@@ -18,7 +18,7 @@ from clickline.stages.serve.grpc_server import GrpcDoor
 from clickline.stages.serve.versions import ScorerLike
 from clickline.wire.messages import ModelInferRequest, PredictRequest, RankRequest, TensorProto
 
-__all__ = ["warm"]
+__all__ = ["example_row", "warm"]
 
 _ROWS = 2
 _FLOAT, _STRING = 1, 7  # numbers of DataType
@@ -38,6 +38,14 @@ def warm(scorer: ScorerLike) -> None:
             found.encode(call, _scored(scorer, call))
     scorer.misses_S[:] = 0
     scorer.lookups_S[:] = 0
+
+
+def example_row(scorer: ScorerLike) -> dict[str, float | str]:
+    """A row to try the service with: a few fields, the others may be missing."""
+    numbers = number_columns(scorer.features)
+    few = [name for name in scorer.columns if name in numbers][:2]
+    few += [name for name in scorer.columns if name not in numbers][:2]
+    return {name: 1 if name in numbers else "1" for name in few}
 
 
 def _scored(scorer: ScorerLike, call: Call) -> Answer:

@@ -33,7 +33,7 @@ from clickline.stages.serve.logs import Log
 from clickline.stages.serve.measures import Tally
 from clickline.stages.serve.methods import GRPC_DOORS, GRPC_PAGES
 from clickline.stages.serve.versions import ScorerLike, Versions
-from clickline.stages.serve.warming import warm
+from clickline.stages.serve.warming import example_row, warm
 
 __all__ = ["main"]
 
@@ -91,10 +91,10 @@ class Worker:
                 case "prepare":
                     self._start(self._prepare(message["number"], message["folders"]))
                 case "switch":
-                    self._versions.switch(message["number"])
+                    scorer = self._versions.switch(message["number"]).scorer
                     await self._listen()
                     self._grpc.serving(True)
-                    self._channel.send(serving=message["number"])
+                    self._channel.send(serving=scorer.number, example=example_row(scorer))
                 case "drop":
                     self._versions.drop(message["number"])
                 case "listen":

@@ -165,7 +165,9 @@ def _epochs(count: int) -> str:
 
 def _measure_current(config: Config, trainer: Trainer, progress: Progress) -> Metrics | None:
     """The live version on the same rows."""
-    from clickline.scoring.versions import measure_current  # only a gate that compares needs what serving needs
+    from clickline.scoring.versions import (
+        measure_current,  # only a gate that compares needs what serving needs
+    )
 
     measured, why = measure_current(
         registry_of(config), trainer.features, trainer.eval_rows(), Path(config.cache.dir), _threads()

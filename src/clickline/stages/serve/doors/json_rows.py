@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from clickline.errors import RequestRefused
 from clickline.records import (
     ABSENT,
+    FEASIGN,
     INTEGER,
     NUMBER,
     TEXT,
@@ -38,7 +39,6 @@ from clickline.stages.serve.doors.calls import Limits, Model, several_columns
 from clickline.stages.serve.doors.rest_calls import shown, similar_name
 
 __all__ = [
-    "FEASIGN",
     "Fields",
     "RowsBuilder",
     "check_rows",
@@ -48,11 +48,6 @@ __all__ = [
     "rows_from_columns",
     "rows_from_objects",
 ]
-
-FEASIGN = 4
-"""Kind of a column: integers that are feasigns already, in a slot whose text would be hashed to one; 0 is missing.
-
-With several values a row they are an `IntegerColumn` in `several`, and the kind stays FEASIGN."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from clickline.wire.writing import block, number
 
 __all__ = ["check_parts", "decode", "encode", "target"]
 
-_CONTEXT, _CANDIDATES, _TOP = 2, 3, 4  # fields of RankRequest
+_SPEC, _CONTEXT, _CANDIDATES, _TOP = 1, 2, 3, 4  # fields of RankRequest
 
 
 class _Details(NamedTuple):
@@ -30,9 +30,11 @@ def target(body: bytes) -> Target:
 
 def decode(body: bytes, model: Model, limits: Limits) -> Call:
     """Context and candidates of a RankRequest."""
-    top = 0
-    for _, piece in pieces(body, _TOP):
-        if isinstance(piece, int):
+    top, spec = 0, b""
+    for _, piece in pieces(body, _SPEC, _TOP):
+        if isinstance(piece, bytes):
+            spec += piece  # pieces of one message, as protobuf joins them
+        else:
             top = int(np.int64(piece).astype(np.int32))
     if top < 0:
         raise RequestRefused("invalid", f"top_k is {top}; 0 for all candidates, or how many of the best.")
@@ -41,7 +43,7 @@ def decode(body: bytes, model: Model, limits: Limits) -> Call:
     candidates = reader.tensors(body, _CANDIDATES, limits.max_rows, limits.ignore_unknown)
     if context is not None:
         check_parts(context, candidates, model.columns)
-    return Call(candidates, context, _Details(target(body).model, top))
+    return Call(candidates, context, _Details(tfserving.target_of(spec).model, top))
 
 
 def check_parts(context: RequestRows, candidates: RequestRows, columns: tuple[str, ...]) -> None:
@@ -51,11 +53,18 @@ def check_parts(context: RequestRows, candidates: RequestRows, columns: tuple[st
             "invalid",
             f"The context has {context.rows} rows; one is allowed. Send what differs between rows as candidates.",
         )
-    for c, name in enumerate(columns):
-        if all(part.kind_C[c] != ABSENT or name in part.several for part in (context, candidates)):
-            raise RequestRefused(
-                "invalid", f"{name} is in the context and in the candidates; a field is in one of both."
-            )
+    both = {columns[c] for c in np.flatnonzero((context.kind_C != ABSENT) & (candidates.kind_C != ABSENT))}
+    if context.several or candidates.several:
+        both |= _held(context, columns) & _held(candidates, columns)
+    if both:
+        name = min(both, key=columns.index)
+        raise RequestRefused(
+            "invalid", f"{name} is in the context and in the candidates; a field is in one of both."
+        )
+
+
+def _held(rows: RequestRows, columns: tuple[str, ...]) -> set[str]:
+    return {*rows.several, *(columns[c] for c in np.flatnonzero(rows.kind_C != ABSENT))}
 
 
 def encode(call: Call, answer: Scores) -> bytes:

@@ -1,14 +1,7 @@
-"""The tensors of a request as kernels see them: found, checked, then poured into arrays.
+"""The tensors of a request, found and checked.
 
-    PredictRequest, RankRequest { map<string, TensorProto> = n }     entry { key = 1, value = 2: TensorProto }
-    ModelInferRequest { inputs = 5: { name, datatype, shape, contents = 5 }, raw_input_contents = 7 }
-
-Both are an outer message with an inner one that holds the lists of values, one list for each type. So one
-table says which list has which type, and the rest is shared. Read as protobuf reads it: lists packed or
-not and in pieces, fields in any order, the last of equal map keys counts, unknown fields are skipped.
-
-The first kernel walks every byte it will ever use and counts; the second walks the same bytes again, relies
-on what they are, and still writes no more than there is room for.
+Read as protobuf reads it: lists packed or not and in pieces, fields in any order, the last of equal map keys
+counts, unknown fields are skipped. Every byte that will ever be used is walked here, and the values counted.
 """
 
 from __future__ import annotations
@@ -19,94 +12,50 @@ from numpy.typing import NDArray
 
 from clickline.embedding.memory import Whole
 from clickline.records import ABSENT, INTEGER, NUMBER, TEXT
-from clickline.wire.octets import (
-    Octets,
-    bits_f32,
-    load_f32,
-    load_f64,
-    load_u16,
-    load_u32,
-    load_u64,
-    skip,
-    span,
-    tag,
-    varint,
+from clickline.wire.layout import (
+    BEGIN,
+    BYTES,
+    CONTENT_BEGIN,
+    CONTENT_END,
+    CONTENTS_LIST,
+    CONTENTS_WIRE,
+    COUNT,
+    DATATYPE_CODES,
+    ELEMENT,
+    ELEMENT_OF_DTYPE,
+    END,
+    F16,
+    FACTS,
+    INPUT_CONTENTS,
+    LIST,
+    MALFORMED,
+    MAP_VALUE,
+    NO_ROWS,
+    NO_VALUES,
+    OK,
+    RAGGED,
+    RANK,
+    RAW_COUNT,
+    ROWS,
+    SHAPE,
+    SIZE,
+    TENSOR_LIST,
+    TENSOR_WIRE,
+    TOO_MANY,
+    TWICE,
+    TYPE,
+    U8,
+    U32,
+    U64,
+    UNKNOWN,
+    WIDTH,
 )
+from clickline.wire.octets import Octets, load_u32, skip, span, tag, varint
 
-__all__ = [
-    "BYTES",
-    "CONTENT_BEGIN",
-    "CONTENT_END",
-    "COUNT",
-    "DATATYPES",
-    "ELEMENT",
-    "END",
-    "F16",
-    "FACTS",
-    "INPUT_CONTENTS",
-    "MALFORMED",
-    "MAP_VALUE",
-    "NO_ROWS",
-    "NO_VALUES",
-    "OK",
-    "RAGGED",
-    "RANK",
-    "RAW_COUNT",
-    "ROWS",
-    "SHAPE",
-    "TOO_MANY",
-    "TWICE",
-    "TYPE",
-    "U64",
-    "UNKNOWN",
-    "WIDTH",
-    "check",
-    "fill",
-    "fill_name_table",
-    "fill_several",
-    "locate_infer",
-    "locate_predict",
-    "top_level",
-]
+__all__ = ["check", "fill_name_table", "locate_infer", "locate_predict", "top_level"]
 
 Indices = NDArray[np.int64]
 Facts = NDArray[np.int64]
-
-# What one value is, in either protocol.
-BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64, BYTES = range(1, 15)
-_SIZE = np.array([0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 0])  # in memory; 0: each has its own
-
-# TensorFlow: the element of each DataType, and the list of TensorProto that holds each element.
-_ELEMENT_OF = np.zeros(24, dtype=np.int64)
-for _dtype, _element in {
-    1: F32, 2: F64, 3: I32, 4: U8, 5: I16, 6: I8, 7: BYTES, 9: I64, 10: BOOL, 14: BF16, 17: U16, 19: F16,
-    22: U32, 23: U64,
-}.items():  # fmt: skip
-    _ELEMENT_OF[_dtype] = _element
-_TENSOR_LIST = np.array([0, 11, 7, 7, 7, 10, 7, 7, 16, 17, 13, 13, 5, 6, 8])
-# How the lists of TensorProto are written, by field number: varints 1, bytes 2, of 4 or 8 bytes each.
-_TENSOR_WIRE = np.zeros(20, dtype=np.int64)
-for _field, _wire in {5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 1, 11: 1, 12: 8, 13: 1, 16: 1, 17: 1}.items():
-    _TENSOR_WIRE[_field] = _wire
-
-# Open Inference Protocol: the datatypes' names as numbers, in the elements' order.
-DATATYPES = (
-    "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64",
-    "FP16", "BF16", "FP32", "FP64", "BYTES",
-)  # fmt: skip
-_DATATYPES = np.array([int.from_bytes(name.encode()) for name in DATATYPES], dtype=np.uint64)
-# And the same of InferTensorContents. It has no list for 16-bit floats.
-_CONTENTS_LIST = np.array([0, 1, 2, 2, 2, 3, 4, 4, 4, 5, 0, 0, 6, 7, 8])
-_CONTENTS_WIRE = np.array([0, 1, 1, 1, 1, 1, 4, 8, 2])
-
-MAP_VALUE, INPUT_CONTENTS = 0x12, 0x2A  # tags of the inner messages
-
-# What is noted of each column, in this order.
-BEGIN, END, CONTENT_BEGIN, CONTENT_END, ELEMENT, LIST, COUNT, RANK, ROWS, WIDTH, TYPE, RAW_COUNT = range(12)
-FACTS = 12
-
-# What a kernel found wrong.
-OK, MALFORMED, UNKNOWN, TWICE, NO_VALUES, NO_ROWS, RAGGED, SHAPE, TOO_MANY = range(9)
 
 
 @njit(cache=True, nogil=True)
@@ -180,9 +129,6 @@ def top_level(data: Octets, wanted: Whole, spans_P3: Indices) -> Whole:
     return found
 
 
-# ── found ──────────────────────────────────────────────────────────────────────────────────────
-
-
 @njit(cache=True, nogil=True)
 def _value(data: Octets, key: Whole, pos: Whole, end: Whole, wire_F: Indices, counts_F: Indices) -> Whole:
     """Step over one field of a message with lists of values, counting them."""
@@ -251,7 +197,7 @@ def _shape(data: Octets, pos: Whole, end: Whole, facts: Facts) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def _dimension(facts: Facts, size: Whole) -> None:
     if facts[RANK] == 0:
         facts[ROWS] = size
@@ -260,7 +206,7 @@ def _dimension(facts: Facts, size: Whole) -> None:
     facts[RANK] += 1
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def _no_facts(facts: Facts, begin: Whole, end: Whole) -> None:
     facts[:] = 0
     facts[BEGIN] = begin
@@ -295,7 +241,7 @@ def _tensor(data: Octets, pos: Whole, end: Whole, facts: Facts, counts_F: Indice
             facts[CONTENT_BEGIN], pos = span(data, pos, end)
             facts[CONTENT_END] = pos
         else:
-            pos = _value(data, key, pos, end, _TENSOR_WIRE, counts_F)
+            pos = _value(data, key, pos, end, TENSOR_WIRE, counts_F)
         if pos < 0:
             return False
     return True
@@ -312,7 +258,7 @@ def locate_predict(
     facts_CF: Facts,
 ) -> tuple[Whole, Whole, Whole]:
     """Note where the tensor of each column is. Returns what is wrong and the span of the name it is about."""
-    counts_F = np.zeros(_TENSOR_WIRE.size, dtype=np.int64)
+    counts_F = np.zeros(TENSOR_WIRE.size, dtype=np.int64)
     facts = np.empty(FACTS, dtype=np.int64)
     pos = 0
     end = data.size
@@ -353,11 +299,11 @@ def locate_predict(
                 return UNKNOWN, name, name_end
             continue
         dtype = facts[TYPE]
-        element = _ELEMENT_OF[dtype] if 0 <= dtype < _ELEMENT_OF.size else 0
+        element = ELEMENT_OF_DTYPE[dtype] if 0 <= dtype < ELEMENT_OF_DTYPE.size else 0
         facts[ELEMENT] = element
-        facts[LIST] = _TENSOR_LIST[element]
+        facts[LIST] = TENSOR_LIST[element]
         facts[COUNT] = counts_F[facts[LIST]]
-        size = _SIZE[element]
+        size = SIZE[element]
         length = facts[CONTENT_END] - facts[CONTENT_BEGIN]
         if length > 0:  # it counts before the list, as in TensorFlow
             facts[LIST] = 0
@@ -377,8 +323,8 @@ def _element_named(data: Octets, start: Whole, end: Whole) -> Whole:
     code = np.uint64(0)
     for at in range(start, end):
         code = code << np.uint64(8) | np.uint64(data[at])
-    for n in range(_DATATYPES.size):
-        if _DATATYPES[n] == code:
+    for n in range(DATATYPE_CODES.size):
+        if DATATYPE_CODES[n] == code:
             return n + 1
     return 0
 
@@ -415,7 +361,7 @@ def _input(data: Octets, pos: Whole, end: Whole, facts: Facts, counts_F: Indices
             while 0 <= at < pos:
                 key, at = tag(data, at, pos)
                 if at >= 0:
-                    at = _value(data, key, at, pos, _CONTENTS_WIRE, counts_F)
+                    at = _value(data, key, at, pos, CONTENTS_WIRE, counts_F)
             if at < 0:
                 return name, -1
         else:
@@ -476,7 +422,7 @@ def locate_infer(
             raw += 1
         else:
             pos = skip(data, key, pos, end)
-    counts_F = np.zeros(_CONTENTS_WIRE.size, dtype=np.int64)
+    counts_F = np.zeros(CONTENTS_WIRE.size, dtype=np.int64)
     facts = np.empty(FACTS, dtype=np.int64)
     pos = 0
     n = 0
@@ -501,7 +447,7 @@ def locate_infer(
         if facts_CF[c, END] > 0:
             return TWICE, name, name_end, inputs, raws
         element = facts[ELEMENT]
-        facts[LIST] = _CONTENTS_LIST[element]
+        facts[LIST] = CONTENTS_LIST[element]
         if raws > 0:
             for field in range(counts_F.size):
                 facts[RAW_COUNT] += counts_F[field]  # contents beside raw contents: not both
@@ -513,8 +459,8 @@ def locate_infer(
                 length = raw_ends_R[n] - raw_begins_R[n]
                 if element == BYTES:
                     facts[COUNT] = _count_raw_texts(data, raw_begins_R[n], raw_ends_R[n])
-                elif element > 0 and length % _SIZE[element] == 0:
-                    facts[COUNT] = length // _SIZE[element]
+                elif element > 0 and length % SIZE[element] == 0:
+                    facts[COUNT] = length // SIZE[element]
         else:
             facts[COUNT] = counts_F[facts[LIST]]
             if U8 <= element < U32:  # the list is of 32-bit numbers
@@ -563,230 +509,3 @@ def check(
     if rows <= 0:
         return NO_ROWS, 0, 0, 0
     return OK, 0, rows, special
-
-
-# ── poured ─────────────────────────────────────────────────────────────────────────────────────
-
-
-@njit(cache=True, nogil=True)
-def _half(bits: Whole) -> Whole:
-    """The float that these 16 bits of an IEEE half are."""
-    sign = np.uint32(bits >> 15 & 1) << np.uint32(31)
-    exponent = np.uint32(bits >> 10 & 31)
-    fraction = np.uint32(bits & 1023)
-    if exponent == np.uint32(0):  # zero, or too small for a leading one
-        value = np.float32(fraction) * np.float32(2.0**-24)
-        return -value if sign else value
-    if exponent == np.uint32(31):
-        return bits_f32(sign | np.uint32(0x7F800000) | fraction << np.uint32(13))
-    return bits_f32(sign | (exponent + np.uint32(112)) << np.uint32(23) | fraction << np.uint32(13))
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _put_varint(
-    element: Whole, value: np.uint64, n: Whole, numbers_N: NDArray[np.float64], integers_N: Indices
-) -> None:
-    if element == BOOL:
-        integers_N[n] = value != np.uint64(0)
-    elif element == F16:
-        numbers_N[n] = _half(np.int64(value & np.uint64(0xFFFF)))
-    elif element == BF16:
-        numbers_N[n] = bits_f32(np.uint32(value & np.uint64(0xFFFF)) << np.uint32(16))
-    elif element in (I64, U64):
-        integers_N[n] = np.int64(value)
-    elif element == U32:
-        integers_N[n] = np.int64(value & np.uint64(0xFFFFFFFF))
-    else:
-        integers_N[n] = np.int64(np.int32(value & np.uint64(0xFFFFFFFF)))
-
-
-@njit(cache=True, nogil=True)
-def _pour_content(
-    data: Octets,
-    facts: Facts,
-    starts_N: Indices,
-    ends_N: Indices,
-    numbers_N: NDArray[np.float64],
-    integers_N: Indices,
-) -> None:
-    """Values as memory holds them."""
-    pos = facts[CONTENT_BEGIN]
-    count = facts[COUNT]
-    element = facts[ELEMENT]
-    if element == F32:
-        for n in range(count):
-            numbers_N[n] = load_f32(data, pos + 4 * n)
-    elif element == F64:
-        for n in range(count):
-            numbers_N[n] = load_f64(data, pos + 8 * n)
-    elif element in (I64, U64):
-        for n in range(count):
-            integers_N[n] = np.int64(load_u64(data, pos + 8 * n))
-    elif element == I32:
-        for n in range(count):
-            integers_N[n] = np.int64(np.int32(load_u32(data, pos + 4 * n)))
-    elif element == U32:
-        for n in range(count):
-            integers_N[n] = np.int64(load_u32(data, pos + 4 * n))
-    elif element == I16:
-        for n in range(count):
-            integers_N[n] = np.int64(np.int16(load_u16(data, pos + 2 * n)))
-    elif element == U16:
-        for n in range(count):
-            integers_N[n] = np.int64(load_u16(data, pos + 2 * n))
-    elif element == I8:
-        for n in range(count):
-            integers_N[n] = np.int64(np.int8(data[pos + n]))
-    elif element == U8:
-        for n in range(count):
-            integers_N[n] = np.int64(data[pos + n])
-    elif element == BOOL:
-        for n in range(count):
-            integers_N[n] = np.int64(data[pos + n] != 0)
-    elif element == F16:
-        for n in range(count):
-            numbers_N[n] = _half(np.int64(load_u16(data, pos + 2 * n)))
-    elif element == BF16:
-        for n in range(count):
-            numbers_N[n] = bits_f32(np.uint32(load_u16(data, pos + 2 * n)) << np.uint32(16))
-    else:
-        for n in range(count):
-            length = np.int64(load_u32(data, pos))
-            starts_N[n] = pos + 4
-            pos += 4 + length
-            ends_N[n] = pos
-
-
-@njit(cache=True, nogil=True)
-def _pour_list(
-    data: Octets,
-    facts: Facts,
-    pos: Whole,
-    end: Whole,
-    n: Whole,
-    starts_N: Indices,
-    ends_N: Indices,
-    numbers_N: NDArray[np.float64],
-    integers_N: Indices,
-) -> Whole:
-    """Values of the list that the facts name, from one piece of the inner message. Returns how many there are now."""
-    element = facts[ELEMENT]
-    packed = facts[LIST] << 3 | 2
-    written = 5 if element == F32 else 1 if element == F64 else 0
-    single = facts[LIST] << 3 | written
-    room = numbers_N.size
-    while 0 <= pos < end and n < room:
-        if element == BYTES and data[pos] == packed and data[pos + 1] < 0x80:  # a short text
-            starts_N[n] = pos + 2
-            pos += 2 + np.int64(data[pos + 1])
-            ends_N[n] = pos
-            n += 1
-            continue
-        key, pos = tag(data, pos, end)
-        if key == packed:
-            pos, stop = span(data, pos, end)
-            if element == BYTES:
-                starts_N[n] = pos
-                ends_N[n] = stop
-                n += 1
-            elif element == F32:
-                for at in range(pos, min(stop, pos + 4 * (room - n)), 4):
-                    numbers_N[n] = load_f32(data, at)
-                    n += 1
-            elif element == F64:
-                for at in range(pos, min(stop, pos + 8 * (room - n)), 8):
-                    numbers_N[n] = load_f64(data, at)
-                    n += 1
-            else:
-                while 0 <= pos < stop and n < room:
-                    value, pos = varint(data, pos, stop)
-                    _put_varint(element, value, n, numbers_N, integers_N)
-                    n += 1
-            pos = stop
-        elif key == single and element != BYTES:
-            if element == F32:
-                numbers_N[n] = load_f32(data, pos)
-                pos += 4
-            elif element == F64:
-                numbers_N[n] = load_f64(data, pos)
-                pos += 8
-            else:
-                value, pos = varint(data, pos, end)
-                _put_varint(element, value, n, numbers_N, integers_N)
-            n += 1
-        else:
-            pos = skip(data, key, pos, end)
-    return n
-
-
-@njit(cache=True, nogil=True)
-def _pour(
-    data: Octets,
-    inner: Whole,
-    facts: Facts,
-    starts_N: Indices,
-    ends_N: Indices,
-    numbers_N: NDArray[np.float64],
-    integers_N: Indices,
-) -> bool:
-    """All values of one column. Returns whether one of them is infinite."""
-    if facts[LIST] == 0:
-        _pour_content(data, facts, starts_N, ends_N, numbers_N, integers_N)
-    else:
-        n = 0
-        pos = facts[BEGIN]
-        end = facts[END]
-        while 0 <= pos < end:
-            key, pos = tag(data, pos, end)
-            if key == inner:
-                pos, stop = span(data, pos, end)
-                n = _pour_list(data, facts, pos, stop, n, starts_N, ends_N, numbers_N, integers_N)
-                pos = stop
-            else:
-                pos = skip(data, key, pos, end)
-        if n == 1:  # one value may stand for all rows
-            for row in range(1, facts[COUNT]):
-                starts_N[row] = starts_N[0]
-                ends_N[row] = ends_N[0]
-                numbers_N[row] = numbers_N[0]
-                integers_N[row] = integers_N[0]
-    infinite = False
-    element = facts[ELEMENT]
-    if F16 <= element <= F64:
-        for n in range(facts[COUNT]):
-            infinite |= abs(numbers_N[n]) == np.inf
-    return infinite
-
-
-@njit(cache=True, nogil=True)
-def fill(
-    data: Octets,
-    inner: Whole,
-    facts_CF: Facts,
-    kind_C: Octets,
-    starts_CB: Indices,
-    ends_CB: Indices,
-    numbers_CB: NDArray[np.float64],
-    integers_CB: Indices,
-) -> Whole:
-    """The values of every column with one value a row. Returns a column that holds infinity, or -1."""
-    for c in range(kind_C.size):
-        if kind_C[c] != ABSENT and _pour(
-            data, inner, facts_CF[c], starts_CB[c], ends_CB[c], numbers_CB[c], integers_CB[c]
-        ):
-            return c
-    return -1
-
-
-@njit(cache=True, nogil=True)
-def fill_several(
-    data: Octets,
-    inner: Whole,
-    facts: Facts,
-    starts_N: Indices,
-    ends_N: Indices,
-    numbers_N: NDArray[np.float64],
-    integers_N: Indices,
-) -> bool:
-    """The values of one column, any number a row. Returns whether one of them is infinite."""
-    return _pour(data, inner, facts, starts_N, ends_N, numbers_N, integers_N)

@@ -1,0 +1,93 @@
+"""How the protocols write tensors, as tables that kernels can use.
+
+    PredictRequest, RankRequest { map<string, TensorProto> = n }     entry { key = 1, value = 2: TensorProto }
+    ModelInferRequest { inputs = 5: { name, datatype, shape, contents = 5 }, raw_input_contents = 7 }
+
+Both are an outer message with an inner one that holds the lists of values, one list for each type. So a table
+says which list has which type, and the rest is shared.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = [
+    "BEGIN",
+    "BF16",
+    "BOOL",
+    "BYTES",
+    "CONTENTS_LIST",
+    "CONTENTS_WIRE",
+    "CONTENT_BEGIN",
+    "CONTENT_END",
+    "COUNT",
+    "DATATYPE_CODES",
+    "ELEMENT",
+    "ELEMENT_OF_DTYPE",
+    "END",
+    "F16",
+    "F32",
+    "F64",
+    "FACTS",
+    "I8",
+    "I16",
+    "I32",
+    "I64",
+    "INPUT_CONTENTS",
+    "LIST",
+    "MALFORMED",
+    "MAP_VALUE",
+    "NO_ROWS",
+    "NO_VALUES",
+    "OK",
+    "RAGGED",
+    "RANK",
+    "RAW_COUNT",
+    "ROWS",
+    "SHAPE",
+    "SIZE",
+    "TENSOR_LIST",
+    "TENSOR_WIRE",
+    "TOO_MANY",
+    "TWICE",
+    "TYPE",
+    "U8",
+    "U16",
+    "U32",
+    "U64",
+    "UNKNOWN",
+    "WIDTH",
+]
+
+# What one value is, in either protocol.
+BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64, BYTES = range(1, 15)
+SIZE = np.array([0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 0])  # in memory; 0: each has its own
+
+# TensorFlow: the element of each DataType, and the list of TensorProto that holds each element.
+ELEMENT_OF_DTYPE = np.zeros(24, dtype=np.int64)
+for _dtype, _element in {
+    1: F32, 2: F64, 3: I32, 4: U8, 5: I16, 6: I8, 7: BYTES, 9: I64, 10: BOOL, 14: BF16, 17: U16, 19: F16,
+    22: U32, 23: U64,
+}.items():  # fmt: skip
+    ELEMENT_OF_DTYPE[_dtype] = _element
+TENSOR_LIST = np.array([0, 11, 7, 7, 7, 10, 7, 7, 16, 17, 13, 13, 5, 6, 8])
+# How the lists of TensorProto are written, by field number: varints 1, bytes 2, of 4 or 8 bytes each.
+TENSOR_WIRE = np.zeros(20, dtype=np.int64)
+for _field, _wire in {5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 1, 11: 1, 12: 8, 13: 1, 16: 1, 17: 1}.items():
+    TENSOR_WIRE[_field] = _wire
+
+# Open Inference Protocol: the datatypes' names as numbers, in the elements' order.
+_DATATYPES = "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FP16 BF16 FP32 FP64 BYTES"
+DATATYPE_CODES = np.array([int.from_bytes(name.encode()) for name in _DATATYPES.split()], dtype=np.uint64)
+# And the same of InferTensorContents. It has no list for 16-bit floats.
+CONTENTS_LIST = np.array([0, 1, 2, 2, 2, 3, 4, 4, 4, 5, 0, 0, 6, 7, 8])
+CONTENTS_WIRE = np.array([0, 1, 1, 1, 1, 1, 4, 8, 2])
+
+MAP_VALUE, INPUT_CONTENTS = 0x12, 0x2A  # tags of the inner messages
+
+# What is noted of each column, in this order.
+BEGIN, END, CONTENT_BEGIN, CONTENT_END, ELEMENT, LIST, COUNT, RANK, ROWS, WIDTH, TYPE, RAW_COUNT = range(12)
+FACTS = 12
+
+# What a kernel found wrong.
+OK, MALFORMED, UNKNOWN, TWICE, NO_VALUES, NO_ROWS, RAGGED, SHAPE, TOO_MANY = range(9)
