@@ -87,19 +87,8 @@ def test_iterations_and_batch(live: Live) -> None:
 
 
 def test_what_is_printed(live: Live) -> None:
-    done = run(
-        "predict",
-        "-i",
-        "data/eval.tsv",
-        "-n",
-        "3",
-        "--accuracy",
-        "-s",
-        live.http,
-        "--protocol",
-        "http",
-        cwd=live.folder,
-    )
+    over_http = ("-s", live.http, "--protocol", "http")
+    done = run("predict", "-i", "data/eval.tsv", "-n", "3", "--accuracy", *over_http, cwd=live.folder)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines[:3]] == ["1", "2", "3"]

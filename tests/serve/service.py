@@ -28,6 +28,7 @@ __all__ = [
     "answered",
     "command",
     "eventually",
+    "free_ports",
     "predict_request",
     "predictor",
     "running",
@@ -64,7 +65,8 @@ def predict_request(
     return body
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
     held = [socket.socket() for _ in range(count)]
     for one in held:
         one.bind(("127.0.0.1", 0))
@@ -79,7 +81,7 @@ class Service:
 
     def __init__(self, command: list[str | Path], folder: Path, serve: Mapping[str, Any]) -> None:
         self.folder = folder
-        self.grpc_port, self.http_port, self.metrics_port = _free_ports(3)
+        self.grpc_port, self.http_port, self.metrics_port = free_ports(3)
         section = {
             "processes": 1,
             "poll": 0.05,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import tritonclient.grpc
 import tritonclient.http
 import xxhash
 from numpy.typing import NDArray
-from service import Service, command, eventually
+from service import Service, command, eventually, free_ports
 from tritonclient.utils import InferenceServerException
 
 from clickline.config import load_config
@@ -285,3 +287,50 @@ def test_a_publish_goes_live_and_a_damaged_version_does_not(trained: Path, tmp_p
         eventually(lambda: service.metrics()["clickline_version"] == 3)
         reply = httpx.post(service.url("/v1/models/ctr:predict"), json={"instances": [{}]}, timeout=60)
         assert (reply.status_code, reply.headers["clickline-version"]) == (200, "3")
+
+
+def test_rows_on_lookup_servers_give_the_same_scores(
+    project: Path, service: Service, rows: list[dict[str, str]], expected: Floats, tmp_path: Path
+) -> None:
+    shutil.copytree(project, tmp_path / "ads")
+    here = tmp_path / "ads"
+    script = (
+        "import sys; from pathlib import Path; from clickline.config import load_config\n"
+        "from clickline.stages.lookup.run import lookup\n"
+        "lookup(load_config(Path('clickline.yaml'), ['serve.poll=0.05', f'serve.metrics_port={sys.argv[2]}']),"
+        " int(sys.argv[1]), 0, lambda up: print(up.address, flush=True))"
+    )
+    shards = []
+    servers = []
+    try:
+        for shard, port in enumerate(free_ports(2)):
+            command_line = [sys.executable, "-c", script, str(shard), str(port)]
+            server = subprocess.Popen(
+                command_line, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            servers.append(server)
+        for server in servers:
+            assert server.stdout is not None
+            shards.append([server.stdout.readline().strip()])
+        with command(here, lookup={"shards": shards, "missing": "unavailable"}) as remote:
+            assert remote.wait_up()["version"] == 1
+            url = remote.url("/v1/models/ctr:predict")
+            body = {"instances": [as_json(row) for row in rows]}
+            reply = httpx.post(url, json=body, timeout=60)
+            scores = [row["logistic"][0] for row in reply.json()["predictions"]]
+            assert np.array_equal(np.float32(scores), expected)
+            config = load_config(here / "clickline.yaml")
+            published = publish(config, base=True).version.number
+            eventually(lambda: remote.metrics()["clickline_version"] == published)
+            assert remote.metrics()['clickline_remote_total{what="keys"}'] > 0
+            servers[0].kill()
+            servers[0].wait()
+            reply = httpx.post(url, json=body, timeout=60)
+            assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+            assert remote.metrics()['clickline_remote_total{what="shards_lost"}'] > 0
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+            assert server.stdout is not None
+            server.stdout.close()

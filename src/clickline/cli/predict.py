@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -114,12 +115,13 @@ def predict(
         from clickline.stages.predict.run import predict as run
 
     lines: list[Iteration] = []
+    results = sys.stdout  # while a command is watched, what is printed goes elsewhere
 
     def told(iteration: Iteration) -> None:
         if as_json:
             lines.append(iteration)
         else:
-            typer.echo(_line(iteration, accuracy))
+            typer.echo(_line(iteration, accuracy), file=results)
 
     each = each or accuracy
     with watching(as_json=as_json, quiet=quiet or each) as progress:

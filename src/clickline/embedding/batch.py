@@ -161,6 +161,7 @@ def deal(
             ids_K[k] = id
             order_K[k] = n
             bag_K[k] = bag
+    room_H[0] = 0  # Numba frees an array after its last use, and reaching it by address is none
 
 
 @njit(cache=True, nogil=True)

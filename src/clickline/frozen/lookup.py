@@ -200,6 +200,7 @@ def _locate(view: PartView, ids: Whole, count: Whole, places: Whole, copies: Who
                         for word in range(words):
                             target[word] = source[word]
             left = unknown
+    room[0] = 0  # Numba frees an array after its last use, and reaching it by address is none
 
 
 @njit(cache=True, nogil=True)

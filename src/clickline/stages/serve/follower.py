@@ -37,9 +37,12 @@ class Source(Protocol):
 class RegistrySource:
     """Versions of a registry."""
 
-    def __init__(self, registry: Registry, copies: Path) -> None:
+    def __init__(self, registry: Registry, copies: Path, *, tables: bool = True) -> None:
+        """`copies`: where those of a remote registry go. Without `tables` only the version's own files are fetched:
+        lookup servers have the rows."""
         self._registry = registry
         self._copies = copies
+        self._tables = tables
         self._verified: dict[int, Version] = {}
         self._chains: list[list[Version]] = []  # of the version that was fetched last, and the one before
 
@@ -49,7 +52,7 @@ class RegistrySource:
 
     def fetch(self, number: int) -> Offer:
         version = self._registry.version(number)
-        chain = self._registry.chain(version)
+        chain = self._registry.chain(version) if self._tables else [version]
         folders = []
         for one in chain:
             folder = self._registry.fetch(one, self._copies)

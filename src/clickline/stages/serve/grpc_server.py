@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any, NoReturn, Protocol
 
 import grpc
+from google.protobuf import descriptor_pool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
@@ -244,8 +245,6 @@ class _Pools:
             try:
                 return getattr(POOL, name)(*arguments)
             except KeyError:
-                from google.protobuf import descriptor_pool
-
                 return getattr(descriptor_pool.Default(), name)(*arguments)
 
         return find

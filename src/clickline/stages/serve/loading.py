@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from clickline.stages.serve.access import read_token
 from clickline.stages.serve.versions import ScorerLike
 from clickline.storage.stores import Storage
 
-__all__ = ["Load", "open_version"]
+__all__ = ["Load", "open_version", "remote_counts"]
 
 Load = Callable[[Sequence[Path], ServeSection, Path], ScorerLike]
 """Opens the version whose files lie in these folders, base first; the last argument is a folder that the workers
@@ -62,10 +63,23 @@ def _pool(
     authority: str | None,
 ) -> LookupPool:
     """One for all versions of a process."""
-    return LookupPool(
+    pool = LookupPool(
         shards,
         timeout=timeout / 1000,
         hedge=hedge / 1000,
         token=read_token(token_file),
         tls=client_tls(authority) if tls else None,
     )
+    _pools.append(pool)
+    return pool
+
+
+_pools: list[LookupPool] = []
+
+
+def remote_counts() -> dict[str, int]:
+    """What this process counted of its lookup servers since it began; empty without any."""
+    counts: Counter[str] = Counter()
+    for pool in _pools:
+        counts.update(vars(pool.stats))
+    return dict(counts)

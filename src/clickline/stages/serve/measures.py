@@ -32,6 +32,10 @@ _COUNTERS = {
     "refused": ("Requests that were refused, by reason.", ("protocol", "kind")),
     "rows": ("Rows that were scored.", ("protocol",)),
     "lookups": ("Ids looked up in the sparse table.", ("slot",)),
+    "remote": (
+        "What happened at lookup servers: keys, hedges, failovers, ids left with default rows, …",
+        ("what",),
+    ),
     "lookup_misses": ("Ids that are not in the sparse table and got their slot's default row.", ("slot",)),
 }
 
@@ -75,6 +79,12 @@ class Tally:
             for slot, lookups, misses in zip(scorer.features.slots, lookups_S, misses_S, strict=True):
                 self.counts["lookups", slot.name] += int(lookups)
                 self.counts["lookup_misses", slot.name] += int(misses)
+
+    def remote(self, counts: Mapping[str, int]) -> None:
+        """What was counted of lookup servers since the process began."""
+        with self._lock:
+            for name, count in counts.items():
+                self.counts["remote", name] = count
 
     def add(self, other: Tally) -> None:
         self.counts.update(other.counts)

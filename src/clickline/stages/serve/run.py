@@ -45,7 +45,8 @@ def serve(
     cache = Path(config.cache.dir)
     if source is None:
         registry = registry_of(config)
-        source = RegistrySource(registry, cache / "versions" / fingerprint({"registry": registry.uri}))
+        copies = cache / "serve" / fingerprint({"registry": registry.uri})
+        source = RegistrySource(registry, copies, tables=section.lookup is None)
     processes = section.processes or len(os.sched_getaffinity(0))
     names = tuple(dict.fromkeys((config.name, *section.aliases)))
     with _work_folder(cache / "serving") as work:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -124,8 +125,8 @@ class Supervisor:
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` in a script mean it
                 self._loop.add_signal_handler(number, signals.put_nowait, number)
-        admin = await self._admin()
         held = _reserved(self._serve)
+        admin = await self._admin()
         try:
             self._follower.start()
             for slot in range(self._processes):
@@ -158,6 +159,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),  # our own standard output is for what is up
                 pass_fds=[theirs.fileno()],
+                env={"GRPC_VERBOSITY": "NONE", **os.environ},  # stderr is for lines of JSON
                 start_new_session=True,  # Ctrl-C is for the supervisor, which lets workers drain
             )
         worker = _Worker(slot, process, await Channel.over(ours))

@@ -28,7 +28,7 @@ from clickline.stages.serve.channel import Channel
 from clickline.stages.serve.dataplane import Dataplane
 from clickline.stages.serve.grpc_server import GrpcServer
 from clickline.stages.serve.http_server import HttpDoors, HttpServer, listening_socket
-from clickline.stages.serve.loading import Load
+from clickline.stages.serve.loading import Load, remote_counts
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.measures import Tally
 from clickline.stages.serve.methods import GRPC_DOORS, GRPC_PAGES
@@ -165,6 +165,7 @@ class Worker:
     def _tell(self, question: int | None) -> None:
         for lease in self._versions.open():
             self._tally.lookups(lease.scorer)
+        self._tally.remote(remote_counts())
         self._channel.send(told=question, tally=self._tally.to_json(), waiting=self._plane.waiting)
 
     def _closed(self, scorer: ScorerLike) -> None:
