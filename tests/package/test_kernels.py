@@ -30,10 +30,12 @@ def freed_too_early(code: str) -> list[str]:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 parent = parents[node]
                 if isinstance(parent, ast.Attribute) and parent.attr == "ctypes":
-                    statement: ast.AST = node
-                    while not isinstance(statement, ast.stmt):
-                        statement = parents[statement]
-                    if isinstance(statement, ast.Assign):
+                    above: list[ast.AST] = [node]
+                    while above[-1] is not function:
+                        above.append(parents[above[-1]])
+                    statement = next(one for one in above if isinstance(one, ast.stmt))
+                    again = any(isinstance(one, ast.For | ast.While) for one in above)  # named in each round
+                    if isinstance(statement, ast.Assign) and not again:
                         kept[node.id] = max(kept.get(node.id, 0), node.lineno)
                 else:
                     named[node.id] = max(named.get(node.id, 0), node.lineno)

@@ -36,8 +36,8 @@ _KINDS: dict[grpc.StatusCode, Refusal] = {
 }
 # gRPC's own words where no server has spoken.
 _OWN_WORDS = re.compile(
-    r"failed to connect|resolving|ipv[46]:|socket|connection|endpoint|goaway|transport|stream|rst_stream|http2",
-    re.IGNORECASE,
+    r"failed to connect|errors resolving|DNS resolution|ipv[46]:|Socket closed|Connection reset|Broken pipe"
+    r"|recvmsg|sendmsg|GOAWAY|RST_STREAM|Stream removed|[Tt]ransport closed|Endpoint clos|keepalive"
 )
 _NOT_HTTP2 = re.compile(r"parsing HTTP/2|http1|SETTINGS frame", re.IGNORECASE)
 

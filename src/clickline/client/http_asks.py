@@ -68,9 +68,13 @@ def _dumps(document: Any) -> bytes:
 
 def _json_columns(table: Table) -> dict[str, Any]:
     table = table.unmarked()
-    texts = packed({n: c for n, c in table.columns.items() if isinstance(c, Texts)}, "bare")
+    joined = packed({n: c for n, c in table.columns.items() if isinstance(c, Texts)}, "bare")
     return {
-        name: _number_values(column) if isinstance(column, Numbers) else _text_values(column, texts.get(name))
+        name: _number_values(column)
+        if isinstance(column, Numbers)
+        else _by_row(
+            column.values if isinstance(column, Strings) else _texts(column, joined[name]), column.width
+        )
         for name, column in table.columns.items()
     }
 
@@ -83,22 +87,19 @@ def _number_values(column: Numbers) -> NDArray[Any]:
     return values_N if column.width == 1 else values_N.reshape(-1, column.width)
 
 
-def _text_values(column: Texts | Strings, joined: bytes | None) -> Sequence[Any]:
-    """Texts; `joined` holds those that are spans."""
-    values: Sequence[Any]
-    if isinstance(column, Strings) or joined is None:
-        values = column.values if isinstance(column, Strings) else ()
-    else:
-        ends = np.cumsum(column.ends_N - column.starts_N).tolist()
-        pairs = zip([0, *ends], ends, strict=False)
-        if joined.isascii():
-            whole = joined.decode("ascii")
-            values = [whole[start:end] for start, end in pairs]
-        else:
-            values = [_text(joined[start:end]) for start, end in pairs]
-    if column.width == 1:
+def _by_row(values: Sequence[Any], width: int) -> Sequence[Any]:
+    if width == 1:
         return values
-    return [values[at : at + column.width] for at in range(0, len(values), column.width)]
+    return [values[at : at + width] for at in range(0, len(values), width)]
+
+
+def _texts(column: Texts, joined: bytes) -> list[Any]:
+    ends = np.cumsum(column.ends_N - column.starts_N).tolist()
+    spans = zip([0, *ends], ends, strict=False)
+    if joined.isascii():
+        whole = joined.decode("ascii")
+        return [whole[start:end] for start, end in spans]
+    return [_text(joined[start:end]) for start, end in spans]
 
 
 def _text(value: bytes) -> Any:

@@ -141,13 +141,13 @@ def predict(
         ]
         logs = _logs(config, storage, cache, files, clients[0].metadata(), progress)
         columns = _columns_for(protocol, logs.features)
+        if requests is None:
+            progress.begin("predict", total_bytes=logs.inputs.text_bytes(progress))
+        else:
+            progress.begin("predict", total_rows=requests * batch)
         batches = logs.batches(batch, endless=requests is not None, progress=progress)
         first = next(batches)
         _warm(clients, clients[0].ask(columns(first)), warmup)
-        total_bytes = logs.inputs.text_bytes(progress) if requests is None else None
-        progress.begin(
-            "predict", total_bytes=total_bytes, total_rows=None if requests is None else requests * batch
-        )
         began = time.perf_counter()
         measured = _Measured()
         for sent, (answer, seconds) in _answers(clients, columns, islice(chain([first], batches), requests)):
