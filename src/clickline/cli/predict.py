@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -111,6 +112,7 @@ def predict(
     from clickline.config import load_config
 
     config = load_config(config_file, overrides or ())
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we say what went wrong ourselves
     with needing("client", "predicting"):
         from clickline.stages.predict.run import predict as run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,8 @@ def _kind(column: Column) -> str:
     return column.values_N.dtype.name if isinstance(column, Numbers) else "text"
 
 
-def _shape(table: Table, column: Column) -> tuple[int, ...]:
-    return (table.rows,) if column.width == 1 else (table.rows, column.width)
+def _shape(rows: int, width: int) -> tuple[int, ...]:
+    return (rows,) if width == 1 else (rows, width)
 
 
 class TfServingGrpc:
@@ -83,11 +84,18 @@ def _tensors(field: int, table: Table) -> list[bytes]:
     values = packed(table.columns, "field 8")
     entries = []
     for name, column in table.columns.items():
-        sizes = b"".join(block(2, b"\x08" + number(size)) for size in _shape(table, column))
+        key, head = _tensor_head(name, _kind(column), table.rows, column.width)
         content = block(4, values[name]) if isinstance(column, Numbers) else values[name]
-        tensor = b"\x08" + number(_DTYPES[_kind(column)]) + block(2, sizes) + content
-        entries.append(block(field, text(1, name) + block(2, tensor)))
+        entries.append(block(field, b"".join([key, number(len(head) + len(content)), head, content])))
     return entries
+
+
+@lru_cache(maxsize=4096)
+def _tensor_head(name: str, kind: str, rows: int, width: int) -> tuple[bytes, bytes]:
+    """What stands before the length of a map entry's tensor, and before the tensor's values: alike in requests of as
+    many rows."""
+    sizes = b"".join(block(2, b"\x08" + number(size)) for size in _shape(rows, width))
+    return text(1, name) + b"\x12", b"\x08" + number(_DTYPES[kind]) + block(2, sizes)
 
 
 def _predicted(reply: Reply) -> Prediction:
@@ -148,8 +156,7 @@ class InferenceGrpc(TfServingGrpc):
         values = packed(table.columns, "sized")
         parts = [text(1, self.model), text(2, "" if version is None else str(version))]
         for name, column in table.columns.items():
-            shape = b"".join(map(number, _shape(table, column)))
-            parts.append(block(5, text(1, name) + text(2, _DATATYPES[_kind(column)]) + block(3, shape)))
+            parts.append(_input(name, _kind(column), table.rows, column.width))
         parts += [block(6, text(1, name)) for name in _OUTPUTS]
         parts += [block(7, values[name]) for name in table.columns]
         return Ask("/inference.GRPCInferenceService/ModelInfer", b"".join(parts), _inferred)
@@ -158,6 +165,13 @@ class InferenceGrpc(TfServingGrpc):
         request = ModelMetadataRequest(name=self.model)
         method = "/inference.GRPCInferenceService/ModelMetadata"
         return Ask(method, request.SerializeToString(), _described)
+
+
+@lru_cache(maxsize=4096)
+def _input(name: str, kind: str, rows: int, width: int) -> bytes:
+    """An input without its values."""
+    shape = b"".join(map(number, _shape(rows, width)))
+    return block(5, text(1, name) + text(2, _DATATYPES[kind]) + block(3, shape))
 
 
 def _inferred(reply: Reply) -> Prediction:

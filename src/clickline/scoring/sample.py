@@ -31,10 +31,7 @@ def read_sample(folder: Path, slots: int) -> tuple[EncodedRows, NDArray[np.float
     try:
         with np.load(path, allow_pickle=False) as arrays:
             dense_DB, probability_B = arrays["dense_DB"], arrays["probability_B"]
-            ids = tuple(
-                SlotIds(arrays[f"ids_{s}"], arrays.get(f"offsets_{s}"))
-                for s in range(slots)
-            )
+            ids = tuple(SlotIds(arrays[f"ids_{s}"], arrays.get(f"offsets_{s}")) for s in range(slots))
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise ArtifactError(f"{path} cannot be read: {error}. Publish again.") from error
     return EncodedRows(probability_B.size, dense_DB, ids), probability_B

@@ -2,15 +2,14 @@
 
     RequestRows ──RequestEncoder──▶ ids, floats ──RowSource.gather──▶ inputs ──Network──▶ logits ──▶ probabilities
 
-Everything a request needs comes from one object, so no answer can mix two versions. Scores are made by one call at
-a time in each thread.
+Everything a request needs comes from one object, so no answer can mix two versions. Any number of threads may ask.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,6 +32,7 @@ __all__ = ["DENSE", "Answer", "RowSource", "Scorer"]
 
 DENSE = "dense.onnx"
 _SCORED_ROWS = 8192  # at a time: activations of more would not stay in the caches
+_ROOMS = 4  # matrices kept for the next requests
 _RANK_PLANS = 16  # sets of candidates' fields that are kept ready
 _REPRODUCED = 1e-5  # between machines, whose arithmetic units round differently
 
@@ -124,7 +124,7 @@ class Scorer:
         self._every_slot = np.arange(len(self.features.slots))
         self._plan = self._gather_plan(self._every_slot, self._slot_columns[:-1])
         self._rankings: OrderedDict[bytes, _Ranking] = OrderedDict()
-        self._local = threading.local()
+        self._rooms: deque[Floats] = deque(maxlen=_ROOMS)
 
     @classmethod
     def open(
@@ -177,15 +177,17 @@ class Scorer:
     def rank(self, context: RequestRows, candidates: RequestRows) -> Answer:
         """Scores of candidates that share the fields of `context`, which has one row."""
         ranking = self._ranking(context, candidates)
-        shared_1I, shared_wide = self._gather(ranking.shared, context, "shared")
-        own_BI, wide_B = self._gather(ranking.own, candidates, "own")
-        wide_B += shared_wide[0]
-        if ranking.network is not None:
-            return self._answer(ranking.network.logits(own_BI, shared_1I[0], wide_B))
-        inputs_BI = self._room("inputs", candidates.rows, self._network.width)
-        inputs_BI[:, ranking.shared.columns] = shared_1I
-        inputs_BI[:, ranking.own.columns] = own_BI
-        return self._answer(self._network.logits(inputs_BI, wide_B))
+        shared_1I = np.empty((1, ranking.shared.width), dtype=np.float32)
+        shared_wide = self._gather(ranking.shared, context, shared_1I)
+        with self._room(candidates.rows, ranking.own.width) as own_BI:
+            wide_B = self._gather(ranking.own, candidates, own_BI)
+            wide_B += shared_wide[0]
+            if ranking.network is not None:
+                return self._answer(ranking.network.logits(own_BI, shared_1I[0], wide_B))
+            with self._room(candidates.rows, self._network.width) as inputs_BI:
+                inputs_BI[:, ranking.shared.columns] = shared_1I
+                inputs_BI[:, ranking.own.columns] = own_BI
+                return self._answer(self._network.logits(inputs_BI, wide_B))
 
     def check_sample(self) -> float:
         """Score the stored sample, which also warms everything up. Refuses when it comes out differently; returns
@@ -207,12 +209,12 @@ class Scorer:
     # ── inside ─────────────────────────────────────────────────────────────────────────────────
 
     def _logits(self, rows: int, dense_DB: Floats, bags: Bags) -> Floats:
-        inputs_BI = self._room("inputs", rows, self._network.width)
         wide_B = np.empty(rows, dtype=np.float32)
-        inputs_BI[:, self._vectors :] = dense_DB.T
-        self._source.gather(self._plan, bags, rows, inputs_BI, wide_B, self.misses_S)
-        self.lookups_S += np.diff(bags.starts_S1)
-        return self._network.logits(inputs_BI, wide_B)
+        with self._room(rows, self._network.width) as inputs_BI:
+            inputs_BI[:, self._vectors :] = dense_DB.T
+            self._source.gather(self._plan, bags, rows, inputs_BI, wide_B, self.misses_S)
+            self.lookups_S += np.diff(bags.starts_S1)
+            return self._network.logits(inputs_BI, wide_B)
 
     def _answer(self, logit_B: Floats) -> Answer:
         shifted_B = logit_B + self._shift
@@ -222,10 +224,10 @@ class Scorer:
             probability_B = self._calibration.apply(probability_B)
         return Answer(self.number, shifted_B, probability_B)
 
-    def _gather(self, part: _Part, rows: RequestRows, name: str) -> tuple[Floats, Floats]:
+    def _gather(self, part: _Part, rows: RequestRows, inputs_BI: Floats) -> Floats:
+        """Fill the inputs of some of the fields; their wide sums."""
         encoded, faults = part.encoder.arrays(rows)
         _refuse(faults)
-        inputs_BI = self._room(name, rows.rows, part.width)
         wide_B = np.empty(rows.rows, dtype=np.float32)
         inputs_BI[:, part.vectors :] = encoded.dense_DB.T
         bags = _bags(encoded)
@@ -233,7 +235,7 @@ class Scorer:
         self._source.gather(part.plan, bags, rows.rows, inputs_BI, wide_B, misses_S)
         self.misses_S[part.slots] += misses_S
         self.lookups_S[part.slots] += np.diff(bags.starts_S1)
-        return inputs_BI, wide_B
+        return wide_B
 
     def _ranking(self, context: RequestRows, candidates: RequestRows) -> _Ranking:
         if context.rows != 1:
@@ -280,13 +282,19 @@ class Scorer:
             ],
         )
 
-    def _room(self, name: str, rows: int, width: int) -> Floats:
-        """A matrix that this thread uses again and again: fresh memory of this size would cost page faults."""
-        kept: Floats | None = getattr(self._local, name, None)
-        if kept is None or kept.size < rows * width:
+    @contextmanager
+    def _room(self, rows: int, width: int) -> Iterator[Floats]:
+        """A matrix that is used again and again: fresh memory of this size would cost page faults each time."""
+        try:
+            kept = self._rooms.pop()
+        except IndexError:
+            kept = np.empty(0, dtype=np.float32)
+        if kept.size < rows * width:
             kept = np.empty(rows * width, dtype=np.float32)
-            setattr(self._local, name, kept)
-        return kept[: rows * width].reshape(rows, width)
+        try:
+            yield kept[: rows * width].reshape(rows, width)
+        finally:
+            self._rooms.append(kept)
 
 
 def _bags(encoded: EncodedRequest) -> Bags:

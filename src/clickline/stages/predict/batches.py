@@ -171,16 +171,52 @@ def _values(
 def _joined(pieces: Sequence[Batch]) -> Batch:
     if len(pieces) == 1:
         return pieces[0]
-    columns = {name: _joined_column([piece.columns[name] for piece in pieces]) for name in pieces[0].columns}
+    parts = _in_one_buffer([piece.columns for piece in pieces])
+    columns = {name: _joined_column([part[name] for part in parts]) for name in parts[0]}
     label_B = np.concatenate([piece.label_B for piece in pieces])
     return Batch(columns, label_B, np.concatenate([piece.weight_B for piece in pieces]))
+
+
+def _in_one_buffer(pieces: Sequence[Mapping[str, RawColumn]]) -> list[dict[str, RawColumn]]:
+    """The same columns, the texts of all of them in one buffer.
+
+    What lies between the first and the last text of a buffer is copied as it is: in logs made of lines, the rows'
+    lines, once for all columns."""
+    copies: list[NDArray[np.uint8]] = []
+    shifts: list[dict[int, int]] = []  # of each piece: by which buffer, how far its texts move
+    size = 0
+    for piece in pieces:
+        bounds: dict[int, tuple[int, int, NDArray[np.uint8]]] = {}
+        for column in piece.values():
+            if isinstance(column, TextColumn) and column.starts_N.size:
+                first, last = int(column.starts_N.min()), int(column.ends_N.max())
+                known = bounds.get(id(column.data), (first, last, column.data))
+                bounds[id(column.data)] = min(first, known[0]), max(last, known[1]), column.data
+        shifts.append({})
+        for buffer, (first, last, data) in bounds.items():
+            copies.append(data[first:last])
+            shifts[-1][buffer] = size - first
+            size += last - first
+    together = np.concatenate(copies) if copies else np.empty(0, dtype=np.uint8)
+
+    def moved(column: RawColumn, by: Mapping[int, int]) -> RawColumn:
+        if not isinstance(column, TextColumn):
+            return column
+        shift = by.get(id(column.data), 0)
+        return TextColumn(together, column.starts_N + shift, column.ends_N + shift, column.offsets_B1)
+
+    return [
+        {name: moved(column, by) for name, column in piece.items()}
+        for piece, by in zip(pieces, shifts, strict=True)
+    ]
 
 
 def _joined_column(parts: Sequence[RawColumn]) -> RawColumn:
     offsets_B1 = None
     if any(part.offsets_B1 is not None for part in parts):
         counts = [
-            np.ones(_size(p), np.int64) if p.offsets_B1 is None else np.diff(p.offsets_B1) for p in parts
+            np.ones(_size(part), dtype=np.int64) if part.offsets_B1 is None else np.diff(part.offsets_B1)
+            for part in parts
         ]
         offsets_B1 = np.append(0, np.cumsum(np.concatenate(counts)))
     integers = [part for part in parts if isinstance(part, IntegerColumn)]
@@ -194,27 +230,12 @@ def _joined_column(parts: Sequence[RawColumn]) -> RawColumn:
     numbers = [part for part in parts if isinstance(part, NumberColumn)]
     if len(numbers) == len(parts):
         return NumberColumn(np.concatenate([part.values_N for part in numbers]), offsets_B1)
-    texts = [as_text(part) for part in parts]  # columns of several kinds agree in their text
-    if all(text.data is texts[0].data for text in texts):
-        starts, data = [text.starts_N for text in texts], texts[0].data
-    else:
-        starts, data = _moved_together(texts)
-    starts_N = np.concatenate(starts)
-    lengths_N = np.concatenate([text.ends_N - text.starts_N for text in texts])
-    return TextColumn(data, starts_N, starts_N + lengths_N, offsets_B1)
-
-
-def _moved_together(texts: Sequence[TextColumn]) -> tuple[list[NDArray[np.int64]], NDArray[np.uint8]]:
-    """One buffer with the texts of all, and where they begin in it."""
-    starts, pieces, size = [], [], 0
-    for text in texts:
-        lengths_N = text.ends_N - text.starts_N
-        places_N = np.cumsum(lengths_N) - lengths_N
-        content = np.arange(int(lengths_N.sum())) + np.repeat(text.starts_N - places_N, lengths_N)
-        pieces.append(text.data[content])
-        starts.append(places_N + size)
-        size += content.size
-    return starts, np.concatenate(pieces)
+    texts = [part for part in parts if isinstance(part, TextColumn)]
+    if len(texts) < len(parts):  # columns of several kinds agree in their text
+        made = _in_one_buffer([{"": as_text(part)} for part in parts])
+        texts = [as_text(part[""]) for part in made]
+    starts_N = np.concatenate([text.starts_N for text in texts])
+    return TextColumn(texts[0].data, starts_N, np.concatenate([text.ends_N for text in texts]), offsets_B1)
 
 
 def _size(column: RawColumn) -> int:

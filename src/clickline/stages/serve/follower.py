@@ -12,8 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from clickline.artifacts.registry import Registry, verify
-from clickline.artifacts.version import Version
+from clickline.artifacts.registry import Registry
+from clickline.artifacts.version import Version, verify
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.rollout import Offer

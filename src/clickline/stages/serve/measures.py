@@ -138,8 +138,8 @@ def _families(tally: Tally) -> Iterator[Metric]:
     by_name: defaultdict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
     for (name, *labels), value in sorted(tally.counts.items()):
         by_name[name].append((tuple(labels), value))
-    for name, (help_text, labels) in _COUNTERS.items():
-        family = CounterMetricFamily(f"clickline_{name}", help_text, labels=labels)
+    for name, (help_text, label_names) in _COUNTERS.items():
+        family = CounterMetricFamily(f"clickline_{name}", help_text, labels=label_names)
         for values, count in by_name[name]:
             family.add_metric(values, count)
         yield family
@@ -150,8 +150,8 @@ def _families(tally: Tally) -> Iterator[Metric]:
     )
     for (protocol, version), (*counts, total) in sorted(tally.seconds.items()):
         so_far, rows = 0.0, []
-        for end, count in zip((*map(str, BUCKETS), "+Inf"), counts, strict=True):
-            so_far += count
+        for end, bucket in zip((*map(str, BUCKETS), "+Inf"), counts, strict=True):
+            so_far += bucket
             rows.append((end, so_far))
         histogram.add_metric((protocol, str(version)), rows, total)
     yield histogram

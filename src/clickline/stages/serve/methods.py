@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 
-import clickline
 from clickline.errors import RequestRefused
 from clickline.stages.serve.doors import inference, ranking, tfserving
 from clickline.stages.serve.grpc_server import GrpcDoor, GrpcPage
 from clickline.stages.serve.versions import Versions
 
 __all__ = ["GRPC_DOORS", "GRPC_PAGES"]
+
+_RELEASE = version("clickline")
 
 GRPC_DOORS: Mapping[str, tuple[str, GrpcDoor]] = {
     "/tensorflow.serving.PredictionService/Predict": ("tfserving_grpc", tfserving),
@@ -66,7 +68,7 @@ GRPC_PAGES: Mapping[str, tuple[str, GrpcPage]] = {
     "/inference.GRPCInferenceService/ModelReady": ("inference_grpc", _model_ready),
     "/inference.GRPCInferenceService/ServerMetadata": (
         "inference_grpc",
-        lambda body, versions: inference.server_metadata(clickline.__version__),
+        lambda body, versions: inference.server_metadata(_RELEASE),
     ),
     "/inference.GRPCInferenceService/ModelMetadata": ("inference_grpc", _model_metadata),
 }

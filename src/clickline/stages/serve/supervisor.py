@@ -349,7 +349,7 @@ class Supervisor:
         for worker in self._workers.values():
             total.add(worker.tally)
         current = self._rollout.current
-        gauges = {
+        gauges: dict[str, tuple[str, float]] = {
             "queue_length": ("Requests that wait.", sum(worker.waiting for worker in self._workers.values())),
             "workers": ("Worker processes that listen.", len(workers)),
             "registry_unreachable": (
