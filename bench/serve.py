@@ -1,7 +1,7 @@
 """Serving: requests a second beside five model servers with the same network.
 
 python bench/serve.py                          all parts, into docs/benchmarks.md
-python bench/serve.py ranking single           those parts: ranking, single, batch, latency
+python bench/serve.py ranking single           those parts: ranking, single, batch, latency, freshness
 python bench/serve.py ranking --peers kserve   beside those peers only, printed only
 python bench/serve.py --try                    very short turns and printed only: does everything still run?
 """
@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,9 +27,11 @@ import grpc
 import numpy as np
 
 import clickline
+from clickline.wire.messages import PredictResponse
 from measure import ROOT, Row, publish
 from peers.serving.load import write_bodies
 from peers.serving.servers import PEERS, Door, Peer, Server, free_ports, start_peer
+from published import Live, predict_body, rank_body
 
 CORES = 2
 SLOTS, DIM, DENSE, HIDDEN = 26, 9, 13, (512, 256, 128, 32)
@@ -36,6 +39,8 @@ WIDTH = SLOTS * DIM + DENSE
 NETWORK = f"Wide & Deep, {SLOTS} slots, dim {DIM}, {DENSE} dense, {'-'.join(map(str, HIDDEN))}"
 CANDIDATES, BATCH = 100, 512
 CONNECTIONS = 8
+PREDICT = Door("grpc", "/tensorflow.serving.PredictionService/Predict")
+DELTA_IDS = 100_000
 OPEN_CONNECTIONS = 64  # of the open loop: more than are ever under way, so that nothing waits in the client
 REQUESTS = 32  # different ones, sent in turn
 LOAD = ROOT / "bench" / "peers" / "serving" / "load.py"
@@ -86,36 +91,32 @@ def through(door: Door, port: int, bodies: list[bytes]) -> Traffic:
 
 def ours(folder: Path, network: bytes, precision: str = "fp32") -> Contestant:
     """`clickline serve` with the same network and a table of a million ids; it gets raw fields."""
-    from published import Live, predict_body, rank_body
-
-    grpc_port, http_port, metrics_port = free_ports(3)
     live = Live(folder, 1_000_000, f"publish.dense={precision}")
     live.publish()
-    serve = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port, "processes": CORES}
-    settings = [word for key, value in serve.items() for word in ("--set", f"serve.{key}={value}")]
-    command = [
-        sys.executable,
-        "-m",
-        "clickline.cli.main",
-        "serve",
-        "-c",
-        folder / "clickline.yaml",
-        *settings,
-    ]
-    server = Server("Clickline", f"{clickline.__version__}, {precision}", grpc_port, folder, command)
+    server = serving(live, precision)
     rank = Door("grpc", "/clickline.v1.Ranking/Rank")
-    predict = Door("grpc", "/tensorflow.serving.PredictionService/Predict")
 
     def traffic(rows: int) -> Traffic:
-        door, body = (rank, rank_body) if rows == CANDIDATES else (predict, predict_body)
-        return through(door, grpc_port, [body(rows, live.values, seed) for seed in range(REQUESTS)])
+        door, body = (rank, rank_body) if rows == CANDIDATES else (PREDICT, predict_body)
+        return through(door, server.port, [body(rows, live.values, seed) for seed in range(REQUESTS)])
 
+    return Contestant(server, traffic)
+
+
+def serving(live: Live, precision: str) -> Server:
+    """`clickline serve` in two processes, started and answering."""
+    grpc_port, http_port, metrics_port = free_ports(3)
+    serve = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port, "processes": CORES}
+    settings = [word for key, value in serve.items() for word in ("--set", f"serve.{key}={value}")]
+    program = Path(sys.executable).with_name("clickline")
+    command = [program, "serve", "-c", live.folder / "clickline.yaml", *settings]
+    server = Server("Clickline", f"{clickline.__version__}, {precision}", grpc_port, live.folder, command)
     try:
-        server.wait_until(lambda: predict.ask(grpc_port, predict_body(1, live.values, 0)), 120)
+        server.wait_until(lambda: PREDICT.ask(grpc_port, predict_body(1, live.values, 0)), 120)
     except BaseException:
         server.stop()
         raise
-    return Contestant(server, traffic)
+    return server
 
 
 def rows_of_floats(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -438,7 +439,51 @@ def latency(size: Size, mine: Contestant, ranked: Result) -> Result:
     return result
 
 
-PARTS = ("ranking", "single", "batch", "latency")
+def freshness(size: Size) -> list[float]:
+    """From the moment a trained model is handed to publish, to the first answer by the new version."""
+    seconds = []
+    with tempfile.TemporaryDirectory() as name:
+        live = Live(Path(name))
+        live.publish()
+        server = serving(live, "fp32")
+        try:
+            with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+                ask = channel.unary_unary(PREDICT.path)
+                body = predict_body(1, live.values, 0)
+                for delta in range(2 + 4 * size.turns):
+                    live.touch(
+                        np.random.default_rng(delta).integers(0, live.values, (SLOTS, DELTA_IDS // SLOTS))
+                    )
+                    began = time.perf_counter()
+                    number = live.publish().version.number
+                    published = time.perf_counter() - began
+                    while (
+                        PredictResponse.FromString(ask(body, timeout=10)).model_spec.version.value != number
+                    ):
+                        time.sleep(0.002)
+                    seconds.append(time.perf_counter() - began)
+                    print(
+                        f"  delta {delta}: published in {published:.2f} s, answered in {seconds[-1]:.2f} s",
+                        flush=True,
+                    )
+        finally:
+            server.stop()
+    counted = seconds[2:]
+    publish(
+        "serve-freshness",
+        "From publish to the first answer",
+        f"`python bench/serve.py freshness` (a table of a million ids, {DELTA_IDS:,} of them touched; publish in the process that "
+        f"trains, the server polls every second; {len(counted)} deltas, one on the other).",
+        [
+            Row("middle", f"{statistics.median(counted):.2f} s", "", "≤ 2 s"),
+            Row("longest", f"{max(counted):.2f} s", "", "≤ 2 s"),
+        ],
+        write=size.write,
+    )
+    return counted
+
+
+PARTS = ("ranking", "single", "batch", "latency", "freshness")
 
 
 def main() -> None:
@@ -461,7 +506,10 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # for the servers too
     parts = asked.parts or PARTS
     print(f"serve: {', '.join(parts)}", flush=True)
-    requests(size, parts, peers)
+    if set(parts) - {"freshness"}:
+        requests(size, parts, peers)
+    if "freshness" in parts:
+        freshness(size)
 
 
 if __name__ == "__main__":

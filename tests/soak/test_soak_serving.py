@@ -75,9 +75,7 @@ def serving(project: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str
     for name, port in zip(("grpc_port", "http_port", "metrics_port"), ports, strict=True):
         settings.append(f"serve.{name}={port}")
     command = [
-        sys.executable,
-        "-m",
-        "clickline.cli.main",
+        str(Path(sys.executable).with_name("clickline")),
         "serve",
         "--json",
         "-c",

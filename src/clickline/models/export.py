@@ -71,7 +71,8 @@ def with_weights(content: bytes, network: nn.Module) -> bytes | None:
 
     model = onnx.load_from_string(content)
     weights = {name: value.numpy() for name, value in network.state_dict().items()}
-    kept = [name for name in weights if not name.endswith("num_batches_tracked")]  # only counts while learning
+    # Batch norm counts its batches while it learns; no graph needs that.
+    kept = [name for name in weights if not name.endswith("num_batches_tracked")]
     found = {tensor.name: tensor for tensor in model.graph.initializer}
     if any(name not in found or tuple(found[name].dims) != weights[name].shape for name in kept):
         return None
