@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("clickline")
+
+# A test run in the background of a script has SIGINT ignored, and the processes that tests interrupt inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -72,3 +76,9 @@ def project(trained: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def config(project: Path) -> Config:
     return load_config(project / "clickline.yaml")
+
+
+@pytest.fixture
+def checkpoint(project: Path) -> Path:
+    """The folder of the project's only checkpoint that counts."""
+    return max((project / ".clickline" / "runs").glob("*/step-*"))

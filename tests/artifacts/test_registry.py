@@ -590,5 +590,27 @@ def test_a_store_that_fails_is_no_empty_registry(registry: Registry, monkeypatch
         raise StorageError(f"{uri}: the store did not answer")
 
     monkeypatch.setattr(Storage, "read", fail)
-    with pytest.raises(ArtifactError, match="the store did not answer"):
+    with pytest.raises(StorageError, match="the store did not answer"):
         registry.versions()
+
+
+def test_a_store_that_fails_for_a_moment_damages_no_version(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers refuse a damaged version for good, and ask a store that failed again."""
+    publish(registry)
+    delta = publish(registry, parent=1)
+    read, failures = Storage.read, iter([True, False, True])
+
+    def fail_at_times(self: Storage, uri: str) -> bytes:
+        if next(failures, False):
+            raise StorageError(f"{uri}: the store did not answer")
+        return read(self, uri)
+
+    monkeypatch.setattr(Storage, "read", fail_at_times)
+    with pytest.raises(StorageError, match="the store did not answer"):
+        registry.version(2)
+    assert registry.version(2) == delta
+    with pytest.raises(StorageError, match="the store did not answer"):
+        registry.chain(delta)
+    assert [one.number for one in registry.chain(delta)] == [1, 2]

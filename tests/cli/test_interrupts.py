@@ -39,7 +39,6 @@ def scripted(body: str) -> subprocess.Popen[str]:
     """A process that runs `main` with the work of a command replaced by `body`."""
     code = (
         "import signal, sys, threading, time\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from clickline.cli import main\n"
         "def ready(): print('ready', flush=True)\n"
         "def work(arguments):\n" + body + "\n"

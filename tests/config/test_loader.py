@@ -80,7 +80,7 @@ def test_five_mistakes_are_five_lines_with_line_key_and_remedy(
         "clickline.yaml:8 train.batch_size is -4. Allowed: auto, or a whole number of rows of at least 1. "
         "Correct it, or remove it to get the default, auto.",
         "clickline.yaml:9 gate.auc is 74. Allowed: a number above 0.5 and up to 1, or null. Correct it.",
-        "clickline.yaml:10 serve.grpc_port is 8500, and so is http_port. Allowed: two different ports. "
+        "clickline.yaml:10 serve.grpc_port is 8500, and so is http_port. Allowed: different ports. "
         "Change one of them.",
     ]
 
@@ -227,7 +227,11 @@ def test_a_section_may_be_empty_but_not_a_word(load: Load, mistakes: Mistakes) -
         ("trian: {}\n", "trian", "Did you mean train?"),
         ("train: {batch_sise: 1}\n", "train.batch_sise", "Did you mean batch_size?"),
         ("batch_size: 1\n", "batch_size", "Did you mean train.batch_size?"),
-        ("publish: {zzz: 1}\n", "publish.zzz", "Allowed here: shards."),
+        (
+            "publish: {zzz: 1}\n",
+            "publish.zzz",
+            "Allowed here: registry, shards, precision, dense, deltas, keep, sample.",
+        ),
         (
             "zzzz: 1\n",
             "zzzz",

@@ -142,9 +142,9 @@ def test_no_step_waits_for_the_growth_of_the_whole_table() -> None:
     tables = Tables([SlotShape("a", 9)], threads=2)
     steps = []
     for piece in np.array_split(np.arange(6_000_000, dtype=np.uint64) * MIX, 600):
-        began = time.perf_counter()
+        began = time.process_time()  # what other processes take of the cores is no growth
         tables.find([SlotIds(piece)], piece.size, train=True)
-        steps.append(time.perf_counter() - began)
+        steps.append(time.process_time() - began)
     assert tables.size == 6_000_000
     late = sorted(steps[300:])
     assert late[-1] < 30 * late[len(late) // 2]  # a copy of the payload would be some hundred times a step

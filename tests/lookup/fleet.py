@@ -34,15 +34,7 @@ from clickline.storage.stores import Storage
 PARTS = (PartShape(9, True), PartShape(4, True))
 SLOTS = ((0, "sum", False), (0, "mean", True), (1, "max", True), (1, "sum", False))  # part, pooling, several
 VOCABULARY = 400  # ids of a slot; three quarters have rows
-_MAIN = """
-from clickline.cli.app import app
-from clickline.cli.lookup import lookup
-from clickline.cli.main import main
-if all(command.callback is not lookup for command in app.registered_commands):
-    app.command()(lookup)
-main()
-"""
-COMMAND = (sys.executable, "-c", _MAIN, "lookup")
+COMMAND = (str(Path(sys.executable).parent / "clickline"), "lookup")
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 30.0) -> Any:

@@ -1,4 +1,4 @@
-"""README and docs/data.md say what is true: their commands and programs are run as written."""
+"""README and docs say what is true: their commands and programs are run as written."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_python_program_of_the_readme(ads, monkeypatch, capsys):
     assert 0.6 < float(auc) < 0.9
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/data.md", "docs/training.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/data.md", "docs/training.md", "docs/serving.md"])
 def test_every_yaml_example_passes_the_check(page, tmp_path):
     for text in blocks(page, "yaml"):
         (tmp_path / "my_reader.py").write_text("def read(path):\n    yield\n")

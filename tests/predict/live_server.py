@@ -1,4 +1,4 @@
-"""The serve stage as a real process, for the length of a test."""
+"""`clickline serve` for the length of a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ import yaml
 
 from clickline.config import Config, load_config
 
-__all__ = ["Live", "serving"]
+__all__ = ["SCRIPT", "Live", "serving"]
+
+SCRIPT = Path(sys.executable).parent / "clickline"
 
 
 @dataclass(frozen=True)
@@ -51,15 +53,14 @@ def serving(folder: Path, **serve: Any) -> Iterator[Live]:
     ports = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port}
     document |= {"name": "ads", "serve": {"processes": 1, "poll": 0.1, **ports, **serve}}
     file.write_text(yaml.safe_dump(document))
-    script = Path(__file__).with_name("serving_process.py")
     with (folder / "serve.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, script, file], cwd=folder, stdout=subprocess.PIPE, stderr=log
+            [SCRIPT, "serve", "--json"], cwd=folder, stdout=subprocess.PIPE, stderr=log
         )
     try:
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], 120)
-        assert ready and process.stdout.readline().startswith(b"up "), (folder / "serve.log").read_text()
+        assert ready and process.stdout.readline(), (folder / "serve.log").read_text()
         yield Live(folder, load_config(file), f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}")
     finally:
         process.terminate()

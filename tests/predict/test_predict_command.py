@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from live_server import Live
+from live_server import SCRIPT, Live
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(sys.executable).parent / "clickline"
 PROTOCOLS = ["grpc", "http", "v2-grpc", "v2-http", "elasticctr"]
 
 

@@ -180,6 +180,26 @@ def test_a_whole_snapshot_becomes_a_delta_of_what_changed(config, tmp_path):
     assert (again.version.body["rows"], again.version.body["tombstones"]) == (0, 0)
 
 
+@pytest.mark.parametrize("name", ["table-00000-of-00002.bin", "dense.onnx", "manifest.json"])
+def test_nothing_is_built_on_a_damaged_version(config, name):
+    """Servers would refuse it; a base goes on where no delta can."""
+    publish(config)
+    file = Path(registry_of(config).version(1).folder, name)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:200] + bytes([whole[200] ^ 4]) + whole[201:-1])
+    said: list[str] = []
+
+    class Heard(Progress):
+        def say(self, message: str) -> None:
+            said.append(message)
+
+    result = publish(config, Heard())
+    assert (result.version.body["table"], result.version.parent) == ("base", None)
+    assert result.move is not None and result.move.version == result.version.number == 2
+    assert len(said) == 1 and said[0].startswith("version 1 cannot be built on") and name in said[0]
+    scores_of(config, 2, rows_of(config))
+
+
 def test_delta_snapshots_chain_and_evicted_ids_are_gone(config, tmp_path):
     live = Trained(config)
     whole = freeze(live.model.tables)

@@ -83,6 +83,7 @@ def test_new_weights_in_an_earlier_export_are_as_good_as_a_new_export(name, batc
 
 def test_weights_of_another_network_or_a_folded_graph_are_not_replaced():
     network = trained("wide_deep")
-    folded = export_onnx(build("wide_deep", SPEC, 1), SPEC, folded=True)  # its biases are zero, so they are gone
+    # Its biases are zero, so they are gone.
+    folded = export_onnx(build("wide_deep", SPEC, 1), SPEC, folded=True)
     assert with_weights(folded, network) is None
     assert with_weights(export_onnx(trained("deepfm"), SPEC), trained("dcn_v2")) is None

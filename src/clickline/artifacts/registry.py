@@ -442,14 +442,19 @@ class Registry:
     # Files
 
     def _open(self, number: int) -> Version:
-        return open_version(self._storage, version_folder(self.uri, number))
+        """ArtifactError: it is gone or damaged. StorageError: the store failed, which says nothing about it."""
+        try:
+            return open_version(self._storage, version_folder(self.uri, number))
+        except ArtifactError as error:
+            failed = error.__cause__
+            if isinstance(failed, StorageError) and self._has_manifest(number):
+                raise failed from None
+            raise
 
     def _readable(self, number: int) -> Version | None:
         try:
             return self._open(number)
-        except ArtifactError as error:
-            if isinstance(error.__cause__, StorageError) and self._has_manifest(number):
-                raise  # the store failed, which says nothing about the version
+        except ArtifactError:
             return None
 
     def _has_manifest(self, number: int) -> bool:

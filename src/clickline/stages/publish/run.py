@@ -113,7 +113,7 @@ def publish_release(
     before = registry.current()
     body = {**release.body(), "precision": config.publish.precision, "dense": config.publish.dense}
     body["shards"] = config.publish.shards
-    parent = None if base and release.since is None else _parent(registry, release, body)
+    parent = None if base and release.since is None else _parent(config, registry, release, body, progress)
     with registry.draft(None if parent is None else parent.number) as draft:
         progress.begin(f"publish version {draft.number}", total_rows=release.model.tables.size)
         earlier = None
@@ -191,7 +191,9 @@ def _rows(dataset: Dataset, most: int) -> Iterator[LabelledRows]:
 # ── tables ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _parent(registry: Registry, release: Release, body: Mapping[str, Any]) -> Version | None:
+def _parent(
+    config: Config, registry: Registry, release: Release, body: Mapping[str, Any], progress: Progress
+) -> Version | None:
     """The version that a delta can be made to."""
     wanted = release.since
     if wanted is not None:
@@ -205,11 +207,23 @@ def _parent(registry: Registry, release: Release, body: Mapping[str, Any]) -> Ve
     current = registry.current()
     if current is None:
         return None
-    parent = registry.version(current.version)
+    try:
+        parent = registry.version(current.version)
+        if not _alike(parent.body, body):
+            return None
+        for version in registry.chain(parent):
+            registry.verify(version, _local(config, registry, version))
+    except ArtifactError as error:  # servers would refuse what builds on it
+        progress.say(f"version {current.version} cannot be built on, so this one is a base: {error}")
+        return None
+    return parent
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the tables of two manifests have the same fields, shapes and precision."""
     same = ("features", "parts", "precision", "shards", "width")
-    shapes = [[(s["name"], s["dim"], s["part"]) for s in one["slots"]] for one in (parent.body, body)]
-    alike = shapes[0] == shapes[1] and all(parent.body[key] == body[key] for key in same)
-    return parent if alike else None
+    shapes = [[(s["name"], s["dim"], s["part"]) for s in body["slots"]] for body in (one, other)]
+    return shapes[0] == shapes[1] and all(one[key] == other[key] for key in same)
 
 
 def _write_tables(

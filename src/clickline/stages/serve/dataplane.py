@@ -1,19 +1,20 @@
-"""One way from a request to its answer, under every door: admitted or refused at once, then scored in its turn.
+"""One way from a request to its answer, under every door: a bounded queue and one scoring step at a time.
 
-    admit ──▶ wait for the turn ──▶ lease a version, decode, score, encode ──▶ leave
-      └▶ "overloaded" when too many are inside
+    submit ──▶ queue ──step──▶ lease a version, decode, score, encode ──▶ done
+      └▶ "overloaded" when the queue is full
 
-A request brings its own thread and keeps it: gRPC's, or one of those that HTTP hands requests to. Only one of them
-computes at a time in each process, so a process loads one core, and what an accepted request waits for is bounded by
-how many are let in. (An event loop that also scores was measured too: it needs no less processor time, and it cannot
-refuse what it has not read yet.) Where scoring waits for other machines, several have their turn at once.
+Steps run on the event loop itself, one in each turn of the loop: between two of them the loop takes in what has
+arrived. So a full queue refuses at once, deadlines are looked at when work would begin, a process loads one core, and
+no thread waits for another. Where scoring waits for other machines, steps run in threads instead, several at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from time import monotonic
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ from clickline.scoring.scorer import Answer
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.versions import Lease, ScorerLike, Versions
 
-__all__ = ["CallLike", "Dataplane", "Outcome", "Work", "concatenated"]
+__all__ = ["CallLike", "Dataplane", "Done", "Job", "Outcome", "Work", "concatenated"]
 
 
 class TargetLike(Protocol):
@@ -65,8 +66,28 @@ class Outcome:
         self.rows = answer.probability_B.size
 
 
+Done = Callable[[Outcome | RequestRefused], None]
+"""Is told, on the loop, what became of a request."""
+
+
+class Job:
+    """A request on its way."""
+
+    __slots__ = ("arrived", "call", "deadline", "done", "encoded", "gone", "lease", "work")
+
+    def __init__(self, work: Work, deadline: float | None, done: Done) -> None:
+        self.work = work
+        self.deadline = deadline
+        self.done = done
+        self.arrived = monotonic()
+        self.gone = False  # nobody waits for the answer any more
+        self.lease: Lease | None = None
+        self.call: CallLike | None = None
+        self.encoded: EncodedRows | None = None  # where it may be scored together with others
+
+
 class Dataplane:
-    """Answers requests, a bounded number of which may be inside. Any thread may call it."""
+    """Answers requests, a bounded number of which may wait."""
 
     def __init__(
         self,
@@ -74,188 +95,205 @@ class Dataplane:
         log: Log,
         *,
         queue: int,
-        at_once: int = 1,
         batch_rows: int = 0,
         batch_wait: float = 0.0,
+        threads: Executor | None = None,
+        at_once: int = 1,
     ) -> None:
-        """`queue` requests may wait while `at_once` are scored. `batch_rows`: rows of small requests that are scored
-        together, after `batch_wait` seconds at most; 0: each request is scored alone."""
+        """`batch_rows`: rows of small requests that are scored together, after `batch_wait` seconds at most; 0: none.
+        `threads`: where steps run, `at_once` of them; None: on the loop."""
         self.versions = versions
-        self.capacity = queue + max(at_once, batch_rows)
         self._log = log
-        self._queue = queue
-        self._at_once = at_once
-        self._turn = threading.Lock() if at_once == 1 else threading.Semaphore(at_once)
-        self._inside = 0
-        self._counting = threading.Lock()
+        self._limit = queue
         self._batch_rows = batch_rows
         self._batch_wait = batch_wait
-        self._batching = threading.Lock()
-        self._batch: _Batch | None = None  # takes more requests
+        self._threads = threads
+        self._at_once = at_once
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Job] = deque()
+        self._rows_waiting = 0  # of requests that may be scored together
+        self._running = 0
+        self._armed = False  # a step comes in this turn of the loop
+        self._timer: asyncio.TimerHandle | None = None  # a step comes when the batch has waited long enough
 
     @property
     def waiting(self) -> int:
-        return max(0, self._inside - self._at_once)
+        return len(self._queue)
 
-    def admit(self) -> None:
-        """Let a request in, or refuse it. Whoever was let in must be answered: `answer` lets it out again."""
-        with self._counting:
-            if self._inside < self.capacity:
-                self._inside += 1
-                return
-        raise RequestRefused(
-            "overloaded", f"{self._queue} requests are waiting here already. Try again later, or add servers."
-        )
-
-    def answer(self, work: Work, deadline: float | None, gone: Callable[[], bool] | None = None) -> Outcome:
-        """The answer to a request that was admitted, or RequestRefused. `deadline` is a time of `time.monotonic`;
-        `gone` says whether nobody waits for the answer any more."""
-        try:
-            if self._batch_rows:
-                return self._perhaps_together(work, deadline)
-            with _Turn(self._turn, deadline):
-                if gone is not None and gone():
-                    raise RequestRefused("late", "The client has gone.")
-                with _Leased(self.versions, work) as lease:
-                    return _alone(work, work.decode(lease.scorer), lease.scorer)
-        except RequestRefused:
-            raise
-        except Exception as error:
-            reference = secrets.token_hex(6)
-            self._log.unexpected(error, reference, work.protocol)
+    def submit(self, work: Work, deadline: float | None, done: Done) -> Job:
+        """Take a request in, or raise RequestRefused. `deadline` is a time of `time.monotonic`: the loop's clock has
+        whole milliseconds."""
+        if len(self._queue) >= self._limit:
             raise RequestRefused(
-                "internal", f"Internal error {reference}. The server's log says more under this id."
-            ) from error
+                "overloaded",
+                f"{self._limit} requests are waiting here already. Try again later, or add servers.",
+            )
+        job = Job(work, deadline, done)
+        if self._batch_rows and not self._prepare(job):
+            return job
+        self._queue.append(job)
+        self._arm()
+        return job
+
+    async def answer(self, work: Work, deadline: float | None) -> Outcome:
+        """The same, for who can wait."""
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+
+        def done(outcome: Outcome | RequestRefused) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, Outcome):
+                future.set_result(outcome)
+            else:
+                future.set_exception(outcome)
+
+        job = self.submit(work, deadline, done)
+        try:
+            return await future
         finally:
-            with self._counting:
-                self._inside -= 1
+            job.gone = True
 
-    # ── several requests in one scoring ────────────────────────────────────────────────────────
+    # ── steps ──────────────────────────────────────────────────────────────────────────────────
 
-    def _perhaps_together(self, work: Work, deadline: float | None) -> Outcome:
-        """Requests are decoded when they come: only then is known how many rows there are."""
-        _check_deadline(deadline)
-        with _Leased(self.versions, work) as lease:
-            call = work.decode(lease.scorer)
-            if call.context is not None or call.rows.rows >= self._batch_rows:
-                with _Turn(self._turn, deadline):
-                    return _alone(work, call, lease.scorer)
-            encoded = lease.scorer.encode(call.rows)
-            batch, first, start = self._join(lease, encoded)
-            if first:
-                self._lead(batch, lease.scorer)
-            elif not batch.done.wait(None if deadline is None else max(0.0, deadline - monotonic())):
-                raise _late()
-            answer = batch.rows_from(start, encoded.rows)
-            return Outcome(work.encode(call, answer), answer)
+    def _arm(self) -> None:
+        """See to it that the next step comes."""
+        if self._armed or not self._queue or self._running >= self._at_once:
+            return
+        head = self._queue[0]
+        if head.encoded is not None and self._rows_waiting < self._batch_rows:
+            wait = head.arrived + self._batch_wait - monotonic()
+            if wait > 0:
+                if self._timer is None:
+                    self._timer = self._loop.call_later(wait, self._step)
+                return
+        self._armed = True
+        self._loop.call_soon(self._step)
 
-    def _join(self, lease: Lease, encoded: EncodedRows) -> tuple[_Batch, bool, int]:
-        """The batch a request is part of, whether it is the first in it, and where its rows are."""
-        with self._batching:
-            batch = self._batch
-            first = batch is None or batch.lease is not lease
-            if batch is None or first:
-                batch = self._batch = _Batch(lease)
-            start = batch.rows
-            batch.parts.append(encoded)
-            batch.rows += encoded.rows
-            if batch.rows >= self._batch_rows:
-                self._batch = None
-                batch.full.set()
-            return batch, first, start
+    def _step(self) -> None:
+        self._armed = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._queue or self._running >= self._at_once:
+            return
+        jobs = self._take()
+        ready = [job for job in jobs if self._lease(job)]
+        if not ready:
+            self._arm()
+        elif self._threads is None:
+            self._finish(ready, _scored(ready))
+            self._arm()
+        else:
+            self._running += 1
+            self._loop.run_in_executor(self._threads, _scored, ready).add_done_callback(
+                lambda scored: self._come_back(ready, scored)
+            )
+            self._arm()
 
-    def _lead(self, batch: _Batch, scorer: ScorerLike) -> None:
-        """The first request of a batch scores for all."""
-        batch.full.wait(self._batch_wait)
-        with self._turn:
-            with self._batching:
-                if self._batch is batch:
-                    self._batch = None
-            try:
-                batch.answer = scorer.score(concatenated(batch.parts))
-            except Exception as error:  # noqa: BLE001 - all of them get to know
-                batch.error = error
-        batch.done.set()
+    def _come_back(self, jobs: list[Job], scored: asyncio.Future[list[Outcome | Exception]]) -> None:
+        self._running -= 1
+        self._finish(jobs, scored.result())
+        self._arm()
 
+    def _take(self) -> list[Job]:
+        """The next request, with others that may be scored together with it."""
+        head = self._queue.popleft()
+        if head.encoded is None:
+            return [head]
+        jobs, rows = [head], head.encoded.rows
+        while self._queue and rows < self._batch_rows:
+            other = self._queue[0]
+            if other.encoded is None or other.lease is not head.lease:
+                break
+            rows += other.encoded.rows
+            jobs.append(self._queue.popleft())
+        self._rows_waiting -= rows
+        return jobs
 
-class _Batch:
-    """Requests that are scored together."""
+    def _lease(self, job: Job) -> bool:
+        """Give a job its version, unless nobody waits for the answer any more."""
+        try:
+            if job.gone:
+                raise RequestRefused("late", "The client has gone.")
+            if job.deadline is not None and monotonic() >= job.deadline:
+                raise RequestRefused(
+                    "late", "The deadline passed before the request was scored. Nothing was computed for it."
+                )
+            if job.lease is None:
+                target = job.work.target()
+                job.lease = self.versions.lease(target.model, target.version)
+        except Exception as error:  # noqa: BLE001 - whoever asked gets to know
+            self._finish([job], [error])
+            return False
+        return True
 
-    def __init__(self, lease: Lease) -> None:
-        self.lease = lease
-        self.parts: list[EncodedRows] = []
-        self.rows = 0
-        self.full = threading.Event()
-        self.done = threading.Event()
-        self.answer: Answer | None = None
-        self.error: Exception | None = None
+    def _prepare(self, job: Job) -> bool:
+        """With batching, requests are decoded when they come: only then is known how many rows wait."""
+        if not self._lease(job):
+            return False
+        assert job.lease is not None
+        try:
+            job.call = job.work.decode(job.lease.scorer)
+            if job.call.context is None and job.call.rows.rows < self._batch_rows:
+                job.encoded = job.lease.scorer.encode(job.call.rows)
+                self._rows_waiting += job.encoded.rows
+        except Exception as error:  # noqa: BLE001 - whoever asked gets to know
+            self._finish([job], [error])
+            return False
+        return True
 
-    def rows_from(self, start: int, rows: int) -> Answer:
-        if self.error is not None:
-            raise self.error
-        assert self.answer is not None
-        part = slice(start, start + rows)
-        return Answer(self.answer.version, self.answer.logit_B[part], self.answer.probability_B[part])
-
-
-class _Turn:
-    """Waits for the turn to compute, not beyond the deadline."""
-
-    __slots__ = ("_deadline", "_turn")
-
-    def __init__(self, turn: threading.Lock | threading.Semaphore, deadline: float | None) -> None:
-        self._turn = turn
-        self._deadline = deadline
-
-    def __enter__(self) -> None:
-        if self._deadline is None:
-            self._turn.acquire()
-        elif not self._turn.acquire(
-            timeout=min(max(0.0, self._deadline - monotonic()), threading.TIMEOUT_MAX)
-        ):
-            raise _late()
-        elif monotonic() >= self._deadline:
-            self._turn.release()
-            raise _late()
-
-    def __exit__(self, *_: object) -> None:
-        self._turn.release()
-
-
-class _Leased:
-    """Holds the version that a request is for."""
-
-    __slots__ = ("_lease", "_versions")
-
-    def __init__(self, versions: Versions, work: Work) -> None:
-        target = work.target()
-        self._versions = versions
-        self._lease = versions.lease(target.model, target.version)
-
-    def __enter__(self) -> Lease:
-        return self._lease
-
-    def __exit__(self, *_: object) -> None:
-        self._versions.release(self._lease)
+    def _finish(self, jobs: Sequence[Job], outcomes: Sequence[Outcome | Exception]) -> None:
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if job.lease is not None:
+                self.versions.release(job.lease)
+                job.lease = None
+            if not isinstance(outcome, Outcome | RequestRefused):
+                reference = secrets.token_hex(6)
+                self._log.unexpected(outcome, reference, job.work.protocol)
+                outcome = RequestRefused(
+                    "internal", f"Internal error {reference}. The server's log says more under this id."
+                )
+            job.done(outcome)
 
 
-def _alone(work: Work, call: CallLike, scorer: ScorerLike) -> Outcome:
-    if call.context is None:
-        answer = scorer.predict(call.rows)
-    else:
-        answer = scorer.rank(call.context, call.rows)
-    return Outcome(work.encode(call, answer), answer)
+def _scored(jobs: Sequence[Job]) -> list[Outcome | Exception]:
+    """What becomes of jobs that have leased the same version; touches nothing but them."""
+    if len(jobs) == 1 and jobs[0].encoded is None:
+        return [_tried(lambda: _alone(jobs[0]))]
+    lease = jobs[0].lease
+    assert lease is not None
+    together = [job.encoded for job in jobs if job.encoded is not None]
+    try:
+        answer = lease.scorer.score(concatenated(together))
+    except Exception as error:  # noqa: BLE001 - all of them get to know
+        return [error] * len(jobs)
+    outcomes, start = [], 0
+    for job, encoded in zip(jobs, together, strict=True):
+        part = slice(start, start := start + encoded.rows)
+        own = Answer(answer.version, answer.logit_B[part], answer.probability_B[part])
+        outcomes.append(_tried(lambda job=job, own=own: _worded(job, own)))  # type: ignore[misc]
+    return outcomes
 
 
-def _check_deadline(deadline: float | None) -> None:
-    if deadline is not None and monotonic() >= deadline:
-        raise _late()
+def _tried(work: Callable[[], Outcome]) -> Outcome | Exception:
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001 - whoever asked gets to know
+        return error
 
 
-def _late() -> RequestRefused:
-    return RequestRefused(
-        "late", "The deadline passed before the request was scored. Nothing was computed for it."
-    )
+def _alone(job: Job) -> Outcome:
+    assert job.lease is not None
+    scorer = job.lease.scorer
+    if job.call is None:
+        job.call = job.work.decode(scorer)
+    if job.call.context is None:
+        return _worded(job, scorer.predict(job.call.rows))
+    return _worded(job, scorer.rank(job.call.context, job.call.rows))
+
+
+def _worded(job: Job, answer: Answer) -> Outcome:
+    return Outcome(job.work.encode(job.call, answer), answer)
 
 
 def concatenated(parts: Sequence[EncodedRows]) -> EncodedRows:

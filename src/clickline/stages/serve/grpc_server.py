@@ -1,24 +1,25 @@
-"""The gRPC port: bytes of requests to the doors and back, with health and reflection beside them."""
+"""The gRPC port: calls to the doors and back, with health and reflection beside them."""
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from time import monotonic
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
-import grpc
 from google.protobuf import descriptor_pool
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from clickline.config.sections import ServeSection
 from clickline.errors import ClicklineError, Refusal, RequestRefused
 from clickline.scoring.scorer import Answer
 from clickline.stages.serve.access import Guard
-from clickline.stages.serve.dataplane import Dataplane
+from clickline.stages.serve.dataplane import Dataplane, Job, Outcome
 from clickline.stages.serve.doors.calls import Call, Limits, Target
+from clickline.stages.serve.http2 import Connection, Stream
+from clickline.stages.serve.http_server import listening_socket
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.measures import Tally
 from clickline.stages.serve.versions import ScorerLike, Versions
@@ -26,23 +27,20 @@ from clickline.wire.messages import METHODS, POOL
 
 __all__ = ["STATUS", "GrpcDoor", "GrpcPage", "GrpcServer"]
 
-STATUS: Mapping[Refusal, grpc.StatusCode] = {
-    "invalid": grpc.StatusCode.INVALID_ARGUMENT,
-    "not_found": grpc.StatusCode.NOT_FOUND,
-    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
-    "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "late": grpc.StatusCode.DEADLINE_EXCEEDED,
-    "unavailable": grpc.StatusCode.UNAVAILABLE,
-    "internal": grpc.StatusCode.INTERNAL,
+STATUS: Mapping[Refusal, tuple[int, str]] = {
+    "invalid": (3, "INVALID_ARGUMENT"),
+    "not_found": (5, "NOT_FOUND"),
+    "unauthenticated": (16, "UNAUTHENTICATED"),
+    "overloaded": (8, "RESOURCE_EXHAUSTED"),
+    "late": (4, "DEADLINE_EXCEEDED"),
+    "unavailable": (14, "UNAVAILABLE"),
+    "internal": (13, "INTERNAL"),
 }
+_NOT_FOUND, _UNIMPLEMENTED = 5, 12
 
-# gRPC itself refuses larger messages, as RESOURCE_EXHAUSTED and in its own words. So it takes some more than we do,
-# and what is a little too large is refused in ours.
-_READ_BEYOND = 2
-
-# gRPC gives each request a thread, from before its message has arrived. So there are more of them than requests may
-# be inside: those that are refused need one for a moment, those that arrive slowly for longer.
-_MORE_THREADS = 64
+_CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+_BACKLOG = 1024
 
 
 class GrpcDoor(Protocol):
@@ -90,151 +88,192 @@ class GrpcServer:
         log: Log,
     ) -> None:
         """`doors` and `pages`: by full method name, each with the protocol's name for metrics and logs."""
+        self._doors = doors
+        self._pages = pages
         self._plane = plane
+        self._guard = guard
         self._serve = serve
         self._tally = tally
         self._log = log
         self._limits = Limits(max_rows=serve.max_rows, ignore_unknown=serve.unknown_fields == "ignore")
-        self._health = health.HealthServicer()
-        threads = plane.capacity + _MORE_THREADS
-        self._server = grpc.server(
-            ThreadPoolExecutor(threads, "grpc"),
-            maximum_concurrent_rpcs=threads,  # what would find no thread is refused, instead of waiting for one
-            options=[
-                ("grpc.so_reuseport", 1),
-                ("grpc.max_receive_message_length", serve.max_body * _READ_BEYOND),
-                ("grpc.max_send_message_length", -1),
-            ],
-        )
-        methods = {name: self._door(*door) for name, door in doors.items()}
-        methods |= {name: self._page(*page) for name, page in pages.items()}
-        shown = _Collected()
-        names = (*METHODS, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-            reflection.ReflectionServicer(names, pool=_Pools()), shown
-        )
-        self._server.add_generic_rpc_handlers([_Guarded(guard, methods, shown.handlers, self._refuse)])
-        # Health stays open without a token: probes have none, and it tells nothing but yes or no.
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._jobs: dict[Stream, Job] = {}
+        self._connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._health = _Health(("", *METHODS))
+        names = (*METHODS, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        self._reflection = reflection.ReflectionServicer(names, pool=_Pools())
+        self._told: set[Stream] = set()  # of reflection, which have got a message
 
-    def start(self) -> None:
-        host = f"[{self._serve.host}]" if ":" in self._serve.host else self._serve.host
-        address = f"{host}:{self._serve.grpc_port}"
+    async def start(self) -> None:
         tls = self._serve.tls
+        context = None
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls.certificate, tls.key)
+            context.set_alpn_protocols(["h2"])
         try:
-            if tls is None:
-                self._server.add_insecure_port(address)
-            else:
-                pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
-                self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-        except (RuntimeError, OSError) as error:
+            bound = listening_socket(self._serve.host, self._serve.grpc_port, shared=True)
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: Connection(self, self._connections), sock=bound, ssl=context, backlog=_BACKLOG
+            )
+        except OSError as error:
+            address = f"{self._serve.host}:{self._serve.grpc_port}"
             raise ClicklineError(f"gRPC cannot listen on {address}: {error}") from error
-        self._server.start()
 
     def serving(self, ready: bool) -> None:
         """What the health service says, for the server as a whole and for each service."""
-        status = (
-            health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
-        for name in (health.OVERALL_HEALTH, *METHODS):
-            self._health.set(name, status)
+        self._health.set(ready)
 
-    def stop(self, drain: float) -> None:
-        """Take no more requests, wait for running ones to end."""
-        self._health.enter_graceful_shutdown()
-        self._server.stop(drain).wait()
+    async def stop(self, drain: float) -> None:
+        """Take no more calls, wait for running ones to end."""
+        self._health.set(False)
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.leave()
+        deadline = monotonic() + drain
+        while self._jobs and monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        for connection in list(self._connections):
+            connection.close() if not self._jobs else connection.abort()
 
-    def _door(self, protocol: str, door: GrpcDoor) -> grpc.RpcMethodHandler:
-        plane, tally, limits, most = self._plane, self._tally, self._limits, self._serve.max_body
+    # ── calls ──────────────────────────────────────────────────────────────────────────────────
 
-        def handle(body: bytes, context: Any) -> bytes:
-            arrived = monotonic()
-            left = context.time_remaining()
-            deadline = None if left is None else arrived + left
+    @property
+    def most_bytes(self) -> int:
+        return self._serve.max_body
+
+    def opened(self, stream: Stream) -> None:
+        path = stream.path
+        if path in (
+            _CHECK,
+            _WATCH,
+        ):  # open without a token: probes have none, and it tells nothing but yes or no
+            return
+        known = path in self._doors or path in self._pages or path == _REFLECTION
+        if not self._guard.open:
             try:
-                if len(body) > most:
-                    raise RequestRefused(
-                        "invalid",
-                        f"The request has {len(body)} bytes; {most} are allowed (serve.max_body). Send fewer rows at "
-                        "once.",
-                    )
-                plane.admit()
-                work = _GrpcWork(protocol, door, body, limits)
-                outcome = plane.answer(work, deadline, lambda: not context.is_active())
+                self._guard.check(stream.headers.get("authorization", "").encode())
             except RequestRefused as refused:
-                self._refuse(protocol, refused, context)
-            tally.answered(protocol, "OK", outcome.version, outcome.rows, monotonic() - arrived)
-            reply: bytes = outcome.reply
-            return reply
+                self._refuse("grpc", refused, stream)
+                return
+        if not known:
+            self._tally.told("grpc", "UNIMPLEMENTED")
+            stream.refuse(_UNIMPLEMENTED, f"There is no method {path[:200]} here.")
+        stream.streaming = path == _REFLECTION
 
-        return grpc.unary_unary_rpc_method_handler(handle)
+    def message(self, stream: Stream, message: bytes) -> None:
+        path = stream.path
+        door = self._doors.get(path)
+        if door is not None:
+            self._ask(stream, *door, message)
+        elif path in self._pages:
+            self._tell(stream, *self._pages[path], message)
+        elif path == _REFLECTION:
+            self._reflect(stream, message)
+        else:
+            self._health.ask(stream, message, watch=path == _WATCH)
 
-    def _page(self, protocol: str, page: GrpcPage) -> grpc.RpcMethodHandler:
-        def handle(body: bytes, context: Any) -> bytes:
-            try:
-                reply = page(body, self._plane.versions)
-            except RequestRefused as refused:
-                self._refuse(protocol, refused, context)
-            self._tally.told(protocol, "OK")
-            return reply
+    def ended(self, stream: Stream) -> None:
+        stream.finish(first=stream not in self._told)
+        self._told.discard(stream)
 
-        return grpc.unary_unary_rpc_method_handler(handle)
+    def gone(self, stream: Stream) -> None:
+        job = self._jobs.pop(stream, None)
+        if job is not None:
+            job.gone = True
+        self._told.discard(stream)
+        self._health.forget(stream)
 
-    def _refuse(self, protocol: str, refused: RequestRefused, context: Any) -> NoReturn:
-        """Ends the call."""
-        status = STATUS[refused.kind]
-        self._tally.refused(protocol, status.name, refused.kind)
-        self._log.refused(protocol, refused.kind, str(refused))
-        context.abort(status, str(refused))
-        raise AssertionError("abort does not return")
+    def _ask(self, stream: Stream, protocol: str, door: GrpcDoor, body: bytes) -> None:
+        arrived = monotonic()
 
+        def done(outcome: Outcome | RequestRefused) -> None:
+            self._jobs.pop(stream, None)
+            if isinstance(outcome, Outcome):
+                stream.reply(outcome.reply)
+                self._tally.answered(protocol, "OK", outcome.version, outcome.rows, monotonic() - arrived)
+            else:
+                self._refuse(protocol, outcome, stream)
 
-class _Guarded(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a method; whoever has no token gets one that refuses."""
-
-    def __init__(
-        self,
-        guard: Guard,
-        methods: Mapping[str, grpc.RpcMethodHandler],
-        others: list[grpc.GenericRpcHandler],
-        refuse: Callable[[str, RequestRefused, Any], NoReturn],
-    ) -> None:
-        self._guard = guard
-        self._methods = methods
-        self._others = others
-        self._refuse = refuse
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        found = self._methods.get(details.method)
-        if found is None:
-            found = next((one for other in self._others if (one := other.service(details))), None)
-        if found is None or self._guard.open:
-            return found
-        given = dict(details.invocation_metadata).get("authorization", "")
         try:
-            self._guard.check(given if isinstance(given, bytes) else given.encode())
+            most = self._serve.max_body
+            if len(body) > most:
+                raise RequestRefused(
+                    "invalid",
+                    f"The request has {len(body)} bytes; {most} are allowed (serve.max_body). Send fewer rows at once.",
+                )
+            work = _GrpcWork(protocol, door, body, self._limits)
+            self._jobs[stream] = self._plane.submit(work, stream.deadline, done)
         except RequestRefused as refused:
-            return self._refusing(refused)
-        return found
+            self._refuse(protocol, refused, stream)
 
-    def _refusing(self, refused: RequestRefused) -> grpc.RpcMethodHandler:
-        def handle(messages: Any, context: Any) -> NoReturn:  # does not wait for any message
-            self._refuse("grpc", refused, context)
+    def _tell(self, stream: Stream, protocol: str, page: GrpcPage, body: bytes) -> None:
+        try:
+            reply = page(body, self._plane.versions)
+        except RequestRefused as refused:
+            self._refuse(protocol, refused, stream)
+            return
+        self._tally.told(protocol, "OK")
+        stream.reply(reply)
 
-        return grpc.stream_unary_rpc_method_handler(handle)
+    def _reflect(self, stream: Stream, message: bytes) -> None:
+        try:
+            asked = reflection_pb2.ServerReflectionRequest.FromString(message)
+        except Exception:  # noqa: BLE001 - protobuf's own, of one kind
+            stream.refuse(3, "The message is no ServerReflectionRequest.")
+            return
+        for answer in self._reflection.ServerReflectionInfo(iter([asked]), None):
+            stream.send(answer.SerializeToString(), first=stream not in self._told)
+            self._told.add(stream)
+
+    def _refuse(self, protocol: str, refused: RequestRefused, stream: Stream) -> None:
+        status, name = STATUS[refused.kind]
+        self._tally.refused(protocol, name, refused.kind)
+        self._log.refused(protocol, refused.kind, str(refused))
+        stream.refuse(status, str(refused))
 
 
-class _Collected:
-    """Takes handlers as a server would, so that they can be put behind the guard."""
+class _Health:
+    """The health service: one state for all services."""
 
-    def __init__(self) -> None:
-        self.handlers: list[grpc.GenericRpcHandler] = []
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._ready = False
+        self._watching: set[Stream] = set()
 
-    def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        self.handlers += handlers
+    def set(self, ready: bool) -> None:
+        if ready != self._ready:
+            self._ready = ready
+            for stream in list(self._watching):
+                stream.send(self._status(), first=False)
 
-    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """They are among the generic ones too."""
+    def ask(self, stream: Stream, message: bytes, *, watch: bool) -> None:
+        try:
+            name = health_pb2.HealthCheckRequest.FromString(message).service
+        except Exception:  # noqa: BLE001 - protobuf's own, of one kind
+            stream.refuse(3, "The message is no HealthCheckRequest.")
+            return
+        if watch:  # an unknown service may come one day, says the protocol
+            known = name in self._names
+            stream.send(self._status() if known else _status(3), first=True)
+            if known:
+                self._watching.add(stream)
+        elif name in self._names:
+            stream.reply(self._status())
+        else:
+            stream.refuse(_NOT_FOUND, f"There is no service {name[:200]} here.")
+
+    def forget(self, stream: Stream) -> None:
+        self._watching.discard(stream)
+
+    def _status(self) -> bytes:
+        return _status(1 if self._ready else 2)
+
+
+def _status(status: int) -> bytes:
+    content: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
+    return content
 
 
 class _Pools:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
@@ -143,9 +142,6 @@ class HttpDoors:
             ignore_unknown=serve.unknown_fields == "ignore",
             max_body=serve.max_body,
         )
-        self._loop = asyncio.get_running_loop()
-        # As many as may be inside: whoever was admitted finds a thread.
-        self._threads = ThreadPoolExecutor(plane.capacity, "http")
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -160,9 +156,8 @@ class HttpDoors:
             deadline = _deadline(headers, arrived)
             body = await self._body(headers, receive)
             if isinstance(found, Door):
-                self._plane.admit()
                 work = _HttpWork(found, body, headers, self._limits)
-                outcome = await self._loop.run_in_executor(self._threads, self._plane.answer, work, deadline)
+                outcome = await self._plane.answer(work, deadline)
                 reply: Reply = outcome.reply
                 seconds = monotonic() - arrived
                 self._tally.answered(protocol, str(reply.status), outcome.version, outcome.rows, seconds)

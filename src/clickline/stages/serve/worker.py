@@ -56,11 +56,13 @@ class Worker:
         self._loading = ThreadPoolExecutor(1, "loading")
         self._versions = Versions(tuple(told["names"]), self._closed)
         batching = self._serve.batching
+        remote = self._serve.lookup is not None
         self._plane = Dataplane(
             self._versions,
             self._log,
             queue=self._serve.queue,
-            at_once=1 if self._serve.lookup is None else _WAITING_REQUESTS,
+            threads=ThreadPoolExecutor(_WAITING_REQUESTS, "scoring") if remote else None,
+            at_once=_WAITING_REQUESTS if remote else 1,
             batch_rows=0 if batching is None else batching.rows,
             batch_wait=0.0 if batching is None else batching.wait / 1000,
         )
@@ -146,7 +148,7 @@ class Worker:
             bound = listening_socket(self._serve.host, self._serve.http_port, shared=True)
             self._http = HttpServer(self._http_doors, [bound], self._serve.tls, self._serve.drain)
             await self._http.start()
-            self._grpc.start()
+            await self._grpc.start()
         except (OSError, ClicklineError) as error:
             self._channel.send(failed=f"the ports cannot be opened: {error}")
             await self._channel.flush()
@@ -157,7 +159,7 @@ class Worker:
     async def _drain(self) -> None:
         stops: list[Any] = [] if self._http is None else [self._http.stop()]
         if self._listening:
-            stops.append(asyncio.to_thread(self._grpc.stop, self._serve.drain))
+            stops.append(self._grpc.stop(self._serve.drain))
         await asyncio.gather(*stops, return_exceptions=True)
         self._tell(None)
         await self._channel.flush()

@@ -1,0 +1,317 @@
+"""HTTP/2 on real sockets: real gRPC clients, and clients that do not keep to the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gzip
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clickline.stages.serve.http2 import PREFACE, Connection, Stream
+
+MOST = 1 << 20
+
+
+class Echo:
+    """Answers with what it was sent; /test/Big with much more, /test/Wait never, /test/Each message by message."""
+
+    most_bytes = MOST
+
+    def __init__(self) -> None:
+        self.gone_calls: list[str] = []
+        self.waiting: list[Stream] = []
+
+    def opened(self, stream: Stream) -> None:
+        stream.streaming = stream.path == "/test/Each"
+        if stream.path == "/test/Nowhere":
+            stream.refuse(12, "not here: 50 % ü")
+
+    def message(self, stream: Stream, message: bytes) -> None:
+        if stream.path == "/test/Each":
+            stream.send(message, first=stream not in self.waiting)
+            self.waiting.append(stream)
+        elif stream.path == "/test/Wait":
+            self.waiting.append(stream)
+        elif stream.path == "/test/Deadline":
+            left = -1.0 if stream.deadline is None else stream.deadline - time.monotonic()
+            stream.reply(b"%.3f" % left)
+        else:
+            stream.reply(message * (500_000 if stream.path == "/test/Big" else 1))
+
+    def ended(self, stream: Stream) -> None:
+        stream.finish(first=stream not in self.waiting)
+
+    def gone(self, stream: Stream) -> None:
+        self.gone_calls.append(stream.path)
+
+
+class Server:
+    """A loop of its own in a thread."""
+
+    def __init__(self) -> None:
+        self.echo = Echo()
+        self.connections: set[Connection] = set()
+        self.port = 0
+        self.troubles: list[object] = []
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._run()))
+        self._thread.start()
+        assert self._up.wait(20)
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(lambda loop, context: self.troubles.append(context))
+        self._stop = asyncio.Event()
+        server = await self._loop.create_server(
+            lambda: Connection(self.echo, self.connections), "127.0.0.1", 0
+        )
+        self.port = server.sockets[0].getsockname()[1]
+        self._up.set()
+        await self._stop.wait()
+        server.close()
+        for connection in list(self.connections):
+            connection.leave()
+        await asyncio.sleep(0.05)
+        for connection in list(self.connections):
+            connection.abort()
+        await asyncio.sleep(0.05)
+
+    def on_loop(self, call: object) -> None:
+        self._loop.call_soon_threadsafe(call)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.close()
+    assert running.troubles == []
+
+
+@pytest.fixture
+def channel(server: Server) -> Iterator[grpc.Channel]:
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}", options) as opened:
+        yield opened
+
+
+def test_messages_of_every_size_come_back(channel):
+    call = channel.unary_unary("/test/Echo")
+    for size in (0, 1, 5, 16_383, 16_384, 16_385, 65_535, 200_000, MOST):
+        body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+        assert call(body, timeout=20) == body
+
+
+def test_an_answer_larger_than_every_window_arrives_whole(channel):
+    assert channel.unary_unary("/test/Big")(b"0123456789", timeout=60) == b"0123456789" * 500_000
+
+
+def test_many_calls_on_one_connection_are_told_apart(channel):
+    call = channel.unary_unary("/test/Echo")
+    bodies = [b"%d" % number * (1 + number % 4000) for number in range(500)]
+    futures = [call.future(body, timeout=60, metadata=[("n", str(n))]) for n, body in enumerate(bodies)]
+    assert [one.result() for one in futures] == bodies
+
+
+def test_deadlines_and_refusals_are_understood(channel):
+    left = float(channel.unary_unary("/test/Deadline")(b"", timeout=5))
+    assert 3 < left <= 5.1
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/test/Nowhere")(b"", timeout=5)
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert caught.value.details() == "not here: 50 % ü"
+
+
+def test_compressed_messages_are_read(server):
+    address = f"127.0.0.1:{server.port}"
+    for way in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+        with grpc.insecure_channel(address, compression=way) as channel:
+            assert channel.unary_unary("/test/Echo")(b"abc" * 1000, timeout=10) == b"abc" * 1000
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.unary_unary("/test/Echo")(b"\0" * (3 * MOST), timeout=10)
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_message_that_is_too_large_is_refused_and_the_connection_lives(channel):
+    call = channel.unary_unary("/test/Echo")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(b"x" * (3 * MOST), timeout=20)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "serve.max_body" in caught.value.details()
+    assert call(b"y", timeout=20) == b"y"
+
+
+def test_streams_of_messages_are_answered_one_by_one(channel):
+    call = channel.stream_stream("/test/Each")
+    sent = [b"a", b"", b"c" * 100_000, b"d"]
+    assert list(call(iter(sent), timeout=20)) == sent
+    assert list(call(iter([]), timeout=20)) == []
+
+
+def test_a_call_that_is_given_up_is_told(server, channel):
+    future = channel.unary_unary("/test/Wait").future(b"x", timeout=60)
+    deadline = time.monotonic() + 20
+    while not any(stream.path == "/test/Wait" for stream in server.echo.waiting):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    future.cancel()
+    while "/test/Wait" not in server.echo.gone_calls:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_leaving_answers_what_is_under_way():
+    server = Server()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            assert channel.unary_unary("/test/Echo")(b"x", timeout=20) == b"x"
+            future = channel.unary_unary("/test/Wait").future(b"late", timeout=20)
+            deadline = time.monotonic() + 20
+            while not server.echo.waiting:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+
+            def leave() -> None:
+                for connection in list(server.connections):
+                    connection.leave()
+                server.echo.waiting[0].reply(b"answered")
+
+            server.on_loop(leave)
+            assert future.result() == b"answered"
+            while server.connections:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+    finally:
+        server.close()
+    assert server.troubles == []
+
+
+# ── without a client library ───────────────────────────────────────────────────────────────────
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">BHBBL", len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream) + payload
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+ECHO = b"\x83\x86" + literal(b":path", b"/test/Echo") + literal(b"te", b"trailers")
+MESSAGE = b"\0\0\0\0\2hi"
+
+
+def spoken(server: Server, *parts: bytes, until: bytes) -> bytes:
+    """What comes back until it holds `until`, or the connection ends."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        for part in parts:
+            connection.sendall(part)
+            time.sleep(0.002)  # so that they arrive in pieces, mostly; nothing depends on it
+        heard = b""
+        while until not in heard:
+            piece = connection.recv(65536)
+            if not piece:
+                break
+            heard += piece
+        return heard
+
+
+def test_frames_may_come_byte_by_byte_padded_and_continued(server):
+    headers = frame(1, 8 | 32, 1, b"\3" + b"\0\0\0\0\x10" + ECHO[:10] + b"\0\0\0") + frame(9, 4, 1, ECHO[10:])
+    data = frame(0, 8 | 1, 1, b"\4" + MESSAGE + b"\0\0\0\0")
+    whole = PREFACE + frame(4, 0, 0) + headers + data
+    assert MESSAGE in spoken(server, *(whole[n : n + 1] for n in range(len(whole))), until=MESSAGE)
+
+
+def test_a_client_with_a_small_window_gets_no_more_than_it_takes(server):
+    small = frame(4, 0, 0, struct.pack(">HL", 4, 3))
+    asked = frame(1, 4, 1, ECHO) + frame(0, 1, 1, MESSAGE)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(PREFACE + small + asked)
+        heard = b""
+        while MESSAGE[:3] not in heard.split(b"application/grpc")[-1]:
+            heard += connection.recv(65536)
+        assert b"grpc-status" not in heard
+        connection.sendall(frame(8, 0, 1, struct.pack(">L", 100)))
+        while b"grpc-status" not in heard:
+            heard += connection.recv(65536)
+    assert frame(0, 0, 1, MESSAGE[:3]) in heard and frame(0, 0, 1, MESSAGE[3:]) in heard
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        frame(9, 4, 1, ECHO),  # continues nothing
+        frame(1, 0, 1, ECHO) + frame(0, 1, 1, MESSAGE),  # a block that is interrupted
+        frame(1, 4, 2, ECHO),  # an even number
+        frame(0, 1, 7, MESSAGE),  # never began
+        frame(1, 4 | 8, 1, b"\xff" + ECHO),  # more padding than there is
+        frame(4, 0, 0, b"12345"),
+        frame(6, 0, 0, b"1"),
+        frame(8, 0, 0, struct.pack(">L", 0)),
+        frame(1, 4, 1, b"\xff\xff\xff\xff\xff\xff"),  # no header of any table
+        struct.pack(">BHBBL", 255, 0, 0, 0, 1),  # larger than any frame may be
+        frame(1, 0, 1, ECHO) + frame(9, 0, 1, b"\0" * 40_000) * 3,  # a block without an end
+    ],
+)
+def test_what_is_against_the_protocol_ends_that_connection_alone(server, channel, wrong):
+    heard = spoken(server, PREFACE + frame(4, 0, 0), wrong, until=b"never said")
+    assert struct.pack(">B", 7) in heard  # GOAWAY
+    assert channel.unary_unary("/test/Echo")(b"x", timeout=20) == b"x"
+
+
+def test_http1_and_silence_are_no_trouble(server, channel):
+    assert spoken(server, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", until=b"never said")[:3] in (b"", b"\0\0\x12")
+    socket.create_connection(("127.0.0.1", server.port), timeout=20).close()
+    assert channel.unary_unary("/test/Echo")(b"x", timeout=20) == b"x"
+
+
+def test_a_damaged_compressed_message_is_refused(server):
+    packed = gzip.compress(b"hello")[:-6] + b"??????"
+    body = b"\1" + struct.pack(">L", len(packed)) + packed
+    block = ECHO + literal(b"grpc-encoding", b"gzip")
+    heard = spoken(
+        server, PREFACE + frame(4, 0, 0), frame(1, 4, 1, block) + frame(0, 1, 1, body), until=b"grpc-message"
+    )
+    assert b"damaged" in heard
+
+
+@settings(max_examples=150)
+@given(st.lists(st.one_of(
+    st.binary(max_size=40),
+    st.builds(frame, st.integers(0, 12), st.integers(0, 255), st.integers(0, 9), st.binary(max_size=60)),
+    st.just(frame(1, 4, 1, ECHO)), st.just(frame(0, 1, 1, MESSAGE)), st.just(frame(3, 0, 1, b"\0\0\0\x08")),
+), max_size=8))  # fmt: skip
+def test_any_bytes_leave_the_server_answering(server, parts):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(PREFACE + b"".join(parts))
+        connection.shutdown(socket.SHUT_WR)
+        try:
+            while connection.recv(65536):
+                pass
+        except ConnectionResetError:
+            pass
+    assert server.troubles == []
+
+
+def test_the_server_still_answers_after_all_that(server, channel):
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        call = channel.unary_unary("/test/Echo")
+        assert list(threads.map(lambda n: call(b"%d" % n, timeout=20), range(50))) == [
+            b"%d" % n for n in range(50)
+        ]
