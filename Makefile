@@ -13,13 +13,14 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup  ## synthetic logs, prepared and learned: the main job as far as it is built
+demo: setup  ## synthetic logs, prepared, learned and published
 	rm -rf demo
 	$(BIN)/clickline init demo --preset criteo
 	$(BIN)/clickline sample --format criteo --rows 300000 --out demo/data
 	$(BIN)/clickline check -c demo/clickline.yaml
 	$(BIN)/clickline prepare -c demo/clickline.yaml
 	$(BIN)/clickline train -c demo/clickline.yaml
+	$(BIN)/clickline publish -c demo/clickline.yaml
 
 lint: setup  ## format, lint, levels of imports
 	$(BIN)/ruff format --check .
