@@ -1,0 +1,158 @@
+"""Served = evaluated: what a real service answers for the rows of a log is what `evaluate` gave them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clickline
+from clickline.artifacts.dataset import Dataset, concat
+from clickline.artifacts.runs import find_checkpoint
+from clickline.config import load_config
+from clickline.intake.stores import registry_of
+from clickline.learner import open_checkpoint
+from clickline.stages.publish.run import publish
+from clickline.storage.stores import Storage
+
+pytestmark = pytest.mark.slow
+
+FIELDS = [*(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.socket() for _ in range(count)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def published(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served") / "ads"
+    shutil.copytree(trained, folder)
+    publish(load_config(folder / "clickline.yaml"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ports(published: Path) -> Iterator[dict[str, int]]:
+    """Where the published version is served by the command as users type it."""
+    names = ("grpc_port", "http_port", "metrics_port")
+    given = dict(zip(names, free_ports(3), strict=True))
+    settings = [word for name, port in given.items() for word in ("--set", f"serve.{name}={port}")]
+    command = [
+        Path(sys.executable).with_name("clickline"),
+        "serve",
+        "--json",
+        "--set",
+        "serve.processes=2",
+        *settings,
+    ]
+    with (published / "serve.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=published, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            assert process.stdout is not None
+            up = process.stdout.readline()
+            assert up, (published / "serve.log").read_text()
+            assert json.loads(up)["version"] == 1
+            yield given
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def rows(published: Path) -> list[dict[str, object]]:
+    """The eval log as a client would send it."""
+    lines = (published / "data" / "eval.tsv").read_text().splitlines()
+    found: list[dict[str, object]] = []
+    for line in lines:
+        _, *values = line.split("\t")
+        row: dict[str, object] = dict(zip(FIELDS, values, strict=True))
+        for name in FIELDS[:13]:
+            row[name] = float(str(row[name])) if row[name] else None
+        found.append(row)
+    return found
+
+
+@pytest.fixture(scope="module")
+def evaluated(published: Path) -> np.ndarray:
+    """The checkpoint's own scores of the prepared eval rows."""
+    config = load_config(published / "clickline.yaml")
+    dataset = Dataset.current(Storage(), config.home)
+    shards = dataset.splits["eval"].shards
+    parts = [
+        dataset.read(Path(dataset.folder, shards[s].file), [g]) for s, g, _ in dataset.row_groups("eval")
+    ]
+    return open_checkpoint(find_checkpoint(None, config.home), 2).score(concat(parts))
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http", "v2-grpc", "v2-http"])
+def test_served_scores_are_the_evaluated_ones(ports, rows, evaluated, protocol):
+    port = ports["grpc_port" if protocol.endswith("grpc") else "http_port"]
+    with clickline.Client(f"127.0.0.1:{port}", protocol=protocol) as client:
+        found = [client.predict(rows[start : start + 400]) for start in range(0, len(rows), 400)]
+        alone = [client.predict([row]).probability[0] for row in rows[:20]]
+    served = np.concatenate([one.probability for one in found])
+    assert {one.version for one in found} == {1}
+    np.testing.assert_allclose(served, evaluated, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(alone, evaluated[:20], rtol=0, atol=1e-6)
+
+
+def test_ranked_scores_are_those_of_whole_rows(ports, rows):
+    shared = FIELDS[:5] + FIELDS[13:25]
+    context = {name: rows[0][name] for name in shared}
+    candidates = [{name: row[name] for name in FIELDS if name not in shared} for row in rows[:100]]
+    whole = [{**context, **candidate} for candidate in candidates]
+    with clickline.Client(f"127.0.0.1:{ports['grpc_port']}") as client:
+        wanted = client.predict(whole).probability
+        ranked = client.rank(context, candidates)
+        best = client.rank(context, candidates, top_k=7)
+    np.testing.assert_allclose(ranked.scores, wanted, rtol=0, atol=1e-6)
+    assert list(best.indices) == np.argsort(-ranked.scores, kind="stable")[:7].tolist()
+
+
+@pytest.mark.parametrize("name", ["dense.onnx", "table-00001-of-00002.bin", "sample.npz"])
+def test_a_damaged_version_is_refused_and_the_old_one_goes_on(published, ports, rows, name):
+    config = load_config(published / "clickline.yaml")
+    registry = registry_of(config)
+    registry.move(1, "hold it", after=registry.current(), pinned=True)
+    waiting = publish(config, base=True).version
+    path = Path(waiting.folder, name)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    log = published / "serve.log"
+    with clickline.Client(f"127.0.0.1:{ports['grpc_port']}") as client:
+
+        def until(condition: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + 60
+            while not condition():
+                assert client.predict(rows[:3]).version in (1, waiting.number)
+                assert time.monotonic() < deadline, log.read_text()[-2000:]
+                time.sleep(0.02)
+
+        path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+        told = f'"version": {waiting.number}'
+        said = log.read_text().count(told)
+        registry.move(waiting.number, "go", after=registry.current())
+        until(lambda: log.read_text().count(told) > said)
+        assert client.predict(rows[:3]).version == 1
+        path.write_bytes(whole)
+        registry.move(1, "back", after=registry.current())
+        registry.move(waiting.number, "mended", after=registry.current())
+        until(lambda: client.predict(rows[:3]).version == waiting.number)
+        registry.move(1, "the next test begins here", after=registry.current())
+        until(lambda: client.predict(rows[:3]).version == 1)
