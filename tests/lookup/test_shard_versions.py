@@ -149,3 +149,20 @@ def test_an_unreachable_registry_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.undo()
     follower.look()
     assert not follower.unreachable
+
+
+def test_a_registry_that_was_there_and_is_empty_is_told(tmp_path, capfd):
+    """As where its disk is not mounted any more."""
+    registry = registry_in(tmp_path)
+    follower, versions, _ = following(registry, tmp_path)
+    follower.look()
+    assert not follower.unreachable
+    number = publish(registry, random_blocks(1))
+    follower.look()
+    Path(registry.uri).rename(tmp_path / "elsewhere")
+    follower.look()
+    assert follower.unreachable and sorted(versions.open) == [number]
+    assert "it is empty, and it was not before" in capfd.readouterr().err
+    (tmp_path / "elsewhere").rename(registry.uri)
+    follower.look()
+    assert not follower.unreachable

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +19,7 @@ import yaml
 from clickline.config import load_config
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 
 
@@ -21,42 +27,88 @@ def blocks(page: str, language: str) -> list[str]:
     return [text for kind, text in BLOCK.findall((ROOT / page).read_text()) if kind == language]
 
 
-def shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", "-euc", script],
-        cwd=folder,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
+def shell(script: str, folder: Path) -> str:
+    """What a script prints."""
+    done = subprocess.run(
+        ["bash", "-euc", script], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def printed(program: str, names: dict[str, object] | None = None) -> str:
+    """What a program prints, which may use and leave names."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(program, "docs", "exec"), {} if names is None else names)
+    return out.getvalue()
+
+
+def with_own_ports(text: str) -> str:
+    """Other tests may hold the ports that the pages name."""
+    return re.sub("850[012]", lambda port: str(PORTS[port[0]]), text)
+
+
+def free_ports(*names: str) -> dict[str, int]:
+    with contextlib.ExitStack() as held:
+        found = {name: held.enter_context(socket.socket()) for name in names}
+        for one in found.values():
+            one.bind(("127.0.0.1", 0))
+        return {name: one.getsockname()[1] for name, one in found.items()}
+
+
+PORTS = free_ports("8500", "8501", "8502")
 
 
 @pytest.fixture(scope="module")
-def ads(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder after the README's commands were typed as written."""
+def ads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder after the README's commands were typed as written; the last one is still running."""
     folder = tmp_path_factory.mktemp("readme")
-    _, by_hand = blocks("README.md", "sh")
-    done = shell(by_hand, folder)
-    assert done.returncode == 0, done.stderr
-    assert "click rate" in done.stdout
-    return folder / "ads"
+    by_hand = blocks("README.md", "sh")[1].splitlines()
+    assert by_hand[-1] == "clickline serve"
+    assert "click rate" in shell("\n".join(by_hand[:-1]), folder)
+    file = folder / "ads" / "clickline.yaml"
+    ports = {"grpc_port": PORTS["8500"], "http_port": PORTS["8501"], "metrics_port": PORTS["8502"]}
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "serve": ports}))
+    with subprocess.Popen(
+        by_hand[-1].split(), cwd=folder / "ads", env=ENVIRONMENT, stdout=subprocess.PIPE
+    ) as server:
+        try:
+            assert server.stdout is not None and server.stdout.readline()  # it is up
+            yield folder / "ads"
+        finally:
+            server.terminate()
 
 
 def test_the_two_languages_have_the_same_commands_and_programs():
     for language in ("sh", "yaml", "python"):
-        assert blocks("README.md", language) == blocks("README.zh.md", language)
+        english, chinese = (
+            [re.sub("#.*", "", text) for text in blocks(page, language)]
+            for page in ("README.md", "README.zh.md")
+        )
+        assert english == chinese
 
 
 @pytest.mark.slow
-def test_the_python_program_of_the_readme(ads, monkeypatch, capsys):
+def test_the_server_answers_as_the_pages_show(ads):
+    *measured, scored = shell(with_own_ports(blocks("README.md", "sh")[2]), ads).splitlines()
+    (auc,) = [line.split()[-1] for line in measured if line.startswith("AUC ")]
+    assert 0.6 < float(auc) < 0.9
+    assert 0 < json.loads(scored)["predictions"][0]["logistic"][0] < 1
+    answers = shell(with_own_ports(blocks("docs/serving.md", "sh")[1]), ads)
+    assert '{"predictions":[{"probabilities":[' in answers and '{"version":1,"scores":[' in answers
+    scores, indices = printed(with_own_ports(blocks("docs/serving.md", "python")[0])).splitlines()
+    assert 0 < float(scores.strip("[]")) < 1 and indices in ("[0]", "[1]")
+
+
+@pytest.mark.slow
+def test_the_python_program_of_the_readme(ads, monkeypatch):
     monkeypatch.chdir(ads)
     (program,) = blocks("README.md", "python")
-    exec(compile(program, "README.md", "exec"), {})
-    rows, auc = capsys.readouterr().out.splitlines()
+    rows, auc, version, probability = printed(with_own_ports(program)).splitlines()
     assert rows.startswith("80000 ")
     assert 0.6 < float(auc) < 0.9
+    assert version == "2"
+    assert 0 < float(probability.strip("[]")) < 1
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/data.md", "docs/training.md", "docs/serving.md"])
@@ -69,15 +121,13 @@ def test_every_yaml_example_passes_the_check(page, tmp_path):
 
 
 @pytest.mark.slow
-def test_duckdb_and_pandas_read_the_dataset_as_the_docs_show(ads, monkeypatch, capsys):
+def test_duckdb_and_pandas_read_the_dataset_as_the_docs_show(ads, monkeypatch):
     (ads.parent / "demo").symlink_to(ads)
     monkeypatch.chdir(ads.parent)
     _, with_duckdb, with_pandas = blocks("docs/data.md", "python")
     names: dict[str, object] = {}
-    exec(compile(with_duckdb, "docs/data.md", "exec"), names)
-    assert "80000" in capsys.readouterr().out
-    exec(compile(with_pandas, "docs/data.md", "exec"), names)
-    assert "mean" in capsys.readouterr().out
+    assert "80000" in printed(with_duckdb, names)
+    assert "mean" in printed(with_pandas, names)
 
 
 def test_links_between_the_pages_lead_somewhere():

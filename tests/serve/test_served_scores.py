@@ -72,6 +72,7 @@ def ports(published: Path) -> Iterator[dict[str, int]]:
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
+            process.stdout.close()
 
 
 @pytest.fixture(scope="module")

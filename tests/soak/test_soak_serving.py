@@ -94,6 +94,7 @@ def serving(project: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
+            process.stdout.close()
 
 
 def two_versions(config: Config, folder: Path) -> None:

@@ -54,7 +54,7 @@ def lookup(
             {
                 "address": up.address,
                 "shard": f"{up.shard}{of}",
-                "version": "none yet: lookups are answered once one is published"
+                "version": "none is open yet: lookups are answered once the current one is"
                 if up.version is None
                 else up.version,
                 "rows": f"{up.rows:,}",

@@ -62,7 +62,9 @@ def _show(config: Config, told: Up) -> None:
     section = config.serve
     scheme = "http" if section.tls is None else "https"
     host = f"[{section.host}]" if ":" in section.host else section.host
-    version = "none yet: it is served as soon as one is published" if told.version is None else told.version
+    version = (
+        "none is loaded yet: the current one is served once it is" if told.version is None else told.version
+    )
     facts(
         {
             "model": ", ".join((config.name, *section.aliases)),

@@ -88,6 +88,8 @@ class _Setup:
         if "WRONG_VERSION_NUMBER" in words:
             return no_tls(self.address)
         reason = words.rpartition("last error: ")[2].rpartition(f"{self.address}: ")[2]
+        if "[" not in reason:  # of a list that was cut
+            reason = reason.rstrip("]. ")
         return unreachable(self.address, reason, "serve.grpc_port")
 
 

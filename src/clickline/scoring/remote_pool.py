@@ -77,16 +77,16 @@ class Readiness:
     have: tuple[str, ...]
     late: tuple[str, ...]  # answer, but do not have it
     refused: Mapping[str, str]  # could not load it, and why
-    unreachable: tuple[str, ...]
+    unreachable: Mapping[str, str]  # do not answer as they should, and why
     lost_shards: tuple[int, ...]  # without a replica that has it
 
     def __str__(self) -> str:
         words = [f"{len(self.have)} lookup servers have version {self.version}"]
         words += [f"no server of shard {shard} has it" for shard in self.lost_shards]
-        for names, what in ((self.late, "do not have it yet"), (self.unreachable, "do not answer")):
-            if names:
-                words.append(f"{', '.join(names)} {what}")
+        if self.late:
+            words.append(f"not yet: {', '.join(self.late)}")
         words += [f"{address} refused it: {why}" for address, why in self.refused.items()]
+        words += [f"{address} is not asked: {why}" for address, why in self.unreachable.items()]
         return "; ".join(words)
 
 
@@ -183,7 +183,7 @@ class LookupPool:
             tuple(replica.address for replica in have),
             tuple(r.address for r in rest if r.well and version not in r.refused),
             {r.address: r.refused[version] for r in rest if r.well and version in r.refused},
-            tuple(replica.address for replica in rest if not replica.well),
+            {replica.address: replica.trouble for replica in rest if not replica.well},
             lost,
         )
 
@@ -305,6 +305,8 @@ class LookupPool:
                 if found != version:
                     raise Garbled(f"an answer of version {found} for version {version}")
                 question.answer = connection
+                for asked in question.asked:  # a late answer must not wake those who wait for other shards
+                    poller.unregister(asked)
                 return
             if frame.status != NOT_HERE:
                 raise ConnectionRefusedError(read_words(connection.inbox.body()))

@@ -164,11 +164,13 @@ class Follower:
         except (ClicklineError, OSError) as error:
             self._tell_unreachable(str(error))
             return
+        if move is None:
+            if self._versions.current is not None:  # a disk that is not mounted looks so
+                self._tell_unreachable("it is empty, and it was not before")
+            return
         if self.unreachable:
             self.unreachable, self._said = False, float("-inf")
             self._log.say("the registry answers again")
-        if move is None:
-            return
         self._versions.current = move.version
         wanted = _wanted(move)
         self._versions.refused = {n: why for n, why in self._versions.refused.items() if n in wanted}

@@ -145,7 +145,8 @@ def publish_release(
     else:
         progress.say(
             f"version {version.number} waits: version {before.version} is pinned "
-            f"({before.reason}). `clickline versions unpin` lets the newest one go live."
+            f"({before.reason}). `clickline versions unpin`, then `clickline versions rollback --to "
+            f"{version.number}`, makes it current."
         )
     sample = body["sample"]
     return PublishResult(version, move, sample["difference"], body["cost"], time.monotonic() - began)
