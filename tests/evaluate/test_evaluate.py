@@ -412,7 +412,7 @@ def test_the_report_holds_everything_and_goes_where_it_is_told(project, config, 
     assert document == json.loads(json.dumps(result.to_json()))
     assert document["model"] == {
         "checkpoint": str(checkpoint),
-        "step": result.checkpoint.step,
+        "step": int(step.removeprefix("step-")),
         "dataset": dataset.id,
     }
     assert document["data"] == {"dataset": dataset.folder, "split": "eval"}

@@ -11,6 +11,7 @@ import pytest
 from fleet import constant_blocks, ids_of_part, opened, publish, random_blocks, random_delta, registry_in
 
 from clickline.artifacts.registry import Registry
+from clickline.artifacts.version import Verifier
 from clickline.errors import ArtifactError, StorageError
 from clickline.stages.lookup import versions as versions_module
 from clickline.stages.lookup.log import Log
@@ -19,7 +20,7 @@ from clickline.storage.stores import Storage
 
 
 def following(registry: Registry, folder: Path, shard: int = 0) -> tuple[Follower, OpenVersions, ShardFiles]:
-    files = ShardFiles(registry, shard, folder / "copies", {})
+    files = ShardFiles(registry, shard, folder / "copies", Verifier())
     versions = OpenVersions(shard)
     return Follower(files, versions, 1.0, Log(shard)), versions, files
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gzip
 import socket
 import struct
@@ -38,8 +39,7 @@ class Echo:
 
     def message(self, stream: Stream, message: bytes) -> None:
         if stream.path == "/test/Each":
-            stream.send(message, first=stream not in self.waiting)
-            self.waiting.append(stream)
+            stream.send(message)
         elif stream.path == "/test/Wait":
             self.waiting.append(stream)
         elif stream.path == "/test/Deadline":
@@ -49,7 +49,7 @@ class Echo:
             stream.reply(message * (500_000 if stream.path == "/test/Big" else 1))
 
     def ended(self, stream: Stream) -> None:
-        stream.finish(first=stream not in self.waiting)
+        stream.finish()
 
     def gone(self, stream: Stream) -> None:
         self.gone_calls.append(stream.path)
@@ -273,6 +273,45 @@ def test_what_is_against_the_protocol_ends_that_connection_alone(server, channel
     heard = spoken(server, PREFACE + frame(4, 0, 0), wrong, until=b"never said")
     assert struct.pack(">B", 7) in heard  # GOAWAY
     assert channel.unary_unary("/test/Echo")(b"x", timeout=20) == b"x"
+
+
+def test_a_client_that_never_reads_is_not_read_from_any_more(server):
+    """Its answers would pile up otherwise."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(PREFACE + frame(4, 0, 0, struct.pack(">HL", 4, 2**31 - 1)))
+        connection.sendall(frame(8, 0, 0, struct.pack(">L", 2**31 - 1 - 65535)))
+        body = b"\0" + struct.pack(">L", 60_000) + b"x" * 60_000
+        connection.settimeout(1.0)
+        sent = []
+
+        def flood() -> None:
+            for number in range(1, 4001, 2):
+                connection.sendall(frame(1, 4, number, ECHO) + frame(0, 1, number, body))
+                sent.append(len(body))
+
+        with pytest.raises(TimeoutError):  # at last nothing more is taken
+            flood()
+        assert sum(sent) < 60_000_000
+
+
+def test_calls_that_never_end_are_given_up(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(PREFACE + frame(4, 0, 0) + frame(1, 4, 1, ECHO) + frame(0, 0, 1, MESSAGE[:4]))
+        deadline, heard = time.monotonic() + 20, b""
+        while b"did not arrive" not in heard:
+            server.on_loop(lambda: [one.sweep(0.0) for one in list(server.connections)])
+            assert time.monotonic() < deadline
+            connection.settimeout(0.2)
+            with contextlib.suppress(TimeoutError):
+                heard += connection.recv(65536)
+
+
+def test_half_sent_calls_hold_a_bounded_amount_of_memory(server):
+    many = b"".join(
+        frame(1, 4, number, ECHO) + frame(0, 0, number, b"\0\0\x10\0\0" + b"x" * (MOST - 5))
+        for number in range(1, 13, 2)
+    )
+    assert b"half sent" in spoken(server, PREFACE + frame(4, 0, 0), many, until=b"half sent")
 
 
 def test_http1_and_silence_are_no_trouble(server, channel):

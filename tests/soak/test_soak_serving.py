@@ -104,7 +104,7 @@ def two_versions(config: Config, folder: Path) -> None:
     dataset = Dataset.current(Storage(), config.home)
     rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[0].file), [0])
     learner = Learner(model)
-    learner.learn(learner.prepare(rows.part(0, 60)))
+    learner.learn(learner.prepare(rows.take(np.arange(60))))
     save(model.tables, folder / "later.bin")
     origin = {"checkpoint": "later", "step": 1, "tables_sha256": "", "dataset": dataset.id}
     release = Release(model, folder / "later.bin", origin, "", None, rows)

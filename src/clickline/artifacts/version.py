@@ -17,7 +17,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -36,6 +36,7 @@ __all__ = [
     "VERSION_FORMAT",
     "Claim",
     "Draft",
+    "Verifier",
     "Version",
     "claim_file",
     "created_once",
@@ -129,6 +130,35 @@ def verify(version: Version, folder: Path) -> None:
                 f"{path} is damaged: its SHA-256 is {found[:12]}…, the manifest of version {version.number} says "
                 f"{str(told['sha256'])[:12]}…. Use another version, or publish again."
             )
+
+
+class Verifier:
+    """Checks files of versions, and does not read again what has not changed since."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Version, list[tuple[int, int, int]]]] = {}
+
+    def check(self, version: Version, folder: Path) -> None:
+        """What `verify` does, once for the same files."""
+        found = self._seen.get(version.number)
+        if found is None or found != (version, _marks(version, folder)):
+            verify(version, folder)
+            self._seen[version.number] = (version, _marks(version, folder))
+
+    def keep(self, numbers: Iterable[int]) -> None:
+        """Forget all other versions."""
+        kept = set(numbers)
+        self._seen = {number: seen for number, seen in self._seen.items() if number in kept}
+
+
+def _marks(version: Version, folder: Path) -> list[tuple[int, int, int]]:
+    """What changes when somebody writes to a file."""
+    marks = []
+    for name in version.files:
+        with suppress(OSError):
+            status = (folder / name).stat()
+            marks.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return marks
 
 
 def created_once(storage: Storage, uri: str, document: Mapping[str, Any]) -> bool:

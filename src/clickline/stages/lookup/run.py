@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from clickline.artifacts.manifest import fingerprint
+from clickline.artifacts.version import Verifier
 from clickline.config import Config
 from clickline.config.sections import ServeSection
 from clickline.errors import ClicklineError
@@ -55,7 +56,7 @@ def lookup(
     token, tls = _token(section), _tls(section)
     registry = registry_of(config)
     copies = Path(config.cache.dir, "lookup", fingerprint({"registry": registry.uri}), str(shard))
-    files = ShardFiles(registry, shard, copies, {})
+    files = ShardFiles(registry, shard, copies, Verifier())
     files.check_shard()
     versions = OpenVersions(shard)
     follower = Follower(files, versions, section.poll, log)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clickline.artifacts.registry import Move, Registry
-from clickline.artifacts.version import Version, verify
+from clickline.artifacts.version import Verifier, Version
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.frozen import FrozenTables
 from clickline.frozen.format import shard_name
@@ -83,7 +83,7 @@ class ShardFiles(NamedTuple):
     registry: Registry
     shard: int
     copies: Path  # of files that lie elsewhere
-    verified: dict[int, Version]  # versions whose files were read and found right
+    verifier: Verifier
 
     def open(self, number: int) -> tuple[OpenVersion, int]:
         """A version, and how many shards it has."""
@@ -93,9 +93,7 @@ class ShardFiles(NamedTuple):
         folders = []
         for one in chain:
             folders.append(self.registry.fetch(one, self.copies))
-            if self.verified.get(one.number) != one:
-                verify(one, folders[-1])
-                self.verified[one.number] = one
+            self.verifier.check(one, folders[-1])
         tables = FrozenTables.open(folders, shards=[self.shard], work=self.copies / "merged")
         return OpenVersion(number, tables, chain), shards
 
@@ -111,8 +109,7 @@ class ShardFiles(NamedTuple):
     def keep(self, versions: Iterable[OpenVersion]) -> None:
         """Remove copies of files that none of these needs."""
         needed = {one.number: one for version in versions for one in version.chain}
-        for number in self.verified.keys() - needed.keys():
-            del self.verified[number]
+        self.verifier.keep(needed)
         self.registry.forget(self.copies, needed.values())
 
     def _shards_of(self, version: Version) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clickline.artifacts.registry import Registry
-from clickline.artifacts.version import Version, verify
+from clickline.artifacts.version import Verifier, Version
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.rollout import Offer
@@ -43,7 +43,7 @@ class RegistrySource:
         self._registry = registry
         self._copies = copies
         self._tables = tables
-        self._verified: dict[int, Version] = {}
+        self._verifier = Verifier()
         self._chains: list[list[Version]] = []  # of the version that was fetched last, and the one before
 
     def current(self) -> tuple[int, int] | None:
@@ -56,14 +56,12 @@ class RegistrySource:
         folders = []
         for one in chain:
             folder = self._registry.fetch(one, self._copies)
-            if self._verified.get(one.number) != one:
-                verify(one, folder)
-                self._verified[one.number] = one
+            self._verifier.check(one, folder)
             folders.append(str(folder))
         # Only now: a copy that no longer serves may still be what a worker is about to open.
         self._chains = [*self._chains[-1:], chain]
         kept = [one for known in self._chains for one in known]
-        self._verified = {one.number: one for one in kept}
+        self._verifier.keep(one.number for one in kept)
         self._registry.forget(self._copies, kept)
         return Offer(number, tuple(folders), datetime.fromisoformat(version.created).timestamp())
 
@@ -114,6 +112,9 @@ class Follower:
             move = self._source.current()
         except (ClicklineError, OSError) as error:
             self._tell_unreachable(str(error))
+            return
+        if move is None and self._move is not None:
+            self._tell_unreachable("the registry was there, and now it is empty or gone")
             return
         if self.unreachable:
             self.unreachable, self._said = False, float("-inf")

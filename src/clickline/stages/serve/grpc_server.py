@@ -41,6 +41,7 @@ _NOT_FOUND, _UNIMPLEMENTED = 5, 12
 _CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 _BACKLOG = 1024
+_SLOW_SECONDS = 30.0  # for a request to arrive
 
 
 class GrpcDoor(Protocol):
@@ -102,7 +103,7 @@ class GrpcServer:
         self._health = _Health(("", *METHODS))
         names = (*METHODS, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         self._reflection = reflection.ReflectionServicer(names, pool=_Pools())
-        self._told: set[Stream] = set()  # of reflection, which have got a message
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         tls = self._serve.tls
@@ -119,6 +120,13 @@ class GrpcServer:
         except OSError as error:
             address = f"{self._serve.host}:{self._serve.grpc_port}"
             raise ClicklineError(f"gRPC cannot listen on {address}: {error}") from error
+        self._sweeping = asyncio.create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SLOW_SECONDS / 4)
+            for connection in list(self._connections):
+                connection.sweep(_SLOW_SECONDS)
 
     def serving(self, ready: bool) -> None:
         """What the health service says, for the server as a whole and for each service."""
@@ -129,6 +137,8 @@ class GrpcServer:
         self._health.set(False)
         if self._server is not None:
             self._server.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for connection in list(self._connections):
             connection.leave()
         deadline = monotonic() + drain
@@ -175,14 +185,12 @@ class GrpcServer:
             self._health.ask(stream, message, watch=path == _WATCH)
 
     def ended(self, stream: Stream) -> None:
-        stream.finish(first=stream not in self._told)
-        self._told.discard(stream)
+        stream.finish()
 
     def gone(self, stream: Stream) -> None:
         job = self._jobs.pop(stream, None)
         if job is not None:
             job.gone = True
-        self._told.discard(stream)
         self._health.forget(stream)
 
     def _ask(self, stream: Stream, protocol: str, door: GrpcDoor, body: bytes) -> None:
@@ -224,8 +232,7 @@ class GrpcServer:
             stream.refuse(3, "The message is no ServerReflectionRequest.")
             return
         for answer in self._reflection.ServerReflectionInfo(iter([asked]), None):
-            stream.send(answer.SerializeToString(), first=stream not in self._told)
-            self._told.add(stream)
+            stream.send(answer.SerializeToString())
 
     def _refuse(self, protocol: str, refused: RequestRefused, stream: Stream) -> None:
         status, name = STATUS[refused.kind]
@@ -246,7 +253,7 @@ class _Health:
         if ready != self._ready:
             self._ready = ready
             for stream in list(self._watching):
-                stream.send(self._status(), first=False)
+                stream.send(self._status())
 
     def ask(self, stream: Stream, message: bytes, *, watch: bool) -> None:
         try:
@@ -256,7 +263,7 @@ class _Health:
             return
         if watch:  # an unknown service may come one day, says the protocol
             known = name in self._names
-            stream.send(self._status() if known else _status(3), first=True)
+            stream.send(self._status() if known else _status(3))
             if known:
                 self._watching.add(stream)
         elif name in self._names:

@@ -9,6 +9,7 @@ send. Header blocks are decoded by `hpack`.
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 import zlib
 from collections.abc import Mapping
@@ -47,6 +48,7 @@ _MOST_HEADERS = 1 << 16  # bytes of a header block
 _MOST_RESETS = (
     10_000  # calls that a client may give up before its connection is closed, for each it waits for
 )
+_MOST_HELD = 4  # of the largest message, in calls of one connection that are not whole yet
 _KNOWN_BLOCKS = 256  # header blocks that are remembered
 
 _ANSWER = b"\x88\x0f\x10\x10application/grpc"  # :status 200, content-type
@@ -78,6 +80,8 @@ class Stream:
     """One call."""
 
     __slots__ = (
+        "answered",
+        "begun",
         "body",
         "connection",
         "deadline",
@@ -101,18 +105,20 @@ class Stream:
         self.refused = False  # what still comes is thrown away
         self.waits = False  # part of an answer waits for the client's window
         self.window = window  # bytes that the client takes of the answer
+        self.answered = False  # the answer's headers are sent
+        self.begun = monotonic()
 
     def reply(self, message: bytes) -> None:
         """Answer a unary call."""
-        self.connection.send(self, b"\0" + len(message).to_bytes(4, "big") + message, first=True, last=True)
+        self.connection.send(self, b"\0" + len(message).to_bytes(4, "big") + message, last=True)
 
-    def send(self, message: bytes, first: bool) -> None:
+    def send(self, message: bytes) -> None:
         """One of several messages."""
-        self.connection.send(self, b"\0" + len(message).to_bytes(4, "big") + message, first=first, last=False)
+        self.connection.send(self, b"\0" + len(message).to_bytes(4, "big") + message, last=False)
 
-    def finish(self, first: bool = False) -> None:
+    def finish(self) -> None:
         """The end of several messages."""
-        self.connection.send(self, b"", first=first, last=True)
+        self.connection.send(self, b"", last=True)
 
     def refuse(self, status: int, message: str) -> None:
         """End the call without an answer."""
@@ -143,7 +149,9 @@ class Connection(asyncio.Protocol):
         self._frame_size = 16384  # that it takes
         self._taken = 0  # bytes since its window was opened last
         self._credit = _MOST_RESETS
+        self._held = 0  # bytes of calls that are not whole yet
         self._leaving = False
+        self._since = monotonic()
         self._transport: Any = None
 
     # ── the transport ──────────────────────────────────────────────────────────────────────────
@@ -151,6 +159,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._connections.add(self)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         most = min(_LARGEST_WINDOW, 2 * self._service.most_bytes + _USUAL_WINDOW)
         settings = b"".join(
             struct.pack(">HL", key, value)
@@ -162,6 +171,22 @@ class Connection(asyncio.Protocol):
         )
         opened = (_LARGEST_WINDOW - _USUAL_WINDOW).to_bytes(4, "big")
         transport.write(_frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, opened))
+
+    def pause_writing(self) -> None:
+        """The client does not read its answers: it is not asked for more questions."""
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._transport.resume_reading()
+
+    def sweep(self, seconds: float) -> None:
+        """Give up what a client has begun so long ago and not ended: a greeting, or a call."""
+        before = monotonic() - seconds
+        if not self._begun and self._since < before:
+            self._transport.abort()
+        for stream in list(self._streams.values()):
+            if stream.body and not stream.streaming and stream.begun < before:
+                stream.refuse(4, f"The request did not arrive within {seconds:.0f} seconds.")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
@@ -235,6 +260,7 @@ class Connection(asyncio.Protocol):
             if self._credit < 0:
                 raise _Fault(_ENHANCE_YOUR_CALM, "too many calls were given up")
             if stream is not None:
+                self._let_go(stream)
                 self._forget_waiting(stream)
                 self._service.gone(stream)
         elif kind == _SETTINGS:
@@ -299,6 +325,7 @@ class Connection(asyncio.Protocol):
         if flags & _PADDED:
             payload = _unpadded(payload)
         if not stream.refused:
+            self._held += len(payload)
             if not stream.body:
                 stream.body = payload  # mostly all of it
             elif isinstance(stream.body, bytearray):
@@ -310,6 +337,10 @@ class Connection(asyncio.Protocol):
             elif len(stream.body) > 5 + 2 * self._service.most_bytes:
                 stream.refuse(
                     3, f"The request is larger than {self._service.most_bytes} bytes (serve.max_body)."
+                )
+            elif self._held > _MOST_HELD * self._service.most_bytes:
+                stream.refuse(
+                    8, "Too many large requests are half sent on this connection. Send them in turn."
                 )
         if flags & _END_STREAM and id in self._streams:
             self._end(stream)
@@ -323,12 +354,12 @@ class Connection(asyncio.Protocol):
             self._service.ended(stream)
             return
         body = stream.body
+        self._let_go(stream)
         if len(body) < 5 or int.from_bytes(body[1:5], "big") != len(body) - 5:
             stream.refuse(13, "The call holds no message, or not exactly one.")
             return
         message = self._plain(stream, body[0], bytes(body[5:]))
         if message is not None:
-            stream.body = b""
             self._service.message(stream, message)
 
     def _messages(self, stream: Stream) -> None:
@@ -342,6 +373,7 @@ class Connection(asyncio.Protocol):
                 return
             flag, message = stream.body[0], bytes(stream.body[5 : 5 + length])
             stream.body = stream.body[5 + length :]
+            self._held -= 5 + length
             plain = self._plain(stream, flag, message)
             if plain is not None:
                 self._service.message(stream, plain)
@@ -401,11 +433,12 @@ class Connection(asyncio.Protocol):
 
     # ── answers ────────────────────────────────────────────────────────────────────────────────
 
-    def send(self, stream: Stream, data: bytes, *, first: bool, last: bool) -> None:
+    def send(self, stream: Stream, data: bytes, *, last: bool) -> None:
         """Part of an answer, or all of it in one write."""
         if self._streams.get(stream.id) is not stream:
             return  # nobody waits for it
-        head = _frame(_HEADERS, _END_HEADERS, stream.id, _ANSWER) if first else b""
+        head = b"" if stream.answered else _frame(_HEADERS, _END_HEADERS, stream.id, _ANSWER)
+        stream.answered = True
         tail = _frame(_HEADERS, _END_HEADERS | _END_STREAM, stream.id, _DONE) if last else b""
         size = len(data)
         if not stream.waits and size <= self._frame_size and size <= stream.window and size <= self._window:
@@ -445,7 +478,10 @@ class Connection(asyncio.Protocol):
         if self._streams.get(stream.id) is not stream:
             return
         words = quote(message, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~").encode()[:4096]
-        block = _ANSWER + _literal(b"grpc-status", str(status).encode()) + _literal(b"grpc-message", words)
+        block = _literal(b"grpc-status", str(status).encode()) + _literal(b"grpc-message", words)
+        if not stream.answered:
+            block = _ANSWER + block
+        self._let_go(stream)
         self._transport.write(_frame(_HEADERS, _END_HEADERS | _END_STREAM, stream.id, block))
         self._over(stream)
 
@@ -453,6 +489,11 @@ class Connection(asyncio.Protocol):
         self._streams.pop(stream.id, None)
         if self._leaving and not self._streams:
             self._transport.close()
+
+    def _let_go(self, stream: Stream) -> None:
+        """Of what has come of a call so far."""
+        self._held -= len(stream.body)
+        stream.body = b""
 
     def _forget_waiting(self, stream: Stream) -> None:
         self._waiting = [one for one in self._waiting if one[0] is not stream]
