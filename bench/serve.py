@@ -1,7 +1,7 @@
 """Serving: requests a second beside five model servers with the same network.
 
 python bench/serve.py                          all parts, into docs/benchmarks.md
-python bench/serve.py ranking single           those parts: ranking, single, batch, latency, freshness
+python bench/serve.py ranking single           those parts: ranking, single, batch, batching, latency, freshness
 python bench/serve.py ranking --peers kserve   beside those peers only, printed only
 python bench/serve.py --try                    very short turns and printed only: does everything still run?
 """
@@ -89,11 +89,11 @@ def through(door: Door, port: int, bodies: list[bytes]) -> Traffic:
     return Traffic(door.kind, door.call(len(door.ask(port, bodies[0]))), bodies)
 
 
-def ours(folder: Path, network: bytes, precision: str = "fp32") -> Contestant:
+def ours(folder: Path, precision: str, *settings: str) -> Contestant:
     """`clickline serve` with the same network and a table of a million ids; it gets raw fields."""
     live = Live(folder, 1_000_000, f"publish.dense={precision}")
     live.publish()
-    server = serving(live, precision)
+    server = serving(live, precision, *settings)
     rank = Door("grpc", "/clickline.v1.Ranking/Rank")
 
     def traffic(rows: int) -> Traffic:
@@ -103,11 +103,12 @@ def ours(folder: Path, network: bytes, precision: str = "fp32") -> Contestant:
     return Contestant(server, traffic)
 
 
-def serving(live: Live, precision: str) -> Server:
+def serving(live: Live, precision: str, *more: str) -> Server:
     """`clickline serve` in two processes, started and answering."""
     grpc_port, http_port, metrics_port = free_ports(3)
     serve = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port, "processes": CORES}
-    settings = [word for key, value in serve.items() for word in ("--set", f"serve.{key}={value}")]
+    chosen = [*(f"{key}={value}" for key, value in serve.items()), *more]
+    settings = [word for one in chosen for word in ("--set", f"serve.{one}")]
     program = Path(sys.executable).with_name("clickline")
     command = [program, "serve", "-c", live.folder / "clickline.yaml", *settings]
     server = Server("Clickline", f"{clickline.__version__}, {precision}", grpc_port, live.folder, command)
@@ -261,11 +262,11 @@ def started(
     running: dict[str, Contestant] = {}
     missing: dict[str, str] = {}
     with ExitStack() as stack:
-        for name in ("ours", *peers):
+        for name in ("ours", "ours, int8", *peers):
             print(f"  starting {name} …", flush=True)
             try:
-                if name == "ours":
-                    running[name] = ours(folder / name, network)
+                if name.startswith("ours"):
+                    running[name] = ours(folder / name, "int8" if name.endswith("int8") else "fp32")
                 else:
                     running[name] = contestant(start_peer(name, folder / name, file, *sent, logit_B))
             except (NotImplementedError, RuntimeError, OSError, subprocess.SubprocessError) as error:
@@ -307,7 +308,9 @@ def requests(size: Size, parts: Sequence[str], peers: Sequence[str]) -> dict[str
                 )  # fmt: skip
             if "ours" in running:
                 if "batch" in parts:
-                    told["batch"] = batches(size, folder, network, running["ours"])
+                    told["batch"] = batches(size, folder, running)
+                if "batching" in parts:
+                    told["batching"] = batching(size, folder, running["ours"])
                 if "latency" in parts:
                     ranked = told.get("ranking") or compete(size, {"ours": running["ours"]}, CANDIDATES)
                     told["latency"] = {"ours": latency(size, running["ours"], ranked["ours"])}
@@ -328,12 +331,13 @@ def table(
     measured = {name: result for name, result in results.items() if result.turns and not result.failed}
     mine = measured.get("ours")
     others = sorted(
-        (result for name, result in measured.items() if name != "ours"), key=lambda one: -one.best.rate
+        (result for name, result in measured.items() if not name.startswith("ours")),
+        key=lambda one: -one.best.rate,
     )
     rows = []
-    if mine:
-        ratio = f"{mine.best.rate / others[0].best.rate:.2f}x the best peer" if others else ""
-        rows.append(Row(mine.name, mine.figure, ratio, goal))
+    for result in (one for name, one in measured.items() if name.startswith("ours")):
+        ratio = f"{result.best.rate / others[0].best.rate:.2f}x the best peer" if others else ""
+        rows.append(Row(result.name, result.figure, ratio, goal))
     for result in others:
         share = f"{result.best.rate / others[0].best.rate:.2f} of the best peer"
         rows.append(
@@ -364,28 +368,19 @@ def table(
         f"on {CORES} cores).",
         rows,
         "Ours is sent raw fields and encodes them and looks up their vectors; the peers are sent the finished floats. All "
-        "answer from the same ONNX file, and each gave its logits right before it was measured. Each peer is asked in the "
-        "leanest way it has: MLServer, KServe and PyTriton by gRPC (Open Inference Protocol, raw contents; MLServer as one "
-        "element of bytes, because it makes a list of every float tensor), BentoML and TorchServe by HTTP with plain bytes, "
-        "which TorchServe answers faster than gRPC. PyTriton may batch what waits. None writes a line for each request. "
+        "answer from the same network, and each gave its logits right before it was measured. Each peer is asked in the "
+        "leanest documented way we found: MLServer, KServe and PyTriton by gRPC (Open Inference Protocol, raw contents; MLServer as one "
+        "element of bytes, because it makes a list of every float tensor), BentoML and TorchServe by HTTP with plain bytes. "
+        "PyTriton may batch what waits. None writes a line for each request. "
         "KServe answers gRPC from one process only; two of it on one port is not a feature of KServe, but shows what two "
         "cores give it. The client speaks HTTP/1.1 and HTTP/2 itself and sends requests that lie ready.",
         write=size.write,
     )
 
 
-def batches(size: Size, folder: Path, network: bytes, fp32: Contestant) -> dict[str, Result]:
+def batches(size: Size, folder: Path, running: Mapping[str, Contestant]) -> dict[str, Result]:
     """Requests of 512 rows, ours alone, beside what Intel has published."""
-    running = {"ours": fp32}
-    try:
-        running["ours, int8"] = ours(folder / "int8", network, "int8")
-    except NotImplementedError as error:
-        print(f"  left out: {error}", flush=True)
-    try:
-        results = compete(size, running, BATCH)
-    finally:
-        if "ours, int8" in running:
-            running["ours, int8"].server.stop()
+    results = compete(size, {name: one for name, one in running.items() if name.startswith("ours")}, BATCH)
     limit = bare(folder / "network.onnx", BATCH, max(0.3, size.seconds / 2)) * BATCH / CORES
     rows = []
     for (name, result), published in zip(results.items(), (INTEL_FP32, INTEL_INT8), strict=False):
@@ -408,6 +403,34 @@ def batches(size: Size, folder: Path, network: bytes, fp32: Contestant) -> dict[
         f"a core is half of what the machine with {CORES} cores answered, client included).",
         rows,
         "Intel's figures are for its own Wide & Deep, its own machines and no server around it; they are stated for scale.",
+        write=size.write,
+    )
+    return results
+
+
+def batching(size: Size, folder: Path, alone: Contestant) -> dict[str, Result]:
+    """Requests of one row, each scored alone and scored together with others."""
+    together = ours(folder / "batching", "fp32", "batching.rows=64", "batching.wait=1")
+    rows, results = [], {}
+    try:
+        for connections in (CONNECTIONS, OPEN_CONNECTIONS):
+            for name, one in (("alone", alone), ("together", together)):
+                traffic = one.traffic(1)
+                send(one.server, traffic, size.first, connections)
+                result = Result(name, 1)
+                result.turns = [
+                    send(one.server, traffic, size.seconds, connections) for _ in range(size.turns)
+                ]
+                results[f"{name}, {connections}"] = result
+                rows.append(Row(f"scored {name}, {connections} connections", result.figure))
+    finally:
+        together.server.stop()
+    publish(
+        "serve-batching",
+        "Small requests scored together",
+        f"`python bench/serve.py batching` (`serve.batching: {{rows: 64, wait: 1}}` beside none, requests of one row; best of "
+        f"{size.turns} turns of {size.seconds:g} s).",
+        rows,
         write=size.write,
     )
     return results
@@ -483,7 +506,7 @@ def freshness(size: Size) -> list[float]:
     return counted
 
 
-PARTS = ("ranking", "single", "batch", "latency", "freshness")
+PARTS = ("ranking", "single", "batch", "batching", "latency", "freshness")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fleet import constant_blocks, ids_of_part, opened, publish, random_blocks, random_delta, registry_in
 
+from clickline.artifacts import version as version_module
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import Verifier
 from clickline.errors import ArtifactError, StorageError
@@ -110,9 +111,9 @@ def test_copies_of_dropped_versions_are_removed(tmp_path, monkeypatch):
 
 def test_files_are_read_and_compared_once(tmp_path, monkeypatch):
     read: list[int] = []
-    real = versions_module.verify
+    real = version_module.verify
     monkeypatch.setattr(
-        versions_module,
+        version_module,
         "verify",
         lambda version, folder: (read.append(version.number), real(version, folder)),
     )

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,12 @@ from clickline.stages.serve.dataplane import Dataplane, Outcome, concatenated
 from clickline.stages.serve.doors.calls import Call, Target
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.versions import Versions
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins leave a note where they run."""
+    monkeypatch.chdir(tmp_path)
 
 
 class Request:
