@@ -6,6 +6,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,8 +27,22 @@ settings.register_profile(
 )
 settings.load_profile("clickline")
 
+# PyTorch, which reads this when it is loaded, has threads that spin while they wait: on cores that all workers share.
+os.environ["GOMP_SPINCOUNT"] = "0"
+
 # A test run in the background of a script has SIGINT ignored, and the processes that tests interrupt inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def exporter_library() -> Iterator[None]:
+    """PyTorch's ONNX exporter reads the source of all its operators anew for every network, for half a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "torch" in sys.modules:
+            from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +66,7 @@ cache: {dir: cache}
 model: {embedding_dim: 4, hidden: [8]}
 train: {batch_size: 256}
 gate: {auc: 0.55, retries: 0}
+tracking: {enabled: false}
 """
 
 

@@ -117,7 +117,7 @@ def test_every_format_is_read_raw(name, tmp_path):
     made = generate(SampleOptions(format=name, rows=2000, out=tmp_path / "data", cardinality=100), Progress())
     (tmp_path / "clickline.yaml").write_text(
         f"data: {{{SOURCES[name]}}}\ncache: {{dir: cache}}\nmodel: {{embedding_dim: 2, hidden: [4]}}\n"
-        "gate: {accuracy: 0.01}\n"  # so few rows teach nothing, and need not
+        "tracking: {enabled: false}\ngate: {accuracy: 0.01}\n"  # so few rows teach nothing, and need not
     )
     config = load_config(tmp_path / "clickline.yaml")
     clickline.prepare(config)
@@ -138,7 +138,7 @@ def test_hours_of_a_pattern_are_measured_one_by_one(tmp_path):
     dates = f"{{from: {hours[0]}, to: {hours[1]}}}"
     (tmp_path / "clickline.yaml").write_text(
         f"data: {{train: 'data/{{date}}/{{hour}}/*.tsv', dates: {dates}}}\ncache: {{dir: cache}}\n"
-        "model: {embedding_dim: 2, hidden: [4]}\n"
+        "model: {embedding_dim: 2, hidden: [4]}\ntracking: {enabled: false}\n"
     )
     config = load_config(tmp_path / "clickline.yaml")
     clickline.prepare(config)
@@ -362,7 +362,6 @@ def test_buckets_are_named_by_their_range(config):
     assert not any(len(name) == 16 and name.isalnum() for name in powers)
 
 
-@pytest.mark.slow
 def test_importance_is_the_same_again_and_finds_what_the_model_uses(project, config, checkpoint):
     first = evaluate(config, importance=True, seed=4)
     again = evaluate(config, data=[str(project / "data" / "eval.tsv")], importance=True, seed=4)

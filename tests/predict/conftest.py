@@ -20,6 +20,7 @@ data: {format: slots, train: data/train.txt, eval: data/eval.txt}
 cache: {dir: cache}
 model: {embedding_dim: 4, hidden: [8]}
 train: {batch_size: 256}
+tracking: {enabled: false}
 """
 
 

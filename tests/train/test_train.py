@@ -71,7 +71,7 @@ def test_every_ids_counters_equal_a_direct_count_over_the_data(project, monkeypa
 def test_a_gate_that_asks_for_figures_refuses_where_there_are_no_eval_rows(tmp_path):
     generate(SampleOptions(format="criteo", rows=2000, out=tmp_path / "data"), Progress())
     (tmp_path / "clickline.yaml").write_text(
-        "data: {train: data/train.tsv}\ngate: {auc: 0.6}\nmodel: {hidden: [4]}\n"
+        "data: {train: data/train.tsv}\ngate: {auc: 0.6}\nmodel: {hidden: [4]}\ntracking: {enabled: false}\n"
     )
     config = load_config(tmp_path / "clickline.yaml")
     prepare(config)
@@ -91,7 +91,7 @@ def test_most_of_the_reachable_auc_is_reached_on_data_that_allow_it(tmp_path: Pa
     )
     (tmp_path / "clickline.yaml").write_text(
         f"data: {{format: csv, train: data/train.csv, eval: data/eval.csv, fields: {{{fields}}}}}\n"
-        "model: {hidden: [64, 32]}\ntrain: {batch_size: 512, epochs: 2}\n"
+        "model: {hidden: [64, 32]}\ntrain: {batch_size: 512, epochs: 2}\ntracking: {enabled: false}\n"
     )
     config = load_config(tmp_path / "clickline.yaml")
     prepare(config)
