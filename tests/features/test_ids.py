@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clickline.features import Encoder, FeatureSpec, SlotField, kernels, slot_number
@@ -67,7 +67,9 @@ def test_another_process_gives_the_same_ids():
     assert outputs == {f"{here.slots[0].ids_N[0]}\n"}
 
 
-@given(st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=50), st.integers(0, 2**64 - 1))
+# 0 means that there is no value, and so does the hash of the empty text.
+@given(st.lists(st.integers(1, 2**64 - 1), unique=True, max_size=50), st.integers(0, 2**64 - 1))
+@example([1, kernels.MISSING_FEASIGN], 0)
 def test_mixing_a_slot_in_never_makes_two_values_one(feasigns, number):
     slot = SlotField("s", "s", number, "feasign")
     encoded, _ = Encoder(FeatureSpec((), (slot,))).encode_values([{"s": feasign} for feasign in feasigns])

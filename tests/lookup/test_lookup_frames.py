@@ -138,7 +138,8 @@ def test_lookups_whose_numbers_do_not_fit(server, counts, keys, parts, cut):
     connection.sendall(HEADER.pack(len(body), LOOKUP, 0, parts, 1) + body)
     answer = answers_until_end(connection)
     if answer:
-        assert (len(counts), parts, cut, sum(counts)) == (2, 2, 0, keys)
+        numbers = struct.unpack(f"<{len(body) // 8}Q", body)  # keys are zeros, and zeros may be counts
+        assert parts == 2 and sum(numbers[1:3]) == len(numbers) - 3
     still_answers(server)
 
 

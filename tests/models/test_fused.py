@@ -127,7 +127,9 @@ def test_plain_layers_are_used_where_fused_ones_must_not_be(calls: list[Tensor])
     assert calls
 
 
-@pytest.mark.parametrize("name", list(NETWORKS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "wide_deep" else pytest.mark.slow) for name in NETWORKS]
+)
 def test_the_compiler_and_the_exporter_see_plain_operators_however_many_rows(name: str) -> None:
     network = build(name, SPEC, 1)
     inputs_BI, wide_B = (tensor.detach() for tensor in batch(SPEC))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +14,7 @@ from clickline.models import NetworkSpec, build, export_onnx, with_weights
 from clickline.models.quantise import quantise
 from clickline.scoring.network import Network
 
-SPEC = NetworkSpec((9,) * 6, 4, (64, 32, 16))
+SPEC = NetworkSpec((9,) * 6, 4, (64, 32, 16), dropout=0.1)
 
 
 def trained(name: str, spec: NetworkSpec = SPEC) -> torch.nn.Module:
@@ -24,6 +27,11 @@ def trained(name: str, spec: NetworkSpec = SPEC) -> torch.nn.Module:
     return network
 
 
+@cache
+def exported(name: str, spec: NetworkSpec = SPEC) -> bytes:
+    return export_onnx(trained(name, spec), spec)
+
+
 def batch(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
     return random.standard_normal((rows, SPEC.width), dtype=np.float32), random.standard_normal(
@@ -33,8 +41,8 @@ def batch(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_rows_that_share_columns_score_as_whole_rows(batch_norm):
-    spec = NetworkSpec(SPEC.dims, SPEC.dense, SPEC.hidden, 0.1, batch_norm)
-    network = Network(export_onnx(trained("wide_deep", spec), spec), 1)
+    spec = replace(SPEC, batch_norm=batch_norm)
+    network = Network(exported("wide_deep", spec), 1)
     inputs_BI, wide_B = batch(50)
     own, shared = [*range(0, 9), 20, 57], [i for i in range(SPEC.width) if i not in {*range(0, 9), 20, 57}]
     inputs_BI[:, shared] = inputs_BI[0, shared]
@@ -46,7 +54,7 @@ def test_rows_that_share_columns_score_as_whole_rows(batch_norm):
 
 @pytest.mark.parametrize("name", ["deepfm", "dcn_v2", "dlrm", "lr"])
 def test_a_network_that_uses_its_input_otherwise_is_not_split(name):
-    network = Network(export_onnx(trained(name), SPEC), 1)
+    network = Network(exported(name), 1)
     assert network.split([0, 1], list(range(2, SPEC.width))) is None
 
 
@@ -58,7 +66,7 @@ def test_a_file_that_is_no_network_is_refused_in_words():
 def test_eight_bits_are_close_and_rows_do_not_see_each_other():
     inputs_BI, wide_B = batch(2000)
     inputs_BI[:, -4:] *= 20  # dense floats are larger than vectors: each column has its own range
-    content = export_onnx(trained("wide_deep"), SPEC)
+    content = exported("wide_deep")
     whole, small = Network(content, 1), Network(quantise(content, inputs_BI, wide_B), 1)
     wanted_B, found_B = whole.logits(inputs_BI, wide_B), small.logits(inputs_BI, wide_B)
     deep_B = wanted_B - wide_B
@@ -71,13 +79,12 @@ def test_eight_bits_are_close_and_rows_do_not_see_each_other():
 
 @pytest.mark.parametrize(("name", "batch_norm"), [("wide_deep", True), ("dcn_v2", False), ("dlrm", False)])
 def test_new_weights_in_an_earlier_export_are_as_good_as_a_new_export(name, batch_norm):
-    spec = NetworkSpec(SPEC.dims, SPEC.dense, SPEC.hidden, 0.1, batch_norm)
+    spec = replace(SPEC, batch_norm=batch_norm)
     earlier = export_onnx(build(name, spec, 1), spec)
-    later = trained(name, spec)
-    changed = with_weights(earlier, later)
+    changed = with_weights(earlier, trained(name, spec))
     assert changed is not None
     inputs_BI, wide_B = batch(20)
-    wanted_B = Network(export_onnx(later, spec), 1).logits(inputs_BI, wide_B)
+    wanted_B = Network(exported(name, spec), 1).logits(inputs_BI, wide_B)
     np.testing.assert_array_equal(Network(changed, 1).logits(inputs_BI, wide_B), wanted_B)
 
 
@@ -86,4 +93,4 @@ def test_weights_of_another_network_or_a_folded_graph_are_not_replaced():
     # Its biases are zero, so they are gone.
     folded = export_onnx(build("wide_deep", SPEC, 1), SPEC, folded=True)
     assert with_weights(folded, network) is None
-    assert with_weights(export_onnx(trained("deepfm"), SPEC), trained("dcn_v2")) is None
+    assert with_weights(exported("deepfm"), trained("dcn_v2")) is None
