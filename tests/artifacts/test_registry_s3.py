@@ -56,6 +56,7 @@ def keys(registry: Registry) -> list[str]:
     return [file.uri.removeprefix(f"{registry.uri}/") for file in files]
 
 
+@pytest.mark.slow
 def test_from_the_first_draft_to_gc(registry: Registry, other: Registry, tmp_path: Path) -> None:
     assert (registry.current(), registry.versions(), registry.moves()) == (None, [], [])
     scratch, copies = tmp_path / "scratch", tmp_path / "copies"

@@ -300,6 +300,7 @@ def test_remote_data_is_shown_warmed_and_cleared(tmp_path: Path, web: str) -> No
     assert status()[-1] == "NotCached"
 
 
+@pytest.mark.slow
 def test_check_looks_into_the_files_that_the_config_names(tmp_path: Path) -> None:
     write(tmp_path, "data: {format: slots, train: a.txt, slot_conf: slot.conf}\n")
     (tmp_path / "slot.conf").write_text("1\none\n1\n")

@@ -70,6 +70,7 @@ def test_the_same_content_gives_the_same_bytes_in_any_order(tmp_path: Path) -> N
     assert written[0] == written[1] == written[2]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(data=st.data())
 def test_a_chain_of_deltas_equals_the_whole(data, train, draw_ids, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]

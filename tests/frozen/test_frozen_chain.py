@@ -129,6 +129,7 @@ def test_compaction_and_an_equal_model_change_no_bit(precision, tmp_path: Path) 
         assert list(difference(chain, blocks_of(parts, full))) == []  # compared as packed
 
 
+@pytest.mark.slow
 def test_large_deltas_merge_piece_by_piece(tmp_path: Path) -> None:
     """More rows than one piece of a merge, and of the counting, holds; many deltas."""
     rng = np.random.default_rng(2)

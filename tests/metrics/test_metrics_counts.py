@@ -93,6 +93,7 @@ def test_batches_may_be_cut_anywhere_to_the_last_bit(cuts, seed):
     assert parts.metrics() == measure(*batch, limit=64)
 
 
+@pytest.mark.slow
 @given(st.lists(ROWS, min_size=2, max_size=5), st.randoms(use_true_random=False))
 def test_merging_in_any_grouping_gives_the_same(batches, random):
     def fed(rows):
@@ -238,6 +239,7 @@ def test_the_stated_error_holds_in_any_order_of_rows(order, limit):
     assert len(counts.to_arrays()["codes"]) <= limit
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(1, 5), SCORES), min_size=100, max_size=600),
     st.lists(st.integers(0, 600), max_size=3),

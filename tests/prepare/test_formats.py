@@ -303,6 +303,7 @@ def test_real_criteo_rows_and_their_slot_lines_agree(project, real_data):
     assert sum(slots.column("label").to_pylist()) == 22
 
 
+@pytest.mark.slow
 def test_real_criteo_counts_and_ids_against_a_plain_python_count(project, real_data):
     source = real_data / "criteo_137k_train.tsv.gz"
     project.configure({"train": str(source)})

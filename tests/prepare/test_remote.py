@@ -121,6 +121,7 @@ def test_the_cache_may_be_smaller_than_the_data(project, bucket):
     assert kept < 1.1 * 2**20
 
 
+@pytest.mark.slow
 def test_a_dataset_can_live_in_s3_and_is_the_same_there(project, bucket):
     project.configure(HOURS, storage={"options": bucket})
     local = project.prepare()
@@ -132,6 +133,7 @@ def test_a_dataset_can_live_in_s3_and_is_the_same_there(project, bucket):
     assert project.prepare("home=s3://logs/home").reused
 
 
+@pytest.mark.slow
 def test_a_remote_home_with_a_small_cache_and_a_remote_source(project, bucket):
     cache = {"dir": "cache", "size": "1MiB"}
     text = json.dumps(

@@ -135,6 +135,7 @@ def test_files_that_score_differently_are_not_published(config, monkeypatch):
     assert registry.versions() == []
 
 
+@pytest.mark.slow
 def test_a_pinned_version_stays_until_it_is_unpinned(config):
     publish(config)
     registry = registry_of(config)
@@ -180,6 +181,7 @@ def test_a_whole_snapshot_becomes_a_delta_of_what_changed(config, tmp_path):
     assert (again.version.body["rows"], again.version.body["tombstones"]) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["table-00000-of-00002.bin", "dense.onnx", "manifest.json"])
 def test_nothing_is_built_on_a_damaged_version(config, name):
     """Servers would refuse it; a base goes on where no delta can."""
