@@ -17,6 +17,10 @@ from clickline.models import NETWORKS, Network, NetworkSpec, build, check_export
 SPEC = NetworkSpec(dims=(4, 4, 4, 4, 4), dense=3, hidden=(16, 8))
 MULTIPLY_SLOTS = {"fm", "deepfm", "xdeepfm", "autoint", "dlrm"}
 EVERY = pytest.mark.parametrize("name", list(NETWORKS))
+QUICK = {"wide_deep", "dcn_v2", "dlrm"}  # for what takes a second with each network
+EVERY_SLOWLY = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in NETWORKS]
+)
 
 
 def batch(spec: NetworkSpec, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -85,7 +89,7 @@ def test_same_seed_same_weights_and_torch_s_own_random_numbers_go_on_as_before(n
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
-@EVERY
+@EVERY_SLOWLY
 @pytest.mark.parametrize(
     ("dims", "dense"),
     [
@@ -195,7 +199,7 @@ def test_first_logits_are_moderate(name: str) -> None:
     assert logits(build(name, spec, 1), inputs_BI, torch.zeros(256)).abs().mean() < 2
 
 
-@EVERY
+@EVERY_SLOWLY
 def test_is_one_graph_for_the_compiler(name: str) -> None:
     network = build(name, SPEC, 1)
     inputs_BI, wide_B = batch(SPEC, 6)

@@ -153,12 +153,13 @@ def _from_values(name: str, values: Sequence[Any]) -> Column:
         raise _refused(
             f"{name} holds {found.__name__}; text, bytes, a number, None or a list of these is allowed."
         )
-    if kinds <= {int, bool}:
-        return Numbers(_integers(name, values))
-    if kinds <= {int, bool, NoneType} and int in kinds:
+    if kinds <= {int, bool, NoneType} and (int in kinds or NoneType not in kinds):
         whole_N = _integers(name, [value or 0 for value in values])
-        return Numbers(whole_N, 1, np.array([value is None for value in values], dtype=np.bool_))
-    if kinds <= _NUMBERS:
+        if whole_N is not None:
+            gone = NoneType in kinds
+            missing_N = np.array([value is None for value in values], dtype=np.bool_) if gone else None
+            return Numbers(whole_N, 1, missing_N)
+    elif kinds <= _NUMBERS:
         whole = [value for value in values if type(value) is int]
         if not whole or max(map(abs, whole)) < _EXACT:
             return _doubles(name, np.array(values, dtype=np.float64))
@@ -180,10 +181,13 @@ def _from_lists(name: str, values: Sequence[Any]) -> Column:
     return _filled(_from_values(name, flat), np.array([len(row) for row in rows], dtype=np.int64))
 
 
-def _integers(name: str, values: Sequence[int]) -> NDArray[Any]:
+def _integers(name: str, values: Sequence[int]) -> NDArray[Any] | None:
+    """None where some are negative and others too large beside them: no array holds both."""
     for kind in (np.int64, np.uint64):
         with suppress(OverflowError):
             return np.array(values, dtype=kind)
+    if min(values) >= -(2**63) and max(values) < 2**64:
+        return None
     raise _refused(f"{name} holds whole numbers beyond 64 bits; send them as text.")
 
 
