@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["Progress", "human_size"]
+from collections.abc import Mapping
+from typing import Any, Literal
+
+__all__ = ["Progress", "StageState", "human_size"]
+
+StageState = Literal["running", "skipped", "done", "refused", "failed"]
 
 
 class Progress:
@@ -19,6 +24,10 @@ class Progress:
 
     def end(self) -> None:
         """The piece of work begun last is done."""
+
+    def stage(self, name: str, state: StageState, facts: Mapping[str, Any] | None = None) -> None:
+        """A stage of the flow (prepare, train, evaluate, gate, publish, follow, serve) is in another state; the
+        facts are what people want to know of it then: rows, AUC, where its result is."""
 
     def say(self, message: str) -> None:
         """One line worth reading at any verbosity: a skipped stage, a changed input, an hour waited for."""

@@ -41,6 +41,7 @@ __all__ = [
     "EmbeddingSection",
     "EvictionSection",
     "FieldConfig",
+    "FollowSection",
     "GateSection",
     "LookupSection",
     "ModelSection",
@@ -303,10 +304,14 @@ class Dates(Section):
     """Which hours of a {date}/{hour} pattern to read."""
 
     first: Hour = Field(alias="from", description="First date or hour, UTC.")
-    last: Hour = Field(alias="to", description="Last date or hour, itself included.")
+    last: Hour | None = Field(
+        None, alias="to", description="Last date or hour, itself included; only `up --follow` can do without."
+    )
     wait: Seconds = Field(0, description="How long to wait for hours that have no donefile yet.")
 
     def checks(self) -> Iterator[Complaint]:
+        if self.last is None:
+            return
         end = self.last if "/" in self.last else f"{self.last}/23"
         if self.first > end:  # year, month, day, hour: as texts they are in the order of time
             yield Complaint(
@@ -508,7 +513,7 @@ class DataSection(Section):
                 f"Put {{date}}/{{hour}} into {key}, or remove {dates_key}.",
                 (key,),
             )
-        elif "hour" not in holes and ("/" in dates.first or "/" in dates.last):
+        elif "hour" not in holes and ("/" in dates.first or "/" in (dates.last or "")):
             yield Complaint(
                 (dates_key,),
                 f"names hours, but {key} holds no {{hour}}.",
@@ -1104,6 +1109,37 @@ class ServeSection(Section):
                     )
 
 
+class FollowSection(Section):
+    """How `up --follow` learns hours as they arrive."""
+
+    poll: float = Field(5.0, gt=0, le=3600, description="Seconds between two looks for the next hour.")
+    late: Seconds = Field(
+        7200,
+        description="Time after which an hour that is missing is reported.",
+        json_schema_extra={"default": "2h"},
+    )
+    missing: Literal["wait", "skip", "stop"] = Field(
+        "wait",
+        description="What then: wait on; skip: go on with the hours behind it (--backfill learns it later); stop.",
+    )
+    corrupt: Literal["skip", "stop"] = Field(
+        "skip", description="What is done with an hour that cannot be used: go on without it, or stop."
+    )
+    holdout: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of an hour's rows that the gate judges by before they are learned.",
+    )
+    rate: float = Field(1.0, gt=0, le=10, description="Factor on all step sizes; they stay constant.")
+    memory: Annotated[
+        Literal["auto"] | Size,
+        _as_type(["string", "integer"], f"auto, or at least 1MiB: {_BYTES}"),
+    ] = Field(
+        "auto", description="Bound on the sparse tables: beyond it ids go; auto: half of the machine's."
+    )
+
+
 class Config(Section):
     """A whole clickline.yaml."""
 
@@ -1117,6 +1153,7 @@ class Config(Section):
     gate: GateSection = GateSection()
     publish: PublishSection = PublishSection()
     serve: ServeSection = ServeSection()
+    follow: FollowSection = FollowSection()
     home: Place = Field(
         ".clickline", description="Where datasets, checkpoints, versions, logs and state live."
     )

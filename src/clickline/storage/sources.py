@@ -49,15 +49,19 @@ class SystemClock:
 class DateRange:
     """Hours from `first` to `last`, both included, written YYYYMMDD or YYYYMMDD/HH, in UTC.
 
-    A day without an hour means its first hour in `first` and its last in `last`.
+    A day without an hour means its first hour in `first` and its last in `last`; None: there is no end.
     """
 
     first: str
-    last: str
+    last: str | None
 
     def hours(self) -> range:
         """The hours of the range, counted from 1970-01-01T00."""
         first = _hour_number("from", self.first, 0)
+        if self.last is None:
+            raise _wrong_date(
+                "to", "is missing. Only `clickline up --follow` can do without it.", "Give the last date or hour."
+            )
         last = _hour_number("to", self.last, 23)
         if last < first:
             raise _wrong_date(
