@@ -13,14 +13,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup  ## synthetic logs, prepared, learned and published
+demo: setup  ## synthetic logs to an endpoint, scored over gRPC and HTTP, and down again
+	@if [ -e demo/clickline.yaml ]; then $(BIN)/clickline down -c demo/clickline.yaml; fi
 	rm -rf demo
 	$(BIN)/clickline init demo --preset criteo
 	$(BIN)/clickline sample --format criteo --rows 300000 --out demo/data
-	$(BIN)/clickline check -c demo/clickline.yaml
-	$(BIN)/clickline prepare -c demo/clickline.yaml
-	$(BIN)/clickline train -c demo/clickline.yaml
-	$(BIN)/clickline publish -c demo/clickline.yaml
+	$(BIN)/clickline up -c demo/clickline.yaml --detach --wait
+	$(BIN)/clickline status -c demo/clickline.yaml
+	$(BIN)/clickline predict -c demo/clickline.yaml -i demo/data/eval.tsv --protocol grpc
+	$(BIN)/clickline predict -c demo/clickline.yaml -i demo/data/eval.tsv --protocol http
+	$(BIN)/clickline down -c demo/clickline.yaml
 
 lint: setup  ## format, lint, levels of imports
 	$(BIN)/ruff format --check .

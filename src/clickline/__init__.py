@@ -9,42 +9,40 @@ if TYPE_CHECKING:
     from clickline.client import Client
     from clickline.config import Config, load_config
     from clickline.errors import ClicklineError
-    from clickline.stages.evaluate.run import EvaluateResult, evaluate
-    from clickline.stages.prepare.run import PrepareResult, prepare
-    from clickline.stages.publish.run import PublishResult, publish
-    from clickline.stages.train.run import TrainResult, train
+    from clickline.pipeline.up import Running, up
+    from clickline.stages.evaluate.run import evaluate
+    from clickline.stages.prepare.run import prepare
+    from clickline.stages.publish.run import publish
+    from clickline.stages.train.run import train
 
 __all__ = [
     "ClicklineError",
     "Client",
     "Config",
-    "EvaluateResult",
-    "PrepareResult",
-    "PublishResult",
-    "TrainResult",
+    "Running",
     "__version__",
     "evaluate",
     "load_config",
     "prepare",
     "publish",
     "train",
+    "up",
 ]
 __version__ = "0.1.0"
 
-# Where each name lives. They are fetched on first use, so that importing the package costs nothing.
+# Where each name lives. They are fetched on first use, so that importing the package costs nothing. What a stage
+# returns is typed where the stage is: clickline.stages.train.run.TrainResult.
 _HOMES = {
     "ClicklineError": "clickline.errors",
     "Client": "clickline.client",
     "Config": "clickline.config",
-    "EvaluateResult": "clickline.stages.evaluate.run",
-    "PrepareResult": "clickline.stages.prepare.run",
-    "PublishResult": "clickline.stages.publish.run",
-    "TrainResult": "clickline.stages.train.run",
+    "Running": "clickline.pipeline.up",
     "evaluate": "clickline.stages.evaluate.run",
     "load_config": "clickline.config",
     "prepare": "clickline.stages.prepare.run",
     "publish": "clickline.stages.publish.run",
     "train": "clickline.stages.train.run",
+    "up": "clickline.pipeline.up",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 import zlib
 
 import numpy as np
@@ -16,6 +17,7 @@ from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, door, enco
 from clickline.errors import RequestRefused
 from clickline.features import Encoder
 from clickline.stages.serve.doors.rest import HttpLimits, Known, Page, Reply, route
+from clickline.stages.serve.doors.rest_calls import shown
 
 PREDICT = "/v1/models/ads:predict"
 
@@ -426,3 +428,11 @@ def test_refusals(kind, status):
     reply = door(PREDICT).refuse(kind, "why é")
     assert (reply.status, json.loads(reply.body)) == (status, {"error": "why é"})
     assert (header(reply, b"www-authenticate") is not None) == (status == 401)
+
+
+def test_most_of_a_huge_value_is_not_even_looked_at() -> None:
+    huge = [list(range(1000)) for _ in range(3000)]
+    began = time.process_time()
+    assert shown(huge).startswith("[[0, 1, 2, 3")
+    assert time.process_time() - began < 0.05
+    assert len(shown(huge)) <= 80 and shown({"a": [1, 2]}) == "{'a': [1, 2]}"

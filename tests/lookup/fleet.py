@@ -26,7 +26,7 @@ from clickline.embedding.batch import Bags, bags_of
 from clickline.frozen import FrozenTables, GatherPlan, PartShape, RowBlock, gather_plan, write_shards
 from clickline.frozen.rows import mixed
 from clickline.records import SlotIds
-from clickline.stages.lookup.log import Log
+from clickline.service.log import Log
 from clickline.stages.lookup.server import LookupServer
 from clickline.stages.lookup.versions import OpenVersion, OpenVersions
 from clickline.storage.stores import Storage
@@ -182,7 +182,7 @@ def server_here(shard: int, tables: Mapping[int, FrozenTables], **options: Any) 
     versions.open = {number: OpenVersion(number, one) for number, one in tables.items()}
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    server = LookupServer(versions, listening, Log(shard), **options)
+    server = LookupServer(versions, listening, Log(f"lookup, shard {shard}"), **options)
     server.start()
     try:
         yield Here(server, versions, f"127.0.0.1:{listening.getsockname()[1]}")

@@ -7,7 +7,9 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -188,6 +190,41 @@ def test_whoever_says_nothing_is_not_waited_for(server, tls, tmp_path, monkeypat
         connected(fresh) as silent,
     ):
         assert silent.recv(1) == b""  # the server has ended it
+
+
+def test_a_hello_that_comes_byte_by_byte_is_not_waited_for_either(server, monkeypatch):
+    monkeypatch.setattr(server_module, "_HELLO_SECONDS", 0.3)
+    with server_here(0, {1: server.versions.open[1].tables}) as fresh, connected(fresh) as slow:
+        began, ended = time.monotonic(), False
+        slow.settimeout(0.05)
+        while not ended:
+            assert time.monotonic() - began < 10
+            with suppress(TimeoutError):
+                try:
+                    slow.sendall(
+                        HEADER.pack(1000, HELLO, 0, 0, 0)[:1] if time.monotonic() - began < 5 else b""
+                    )
+                    ended = slow.recv(1) == b""
+                except (ConnectionResetError, BrokenPipeError):
+                    ended = True
+        assert time.monotonic() - began < 4
+
+
+def test_a_system_without_threads_to_give_does_not_end_the_accepting(server, monkeypatch):
+    with server_here(0, {1: server.versions.open[1].tables}) as fresh:
+        begin, failures = threading.Thread.start, []
+
+        def start(thread: threading.Thread) -> None:
+            if thread.name == "connection" and len(failures) < 2:
+                failures.append(thread)
+                raise RuntimeError("can't start new thread")
+            begin(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+        for _ in range(2):
+            assert answers_until_end(connected(fresh)) == b""
+        still_answers(fresh)
+        assert fresh.server.turned_away == 2
 
 
 def test_too_many_connections_are_turned_away(server, monkeypatch):

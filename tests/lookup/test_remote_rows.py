@@ -30,6 +30,7 @@ from fleet import (
 )
 
 from clickline.errors import ArtifactError, RequestRefused
+from clickline.scoring import remote_pool
 from clickline.scoring.remote import LookupPool, RemoteRows, client_tls
 
 PATIENT = {"timeout": 10.0, "hedge": 5.0}  # a busy machine is not what these tests are about
@@ -227,6 +228,7 @@ class Between:
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self.flowing = threading.Event()
         self.flowing.set()
+        self.delay = 0.0  # of each answer
         self._sockets = [self._listening]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -246,6 +248,7 @@ class Between:
             while data := source.recv(1 << 16):
                 if held:
                     self.flowing.wait(20)
+                    time.sleep(self.delay)
                 target.sendall(data)
         except OSError:
             pass
@@ -307,6 +310,31 @@ def test_a_slow_replica_costs_no_more_than_the_hedge(tmp_path):
                 )  # once it is known to be slow, it is asked last
         finally:
             between.close()
+
+
+def test_replicas_that_are_all_slow_are_not_asked_everything_twice(tmp_path, monkeypatch):
+    """They have too much to do already."""
+    monkeypatch.setattr(remote_pool, "_MOST_HEDGES", 3.0)
+    registry = registry_in(tmp_path)
+    number = publish(registry, random_blocks(1), shards=1)
+    local = opened(registry, number)
+    with server_here(0, {number: local}) as one, server_here(0, {number: local}) as other:
+        between = [Between(one.address), Between(other.address)]
+        try:
+            with LookupPool([[slow.address for slow in between]], timeout=10, hedge=0.005) as lookups:
+                remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
+                for seed in range(4):
+                    call(seed).gather(remote)
+                for slow in between:
+                    slow.delay = 0.03
+                for seed in range(50):
+                    assert_same(call(seed).gather(remote), call(seed).gather(local))
+                stats = lookups.stats
+                assert 3 <= stats.hedges <= 3 + 0.1 * stats.requests
+                assert stats.hedges + stats.hedges_held_back >= 25
+        finally:
+            for slow in between:
+                slow.close()
 
 
 def test_all_replicas_too_slow_is_told_after_the_timeout(tmp_path):

@@ -14,8 +14,8 @@ from clickline.artifacts import version as version_module
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import Verifier
 from clickline.errors import ArtifactError, StorageError
+from clickline.service.log import Log
 from clickline.stages.lookup import versions as versions_module
-from clickline.stages.lookup.log import Log
 from clickline.stages.lookup.versions import Follower, OpenVersions, ShardFiles
 from clickline.storage.stores import Storage
 
@@ -23,7 +23,7 @@ from clickline.storage.stores import Storage
 def following(registry: Registry, folder: Path, shard: int = 0) -> tuple[Follower, OpenVersions, ShardFiles]:
     files = ShardFiles(registry, shard, folder / "copies", Verifier())
     versions = OpenVersions(shard)
-    return Follower(files, versions, 1.0, Log(shard)), versions, files
+    return Follower(files, versions, 1.0, Log("lookup")), versions, files
 
 
 def test_the_current_version_and_the_one_before_are_open(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -64,11 +65,9 @@ def ads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder after the README's commands were typed as written; the last one is still running."""
     folder = tmp_path_factory.mktemp("readme")
     by_hand = blocks("README.md", "sh")[1].splitlines()
-    assert by_hand[-1] == "clickline serve"
+    assert by_hand[-1] == "clickline up"
     assert "click rate" in shell("\n".join(by_hand[:-1]), folder)
-    file = folder / "ads" / "clickline.yaml"
-    ports = {"grpc_port": PORTS["8500"], "http_port": PORTS["8501"], "metrics_port": PORTS["8502"]}
-    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "serve": ports}))
+    use_ports(folder / "ads", PORTS)
     with subprocess.Popen(
         by_hand[-1].split(), cwd=folder / "ads", env=ENVIRONMENT, stdout=subprocess.PIPE
     ) as server:
@@ -77,6 +76,12 @@ def ads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             yield folder / "ads"
         finally:
             server.terminate()
+
+
+def use_ports(project: Path, ports: dict[str, int]) -> None:
+    file = project / "clickline.yaml"
+    own = {"grpc_port": ports["8500"], "http_port": ports["8501"], "metrics_port": ports["8502"]}
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "serve": own}))
 
 
 def test_the_two_languages_have_the_same_commands_and_programs():
@@ -91,8 +96,9 @@ def test_the_two_languages_have_the_same_commands_and_programs():
 @pytest.mark.slow
 def test_the_server_answers_as_the_pages_show(ads):
     *measured, scored = shell(with_own_ports(blocks("README.md", "sh")[2]), ads).splitlines()
-    (auc,) = [line.split()[-1] for line in measured if line.startswith("AUC ")]
+    (auc,) = [line.split()[1].rstrip(";") for line in measured if line.startswith("AUC ")]
     assert 0.6 < float(auc) < 0.9
+    assert any(line.startswith("ads: running since") for line in measured)
     assert 0 < json.loads(scored)["predictions"][0]["logistic"][0] < 1
     answers = shell(with_own_ports(blocks("docs/serving.md", "sh")[1]), ads)
     assert '{"predictions":[{"probabilities":[' in answers and '{"version":1,"scores":[' in answers
@@ -101,17 +107,25 @@ def test_the_server_answers_as_the_pages_show(ads):
 
 
 @pytest.mark.slow
-def test_the_python_program_of_the_readme(ads, monkeypatch):
-    monkeypatch.chdir(ads)
+def test_the_python_program_and_the_single_stages_of_the_readme(ads, monkeypatch, tmp_path):
+    project = tmp_path / "ads"
+    shutil.copytree(ads, project, ignore=shutil.ignore_patterns(".clickline"))
+    use_ports(project, free_ports("8500", "8501", "8502"))
+    monkeypatch.chdir(project)
     (program,) = blocks("README.md", "python")
-    rows, auc, version, probability = printed(with_own_ports(program)).splitlines()
+    served, rows, auc, version = printed(program).splitlines()
+    assert 0.6 < float(served.split()[0]) < 0.9 and 0 < float(served.split()[1].strip("[]")) < 1
     assert rows.startswith("80000 ")
-    assert 0.6 < float(auc) < 0.9
-    assert version == "2"
-    assert 0 < float(probability.strip("[]")) < 1
+    assert float(auc) == float(served.split()[0])
+    assert version == "1"
+    *stages, last = blocks("README.md", "sh")[3].splitlines()
+    assert last == "clickline serve"
+    shell("\n".join(stages), project)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/data.md", "docs/training.md", "docs/serving.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/data.md", "docs/training.md", "docs/serving.md", "docs/continuous.md"]
+)
 def test_every_yaml_example_passes_the_check(page, tmp_path):
     for text in blocks(page, "yaml"):
         (tmp_path / "my_reader.py").write_text("def read(path):\n    yield\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from clickline.config import load_config
+from clickline.config import Config, load_config
+from clickline.features import FeatureSpec
 from clickline.progress import Progress
+from clickline.stages.prepare.hours import PreparedHour, prepare_hour
 from clickline.stages.prepare.run import PrepareResult, prepare
+from clickline.stages.sample.generate import SampleOptions, generate
+
+FIRST_HOUR = 20454 * 24  # 2026-01-01T00, where samples begin
 
 
 class Heard(Progress):
@@ -57,9 +63,48 @@ class Project:
         return pa.concat_tables(tables)
 
 
+_FIELDS: dict[str, dict[str, Any]] = {
+    "criteo": {"I3": "zscore", "I4": {"transform": "bucket", "buckets": 8}, "I5": "minmax"},
+    "csv": {"click": "label", "timestamp": "time", "I1": "zscore", "C1": "slot", "C2": "slot"},
+    "slots": {},
+    "paddlerec": {"dense_2": "zscore", "dense_4": "ignore"},
+}
+
+
+class Hours:
+    """A project whose logs come hour by hour."""
+
+    def __init__(self, project: Project, form: str, rows: int = 3000, hours: int = 3, **data: Any) -> None:
+        self.project = project
+        self.logs: Path = project.folder / "logs"
+        options = SampleOptions(form, rows, self.logs, hours=hours, seed=2, cardinality=500)
+        generate(options, Progress())
+        train = {"train": "logs/{date}/{hour}/part-*", "dates": {"from": "20260101/00"}}
+        project.configure(
+            {"format": form, "fields": _FIELDS[form], "shard_size": "64KiB", "max_bad": 0.1, **train, **data}
+        )
+
+    def config(self, *overrides: str) -> Config:
+        return load_config(self.project.folder / "clickline.yaml", overrides)
+
+    def file(self, hour: int) -> Path:
+        (found,) = self.logs.glob(f"20260101/{hour:02d}/part-*")
+        return found
+
+    def prepare(self, hour: int, features: FeatureSpec | None, *overrides: str) -> PreparedHour:
+        self.project.heard = Heard()
+        return prepare_hour(self.config(*overrides), FIRST_HOUR + hour, features, self.project.heard)
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
+
+
+@pytest.fixture
+def hourly(project: Project) -> Callable[..., Hours]:
+    """Makes hours of logs in a format: `hourly("criteo", rows=3000, hours=3, **data)`."""
+    return partial(Hours, project)
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_what_a_kill_inside_a_write_left_is_removed(project, criteo_line, monkey
     subprocess.run(["rm", "-rf", str(datasets(project))], check=True)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "clickline.stages.prepare.run.finish", lambda *a: (_ for _ in ()).throw(StorageError("no"))
+            "clickline.stages.prepare.making.finish", lambda *a: (_ for _ in ()).throw(StorageError("no"))
         )
         with pytest.raises(StorageError):
             project.prepare()
@@ -133,7 +133,7 @@ def test_a_shard_cut_off_behind_its_note_is_made_again(project, criteo_line, mon
     fill(project, criteo_line, 3000)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "clickline.stages.prepare.run.finish", lambda *a: (_ for _ in ()).throw(StorageError("no"))
+            "clickline.stages.prepare.making.finish", lambda *a: (_ for _ in ()).throw(StorageError("no"))
         )
         with pytest.raises(StorageError):
             project.prepare()

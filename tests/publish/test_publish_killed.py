@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from clickline.config import load_config
 from clickline.intake.stores import registry_of
 from clickline.scoring.versions import open_scorer
 from clickline.stages.publish.run import publish
@@ -32,7 +33,7 @@ moments = {
     "the manifest is there, the pointer has not moved": (Registry, "move"),
 }
 setattr(*moments[sys.argv[2]], die)
-run.publish(load_config(sys.argv[1]), base=True)
+run.publish(load_config(sys.argv[1], ["publish.sample=100"]), base=True)
 """
 
 
@@ -53,7 +54,9 @@ def test_what_a_killed_publisher_leaves(project, config, moment, whole):
     current = registry.current()
     assert current is not None and current.version == 1
     assert [version.number for version in registry.versions()] == ([1, 2] if whole else [1])
-    after = publish(config, base=True).version
+    again = publish(load_config(project / "clickline.yaml", ["publish.sample=100"]), base=True)
+    after = again.version
+    assert again.reused == whole
     assert registry.current().version == after.number > 1
     open_scorer(registry, after, Path(config.cache.dir), 1).check_sample()
     registry.gc(1)

@@ -23,6 +23,7 @@ from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.features.request import RequestEncoder
 from clickline.records import EncodedRows, RequestRows
 from clickline.scoring.scorer import Answer
+from clickline.stages.serve import supervisor
 from clickline.stages.serve.rollout import Offer
 from clickline.stages.serve.run import Up, serve
 from clickline.storage.atomic import put_atomically
@@ -135,4 +136,5 @@ def _say(up: Up) -> None:
 if __name__ == "__main__":
     import standin  # by its own name, under which workers import `load`
 
+    supervisor._DEAF_SECONDS = 3
     serve(load_config(Path(sys.argv[1])), _say, source=PointerFile(Path(sys.argv[2])), load=standin.load)

@@ -8,18 +8,23 @@ import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from standin import StandIn
 
+from clickline.config.sections import ServeSection
 from clickline.errors import RequestRefused
 from clickline.records import ABSENT, EncodedRows, NumberColumn, RequestRows, SlotIds
 from clickline.scoring.scorer import Answer
+from clickline.service.access import Guard
 from clickline.stages.serve.dataplane import Dataplane, Outcome, concatenated
 from clickline.stages.serve.doors.calls import Call, Target
+from clickline.stages.serve.grpc_server import GrpcServer
 from clickline.stages.serve.logs import Log
+from clickline.stages.serve.measures import Tally
 from clickline.stages.serve.versions import Versions
 
 
@@ -139,6 +144,38 @@ def test_nobody_computes_for_a_client_that_has_gone() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("batching", [{}, {"batch_rows": 8, "batch_wait": 20.0}])
+def test_requests_that_were_given_up_leave_their_place_in_the_queue(batching: dict[str, Any]) -> None:
+    async def test() -> None:
+        plane = Plane(queue=3, **batching)
+        told: list[object] = []
+        jobs = [plane.plane.submit(Request(0), None, told.append) for _ in range(3)]
+        assert [plane.plane.give_up(job) for job in jobs] == [True] * 3
+        assert plane.plane.waiting == 0 and plane.versions.open()[0].users == 0
+        rows = Request(*[0.0] * 7)  # one less than a batch: nothing may be left of those before
+        full = [plane.ask(rows), plane.ask(Request(0))]
+        assert [len((await task).reply) for task in full] == [7, 1]
+        assert told == []
+        assert not plane.plane.give_up(jobs[0])
+
+    run(test())
+
+
+def test_an_answer_that_cannot_be_sent_keeps_nobody_elses_back() -> None:
+    async def test() -> None:
+        plane = Plane(batch_rows=8, batch_wait=0.02)
+
+        def fails(outcome: object) -> None:
+            raise RuntimeError("the connection is in a strange state")
+
+        plane.plane.submit(Request(0), None, fails)
+        assert (await plane.ask(Request(0, 0))).reply == [1.0, 1.0]
+        assert plane.lines[0]["message"] == "the connection is in a strange state"
+        assert plane.versions.open()[0].users == 0
+
+    run(test())
+
+
 def test_a_bug_gets_an_id_and_its_traceback_stays_in_the_log() -> None:
     async def test() -> None:
         plane = Plane()
@@ -207,6 +244,26 @@ def test_steps_in_threads_run_at_the_same_time() -> None:
             began = time.monotonic()
             await asyncio.gather(*(plane.ask(Request(200)) for _ in range(4)))
             assert time.monotonic() - began < 0.7
+
+    run(test())
+
+
+def test_a_bug_in_a_page_ends_one_grpc_call_and_nothing_else() -> None:
+    async def test() -> None:
+        plane = Plane()
+        told: list[tuple[int, str]] = []
+        stream = SimpleNamespace(path="/x.Y/Z", refuse=lambda status, words: told.append((status, words)))
+
+        def page(body: bytes, versions: Versions) -> bytes:
+            raise KeyError("a field")
+
+        log = Log("test", lambda line: plane.lines.append(json.loads(line)))
+        server = GrpcServer(
+            {}, {"/x.Y/Z": ("x", page)}, plane.plane, Guard(None), ServeSection(), Tally(), log
+        )
+        server.message(stream, b"")  # type: ignore[arg-type]
+        ((status, words),) = told
+        assert status == 13 and plane.lines[0]["id"] in words and "field" not in words
 
     run(test())
 

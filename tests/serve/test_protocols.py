@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -271,7 +273,8 @@ def test_a_publish_goes_live_and_a_damaged_version_does_not(trained: Path, tmp_p
     config = load_config(tmp_path / "ads" / "clickline.yaml")
     registry = registry_of(config)
     publish(config)
-    damaged = publish(config).version
+    otherwise = load_config(tmp_path / "ads" / "clickline.yaml", ["publish.sample=100"])
+    damaged = publish(otherwise).version
     registry.move(1, "back", after=registry.current())
     sample = Path(damaged.folder) / "sample.npz"
     sample.write_bytes(sample.read_bytes()[:-100])
@@ -283,10 +286,27 @@ def test_a_publish_goes_live_and_a_damaged_version_does_not(trained: Path, tmp_p
             "reason"
         ]
         assert service.metrics()["clickline_version"] == 1
-        publish(config, base=True)
+        publish(otherwise, base=True)
         eventually(lambda: service.metrics()["clickline_version"] == 3)
         reply = httpx.post(service.url("/v1/models/ctr:predict"), json={"instances": [{}]}, timeout=60)
         assert (reply.status_code, reply.headers["clickline-version"]) == (200, "3")
+
+
+def test_the_age_of_the_newest_data_is_told_where_it_is_known(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "ads")
+    config = load_config(tmp_path / "ads" / "clickline.yaml")
+    manifest = Path(publish(config).version.folder, "manifest.json")
+    body = json.loads(manifest.read_text())
+    body["model"]["data_until"] = time.time() - 7200.0  # as one that follows hours writes it
+    manifest.write_text(json.dumps(body))
+    with command(tmp_path / "ads") as service:
+        assert service.wait_up()["version"] == 1
+        first = service.metrics()
+        assert 7200 <= first["clickline_data_age_seconds"] < 7400
+        assert first["clickline_version_age_seconds"] < 300
+        publish(config, base=True)  # of rows whose time nobody knows
+        eventually(lambda: service.metrics()["clickline_version"] == 2)
+        assert "clickline_data_age_seconds" not in service.metrics()
 
 
 def test_rows_on_lookup_servers_give_the_same_scores(
@@ -319,7 +339,7 @@ def test_rows_on_lookup_servers_give_the_same_scores(
             reply = httpx.post(url, json=body, timeout=60)
             scores = [row["logistic"][0] for row in reply.json()["predictions"]]
             assert np.array_equal(np.float32(scores), expected)
-            config = load_config(here / "clickline.yaml")
+            config = load_config(here / "clickline.yaml", ["publish.sample=100"])
             published = publish(config, base=True).version.number
             eventually(lambda: remote.metrics()["clickline_version"] == published)
             assert remote.metrics()['clickline_remote_total{what="keys"}'] > 0

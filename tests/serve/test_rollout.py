@@ -11,8 +11,9 @@ from standin import PointerFile, StandIn, publish
 
 from clickline.config.sections import ServeSection
 from clickline.errors import ClicklineError, RequestRefused, StorageError
+from clickline.service import log as service_log
+from clickline.service.access import Guard, exposure, read_token
 from clickline.stages.serve import follower as following
-from clickline.stages.serve.access import Guard, exposure, read_token
 from clickline.stages.serve.follower import Follower
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.measures import BUCKETS, KEPT_VERSIONS, Tally, exposition
@@ -285,10 +286,8 @@ class TestLog:
     def test_refused_requests_are_told_sparingly_and_those_left_out_are_counted(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from clickline.stages.serve import logs
-
         now, lines = 5.0, []
-        monkeypatch.setattr(logs.time, "monotonic", lambda: now)
+        monkeypatch.setattr(service_log.time, "monotonic", lambda: now)
         log = Log("test", lambda line: lines.append(json.loads(line)))
         for _ in range(500):
             log.refused("rest", "invalid", "row 1: I1 is not a number")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import datetime
 import ipaddress
+import json
 import os
+import resource
 import signal
+import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +24,22 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from service import Load, Service, answered, eventually, predict_request, predictor, running, standing_in
+from service import (
+    Load,
+    Service,
+    answered,
+    eventually,
+    free_ports,
+    predict_request,
+    predictor,
+    running,
+    standing_in,
+)
 from standin import publish
 
-from clickline.config.sections import TlsSection
+from clickline.config.sections import ServeSection, TlsSection
 from clickline.errors import ClicklineError
-from clickline.stages.serve.access import check_certificate
+from clickline.service.access import server_tls
 
 pytestmark = pytest.mark.slow
 
@@ -136,6 +150,13 @@ class TestAnswers:
         assert shared.admin("/readyz").status_code == 200
         assert shared.admin("/debug").status_code == 404
 
+    def test_questions_about_what_is_served_have_an_end(self, shared: Service) -> None:
+        method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        with shared.channel() as channel, pytest.raises(grpc.RpcError) as caught:
+            list(channel.stream_stream(method)(iter([b""] * 1500), timeout=30))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert shared.version() == 5
+
     def test_metrics_count_over_all_processes(self, shared: Service) -> None:
         def by_code(metrics: dict[str, float], code: str, protocol: str) -> float:
             return metrics.get(f'clickline_requests_total{{code="{code}",protocol="{protocol}"}}', 0.0)
@@ -214,6 +235,7 @@ class TestVersions:
     def test_without_a_version_it_is_live_but_not_ready(self, tmp_path: Path) -> None:
         with standing_in(tmp_path) as service:
             assert service.wait_up()["version"] is None
+            assert len(service.log("nothing is published yet")) == 1
             assert refused(service, predict_request())[0] == "UNAVAILABLE"
             reply = service.post()
             assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
@@ -258,6 +280,68 @@ class TestFaults:
             assert other in service.workers() and victim not in service.workers()
             assert service.metrics()["clickline_worker_restarts_total"] == 1
 
+    def test_a_worker_that_hangs_is_replaced(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path, processes=2) as service:
+            service.wait_up()
+            victim, other = service.workers()
+            os.kill(victim, signal.SIGSTOP)
+            eventually(lambda: not running(victim))
+            eventually(lambda: service.metrics()["clickline_workers"] == 2)
+            assert other in service.workers()
+            (line,) = service.log("a worker process is ended")
+            assert line["reason"] == "it gives no sign of life"
+
+    def test_a_worker_that_cannot_be_started_for_a_while_is_started_later(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path) as service:
+            service.wait_up()
+            (victim,) = service.workers()
+            before = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (4, before[1]))
+            os.kill(victim, signal.SIGKILL)
+            eventually(lambda: len(service.log("a worker process cannot be started")) >= 2)
+            resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, before)
+            eventually(lambda: service.admin("/readyz").status_code == 200)
+            assert service.version() == 1
+
+    def test_a_service_whose_output_nobody_reads_goes_on(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1, seconds=1)
+        with standing_in(tmp_path) as service:
+            assert service.process.stdout is not None
+            service.process.stdout.close()
+            eventually(lambda: service.log("that the service is up could not be told"))
+            assert service.version() == 1
+            (victim,) = service.workers()
+            os.kill(victim, signal.SIGKILL)  # its supervisor still listens
+            eventually(lambda: service.metrics().get("clickline_worker_restarts_total") == 1)
+            eventually(lambda: service.admin("/readyz").status_code == 200)
+
+    def test_a_worker_that_cannot_do_what_it_is_told_leaves_its_place(self, tmp_path: Path) -> None:
+        """It would not hear anything any more, not even that it should stop."""
+        ports = dict(zip(("grpc_port", "http_port", "metrics_port"), free_ports(3), strict=True))
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "clickline.stages.serve.worker", str(theirs.fileno())]
+        hello = {
+            "slot": 0,
+            "serve": ServeSection(**ports).model_dump(mode="json"),
+            "names": ["ctr"],
+            "token": None,
+            "load": "standin:load",
+            "path": [str(Path(__file__).parent)],
+            "work": str(tmp_path),
+        }
+        with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
+            theirs.close()
+            ours.sendall(json.dumps(hello).encode() + b"\n")
+            ours.sendall(json.dumps({"do": "switch", "number": 9}).encode() + b"\n")
+            try:
+                said = process.communicate(timeout=60)[1]
+            finally:
+                process.kill()
+        assert process.returncode == 0
+        assert b"obeying the supervisor" in said
+
     def test_sigterm_lets_running_and_waiting_requests_end(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
         with standing_in(tmp_path) as service, concurrent.futures.ThreadPoolExecutor(4) as threads:
@@ -298,6 +382,46 @@ class TestFaults:
             assert time.monotonic() - began < 8
             assert slow.result()[0] in ("UNAVAILABLE", "CANCELLED")
             assert not any(map(running, pids))
+
+    @pytest.mark.parametrize("batching", [None, {"rows": 64, "wait": 1}])
+    def test_nothing_holds_up_the_end_but_answers(
+        self, tmp_path: Path, batching: dict[str, int] | None
+    ) -> None:
+        """Neither a request that was refused, nor one that is half here, nor who watches the health."""
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path, drain=30, batching=batching) as service:
+            service.wait_up()
+            assert refused(service, predict_request(name="other"))[0] == "NOT_FOUND"
+            assert refused(service, b"\xff\xff")[0] == "INVALID_ARGUMENT"
+            half = b"POST /v1/models/ctr:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+            with (
+                socket.create_connection(("127.0.0.1", service.http_port), timeout=20) as http,
+                socket.create_connection(("127.0.0.1", service.grpc_port), timeout=20) as silent,
+                service.channel() as channel,
+            ):
+                http.sendall(half)
+                silent.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5))
+                watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
+                assert next(watch).status == 1
+                began = time.monotonic()
+                service.process.send_signal(signal.SIGTERM)
+                assert [told.status for told in watch] == [2]  # told, and let go
+                assert b"503" in http.recv(65536)
+                assert service.process.wait(20) == 0
+            assert time.monotonic() - began < 8
+
+    def test_a_large_answer_that_is_computed_at_the_end_arrives_whole(self, tmp_path: Path) -> None:
+        publish(tmp_path / "versions", 1)
+        with standing_in(tmp_path, drain=20) as service:
+            service.wait_up()
+            with service.channel() as channel:
+                stream = channel.unary_unary("/tensorflow.serving.PredictionService/Predict").future(
+                    predict_request(300, rows=9000), timeout=30
+                )
+                eventually(lambda: service.begun() == 1)
+                service.process.send_signal(signal.SIGTERM)
+                assert answered(stream.result()) == 1
+            assert service.process.wait(20) == 0
 
     def test_a_second_signal_ends_at_once(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
@@ -441,16 +565,14 @@ def test_tls_and_token_guard_every_port(tmp_path: Path) -> None:
 def test_certificates_that_cannot_be_used_stop_the_start_in_words(tmp_path: Path) -> None:
     tls = TlsSection(certificate=str(tmp_path / "cert.pem"), key=str(tmp_path / "key.pem"))
     with pytest.raises(ClicklineError, match=r"serve\.tls\.certificate .*cert\.pem is not a file"):
-        check_certificate(tls)
+        server_tls(tls)
     certificate(tmp_path)
-    check_certificate(tls)
+    server_tls(tls)
     (tmp_path / "key.pem").write_text("no key")
     with pytest.raises(ClicklineError, match="cannot be used as certificate and key"):
-        check_certificate(tls)
+        server_tls(tls)
 
 
 def test_importing_the_worker_brings_no_torch() -> None:
     code = "import sys, clickline.stages.serve.worker as w; sys.exit('torch' in sys.modules)"
-    import sys
-
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clickline.artifacts.dataset import Dataset, concat
+from clickline.learner import batches as module
+from clickline.learner.batches import Batches, Position
 from clickline.records import EncodedRows, LabelledRows, SlotIds
-from clickline.stages.train import batches as module
-from clickline.stages.train.batches import Batches, Position
 from clickline.storage.stores import Storage
 
 
 @pytest.fixture
 def dataset(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
-    monkeypatch.setattr(module, "_WINDOW_ROWS", 6000)
+    monkeypatch.setattr(module, "WINDOW_ROWS", 6000)
     return Dataset.current(Storage(), str(prepared / ".clickline"))
 
 

@@ -15,6 +15,7 @@ uint64 column for each slot (a list where the slot may hold several values). A r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -306,5 +307,7 @@ class ShardWriter:
         )
 
     def abandon(self) -> None:
-        self._writer.close()
+        """Leave nothing; the disk may be full, which is why."""
+        with suppress(OSError):
+            self._writer.close()
         self._path.unlink(missing_ok=True)

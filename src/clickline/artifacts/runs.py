@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from clickline.artifacts.checkpoint import Checkpoint, open_checkpoint_folder, result_of
 from clickline.artifacts.manifest import MANIFEST
 from clickline.errors import ArtifactError
 
-__all__ = ["find_checkpoint"]
+__all__ = ["find_checkpoint", "make_newest"]
 
 
 def find_checkpoint(text: str | None, home: str) -> Checkpoint:
     """The checkpoint that a text names: its folder, a run's folder or the run's name in `home`, whose result is
-    meant (its newest checkpoint as long as it has none); None means the run that wrote a checkpoint last."""
+    meant (its newest checkpoint as long as it has none); None means the run that wrote a checkpoint last, or that
+    was taken anew since."""
     if text is None:
         return _newest(home)
     runs = Path(home, "runs")
@@ -26,6 +28,11 @@ def find_checkpoint(text: str | None, home: str) -> Checkpoint:
         f"{text} is no checkpoint and no run with one. Name a folder such as .clickline/runs/RUN or "
         f".clickline/runs/RUN/step-…; the runs in {home}, newest first: {there}."
     )
+
+
+def make_newest(checkpoint: Checkpoint) -> None:
+    """Let a checkpoint that was there already be the one that `find_checkpoint(None)` means."""
+    os.utime(checkpoint.folder / MANIFEST)
 
 
 def _newest(home: str) -> Checkpoint:

@@ -9,15 +9,20 @@ import typer
 import clickline
 from clickline.cli.check import check
 from clickline.cli.data import data
+from clickline.cli.down import down
 from clickline.cli.evaluate import evaluate
 from clickline.cli.init import init
+from clickline.cli.logs import logs
 from clickline.cli.lookup import lookup
+from clickline.cli.plan import plan
 from clickline.cli.predict import predict
 from clickline.cli.prepare import prepare
 from clickline.cli.publish import publish
 from clickline.cli.sample import sample
 from clickline.cli.serve import serve
+from clickline.cli.status import status
 from clickline.cli.train import train
+from clickline.cli.up import up
 from clickline.cli.versions import versions
 
 __all__ = ["app"]
@@ -55,6 +60,11 @@ def clickline_command(
 app.command()(init)
 app.command()(check)
 app.command()(sample)
+app.command()(up)
+app.command()(status)
+app.command()(logs)
+app.command()(down)
+app.command()(plan)
 app.command()(prepare)
 app.command()(train)
 app.command()(evaluate)

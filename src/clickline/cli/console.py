@@ -13,13 +13,29 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from clickline.errors import ClicklineError
-from clickline.progress import Progress, human_size
+from clickline.pipeline.board import Board, Work, figures
+from clickline.pipeline.wording import duration, stage_seconds, stage_words
+from clickline.progress import Progress, StageState, human_size
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = ["emit", "facts", "needing", "note", "table", "watching"]
+__all__ = [
+    "drawn",
+    "emit",
+    "fact_lines",
+    "facts",
+    "needing",
+    "note",
+    "result",
+    "stage_rows",
+    "table",
+    "watching",
+    "watching_stages",
+    "work_words",
+]
 
 LINE_SECONDS = 10.0
 
@@ -36,9 +52,20 @@ def note(message: str) -> None:
 
 def facts(named: Mapping[str, object]) -> None:
     """A few results, one a line."""
+    typer.echo("\n".join(fact_lines(named)))
+
+
+def fact_lines(named: Mapping[str, object]) -> list[str]:
     width = max(len(name) for name in named)
-    for name, value in named.items():
-        typer.echo(f"{name:<{width}}  {value}")
+    return [f"{name:<{width}}  {value}" for name, value in named.items()]
+
+
+def result(text: str, progress: Progress) -> None:
+    """Print a result while work goes on; above the picture, where there is one."""
+    if isinstance(progress, _Picture):
+        progress.say(text)
+    else:
+        typer.echo(text)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -47,6 +74,36 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
     for row in cells:
         typer.echo("   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+_MARKS = {
+    "waiting": ("·", "dim"),
+    "running": ("●", "cyan"),
+    "done": ("✓", "green"),
+    "skipped": ("=", "green"),
+    "refused": ("✗", "yellow"),
+    "failed": ("✗", "red"),
+    "stopped": ("■", "yellow"),
+}
+"""How the states of a stage are drawn."""
+
+
+def stage_rows(document: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """For each stage of a run its name, state, figures and time."""
+    rows = []
+    for name, stage in document.get("stages", {}).items():
+        seconds = stage_seconds(stage)
+        shown = "" if seconds is None or seconds < 0.05 else duration(seconds)
+        rows.append((name, stage["state"], stage_words(name, stage), shown))
+    return rows
+
+
+def work_words(work: Mapping[str, Any]) -> str:
+    """The piece of work that runs: rows, speed, share, time left."""
+    share = "" if work["share"] is None else f", {min(work['share'], 1):.0%}"
+    left = "" if work["seconds_left"] is None else f", about {duration(work['seconds_left'])} left"
+    told = f": {figures(work)}{share}{left}" if work["rows"] or work["bytes"] or work["note"] else ""
+    return f"{work['title']}{told}"
 
 
 @contextmanager
@@ -78,6 +135,18 @@ def watching(*, as_json: bool, quiet: bool) -> Iterator[Progress]:
         yield _Lines()
 
 
+@contextmanager
+def watching_stages(stages: Sequence[str], *, as_json: bool, quiet: bool) -> Iterator[Progress]:
+    """As `watching`, for a whole flow: on a terminal one picture of all its stages."""
+    if as_json or quiet:
+        yield _Notes()
+    elif sys.stdout.isatty() and sys.stderr.isatty():
+        with _Picture(stages) as picture:
+            yield picture
+    else:
+        yield _StageLines()
+
+
 class _Notes(Progress):
     """Only what is worth reading at any verbosity."""
 
@@ -85,43 +154,21 @@ class _Notes(Progress):
         note(message)
 
 
-class _Work:
-    """A piece of work that is watched: how far it is, how fast, how long it will take."""
+class _Work(Work):
+    """A piece of work that is watched."""
 
     def __init__(self, title: str, total_bytes: int | None, total_rows: int | None) -> None:
-        self.title = title
-        self.total_bytes = total_bytes
-        self.total_rows = total_rows
-        self.rows = 0
-        self.size = 0
-        self.note = ""
-        self.begun = self.told = time.monotonic()
-
-    @property
-    def done(self) -> int:
-        return self.rows if self.total_rows else self.size
-
-    @property
-    def total(self) -> int | None:
-        return self.total_rows or self.total_bytes
+        super().__init__(title, total_bytes, total_rows)
+        self.told = self.begun
 
     def figures(self) -> str:
-        seconds = max(time.monotonic() - self.begun, 1e-9)
-        parts = []
-        if self.rows:
-            parts.append(f"{self.rows:,} rows, {self.rows / seconds:,.0f} rows/s")
-        if self.size:
-            parts.append(f"{human_size(self.size)}, {human_size(self.size / seconds)}/s")
-        if self.note:
-            parts.append(self.note)
-        return ", ".join(parts) or "nothing yet"
+        return figures(self.to_json())
 
     def time_left(self) -> str:
-        if not self.total or not 0 < self.done < self.total:
+        work = self.to_json()
+        if not work["share"] or work["seconds_left"] is None:
             return ""
-        seconds = time.monotonic() - self.begun
-        left = seconds / self.done * (self.total - self.done)
-        return f", {self.done / self.total:.0%}, about {left:.0f} s left"
+        return f", {work['share']:.0%}, about {work['seconds_left']:.0f} s left"
 
 
 class _Watched(_Notes):
@@ -177,6 +224,110 @@ class _Lines(_Watched):
 
     def show_end(self, work: _Work) -> None:
         note(f"{work.title}: {work.figures()}, ended after {time.monotonic() - work.begun:.1f} s")
+
+
+class _StageLines(_Lines):
+    """And one when a stage has something new to tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._words: dict[str, str] = {}
+        self._stages = Board()
+
+    def stage(self, name: str, state: StageState, facts: Mapping[str, Any] | None = None) -> None:
+        with self._lock:
+            self._stages.stage(name, state, facts)
+            rows = {row[0]: row for row in stage_rows(self._stages.document())}
+            _, _, words, seconds = rows[name]
+            if state == "running":  # its time is no news
+                seconds = ""
+            told = ", ".join(part for part in (state, words, seconds) if part)
+            if told != self._words.get(name) and (words or state != "running"):
+                note(f"{name}: {told}")
+            self._words[name] = told
+
+
+class _Picture(_Notes):
+    """One line a stage: mark, name, figures, time; under the one that runs a bar."""
+
+    def __init__(self, stages: Sequence[str]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._board = Board(stages)
+        self._lock = threading.Lock()
+        self._live = Live(
+            get_renderable=self._draw,
+            console=Console(stderr=True),
+            refresh_per_second=4,
+            vertical_overflow="visible",
+        )
+
+    def __enter__(self) -> _Picture:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def stage(self, name: str, state: StageState, facts: Mapping[str, Any] | None = None) -> None:
+        with self._lock:
+            self._board.stage(name, state, facts)
+
+    def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
+        with self._lock:
+            self._board.begin(title, total_bytes=total_bytes, total_rows=total_rows)
+
+    def advance(self, *, rows: int = 0, size: int = 0) -> None:
+        with self._lock:
+            self._board.advance(rows=rows, size=size)
+
+    def note(self, figures: str) -> None:
+        with self._lock:
+            self._board.note(figures)
+
+    def end(self) -> None:
+        with self._lock:
+            self._board.end()
+
+    def say(self, message: str) -> None:
+        self._live.console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+    def _draw(self) -> RenderableType:
+        with self._lock:
+            return drawn(self._board.document())
+
+
+def drawn(document: Mapping[str, Any]) -> RenderableType:
+    """The picture of a run."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    lines: list[RenderableType] = []
+    for name, state, words, seconds in stage_rows(document):
+        mark, colour = _MARKS.get(state, ("?", ""))
+        line = Table.grid(padding=(0, 1), expand=True)
+        line.add_column(width=1)
+        line.add_column(width=8)
+        line.add_column(ratio=1, overflow="fold")
+        line.add_column(justify="right", no_wrap=True)
+        style = "dim" if state == "waiting" else ""
+        line.add_row(Text(mark, colour), Text(name, style), Text(words), Text(seconds, "dim"))
+        lines.append(line)
+        work = document.get("work")
+        if name == document.get("stage") and work is not None:
+            below = Table.grid(padding=(0, 1))
+            below.add_column(width=20)
+            below.add_column(overflow="ellipsis", no_wrap=True)
+            bar = ProgressBar(
+                total=1.0, completed=work["share"] or 0.0, width=20, pulse=work["share"] is None
+            )
+            below.add_row(bar, Text(work_words(work)))
+            lines.append(Padding(below, (0, 0, 0, 2)))
+    return Padding(Group(*lines), (0, 3, 0, 0))  # room for the ^C that a terminal writes
 
 
 class _Bars(_Watched):

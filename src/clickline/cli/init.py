@@ -34,4 +34,4 @@ def init(
         raise ConfigError([Mistake(str(target), 0, "", "exists already.", remedy)]) from None
     typer.echo(f"wrote {target} (preset {preset})")
     inside = "" if folder == Path() else f"cd {folder} && "
-    typer.echo(f"next: {inside}clickline sample --format {preset} --out data && clickline prepare")
+    typer.echo(f"next: {inside}clickline sample --format {preset} --out data && clickline up")

@@ -178,7 +178,8 @@ def _show(result: PredictResult) -> None:
         "requests": f"{result.requests:,} over {connections}"
         + (f"; sent again: {result.retried:,}" if result.retried else ""),
         "accuracy": _shown(measured.accuracy),
-        "AUC": _shown(measured.auc, 5),
+        "AUC": _shown(measured.auc, 5)
+        + ("" if result.best_auc is None else f"; the best reachable on these rows is {result.best_auc:.5f}"),
         "log loss": _shown(measured.logloss),
         "latency": ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in percentiles.items()),
         "throughput": f"{result.requests_per_second:,.1f} requests/s, {result.rows_per_second:,.0f} rows/s",

@@ -56,6 +56,7 @@ def publish(
                 "tombstones": body["tombstones"],
                 "bytes": result.version.size,
                 "current": result.move is not None,
+                "reused": result.reused,
                 "difference": result.difference,
                 "cost": dict(result.cost),
                 "seconds": result.seconds,
@@ -64,8 +65,11 @@ def publish(
         return
     kind = "base" if version.parent is None else f"delta of version {version.parent}"
     gone = f", {body['tombstones']:,} ids removed" if body["tombstones"] else ""
+    state = (", up to date" if result.reused else "") + (
+        ", current" if result.move else ", not current: see above"
+    )
     named: dict[str, object] = {
-        "version": f"{version.number}, {kind}" + (", current" if result.move else ", not current: see above"),
+        "version": f"{version.number}, {kind}{state}",
         "table": f"{body['rows']:,} rows{gone}, {body['precision']}, {body['shards']} shards",
         "size": human_size(version.size),
         "proof": f"{body['sample']['rows']} rows scored again, largest difference {result.difference:.1g}",

@@ -10,6 +10,7 @@ import typer
 
 from clickline.cli.console import facts, needing
 from clickline.cli.options import ConfigFile, Json, Overrides
+from clickline.pipeline.endpoint import endpoint
 
 if TYPE_CHECKING:
     from clickline.config import Config
@@ -59,27 +60,18 @@ def _document(config: Config, told: Up) -> dict[str, object]:
 
 
 def _show(config: Config, told: Up) -> None:
-    section = config.serve
-    scheme = "http" if section.tls is None else "https"
-    host = f"[{section.host}]" if ":" in section.host else section.host
     version = (
         "none is loaded yet: the current one is served once it is" if told.version is None else told.version
     )
+    where = endpoint(config, told.example)
     facts(
         {
-            "model": ", ".join((config.name, *section.aliases)),
+            "model": ", ".join((config.name, *config.serve.aliases)),
             "version": version,
-            "gRPC": f"{host}:{section.grpc_port}",
-            "HTTP": f"{scheme}://{host}:{section.http_port}",
-            "metrics": f"{scheme}://{host}:{section.metrics_port}/metrics",
+            "gRPC": where.grpc,
+            "HTTP": where.http,
+            "metrics": where.metrics,
             "processes": told.processes,
         }
     )
-    token = (
-        "" if section.token_file is None else f' -H "Authorization: Bearer $(head -n1 {section.token_file})"'
-    )
-    known = "" if section.tls is None else f" --cacert {section.tls.authority or section.tls.certificate}"
-    reached = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    url = f"{scheme}://{reached}:{section.http_port}/v1/models/{config.name}"
-    asked = url if told.example is None else f"{url}:predict -d '{json.dumps({'instances': [told.example]})}'"
-    typer.echo(f"\ntry it:\n  curl{known}{token} {asked}")
+    typer.echo(f"\ntry it:\n  {where.curl}")

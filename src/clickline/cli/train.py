@@ -33,12 +33,13 @@ def train(
                 "evaluation": None if result.evaluation is None else result.evaluation.to_json(),
                 "gate": result.verdict.to_json(),
                 "report": str(result.report),
+                "reused": result.reused,
                 "seconds": result.seconds,
             }
         )
         return
     named: dict[str, object] = {
-        "checkpoint": result.checkpoint.folder,
+        "checkpoint": f"{result.checkpoint.folder}{' (up to date)' if result.reused else ''}",
         "steps": f"{result.checkpoint.step:,}",
     }
     if measured is not None:

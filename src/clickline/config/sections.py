@@ -1131,7 +1131,9 @@ class FollowSection(Section):
         lt=1,
         description="Share of an hour's rows that the gate judges by before they are learned.",
     )
-    rate: float = Field(1.0, gt=0, le=10, description="Factor on all step sizes; they stay constant.")
+    rate: float = Field(
+        0.5, gt=0, le=10, description="Factor on all step sizes; they stay the same for ever."
+    )
     memory: Annotated[
         Literal["auto"] | Size,
         _as_type(["string", "integer"], f"auto, or at least 1MiB: {_BYTES}"),

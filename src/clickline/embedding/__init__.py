@@ -12,6 +12,7 @@ from clickline.embedding.optimizers import (
     Sgd,
 )
 from clickline.embedding.schedules import Constant, Cosine, Schedule, Settle, StepDrop
+from clickline.embedding.sizing import TableBytes, shadow_bytes, snapshot_bytes, table_bytes
 from clickline.embedding.snapshot import Saved, Snapshot, freeze, load, read_header, save
 from clickline.embedding.tables import Lookup, SlotReport, SlotShape, Tables
 
@@ -35,9 +36,13 @@ __all__ = [
     "SlotShape",
     "Snapshot",
     "StepDrop",
+    "TableBytes",
     "Tables",
     "freeze",
     "load",
     "read_header",
     "save",
+    "shadow_bytes",
+    "snapshot_bytes",
+    "table_bytes",
 ]

@@ -32,6 +32,7 @@ __all__ = [
     "IndexView",
     "RowsView",
     "address_of",
+    "entries_for",
     "erase_at",
     "has_room",
     "home_of",
@@ -52,6 +53,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MAX_LOAD = 0.8
 _GROWTH = 1.5
 _FIRST_CAPACITY = 64
+_SPARE = 64  # places beyond the capacity that are always there
 
 
 class IndexView(NamedTuple):
@@ -82,7 +84,7 @@ class Index:
         self.view = IndexView(*map(address, numbers))
         self._entries: list[NDArray[np.uint64]] = [np.zeros(0, dtype=np.uint64)] * SHARDS
         for shard in range(SHARDS):
-            self._move(shard, int(_FIRST_CAPACITY * _GROWTH ** (shard / SHARDS)), 0)
+            self._move(shard, _first_capacity(shard), 0)
 
     @property
     def size(self) -> int:
@@ -95,22 +97,36 @@ class Index:
     def reserve(self, shard: int, ids: int, coming: int = 0) -> None:
         """Make room for so many more ids in a shard, of which `coming` are only known to come later.
         Shards may ask at the same time."""
-        capacity = int(self.capacities_H[shard])
-        while self.used_H[shard] + ids + coming > _MAX_LOAD * capacity:
-            capacity = int(capacity * _GROWTH)
+        capacity = _grown(int(self.capacities_H[shard]), int(self.used_H[shard]) + ids + coming)
         if capacity > self.capacities_H[shard] or not has_room(self.view, shard, ids):
             self._move(shard, capacity, ids)
 
     def _move(self, shard: int, capacity: int, wanted: int) -> None:
         """Into a new array. An insert moves the end by at most one, so `wanted` of them stay inside."""
         overhang = max(0, int(self.ends_H[shard] - self.capacities_H[shard]))
-        size = capacity + 2 * (overhang + wanted) + 64
+        size = capacity + 2 * (overhang + wanted) + _SPARE
         entries = allocate(8 * size).view(np.uint64)
         self.ends_H[shard] = _spread(self.addresses_H[shard], self.ends_H[shard], address(entries), capacity)
         self.addresses_H[shard] = address(entries)
         self.capacities_H[shard] = capacity
         self.sizes_H[shard] = size
         self._entries[shard] = entries
+
+
+def entries_for(ids: int) -> int:
+    """Places that the shards have once so many ids came one after the other."""
+    return sum(_grown(_first_capacity(shard), ids / SHARDS) + _SPARE for shard in range(SHARDS))
+
+
+def _first_capacity(shard: int) -> int:
+    return int(_FIRST_CAPACITY * _GROWTH ** (shard / SHARDS))
+
+
+def _grown(capacity: int, ids: float) -> int:
+    """The capacity after it has grown, step by step, for so many ids."""
+    while ids > _MAX_LOAD * capacity:
+        capacity = int(capacity * _GROWTH)
+    return capacity
 
 
 @njit(cache=True, nogil=True, inline="always")

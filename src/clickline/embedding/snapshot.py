@@ -33,6 +33,7 @@ from clickline.embedding.tables import Tables
 from clickline.errors import ArtifactError
 
 __all__ = [
+    "MOST_SHADOWS",
     "Saved",
     "Snapshot",
     "SnapshotReader",
@@ -49,7 +50,7 @@ _READ_BYTES = 1 << 22
 _READ_ROWS = 1 << 15
 _WRITE_BYTES = 1 << 20
 _SYNC_BYTES = 1 << 26
-_MOST_SHADOWS = 6  # of the tables' memory with their shadows: a fifth of it without them
+MOST_SHADOWS = 6  # of the tables' memory with their shadows: a fifth of it without them
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Snapshot:
 
     def _is_crowded(self) -> bool:
         shadows = sum(table.shadow_bytes for table in self._tables.parts)
-        return shadows * _MOST_SHADOWS > self._tables.memory_bytes
+        return shadows * MOST_SHADOWS > self._tables.memory_bytes
 
     def _parts(self) -> Iterator[tuple[memoryview, int]]:
         """Bytes in the file's order, and how many rows they hold. A part is good until the next is asked for."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.admission import Admission
-from clickline.embedding.arena import Arena
+from clickline.embedding.arena import BLOCK_ROWS, Arena
 from clickline.embedding.batch import Bags, Dealt, count_shards, deal, find_rows, spread_rows
 from clickline.embedding.counting import FreeRows, NewRows, count_batch, fill_row
 from clickline.embedding.cut import TAGS, Shadows, copy_slice
@@ -34,6 +34,8 @@ from clickline.embedding.workers import Workers
 __all__ = ["Table", "TableLookup"]
 
 _PIECE = 1 << 14  # records placed at once; bounds what the index keeps free beyond its load
+_INDEX_BYTES = 15  # an id at the index's lowest load, just after it grew
+_STACK_BYTES = 8  # an id: a place on the stack of free rows, which doubles when it grows
 _SLICE = 1 << 12  # rows copied at once; bounds how long training waits for a snapshot
 
 
@@ -249,6 +251,16 @@ class Table:
     def memory_bytes(self) -> int:
         parts = (self._index, self._arena, self._candidates, self._shadows)
         return sum(part.memory_bytes for part in parts)
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the ids that are there need at most: their rows, a block that each shard has begun, the index."""
+        ids, candidates = int(self.ids_HS.sum()), int(self.candidates_HS.sum())
+        begun = SHARDS * BLOCK_ROWS
+        needed = (ids + begun) * (self._arena.stride + _STACK_BYTES) + (ids + candidates) * _INDEX_BYTES
+        if self._admission.shows > 1 or self._admission.probability < 1:
+            needed += (candidates + begun) * (self._candidates.stride + _STACK_BYTES)
+        return needed
 
     @property
     def shadow_bytes(self) -> int:

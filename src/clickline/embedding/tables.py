@@ -227,6 +227,12 @@ class Tables:
     def memory_bytes(self) -> int:
         return sum(table.memory_bytes for table in self.parts)
 
+    @property
+    def needed_bytes(self) -> int:
+        """What the ids that are there need. Follows from their number alone, unlike `memory_bytes`, which also
+        holds what was given back and waits for new ones."""
+        return sum(table.needed_bytes for table in self.parts)
+
     def report(self) -> tuple[SlotReport, ...]:
         """The state of every slot."""
         ids, candidates = self._by_slot()

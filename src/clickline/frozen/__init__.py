@@ -6,7 +6,7 @@ FrozenTables ──merged──▶ write_shards ──▶ a new base
 """
 
 from clickline.frozen.content import difference, merged, snapshot_blocks, snapshot_parts
-from clickline.frozen.format import ShardFile, write_shards
+from clickline.frozen.format import ShardFile, files_bytes, write_shards
 from clickline.frozen.lookup import GatherPlan, gather_plan, shards_of
 from clickline.frozen.rows import PartShape, Precision, RowBlock, row_bytes
 from clickline.frozen.tables import FrozenTables, pool
@@ -19,6 +19,7 @@ __all__ = [
     "RowBlock",
     "ShardFile",
     "difference",
+    "files_bytes",
     "gather_plan",
     "merged",
     "pool",

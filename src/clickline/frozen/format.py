@@ -46,7 +46,16 @@ from clickline.frozen.rows import (
     shard_bounds,
 )
 
-__all__ = ["MappedShard", "Piece", "Section", "ShardFile", "shard_name", "write_packed", "write_shards"]
+__all__ = [
+    "MappedShard",
+    "Piece",
+    "Section",
+    "ShardFile",
+    "files_bytes",
+    "shard_name",
+    "write_packed",
+    "write_shards",
+]
 
 FORMAT = 1
 _MAGIC = b"CLKFROZE"
@@ -57,6 +66,7 @@ _ROWS_A_BUCKET = 1
 _MOST_ROWS = 2**32 - 2  # a directory entry is 32 bits
 _PIECE_ROWS = 1 << 16  # read back at once to make the directory
 _PIECE_BUCKETS = 1 << 20
+_FOOTER_BYTES = 500  # about
 
 
 class Section(NamedTuple):
@@ -132,6 +142,12 @@ def write_packed(
             f"rows of part {piece.part} came out of order, or it is not one of {len(parts)}. Make the table again."
         )
     return tuple(writer.finish() for writer in writers)
+
+
+def files_bytes(parts: Sequence[PartShape], precision: Precision, shards: int, rows: Sequence[int]) -> int:
+    """About what the files of a table take together that has so many rows of each part."""
+    sections = _lay_out(parts, precision, [(-(-count // shards), 0) for count in rows])
+    return shards * ((sections[-1].end if sections else _PREAMBLE.size) + _FOOTER_BYTES + _TRAILER.size)
 
 
 def _pieces(

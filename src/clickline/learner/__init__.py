@@ -1,6 +1,7 @@
 """Sparse tables and a network as one model: built from a plan, learning batch by batch, scoring rows.
 
-Training on one machine, training on a cluster and evaluation share it; none of them sees config objects here.
+Training on one machine, training on a cluster and evaluation share it. Only `configured.py` sees config objects, to
+make a plan of them; everything else takes plain values.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from pathlib import Path
 
-__all__ = ["finds_ahead", "keep_memory"]
+__all__ = ["finds_ahead", "keep_memory", "memory_limit"]
 
 # After each piece of work OpenMP's threads spin for milliseconds in wait of the next, on the cores that the tables'
 # threads want now. It reads this when PyTorch is loaded; what the user has set stays.
@@ -31,3 +32,16 @@ def keep_memory() -> None:
 def finds_ahead(threads: int) -> bool:
     """Whether looking up the next batch beside the network's work pays: on two cores both only wait for each other."""
     return threads > 2
+
+
+def memory_limit() -> int:
+    """Bytes that this process may use: the machine's, or fewer where it runs in a container."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            whole = min(whole, int(text))
+    return whole

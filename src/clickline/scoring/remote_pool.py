@@ -2,7 +2,8 @@
 
 Each shard has replicas, and any of them can answer for it. A question goes to one replica of each shard at the same
 time. Another replica is asked at once when a connection fails, and also when the answer lets wait for it; the first
-answer counts. A replica that failed is asked last, and not at all after it has failed for a while, until a check of its
+answer counts. Only a share of all questions is asked twice for waiting: when all replicas are slow because they have too
+much to do, asking everything twice would make it worse. A replica that failed is asked last, and not at all after it has failed for a while, until a check of its
 own thread finds it well.
 """
 
@@ -32,6 +33,8 @@ _READY_SECONDS = 0.05  # and while somebody waits for a version
 _FAILED_CHECKS = 3  # in a row, before a replica is not asked any more
 _IDLE_SECONDS = 60.0  # below what servers allow
 _OWED_SECONDS = 5.0  # for an answer that nobody waits for
+_HEDGED = 0.1  # of all requests may be asked a second time for waiting
+_MOST_HEDGES = 32.0  # at once, after a time without any: a replica that hangs has several in its hands
 _NEVER = float("inf")
 
 Trouble = (OSError, Garbled)
@@ -55,6 +58,7 @@ class Stats:
     requests: int = 0  # to shards
     keys: int = 0
     hedges: int = 0  # asked another replica because one let wait
+    hedges_held_back: int = 0  # did not, because so many have been asked twice already
     failovers: int = 0  # asked another replica because one failed
     late_answers: int = 0  # dropped
     shards_lost: int = 0  # requests that no replica answered
@@ -126,6 +130,7 @@ class LookupPool:
         self._timeout = timeout
         self._hedge = hedge
         self._lock = threading.Lock()
+        self._hedges = _MOST_HEDGES  # that are allowed now
         self._changed = threading.Condition()
         self._requests = itertools.count(1)
         self._turns = [
@@ -220,8 +225,12 @@ class LookupPool:
                 if question.answer is None and question.hedge_at <= now < deadline:
                     for replica, _ in question.asked.values():
                         replica.suspect(f"no answer within {self._hedge * 1e3:.0f} ms")
-                    counted.hedges += 1
-                    self._ask_next(question, poller, deadline, counted)
+                    if self._may_hedge():
+                        counted.hedges += 1
+                        self._ask_next(question, poller, deadline, counted)
+                    else:
+                        counted.hedges_held_back += 1
+                        question.hedge_at = _NEVER
             waiting = [question for question in waiting if question.answer is None and question.asked]
         for question in waiting:
             for replica, _ in question.asked.values():
@@ -248,6 +257,14 @@ class LookupPool:
     def count(self, stats: Stats) -> None:
         with self._lock:
             self.stats.add(stats)
+            self._hedges = min(self._hedges + _HEDGED * stats.requests, _MOST_HEDGES)
+
+    def _may_hedge(self) -> bool:
+        with self._lock:
+            if self._hedges < 1:
+                return False
+            self._hedges -= 1
+            return True
 
     def _all(self) -> list[_Replica]:
         return [replica for replicas in self._replicas for replica in replicas]
@@ -464,7 +481,7 @@ class _Replica:
                     told = connection.status(self.checks, self._check_timeout)
                 self._check_shard(told)
                 self._learn(told)
-            except Trouble as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, the next check may find it well
                 if connection is not None:
                     connection.close()
                     connection = None

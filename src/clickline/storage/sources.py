@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from typing import Protocol
+from typing import Literal, Protocol
 
 from clickline.errors import ConfigError, HourNotReady, Mistake, SourceNotFound
 from clickline.progress import Progress
@@ -20,7 +20,16 @@ from clickline.storage.patterns import fixed_part, is_glob, literal
 from clickline.storage.redaction import shown
 from clickline.storage.stores import Storage
 
-__all__ = ["Clock", "DateRange", "SystemClock", "resolve"]
+__all__ = [
+    "Clock",
+    "DateRange",
+    "SystemClock",
+    "hour_files",
+    "hour_is_complete",
+    "hour_label",
+    "hour_step",
+    "resolve",
+]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _POLL_SECONDS = 10.0
@@ -60,7 +69,9 @@ class DateRange:
         first = _hour_number("from", self.first, 0)
         if self.last is None:
             raise _wrong_date(
-                "to", "is missing. Only `clickline up --follow` can do without it.", "Give the last date or hour."
+                "to",
+                "is missing. Only `clickline up --follow` can do without it.",
+                "Give the last date or hour.",
             )
         last = _hour_number("to", self.last, 23)
         if last < first:
@@ -83,7 +94,7 @@ class _Period:
 
     @property
     def label(self) -> str:
-        return f"{_EPOCH + timedelta(hours=self.hour):{'%Y%m%d' if self.daily else '%Y%m%d/%H'}}"
+        return hour_label(self.hour, 24 if self.daily else 1)
 
 
 def resolve(
@@ -105,15 +116,73 @@ def resolve(
     expected = [period for of_pattern in periods.values() for period in of_pattern]
     _await(storage, expected, donefile, wait_seconds, progress, clock or SystemClock())
 
-    found: dict[str, SourceFile] = {}
+    found: list[SourceFile] = []
     for pattern, of_pattern in periods.items():
         files = _dated_files(storage, of_pattern, donefile, progress) if of_pattern else storage.list(pattern)
         files = [file for file in files if not _is_donefile(file, donefile)]
         if not files:
             raise SourceNotFound(_nothing_found(storage, pattern))
-        for file in files:
-            found.setdefault(os.path.realpath(file.uri) if storage.is_local(file.uri) else file.uri, file)
+        found += files
+    return _each_once(storage, found)
+
+
+def _each_once(storage: Storage, files: list[SourceFile]) -> list[SourceFile]:
+    found: dict[str, SourceFile] = {}
+    for file in files:
+        found.setdefault(os.path.realpath(file.uri) if storage.is_local(file.uri) else file.uri, file)
     return sorted(found.values(), key=lambda file: (-1 if file.hour is None else file.hour, file.uri))
+
+
+# ── one hour after the other ───────────────────────────────────────────────────────────────────
+
+
+def hour_step(patterns: Sequence[str]) -> Literal[1, 24]:
+    """Hours between two periods of {date}/{hour} patterns: 1, or 24 where they have no {hour}."""
+    remedy = "Give {date}/{hour} patterns, such as logs/{date}/{hour}/*, all hourly or all daily."
+    for pattern in patterns:
+        if "{date}" not in pattern:
+            problem = (
+                f"holds {_told(pattern)}, which has no {{date}}: hours that arrive cannot be told apart."
+            )
+            raise ConfigError([Mistake("", 0, "data.train", problem, remedy)])
+    steps: set[Literal[1, 24]] = {1 if "{hour}" in pattern else 24 for pattern in patterns}
+    if len(steps) > 1:
+        problem = "mixes patterns with {hour} and without: a day's files are not part of an hour."
+        raise ConfigError([Mistake("", 0, "data.train", problem, remedy)])
+    return steps.pop() if steps else 1
+
+
+def hour_label(hour: int, step: int) -> str:
+    """How a period is written: 20260101/03, or 20260101 for a day."""
+    return f"{_EPOCH + timedelta(hours=hour):{'%Y%m%d' if step == 24 else '%Y%m%d/%H'}}"
+
+
+def hour_is_complete(storage: Storage, patterns: Sequence[str], donefile: str | None, hour: int) -> bool:
+    """Whether the hour, or day, that begins at `hour` is there in all patterns; StorageError if nobody can say."""
+    return all(_ready(storage, period, donefile) for period in _periods_of_hour(patterns, hour))
+
+
+def hour_files(
+    storage: Storage, patterns: Sequence[str], donefile: str | None, hour: int, progress: Progress
+) -> list[SourceFile]:
+    """The files of one hour or day, none of them the donefile; HourNotReady when it is not complete."""
+    periods = _periods_of_hour(patterns, hour)
+    for period in periods:
+        if not _ready(storage, period, donefile):
+            lacking = f"its donefile {donefile}" if donefile else "its folder"
+            raise HourNotReady(
+                f"{period.label} of {_told(period.source)} is not complete: {lacking} is missing. "
+                "Wait until it has arrived."
+            )
+    return _each_once(storage, _dated_files(storage, periods, donefile, progress))
+
+
+def _periods_of_hour(patterns: Sequence[str], hour: int) -> list[_Period]:
+    label = hour_label(hour, hour_step(patterns))
+    return [period for pattern in patterns for period in _periods(pattern, DateRange(label, label))]
+
+
+# ── periods ────────────────────────────────────────────────────────────────────────────────────
 
 
 def _periods(pattern: str, dates: DateRange | None) -> Iterator[_Period]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import socket
 import ssl
 import threading
@@ -13,12 +12,15 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from clickline.errors import RequestRefused
+from clickline.service.access import Guard
 from clickline.stages.lookup.server import LookupServer
 from clickline.stages.lookup.versions import Follower, OpenVersions
 
 __all__ = ["Admin", "exposition"]
 
 _REQUEST_SECONDS = 10.0
+_MOST_AT_ONCE = 256  # requests
 
 
 def exposition(server: LookupServer, versions: OpenVersions, follower: Follower) -> bytes:
@@ -54,15 +56,16 @@ class Admin:
 
     def __init__(
         self,
-        host: str,
-        port: int,
-        token: str | None,
+        listening: socket.socket,
+        guard: Guard,
         tls: ssl.SSLContext | None,
         metrics: Callable[[], bytes],
         missing: Callable[[], str | None],
     ) -> None:
-        """`missing` says why lookups would not be answered, None when they would."""
-        expected = None if token is None else f"Bearer {token}".encode()
+        """`listening`: a socket that is bound; it is closed with this. `missing` says why lookups would not be
+        answered, None when they would."""
+
+        places = threading.BoundedSemaphore(_MOST_AT_ONCE)
 
         class Handler(BaseHTTPRequestHandler):
             timeout = _REQUEST_SECONDS
@@ -75,13 +78,13 @@ class Admin:
                     self._respond(200 if why is None else 503, f"{why or 'ready'}\n".encode())
                 elif self.path != "/metrics":
                     self._respond(404, b"There is /metrics, /healthz and /readyz.\n")
-                elif expected is None or hmac.compare_digest(self._authorization(), expected):
-                    self._respond(200, metrics())
                 else:
-                    self._respond(401, b"The bearer token is missing or wrong.\n")
-
-            def _authorization(self) -> bytes:
-                return self.headers.get("Authorization", "").encode(errors="replace")
+                    try:
+                        guard.check(self.headers.get("Authorization", "").encode("latin-1"))
+                    except RequestRefused as refused:
+                        self._respond(401, f"{refused}\n".encode())
+                    else:
+                        self._respond(200, metrics())
 
             def _respond(self, status: int, body: bytes) -> None:
                 self.send_response(status)
@@ -95,7 +98,20 @@ class Admin:
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            address_family = listening.family
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                """In a thread of its own: a bounded number of them, whoever connects."""
+                if places.acquire(blocking=False):
+                    super().process_request(request, client_address)
+                else:
+                    self.shutdown_request(request)
+
+            def process_request_thread(self, request: Any, client_address: Any) -> None:
+                try:
+                    super().process_request_thread(request, client_address)
+                finally:
+                    places.release()
 
             def finish_request(self, request: Any, client_address: Any) -> None:
                 """In the request's own thread, so that a slow handshake holds up nobody else."""
@@ -108,7 +124,10 @@ class Admin:
             def handle_error(self, request: Any, client_address: Any) -> None:
                 """A client that went away."""
 
-        self._server = Server((host, port), Handler)
+        self._server = Server(listening.getsockname(), Handler, bind_and_activate=False)
+        self._server.socket.close()
+        self._server.socket = listening
+        self._server.server_activate()
         self._thread = threading.Thread(target=self._server.serve_forever, name="admin", daemon=True)
 
     def start(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import ipaddress
 import signal
 import socket
 import ssl
@@ -19,10 +18,11 @@ from clickline.artifacts.manifest import fingerprint
 from clickline.artifacts.version import Verifier
 from clickline.config import Config
 from clickline.config.sections import ServeSection
-from clickline.errors import ClicklineError
 from clickline.intake.stores import registry_of
+from clickline.service.access import Guard, exposure, read_token, server_tls
+from clickline.service.log import Log
+from clickline.service.ports import address, bound_socket, raise_file_limit
 from clickline.stages.lookup.admin import Admin, exposition
-from clickline.stages.lookup.log import Log
 from clickline.stages.lookup.server import LookupServer
 from clickline.stages.lookup.versions import Follower, OpenVersions, ShardFiles
 
@@ -49,11 +49,12 @@ def lookup(
     """Serve until SIGTERM or SIGINT, which lets running requests end. `up` is called once the port is open; by
     default that is `serve.lookup_port`, 0 means any."""
     section = config.serve
-    log = Log(shard)
-    warning = _exposure(section)
+    raise_file_limit()
+    log = Log(f"lookup, shard {shard}")
+    warning = exposure(section)
     if warning:
         log.say("exposed", "warning", message=warning)
-    token, tls = _token(section), _tls(section)
+    token, tls = read_token(section.token_file), server_tls(section.tls)
     registry = registry_of(config)
     copies = Path(config.cache.dir, "lookup", fingerprint({"registry": registry.uri}), str(shard))
     files = ShardFiles(registry, shard, copies, Verifier())
@@ -61,7 +62,9 @@ def lookup(
     versions = OpenVersions(shard)
     follower = Follower(files, versions, section.poll, log)
     with ExitStack() as held, _Signals() as signals:
-        listening = held.enter_context(_listening(section, section.lookup_port if port is None else port))
+        listening = held.enter_context(
+            bound_socket(section.host, section.lookup_port if port is None else port, "lookup_port")
+        )
         server = LookupServer(versions, listening, log, token=token, tls=tls)
         admin = _admin(section, token, tls, server, versions, follower)
         held.callback(admin.close)
@@ -110,26 +113,10 @@ class _Signals:
 def _up(listening: socket.socket, versions: OpenVersions) -> Up:
     host, port = listening.getsockname()[:2]
     opened = versions.open.get(versions.current or 0)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    where = address(host, port)
     if opened is None:
-        return Up(address, versions.shard, versions.shards, None, 0, 0)
-    return Up(address, versions.shard, versions.shards, opened.number, opened.rows, opened.bytes)
-
-
-def _listening(section: ServeSection, port: int) -> socket.socket:
-    host = section.host
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-        except BaseException:
-            bound.close()
-            raise
-    except OSError as error:
-        raise _taken("lookup_port", host, port, error) from error
-    return bound
+        return Up(where, versions.shard, versions.shards, None, 0, 0)
+    return Up(where, versions.shard, versions.shards, opened.number, opened.rows, opened.bytes)
 
 
 def _admin(
@@ -148,58 +135,5 @@ def _admin(
     def metrics() -> bytes:
         return exposition(server, versions, follower)
 
-    try:
-        return Admin(section.host, section.metrics_port, token, tls, metrics, missing)
-    except OSError as error:
-        raise _taken("metrics_port", section.host, section.metrics_port, error) from error
-
-
-def _taken(key: str, host: str, port: int, error: OSError) -> ClicklineError:
-    return ClicklineError(
-        f"serve.{key}: {host}:{port} cannot be listened on: {error.strerror or error}. Stop what uses it, or choose "
-        f"another port by --set serve.{key}=…"
-    )
-
-
-def _token(section: ServeSection) -> str | None:
-    if section.token_file is None:
-        return None
-    try:
-        token = Path(section.token_file).read_text().partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ClicklineError(f"serve.token_file {section.token_file} cannot be read: {error}.") from error
-    if not token:
-        raise ClicklineError(
-            f"the first line of serve.token_file {section.token_file} is empty. Put the token there."
-        )
-    return token
-
-
-def _tls(section: ServeSection) -> ssl.SSLContext | None:
-    if section.tls is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(section.tls.certificate, section.tls.key)
-    except OSError as error:  # SSLError is one
-        raise ClicklineError(
-            f"serve.tls: {section.tls.certificate} with the key {section.tls.key} cannot be used: {error}. Both are "
-            "PEM files; the key belongs to the first certificate."
-        ) from error
-    return context
-
-
-def _exposure(section: ServeSection) -> str | None:
-    """A warning when others than this machine can reach the port without TLS or a token."""
-    try:
-        loopback = ipaddress.ip_address(section.host).is_loopback
-    except ValueError:
-        loopback = section.host == "localhost"
-    given = {"serve.tls": section.tls, "serve.token_file": section.token_file}
-    missing = [key for key, value in given.items() if value is None]
-    if loopback or not missing:
-        return None
-    return (
-        f"serve.host is {section.host}: other machines can reach the ports, and {' and '.join(missing)} "
-        f"{'is' if len(missing) == 1 else 'are'} not set. Set them, or keep the ports behind a firewall."
-    )
+    listening = bound_socket(section.host, section.metrics_port, "metrics_port")
+    return Admin(listening, Guard(token), tls, metrics, missing)

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from clickline.stages.lookup.log import Log
+from clickline.service.log import Log
 from clickline.stages.lookup.versions import OpenVersion, OpenVersions
 from clickline.wire.frames import (
     HELLO,
@@ -128,19 +128,29 @@ class LookupServer:
             except OSError as error:
                 if self.draining:
                     return
-                self._log.say("a connection was not accepted", "warning", message=str(error))
+                self._log.sparingly("a connection was not accepted", "warning", message=str(error))
                 time.sleep(0.1)  # out of file descriptors: others must end first
                 continue
             if len(self._connections) >= _MOST_CONNECTIONS:
                 self.turned_away += 1
-                self._log.say("too many connections", "warning", allowed=_MOST_CONNECTIONS)
+                self._log.sparingly("too many connections", "warning", allowed=_MOST_CONNECTIONS)
                 accepted.close()
                 continue
             connection = _Connection(accepted, f"{peer[0]}:{peer[1]}", self._versions, self._token, self._tls)
             thread = threading.Thread(target=self._serve, args=(connection,), name="connection", daemon=True)
             with self._lock:
                 self._connections[thread] = connection
-            thread.start()
+            try:
+                thread.start()
+            except (
+                RuntimeError
+            ) as error:  # the system gives no more threads: this one goes, others may come later
+                with self._lock:
+                    del self._connections[thread]
+                connection.close()
+                self.turned_away += 1
+                self._log.sparingly("a connection was not accepted", "error", message=str(error))
+                continue
             if self.draining:  # `stop` may have missed it
                 connection.end_reading()
 
@@ -149,14 +159,16 @@ class LookupServer:
             connection.converse(self._describe)
         except Garbled as error:
             self.garbled += 1
-            self._log.say("a connection was ended", "warning", peer=connection.peer, reason=str(error))
+            self._log.sparingly("a connection was ended", "warning", peer=connection.peer, reason=str(error))
         except OSError as error:
             # The other side is gone, silent for too long, or speaks no TLS.
             if isinstance(error, ssl.SSLError):
                 self.garbled += 1
-                self._log.say("a connection was ended", "warning", peer=connection.peer, reason=str(error))
+                self._log.sparingly(
+                    "a connection was ended", "warning", peer=connection.peer, reason=str(error)
+                )
         except Exception as error:  # noqa: BLE001 - a bug that one request meets ends one connection
-            self._log.say("a request failed", "error", peer=connection.peer, message=repr(error))
+            self._log.sparingly("a request failed", "error", peer=connection.peer, message=repr(error))
         finally:
             connection.close()
             with self._lock:
@@ -227,9 +239,11 @@ class _Connection:
             time_limit = struct.pack("ll", int(limit), int(limit % 1 * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, option, time_limit)
 
-    def _next(self) -> Frame | None:
-        """The next frame; None when the other side has ended."""
+    def _next(self, until: float = float("inf")) -> Frame | None:
+        """The next frame; None when the other side has ended. Bytes that come one by one do not stretch `until`."""
         while (frame := self._inbox.frame()) is None:
+            if time.monotonic() > until:
+                raise Garbled("no hello in time")
             if not self._inbox.receive(self._socket):
                 if not self._inbox.empty:
                     raise Garbled("the connection ended in the middle of a frame")
@@ -237,7 +251,7 @@ class _Connection:
         return frame
 
     def _greet(self, describe: Callable[[], dict[str, object]]) -> bool:
-        frame = self._next()
+        frame = self._next(time.monotonic() + _HELLO_SECONDS)
         if frame is None:
             return False
         given = read_hello(frame, self._inbox.body())

@@ -20,7 +20,7 @@ from clickline.artifacts.version import Verifier, Version
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.frozen import FrozenTables
 from clickline.frozen.format import shard_name
-from clickline.stages.lookup.log import Log
+from clickline.service.log import Log
 from clickline.wire.frames import LOOKUP_ROWS_AT
 
 __all__ = ["Follower", "OpenVersion", "OpenVersions", "ShardFiles"]

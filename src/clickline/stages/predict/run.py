@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from clickline.client import Client, ModelInfo, Prediction
@@ -78,6 +79,7 @@ class PredictResult:
     requests: int
     retried: int  # requests that were sent again
     metrics: Metrics
+    best_auc: float | None  # of the true probabilities, which only a synthetic log comes with
     bad: Mapping[str, int]  # rows that were left out, by reason
     latency: Latency
     seconds: float  # of the whole run, without warming up
@@ -164,6 +166,7 @@ def predict(
         len(measured.seconds),
         sum(client.retried for client in clients),
         measured.metrics(),
+        None if requests is not None or logs.bad else _reachable_auc(files),
         dict(logs.bad),
         _latency(measured.seconds),
         seconds,
@@ -318,6 +321,20 @@ class _Measured:
         self._counts.add(*(column[:rows] for column in whole))
         self._waiting = [tuple(column[rows:] for column in whole)]
         self._rows -= rows
+
+
+def _reachable_auc(files: Sequence[SourceFile]) -> float | None:
+    """The AUC of the probabilities that `clickline sample` drew the clicks with; None for any other log."""
+    counts = Counts()
+    for file in files:
+        log = Path(file.uri)
+        truth = log.with_name(f"{log.stem}.truth.parquet")
+        if not Storage.is_local(file.uri) or not truth.exists():
+            return None
+        table = pq.read_table(truth)
+        label_B = table.column("label").to_numpy().astype(np.float32)
+        counts.add(label_B, np.ones_like(label_B), table.column("p").to_numpy())
+    return counts.metrics().auc
 
 
 def _accuracy(sent: Batch, probability_B: NDArray[np.float32]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clickline.features import FeatureSpec, SlotField
-from clickline.features.columns import numbers, without
+from clickline.features.columns import nothing, numbers, without
 from clickline.intake.inputs import Inputs, in_order
 from clickline.progress import Progress
 from clickline.records import Block
@@ -23,7 +23,10 @@ def measure(inputs: Inputs, features: FeatureSpec, threads: int, progress: Progr
         raw = inputs.reader.parse(block)
         found = {}
         for column in columns:
-            values_B, _ = numbers(without(raw.columns[column], features.missing), column, raw.rows)
+            there = raw.columns.get(
+                column, nothing(raw.rows)
+            )  # logs of another format than the fields are for
+            values_B, _ = numbers(without(there, features.missing), column, raw.rows)
             found[column] = Numbers.of(values_B, number)
         return raw.rows, found
 

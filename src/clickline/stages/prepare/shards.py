@@ -120,8 +120,9 @@ class Maker:
         bad: list[BadRow] = []
         waiting: list[LabelledRows] = []
         size = 0
-        writer = ShardWriter(temporary, features)
+        writer: ShardWriter | None = None
         try:
+            writer = ShardWriter(temporary, features)
             for source, block in group.blocks:
                 if self.stop.is_set():
                     raise _Stopped
@@ -138,7 +139,9 @@ class Maker:
             writer.write(waiting)
             shard = writer.close(f"{name}.parquet")
         except BaseException as error:
-            writer.abandon()
+            if writer is not None:
+                writer.abandon()
+            temporary.unlink(missing_ok=True)
             if isinstance(error, OSError):
                 raise StorageError(
                     f"could not write {temporary}: {error.strerror or error}. Finished shards are kept: "

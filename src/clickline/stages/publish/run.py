@@ -61,9 +61,10 @@ class PublishResult:
     """A version that servers can use."""
 
     version: Version
-    move: Move | None  # None: another version is pinned, so this one waits
+    move: Move | None  # that made it current; None: it waits, for another is pinned or was gone back to
     difference: float  # largest, of the sample's scores from the checkpoint's
     cost: Mapping[str, Any]
+    reused: bool  # it was there already
     seconds: float
 
 
@@ -76,20 +77,29 @@ def publish(
     reason: str = "published",
 ) -> PublishResult:
     """Publish a checkpoint that passed its gate, by default the newest run's. `model` is what `find_checkpoint`
-    takes; `base` asks for a version that depends on no other."""
+    takes; `base` asks for a version that depends on no other.
+
+    When the current version, or the newest one, was made of this checkpoint in the same way and is whole, it is
+    returned as it is. If the newest was never current (a publisher was killed, or lost a race), the pointer moves to
+    it now. If it was, and somebody went back to another since, the pointer stays there: that was a decision, and
+    the same model published again is no reason to undo it. How to make it current is said.
+    """
     began = time.monotonic()
     progress = progress or Progress()
     checkpoint = find_checkpoint(model, config.home)
     report = _passed(checkpoint)
+    registry = registry_of(config)
+    found = _published(config, registry, checkpoint, base)
+    if found is not None:
+        move = _make_current(registry, found, reason, progress)
+        body = found.body
+        return PublishResult(
+            found, move, body["sample"]["difference"], body["cost"], True, time.monotonic() - began
+        )
     file = config.model.file
     opened = open_checkpoint(checkpoint, cores(), None if file is None else Path(file))
     dataset = Dataset.open(Storage(), dataset_folder(config.home, checkpoint.body["dataset"]))
-    origin = {
-        "checkpoint": f"{checkpoint.folder.parent.name}/{checkpoint.folder.name}",
-        "step": checkpoint.step,
-        "tables_sha256": checkpoint.body["tables_sha256"],
-        "dataset": dataset.id,
-    }
+    origin = _origin(checkpoint)
     rows = next(_rows(dataset, max(config.publish.sample, 4096)))
     release = Release(opened, checkpoint.tables, origin, resolved(config), report, rows)
     quantised = (config.publish.precision, config.publish.dense) != ("fp32", "fp32")
@@ -133,23 +143,87 @@ def publish_release(
         body |= _prove(config, registry, release, body, chain, draft, cost_rows)
         known = {shard.name: shard.sha256 for shard in shards}
         version = draft.commit(body, known)
-    move = None
-    if before is None or not before.pinned:
-        try:
-            move = registry.move(version.number, reason, after=before)
-        except RegistryMoved as error:
-            raise RegistryMoved(
-                f"version {version.number} is stored, but it was not made current: {error} "
-                f"`clickline versions rollback --to {version.number}` makes it current."
-            ) from error
-    else:
+    move = _move(registry, version, before, reason, progress)
+    sample = body["sample"]
+    return PublishResult(version, move, sample["difference"], body["cost"], False, time.monotonic() - began)
+
+
+def _move(
+    registry: Registry, version: Version, before: Move | None, reason: str, progress: Progress
+) -> Move | None:
+    """Make a version current, unless another is pinned."""
+    if before is not None and before.pinned:
         progress.say(
             f"version {version.number} waits: version {before.version} is pinned "
             f"({before.reason}). `clickline versions unpin`, then `clickline versions rollback --to "
             f"{version.number}`, makes it current."
         )
-    sample = body["sample"]
-    return PublishResult(version, move, sample["difference"], body["cost"], time.monotonic() - began)
+        return None
+    try:
+        return registry.move(version.number, reason, after=before)
+    except RegistryMoved as error:
+        raise RegistryMoved(
+            f"version {version.number} is stored, but it was not made current: {error} "
+            f"`clickline versions rollback --to {version.number}` makes it current."
+        ) from error
+
+
+# ── what was published before ──────────────────────────────────────────────────────────────────
+
+
+def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "checkpoint": f"{checkpoint.folder.parent.name}/{checkpoint.folder.name}",
+        "step": checkpoint.step,
+        "tables_sha256": checkpoint.body["tables_sha256"],
+        "dense_sha256": checkpoint.body["dense_sha256"],
+        "dataset": checkpoint.body["dataset"],
+    }
+
+
+def _published(config: Config, registry: Registry, checkpoint: Checkpoint, base: bool) -> Version | None:
+    """The current version, or the newest, if it is what would be made of the checkpoint now."""
+    pointer, numbers = registry.current(), registry.numbers()
+    wanted = [] if pointer is None else [pointer.version]
+    for number in dict.fromkeys([*wanted, *numbers[-1:]]):
+        try:
+            version = registry.version(number)
+            if not _made_of(version.body, checkpoint, config) or (base and version.parent is not None):
+                continue
+            registry.check(version)
+            for one in registry.chain(version):
+                registry.verify(one, _local(config, registry, one))
+        except ArtifactError:  # damaged: it is made anew, and whoever could build on it says why it does not
+            continue
+        return version
+    return None
+
+
+def _made_of(body: Mapping[str, Any], checkpoint: Checkpoint, config: Config) -> bool:
+    """Whether a version is of this checkpoint, packed as the config says."""
+    publish = config.publish
+    return (
+        {name: value for name, value in body["model"].items() if name != "snapshot"} == _origin(checkpoint)
+        and body["calibration"] == checkpoint.body.get("calibration")
+        and (body["precision"], body["dense"], body["shards"])
+        == (publish.precision, publish.dense, publish.shards)
+        and body["sample"].get("asked") == publish.sample
+    )
+
+
+def _make_current(registry: Registry, version: Version, reason: str, progress: Progress) -> Move | None:
+    """Say that a version is up to date, and move the pointer to it if it was never there."""
+    progress.say(f"version {version.number} is up to date: same model, packed the same way")
+    pointer = registry.current()
+    if pointer is not None and pointer.version == version.number:
+        return pointer
+    if pointer is None or pointer.pinned or pointer.highest < version.number:
+        return _move(registry, version, pointer, reason, progress)
+    progress.say(
+        f"version {version.number} is not current: version {pointer.version} is, since {pointer.at} "
+        f"({pointer.reason}). `clickline versions rollback --to {version.number}` makes it current."
+    )
+    return None
 
 
 # ── what to publish ────────────────────────────────────────────────────────────────────────────
@@ -158,6 +232,11 @@ def publish_release(
 def _passed(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The report of the run, which must have passed its gate with this very checkpoint."""
     path = checkpoint.folder.parent / "report.json"
+    if checkpoint.body["dataset"] is None:
+        raise GateRefused(
+            f"{checkpoint.folder} belongs to `clickline up --follow`, which judges and publishes each hour by "
+            "itself. Name the run to publish with --model."
+        )
     if not path.exists():
         raise GateRefused(
             f"{checkpoint.folder} was not judged yet: its run has no report. Run `clickline train` to its end."
@@ -322,7 +401,12 @@ def _prove(
             )
         write_sample(draft.folder, sample.encoded, found_B)
         return {
-            "sample": {"rows": sample.rows, "tolerance": allowed, "difference": gap},
+            "sample": {
+                "asked": config.publish.sample,
+                "rows": sample.rows,
+                "tolerance": allowed,
+                "difference": gap,
+            },
             "cost": _cost(release, scorer, list(cost_rows)),
         }
     finally:

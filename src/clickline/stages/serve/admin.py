@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from clickline.errors import RequestRefused
-from clickline.stages.serve.access import Guard
+from clickline.service.access import Guard
 from clickline.stages.serve.http_server import respond
 
 __all__ = ["admin_app"]

@@ -73,7 +73,7 @@ Done = Callable[[Outcome | RequestRefused], None]
 class Job:
     """A request on its way."""
 
-    __slots__ = ("arrived", "call", "deadline", "done", "encoded", "gone", "lease", "work")
+    __slots__ = ("arrived", "call", "deadline", "done", "encoded", "gone", "lease", "over", "work")
 
     def __init__(self, work: Work, deadline: float | None, done: Done) -> None:
         self.work = work
@@ -81,6 +81,7 @@ class Job:
         self.done = done
         self.arrived = monotonic()
         self.gone = False  # nobody waits for the answer any more
+        self.over = False  # `done` was told
         self.lease: Lease | None = None
         self.call: CallLike | None = None
         self.encoded: EncodedRows | None = None  # where it may be scored together with others
@@ -151,7 +152,31 @@ class Dataplane:
         try:
             return await future
         finally:
-            job.gone = True
+            if not job.over:
+                self.give_up(job)
+
+    def give_up(self, job: Job) -> bool:
+        """Nobody waits for the answer any more. True: nothing was computed for it, and nothing will be told; it does
+        not take a place in the queue, so calls that are given up keep nobody else out."""
+        job.gone = True
+        try:
+            self._queue.remove(job)
+        except ValueError:
+            return False
+        if job.encoded is not None:
+            self._rows_waiting -= job.encoded.rows
+        if job.lease is not None:
+            self.versions.release(job.lease)
+            job.lease = None
+        return True
+
+    def bug(self, error: Exception, protocol: str) -> RequestRefused:
+        """What a client is told of an error that is ours; the log has the rest."""
+        reference = secrets.token_hex(6)
+        self._log.unexpected(error, reference, protocol)
+        return RequestRefused(
+            "internal", f"Internal error {reference}. The server's log says more under this id."
+        )
 
     # ── steps ──────────────────────────────────────────────────────────────────────────────────
 
@@ -248,12 +273,12 @@ class Dataplane:
                 self.versions.release(job.lease)
                 job.lease = None
             if not isinstance(outcome, Outcome | RequestRefused):
-                reference = secrets.token_hex(6)
-                self._log.unexpected(outcome, reference, job.work.protocol)
-                outcome = RequestRefused(
-                    "internal", f"Internal error {reference}. The server's log says more under this id."
-                )
-            job.done(outcome)
+                outcome = self.bug(outcome, job.work.protocol)
+            job.over = True
+            try:
+                job.done(outcome)
+            except Exception as error:  # noqa: BLE001 - the others of this step are told all the same
+                self._log.unexpected(error, "an answer could not be sent", job.work.protocol)
 
 
 def _scored(jobs: Sequence[Job]) -> list[Outcome | Exception]:

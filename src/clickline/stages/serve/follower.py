@@ -5,6 +5,7 @@ A thread of its own, because stores may hang. While the store cannot be reached 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,15 +18,17 @@ from clickline.artifacts.version import Verifier, Version
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.rollout import Offer
+from clickline.storage.redaction import shown
 
 __all__ = ["Follower", "RegistrySource", "Source"]
 
+_log = logging.getLogger(__name__)  # the service's own log hears it
 _SILENT_SECONDS = 300.0  # between two lines about the same trouble
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 
 
 class Source(Protocol):
-    """Where versions come from."""
+    """Where versions come from; as text, what people call it."""
 
     def current(self) -> tuple[int, int] | None:
         """The number of the pointer's last move and the version it points to; None: nothing published yet."""
@@ -46,6 +49,9 @@ class RegistrySource:
         self._verifier = Verifier()
         self._chains: list[list[Version]] = []  # of the version that was fetched last, and the one before
 
+    def __str__(self) -> str:
+        return shown(self._registry.uri)
+
     def current(self) -> tuple[int, int] | None:
         move = self._registry.current()
         return None if move is None else (move.sequence, move.version)
@@ -62,8 +68,12 @@ class RegistrySource:
         self._chains = [*self._chains[-1:], chain]
         kept = [one for known in self._chains for one in known]
         self._verifier.keep(one.number for one in kept)
-        self._registry.forget(self._copies, kept)
-        return Offer(number, tuple(folders), datetime.fromisoformat(version.created).timestamp())
+        try:
+            self._registry.forget(self._copies, kept)
+        except (ClicklineError, OSError) as error:  # no reason not to serve the new version
+            _log.warning("old copies could not be removed: %s", error)
+        created = datetime.fromisoformat(version.created).timestamp()
+        return Offer(number, tuple(folders), created, version.body["model"].get("data_until"))
 
 
 class Follower:
@@ -76,14 +86,17 @@ class Follower:
         log: Log,
         offer: Callable[[Offer], None],
         refuse: Callable[[int, str], None],
+        looked: Callable[[], None] = lambda: None,
     ) -> None:
-        """`offer` and `refuse` are called in the follower's thread; `refuse` for files that are not whole."""
+        """All three are called in the follower's thread: `refuse` for files that are not whole, `looked` after the
+        first look, whatever came of it."""
         self.unreachable = False
         self._source = source
         self._poll = poll
         self._log = log
         self._offer = offer
         self._refuse = refuse
+        self._looked = looked
         self._move: tuple[int, int] | None = None  # where the pointer was at the last look
         self._not_before = 0.0  # when that version may be fetched and offered; infinity: that is done
         self._pause = _FIRST_PAUSE
@@ -99,11 +112,17 @@ class Follower:
             self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
     def _follow(self) -> None:
+        first = True
         while True:
             try:
                 self.look()
             except Exception as error:  # noqa: BLE001 - a bug here must not end the following
-                self._log.say("following the registry failed", "error", message=repr(error))
+                self._tell_unreachable(f"a bug: {error!r}")
+            if first:
+                first = False
+                if self._move is None and not self.unreachable:
+                    self._log.say("nothing is published yet", "warning", registry=str(self._source))
+                self._looked()
             time.sleep(self._poll)
 
     def look(self) -> None:
@@ -135,6 +154,8 @@ class Follower:
         except (ClicklineError, OSError) as error:
             self._log.say("fetching a version failed", "warning", version=number, message=str(error))
             self.try_again(number)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a version, the next one may be right
+            self._refuse(number, f"it cannot be read: {error!r}")
         else:
             self._offer(offer)
 
@@ -142,4 +163,6 @@ class Follower:
         self.unreachable = True
         if time.monotonic() - self._said >= _SILENT_SECONDS:
             self._said = time.monotonic()
-            self._log.say("the registry cannot be reached", "warning", message=message)
+            self._log.say(
+                "the registry cannot be reached", "warning", registry=str(self._source), message=message
+            )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, Protocol
@@ -13,13 +12,13 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from clickline.config.sections import ServeSection
-from clickline.errors import ClicklineError, Refusal, RequestRefused
+from clickline.errors import Refusal, RequestRefused
 from clickline.scoring.scorer import Answer
-from clickline.stages.serve.access import Guard
+from clickline.service.access import Guard, server_tls
+from clickline.service.ports import bound_socket
 from clickline.stages.serve.dataplane import Dataplane, Job, Outcome
 from clickline.stages.serve.doors.calls import Call, Limits, Target
-from clickline.stages.serve.http2 import Connection, Stream
-from clickline.stages.serve.http_server import listening_socket
+from clickline.stages.serve.http2 import Arriving, Connection, Stream
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.measures import Tally
 from clickline.stages.serve.versions import ScorerLike, Versions
@@ -41,7 +40,10 @@ _NOT_FOUND, _UNIMPLEMENTED = 5, 12
 _CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 _BACKLOG = 1024
-_SLOW_SECONDS = 30.0  # for a request to arrive
+_SLOW_SECONDS = 30.0  # for a request to arrive, or an answer to be taken
+_GOODBYE_SECONDS = 1.0  # for clients to hear that we leave, and for requests that are half here
+_MOST_ARRIVING = 16  # of the largest request: all that may be half here
+_MOST_QUESTIONS = 1000  # of one client about what is served, in one call
 
 
 class GrpcDoor(Protocol):
@@ -104,29 +106,26 @@ class GrpcServer:
         names = (*METHODS, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         self._reflection = reflection.ReflectionServicer(names, pool=_Pools())
         self._sweeping: asyncio.Task[None] | None = None
+        self.arriving = Arriving(_MOST_ARRIVING * serve.max_body)
 
     async def start(self) -> None:
-        tls = self._serve.tls
-        context = None
+        tls = server_tls(self._serve.tls)
         if tls is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(tls.certificate, tls.key)
-            context.set_alpn_protocols(["h2"])
-        try:
-            bound = listening_socket(self._serve.host, self._serve.grpc_port, shared=True)
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self, self._connections), sock=bound, ssl=context, backlog=_BACKLOG
-            )
-        except OSError as error:
-            address = f"{self._serve.host}:{self._serve.grpc_port}"
-            raise ClicklineError(f"gRPC cannot listen on {address}: {error}") from error
+            tls.set_alpn_protocols(["h2"])
+        bound = bound_socket(self._serve.host, self._serve.grpc_port, "grpc_port", shared=True)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self, self._connections), sock=bound, ssl=tls, backlog=_BACKLOG
+        )
         self._sweeping = asyncio.create_task(self._sweep())
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SLOW_SECONDS / 4)
             for connection in list(self._connections):
-                connection.sweep(_SLOW_SECONDS)
+                try:
+                    connection.sweep(_SLOW_SECONDS)
+                except Exception as error:  # noqa: BLE001 - a bug with one must not end the sweeping of all
+                    self._log.unexpected(error, "sweeping", "grpc")
 
     def serving(self, ready: bool) -> None:
         """What the health service says, for the server as a whole and for each service."""
@@ -134,18 +133,24 @@ class GrpcServer:
 
     async def stop(self, drain: float) -> None:
         """Take no more calls, wait for running ones to end."""
-        self._health.set(False)
+        self._health.end()
         if self._server is not None:
             self._server.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
         for connection in list(self._connections):
             connection.leave()
-        deadline = monotonic() + drain
-        while self._jobs and monotonic() < deadline:
+        now = monotonic()
+        hurry, deadline = now + min(drain, _GOODBYE_SECONDS), now + drain
+        while self._connections and monotonic() < deadline:
+            if monotonic() >= hurry:
+                for connection in list(self._connections):
+                    connection.hurry()
+                if not self._jobs and not any(connection.busy for connection in self._connections):
+                    break  # who still has a connection has nothing to hear
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
-            connection.close() if not self._jobs else connection.abort()
+            connection.abort()
 
     # ── calls ──────────────────────────────────────────────────────────────────────────────────
 
@@ -163,7 +168,7 @@ class GrpcServer:
         known = path in self._doors or path in self._pages or path == _REFLECTION
         if not self._guard.open:
             try:
-                self._guard.check(stream.headers.get("authorization", "").encode())
+                self._guard.check(stream.headers.get("authorization", "").encode("latin-1"))
             except RequestRefused as refused:
                 self._refuse("grpc", refused, stream)
                 return
@@ -189,8 +194,8 @@ class GrpcServer:
 
     def gone(self, stream: Stream) -> None:
         job = self._jobs.pop(stream, None)
-        if job is not None:
-            job.gone = True
+        if job is not None and self._plane.give_up(job):
+            self._tally.told(job.work.protocol, "CANCELLED")
         self._health.forget(stream)
 
     def _ask(self, stream: Stream, protocol: str, door: GrpcDoor, body: bytes) -> None:
@@ -212,7 +217,9 @@ class GrpcServer:
                     f"The request has {len(body)} bytes; {most} are allowed (serve.max_body). Send fewer rows at once.",
                 )
             work = _GrpcWork(protocol, door, body, self._limits)
-            self._jobs[stream] = self._plane.submit(work, stream.deadline, done)
+            job = self._plane.submit(work, stream.deadline, done)
+            if not job.over:
+                self._jobs[stream] = job
         except RequestRefused as refused:
             self._refuse(protocol, refused, stream)
 
@@ -222,17 +229,26 @@ class GrpcServer:
         except RequestRefused as refused:
             self._refuse(protocol, refused, stream)
             return
+        except Exception as error:  # noqa: BLE001 - a bug that one call meets ends one call
+            self._refuse(protocol, self._plane.bug(error, protocol), stream)
+            return
         self._tally.told(protocol, "OK")
         stream.reply(reply)
 
     def _reflect(self, stream: Stream, message: bytes) -> None:
+        if stream.messages > _MOST_QUESTIONS:
+            stream.refuse(8, f"{_MOST_QUESTIONS} questions were answered in this call. Begin another one.")
+            return
         try:
             asked = reflection_pb2.ServerReflectionRequest.FromString(message)
         except Exception:  # noqa: BLE001 - protobuf's own, of one kind
             stream.refuse(3, "The message is no ServerReflectionRequest.")
             return
-        for answer in self._reflection.ServerReflectionInfo(iter([asked]), None):
-            stream.send(answer.SerializeToString())
+        try:
+            for answer in self._reflection.ServerReflectionInfo(iter([asked]), None):
+                stream.send(answer.SerializeToString())
+        except Exception as error:  # noqa: BLE001 - of a question that gRPC's own code does not expect
+            self._refuse("grpc", self._plane.bug(error, "grpc"), stream)
 
     def _refuse(self, protocol: str, refused: RequestRefused, stream: Stream) -> None:
         status, name = STATUS[refused.kind]
@@ -254,6 +270,13 @@ class _Health:
             self._ready = ready
             for stream in list(self._watching):
                 stream.send(self._status())
+
+    def end(self) -> None:
+        """No, and for good: whoever watches is told, and let go."""
+        self.set(False)
+        for stream in list(self._watching):
+            stream.finish()
+        self._watching.clear()
 
     def ask(self, stream: Stream, message: bytes, *, watch: bool) -> None:
         try:

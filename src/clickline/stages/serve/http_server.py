@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
 from clickline.config.sections import ServeSection, TlsSection
-from clickline.errors import RequestRefused
+from clickline.errors import Refusal, RequestRefused
 from clickline.scoring.scorer import Answer
-from clickline.stages.serve.access import Guard
+from clickline.service.access import Guard
 from clickline.stages.serve.dataplane import Dataplane
 from clickline.stages.serve.doors.calls import Call, Target
 from clickline.stages.serve.doors.rest import Door, Headers, HttpLimits, Known, Page, Reply, refusal, route
+from clickline.stages.serve.doors.rest_calls import STATUS
+from clickline.stages.serve.http1 import Http1, Tell
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.measures import Tally
 from clickline.stages.serve.versions import ScorerLike
 
-__all__ = ["TIMEOUT_HEADER", "HttpDoors", "HttpServer", "listening_socket", "respond"]
+__all__ = ["TIMEOUT_HEADER", "HttpDoors", "HttpServer", "respond"]
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 """How long the client will wait: work that has not begun by then is not begun at all."""
 
-_BODY_SECONDS = 30.0  # for a body to arrive
+_SLOW_SECONDS = 30.0  # for a request to arrive, or an answer to be taken
+_HALF_SECONDS = 1.0  # for requests that are half here when the server stops
+_MOST_ARRIVING = 16  # of the largest request: all that may be half here
 _BACKLOG = 1024
+
+_log = logging.getLogger(__name__)  # the service's own log hears it
 
 App = Callable[..., Awaitable[None]]
 
@@ -36,12 +44,21 @@ App = Callable[..., Awaitable[None]]
 class HttpServer:
     """uvicorn within our own event loop, which has its own idea of signals."""
 
-    def __init__(self, app: App, sockets: list[socket.socket], tls: TlsSection | None, drain: float) -> None:
+    def __init__(
+        self,
+        app: App,
+        sockets: list[socket.socket],
+        tls: TlsSection | None,
+        drain: float,
+        tell: Tell = lambda kind, words: None,
+    ) -> None:
+        """`tell` hears of requests that were refused before `app` could hear of them."""
         self._sockets = sockets
+        self._drain = drain
         self._server = _Quiet(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=cast("type[asyncio.Protocol]", partial(Http1, tell)),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -57,6 +74,7 @@ class HttpServer:
             )
         )
         self._running: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self._running = asyncio.create_task(self._server.serve(self._sockets))
@@ -65,34 +83,36 @@ class HttpServer:
                 await self._running
                 raise RuntimeError("the HTTP server ended before it began")
             await asyncio.sleep(0.005)
+        self._sweeping = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
         """Take no more connections, let running requests end."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         if self._running is not None:
             self._server.should_exit = True
+            await asyncio.wait([self._running], timeout=min(self._drain, _HALF_SECONDS))
+            for connection in self._connections():
+                connection.hurry()
             await self._running
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SLOW_SECONDS / 4)
+            for connection in self._connections():
+                try:
+                    connection.sweep(_SLOW_SECONDS)
+                except Exception:  # noqa: BLE001 - a bug with one must not end the sweeping of all
+                    _log.exception("a connection could not be swept")
+
+    def _connections(self) -> list[Http1]:
+        return [one for one in self._server.server_state.connections if isinstance(one, Http1)]
 
 
 class _Quiet(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def listening_socket(host: str, port: int, *, shared: bool) -> socket.socket:
-    """A socket bound to a port, which other processes of ours may be bound to as well."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind((host, port))
-        bound.setblocking(False)
-    except BaseException:
-        bound.close()
-        raise
-    return bound
 
 
 async def respond(
@@ -137,6 +157,7 @@ class HttpDoors:
         self._guard = guard
         self._tally = tally
         self._log = log
+        self._arriving = 0  # bytes of bodies that are not whole yet
         self._limits = HttpLimits(
             max_rows=serve.max_rows,
             ignore_unknown=serve.unknown_fields == "ignore",
@@ -165,12 +186,25 @@ class HttpDoors:
             else:
                 reply = found if isinstance(found, Reply) else self._page(found)
                 self._tally.told(protocol, str(reply.status))
+        except _Gone:
+            return
         except RequestRefused as refused:
             reply = refuse(refused.kind, str(refused))
-            self._tally.refused(protocol, str(reply.status), refused.kind)
-            self._log.refused(protocol, refused.kind, str(refused))
+            self._count(protocol, reply.status, refused)
+        except Exception as error:  # noqa: BLE001 - a bug that one request meets is told to that one
+            bug = self._plane.bug(error, protocol)
+            reply = refuse(bug.kind, str(bug))
+            self._count(protocol, reply.status, bug)
         body = b"" if scope["method"] == "HEAD" else reply.body
         await _send(send, reply.status, reply.headers, body)
+
+    def refused(self, kind: Refusal, words: str) -> None:
+        """A request that was never whole was refused."""
+        self._count("rest", STATUS[kind], RequestRefused(kind, words))
+
+    def _count(self, protocol: str, status: int, refused: RequestRefused) -> None:
+        self._tally.refused(protocol, str(status), refused.kind)
+        self._log.refused(protocol, refused.kind, str(refused))
 
     def _page(self, page: Page) -> Reply:
         current = self._plane.versions.current
@@ -182,22 +216,33 @@ class HttpDoors:
         if told.isdigit() and int(told) > limit:
             raise _too_large(limit)
         message = await receive()
-        if not message.get("more_body"):
-            return bytes(message.get("body", b""))
-        pieces, size = [message["body"]], len(message["body"])
+        if message["type"] == "http.disconnect":
+            raise _Gone
+        if not message["more_body"]:
+            return bytes(message["body"])
+        pieces, size = [], 0
         try:
-            async with asyncio.timeout(_BODY_SECONDS):
-                while message.get("more_body"):
-                    message = await receive()
-                    pieces.append(message.get("body", b""))
-                    size += len(pieces[-1])
-                    if size > limit:
-                        raise _too_large(limit)
-        except TimeoutError:
-            raise RequestRefused(
-                "late", f"The body did not arrive within {_BODY_SECONDS:.0f} seconds."
-            ) from None
-        return b"".join(pieces)
+            while True:
+                pieces.append(message["body"])
+                size += len(pieces[-1])
+                self._arriving += len(pieces[-1])
+                if size > limit:
+                    raise _too_large(limit)
+                if self._arriving > _MOST_ARRIVING * limit:
+                    raise RequestRefused(
+                        "overloaded", "Too many large requests are half sent to this server. Try again later."
+                    )
+                if not message["more_body"]:
+                    return b"".join(pieces)
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _Gone
+        finally:
+            self._arriving -= size
+
+
+class _Gone(Exception):
+    """The client has gone before its request was whole."""
 
 
 def _too_large(limit: int) -> RequestRefused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -14,7 +15,7 @@ from clickline.config.sections import LookupSection, ServeSection
 from clickline.errors import StorageError
 from clickline.scoring.remote import LookupPool, RemoteRows, client_tls
 from clickline.scoring.scorer import Scorer
-from clickline.stages.serve.access import read_token
+from clickline.service.access import read_token
 from clickline.stages.serve.versions import ScorerLike
 from clickline.storage.stores import Storage
 
@@ -24,6 +25,8 @@ Load = Callable[[Sequence[Path], ServeSection, Path], ScorerLike]
 """Opens the version whose files lie in these folders, base first; the last argument is a folder that the workers
 share for as long as the version is used. Raises if it does not give its stored sample the stored scores."""
 
+_log = logging.getLogger(__name__)  # the service's own log hears it
+_SAY_SECONDS = 3.0  # after which it is said that lookup servers are waited for
 _REPLICA_SECONDS = 30.0  # for lookup servers that answer to load a version, before it is tried again later
 
 
@@ -47,7 +50,10 @@ def _remote_rows(serve: ServeSection, lookup: LookupSection, body: Mapping[str, 
     lookups = _pool(
         lookup.shards, lookup.timeout, lookup.hedge, serve.token_file, serve.tls is not None, authority
     )
-    readiness = lookups.ready(body["number"], _REPLICA_SECONDS)
+    readiness = lookups.ready(body["number"], _SAY_SECONDS)
+    if not readiness.ready or readiness.late:
+        _log.warning("version %d waits for lookup servers: %s", body["number"], readiness)
+        readiness = lookups.ready(body["number"], _REPLICA_SECONDS)
     if not readiness.ready:
         raise StorageError(f"the lookup servers do not have version {body['number']}: {readiness}")
     return RemoteRows.of_version(lookups, body, missing=lookup.missing, cache=lookup.cache)

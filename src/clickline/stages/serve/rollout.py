@@ -22,6 +22,9 @@ class Offer:
     number: int
     folders: tuple[str, ...]  # of its chain, base first, its own last
     created: float = 0.0  # seconds since 1970
+    data_until: float | None = (
+        None  # the same: the end of the newest data it has learned, where that is known
+    )
 
 
 Send = Callable[[int, dict[str, Any]], None]

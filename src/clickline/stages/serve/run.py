@@ -14,7 +14,7 @@ from pathlib import Path
 from clickline.artifacts.manifest import fingerprint
 from clickline.config import Config
 from clickline.intake.stores import registry_of
-from clickline.stages.serve.access import check_certificate, exposure, read_token
+from clickline.service.access import exposure, read_token, server_tls
 from clickline.stages.serve.follower import RegistrySource, Source
 from clickline.stages.serve.loading import Load, open_version
 from clickline.stages.serve.logs import Log
@@ -41,7 +41,7 @@ def serve(
     if warning:
         log.say("exposed", "warning", message=warning)
     token = read_token(section.token_file)
-    check_certificate(section.tls)
+    server_tls(section.tls)  # what is wrong with its files is said before any port is opened
     cache = Path(config.cache.dir)
     if source is None:
         registry = registry_of(config)

@@ -23,11 +23,12 @@ from typing import Any
 
 from clickline.config.sections import ServeSection
 from clickline.errors import ClicklineError
-from clickline.stages.serve.access import Guard
+from clickline.service.access import Guard
+from clickline.service.ports import bound_socket
 from clickline.stages.serve.admin import admin_app
 from clickline.stages.serve.channel import Channel
 from clickline.stages.serve.follower import Follower, Source
-from clickline.stages.serve.http_server import HttpServer, listening_socket
+from clickline.stages.serve.http_server import HttpServer
 from clickline.stages.serve.loading import Load
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.measures import Tally, exposition
@@ -40,6 +41,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 _LOAD_SECONDS = 600.0  # for a worker to load a version; the very first one may compile all kernels
 _TELL_SECONDS = 2.0  # for a worker to tell its counts
 _LAST_SECONDS = 4.0  # for a worker to end after the time to drain
+_DEAF_SECONDS = 60  # without a sign of life, after which a worker is ended
+_LOOK_SECONDS = 10.0  # for the first look at the registry, before it is said that no version is there
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -65,6 +68,9 @@ class _Worker:
         self.tally = Tally()
         self.waiting = 0
         self.told: asyncio.Future[None] | None = None
+        self.up = False
+        self.asked = False  # for a sign of life that has not come yet
+        self.silent = 0  # seconds since then
 
 
 class Supervisor:
@@ -85,6 +91,7 @@ class Supervisor:
         """`work`: a folder of our own. `up` is called once, when all workers listen."""
         self._serve = serve
         self._guard = Guard(token)
+        self._source = source
         self._processes = processes
         self._work = work
         self._log = log
@@ -103,6 +110,7 @@ class Supervisor:
         self._restarts = 0
         self._versions_refused = 0
         self._example: Mapping[str, Any] | None = None
+        self._looked = False  # at the registry
         self._stopping = False
         self._failure: str | None = None
         self._ended = asyncio.Event()
@@ -116,6 +124,7 @@ class Supervisor:
             log,
             lambda offer: self._from_thread(self._rollout.offered, offer),
             lambda number, reason: self._from_thread(self._refused_files, number, reason),
+            lambda: self._from_thread(self._first_look),
         )
 
     async def run(self) -> None:
@@ -129,9 +138,10 @@ class Supervisor:
         admin = await self._admin()
         try:
             self._follower.start()
+            self._loop.call_later(_LOOK_SECONDS, self._no_look)
             for slot in range(self._processes):
                 await self._launch(slot)
-            self._start(self._watch_loading())
+            self._start(self._watch())
             await self._until(signals)
             self._log.say("stopping", drain=self._serve.drain)
             self._stop()
@@ -153,24 +163,52 @@ class Supervisor:
 
     async def _launch(self, slot: int) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "clickline.stages.serve.worker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),  # our own standard output is for what is up
-                pass_fds=[theirs.fileno()],
-                env={"GRPC_VERBOSITY": "NONE", **os.environ},  # stderr is for lines of JSON
-                start_new_session=True,  # Ctrl-C is for the supervisor, which lets workers drain
-            )
+        try:
+            with theirs:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "clickline.stages.serve.worker", str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=sys.stderr.fileno(),  # our own standard output is for what is up
+                    pass_fds=[theirs.fileno()],
+                    env={"GRPC_VERBOSITY": "NONE", **os.environ},  # stderr is for lines of JSON
+                    start_new_session=True,  # Ctrl-C is for the supervisor, which lets workers drain
+                )
+        except BaseException:
+            ours.close()
+            raise
         worker = _Worker(slot, process, await Channel.over(ours))
         self._workers[slot] = worker
         worker.channel.send(slot=slot, **self._hello)
+        if self._stopping:  # it was told to all others before this one was there
+            worker.channel.send(do="stop")
         self._start(self._attend(worker))
+
+    async def _launch_again(self, slot: int) -> None:
+        """The system may lack processes, memory or file descriptors for a while."""
+        pause = _FIRST_PAUSE
+        while not self._stopping:
+            try:
+                await self._launch(slot)
+                return
+            except OSError as error:
+                self._log.say(
+                    "a worker process cannot be started",
+                    "error",
+                    worker=slot,
+                    message=str(error),
+                    pause=pause,
+                )
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _attend(self, worker: _Worker) -> None:
         """Hear what a worker says, until it is gone; then start another in its place."""
         async for message in worker.channel:
-            self._hear(worker, message)
+            worker.asked, worker.silent = False, 0
+            try:
+                self._hear(worker, message)
+            except Exception as error:  # noqa: BLE001 - a bug here must not leave a process without a supervisor
+                self._log.unexpected(error, "hearing a worker", f"worker {worker.slot}")
         worker.channel.close()
         code = await self._reaped(worker)
         del self._workers[worker.slot]
@@ -193,8 +231,7 @@ class Supervisor:
             pause=pause,
         )
         await asyncio.sleep(pause)
-        if not self._stopping:
-            await self._launch(worker.slot)
+        await self._launch_again(worker.slot)
 
     async def _reaped(self, worker: _Worker) -> int:
         """The exit code of a process that has closed its channel."""
@@ -217,11 +254,22 @@ class Supervisor:
     def _hear(self, worker: _Worker, message: dict[str, Any]) -> None:
         match message:
             case {"up": _}:
+                worker.up = True
                 self._rollout.worker_up(worker.slot)
             case {"prepared": number}:
                 self._rollout.prepared(worker.slot, number)
             case {"refused": number, "reason": reason, "again": again}:
+                current = self._rollout.current
+                if current is not None and current.number == number:
+                    self._log.say(
+                        "a worker cannot load the current version",
+                        "error",
+                        worker=worker.slot,
+                        version=number,
+                        reason=reason,
+                    )
                 self._rollout.refused(worker.slot, number, reason, again)
+                self._perhaps_up()
             case {"serving": number, "example": example}:
                 worker.version, self._example = number, example
                 self._perhaps_up()
@@ -241,11 +289,25 @@ class Supervisor:
     def _perhaps_up(self) -> None:
         if self._tell_up is None or len(self._workers) < self._processes:
             return
+        if not self._looked or self._rollout.pending is not None:
+            return  # a version is on its way: it is told with it
         if all(worker.listening for worker in self._workers.values()):
             version = None if self._rollout.current is None else self._rollout.current.number
             if version is None or all(worker.version == version for worker in self._workers.values()):
                 tell, self._tell_up = self._tell_up, None
-                tell(Up(version, self._processes, self._example))
+                try:
+                    tell(Up(version, self._processes, self._example))
+                except Exception as error:  # noqa: BLE001 - perhaps nobody reads it any more: go on answering
+                    self._log.say("that the service is up could not be told", "warning", message=repr(error))
+
+    def _no_look(self) -> None:
+        if not self._looked:
+            self._log.say("the registry has not answered yet", "warning", registry=str(self._source))
+            self._first_look()
+
+    def _first_look(self) -> None:
+        self._looked = True
+        self._perhaps_up()
 
     # ── versions ───────────────────────────────────────────────────────────────────────────────
 
@@ -276,19 +338,40 @@ class Supervisor:
             current=None if current is None else current.number,
         )
 
-    async def _watch_loading(self) -> None:
-        """A worker that does not get ready is ended; another takes its place and the version is tried again."""
+    # ── what goes wrong ────────────────────────────────────────────────────────────────────────
+
+    async def _watch(self) -> None:
+        """A worker that hangs, or does not get ready, is ended; another takes its place."""
         seen: Offer | None = None
         since = 0.0
         while not self._stopping:
             await asyncio.sleep(1)
+            for worker in list(self._workers.values()):
+                if worker.up:
+                    self._ask_for_life(worker)
             if self._rollout.pending is not seen:
                 seen, since = self._rollout.pending, time.monotonic()
             if seen is not None and time.monotonic() - since > _LOAD_SECONDS:
                 for slot in self._rollout.late():
                     if slot in self._workers:
-                        self._workers[slot].process.kill()
+                        self._end(self._workers[slot], f"version {seen.number} is not loaded", _LOAD_SECONDS)
                 seen = None
+
+    def _ask_for_life(self, worker: _Worker) -> None:
+        """Counted in looks of our own: whoever stops us for a while does not make the workers look dead."""
+        if not worker.asked:
+            worker.asked = True
+            worker.channel.send(do="live")
+            return
+        worker.silent += 1
+        if worker.silent == _DEAF_SECONDS:
+            self._end(worker, "it gives no sign of life", _DEAF_SECONDS)
+
+    def _end(self, worker: _Worker, reason: str, seconds: float) -> None:
+        self._log.say(
+            "a worker process is ended", "error", worker=worker.slot, reason=reason, seconds=seconds
+        )
+        worker.process.kill()
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────
 
@@ -322,7 +405,7 @@ class Supervisor:
 
     async def _admin(self) -> HttpServer:
         app = admin_app(self._guard, self._metrics, self._missing)
-        bound = _bound(self._serve.host, self._serve.metrics_port, "metrics_port")
+        bound = bound_socket(self._serve.host, self._serve.metrics_port, "metrics_port", listen=True)
         server = HttpServer(app, [bound], self._serve.tls, 0.0)
         await server.start()
         return server
@@ -340,8 +423,9 @@ class Supervisor:
     async def _metrics(self) -> bytes:
         workers = [worker for worker in self._workers.values() if worker.listening]
         for worker in workers:
-            worker.told = self._loop.create_future()
-            worker.channel.send(do="tell", id=next(self._questions))
+            if worker.told is None or worker.told.done():  # else somebody else has asked just now
+                worker.told = self._loop.create_future()
+                worker.channel.send(do="tell", id=next(self._questions))
         if workers:
             await asyncio.wait([worker.told for worker in workers if worker.told], timeout=_TELL_SECONDS)
         total = Tally()
@@ -363,6 +447,11 @@ class Supervisor:
                 "Time since the current version was made.",
                 time.time() - current.created,
             )
+            if current.data_until is not None:
+                gauges["data_age_seconds"] = (
+                    "Time since the end of the newest data that the current version has learned.",
+                    time.time() - current.data_until,
+                )
         totals = {
             "version_refused": (
                 "Versions that did not load, verify or reproduce their sample.",
@@ -381,7 +470,12 @@ class Supervisor:
     def _start(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended_task)
+
+    def _ended_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.unexpected(error, task.get_name(), "supervisor")
 
 
 def _reserved(serve: ServeSection) -> list[socket.socket]:
@@ -390,22 +484,6 @@ def _reserved(serve: ServeSection) -> list[socket.socket]:
     held = []
     for key in ("grpc_port", "http_port"):
         port = getattr(serve, key)
-        _bound(serve.host, port, key).close()
-        held.append(listening_socket(serve.host, port, shared=True))
+        bound_socket(serve.host, port, key, listen=True).close()
+        held.append(bound_socket(serve.host, port, key, shared=True))
     return held
-
-
-def _bound(host: str, port: int, key: str) -> socket.socket:
-    try:
-        bound = listening_socket(host, port, shared=False)
-        try:
-            bound.listen()
-        except BaseException:
-            bound.close()
-            raise
-    except OSError as error:
-        raise ClicklineError(
-            f"serve.{key}: {host}:{port} cannot be listened on: {error.strerror or error}. Stop what uses it, or "
-            "choose another port."
-        ) from error
-    return bound

@@ -23,11 +23,13 @@ import uvloop
 
 from clickline.config.sections import ServeSection
 from clickline.errors import ClicklineError, RequestRefused, StorageError
-from clickline.stages.serve.access import Guard
+from clickline.service.access import Guard
+from clickline.service.ports import bound_socket, raise_file_limit
 from clickline.stages.serve.channel import Channel
+from clickline.stages.serve.compiling import patience
 from clickline.stages.serve.dataplane import Dataplane
 from clickline.stages.serve.grpc_server import GrpcServer
-from clickline.stages.serve.http_server import HttpDoors, HttpServer, listening_socket
+from clickline.stages.serve.http_server import HttpDoors, HttpServer
 from clickline.stages.serve.loading import Load, remote_counts
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.measures import Tally
@@ -52,6 +54,7 @@ class Worker:
         self._load: Load = _imported(told["load"])
         self._log = Log(f"worker {told['slot']}")
         logging.getLogger().addHandler(self._log)
+        self._first = told["slot"] == 0
         self._tally = Tally()
         self._loading = ThreadPoolExecutor(1, "loading")
         self._versions = Versions(tuple(told["names"]), self._closed)
@@ -88,24 +91,32 @@ class Worker:
         await self._drain()
 
     async def _obey(self) -> None:
-        async for message in self._channel:
-            match message["do"]:
-                case "prepare":
-                    self._start(self._prepare(message["number"], message["folders"]))
-                case "switch":
-                    scorer = self._versions.switch(message["number"]).scorer
-                    await self._listen()
-                    self._grpc.serving(True)
-                    self._channel.send(serving=scorer.number, example=example_row(scorer))
-                case "drop":
-                    self._versions.drop(message["number"])
-                case "listen":
-                    await self._listen()
-                case "tell":
-                    self._tell(message["id"])
-                case "stop":
+        try:
+            async for message in self._channel:
+                if message["do"] == "stop":
                     break
+                await self._do(message)
+        except Exception as error:  # noqa: BLE001 - who cannot follow any more leaves its place to another process
+            self._log.unexpected(error, "obeying the supervisor", "worker")
         self._stopping.set()  # also when the supervisor is gone
+
+    async def _do(self, message: dict[str, Any]) -> None:
+        match message["do"]:
+            case "prepare":
+                self._start(self._prepare(message["number"], message["folders"]))
+            case "switch":
+                scorer = self._versions.switch(message["number"]).scorer
+                await self._listen()
+                self._grpc.serving(True)
+                self._channel.send(serving=scorer.number, example=example_row(scorer))
+            case "drop":
+                self._versions.drop(message["number"])
+            case "listen":
+                await self._listen()
+            case "tell":
+                self._tell(message["id"])
+            case "live":
+                self._channel.send(alive=True)
 
     async def _prepare(self, number: int, folders: list[str]) -> None:
         loop = asyncio.get_running_loop()
@@ -132,25 +143,32 @@ class Worker:
         self._channel.send(prepared=number)
 
     def _opened(self, folders: list[Path], work: Path) -> ScorerLike:
-        scorer = self._load(folders, self._serve, work)
-        try:
-            warm(scorer)
-        except BaseException:
-            scorer.close()
-            raise
+        with patience(self._compiling):
+            scorer = self._load(folders, self._serve, work)
+            try:
+                warm(scorer)
+            except BaseException:
+                scorer.close()
+                raise
         return scorer
+
+    def _compiling(self) -> None:
+        if self._first:  # one line for all processes, which do the same
+            words = "The first start on a machine compiles kernels, for a minute or two. Later ones find them ready."
+            self._log.say("compiling, once", message=words)
 
     async def _listen(self) -> None:
         if self._listening:
             return
         self._listening = True
         try:
-            bound = listening_socket(self._serve.host, self._serve.http_port, shared=True)
-            self._http = HttpServer(self._http_doors, [bound], self._serve.tls, self._serve.drain)
+            bound = bound_socket(self._serve.host, self._serve.http_port, "http_port", shared=True)
+            doors = self._http_doors
+            self._http = HttpServer(doors, [bound], self._serve.tls, self._serve.drain, doors.refused)
             await self._http.start()
             await self._grpc.start()
         except (OSError, ClicklineError) as error:
-            self._channel.send(failed=f"the ports cannot be opened: {error}")
+            self._channel.send(failed=str(error))
             await self._channel.flush()
             self._stopping.set()
             return
@@ -210,6 +228,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's
     # While a version is loaded in its thread, the loop gets the interpreter back soon.
     sys.setswitchinterval(_SWITCH_SECONDS)
+    raise_file_limit()
     uvloop.run(_work(socket.socket(fileno=int(sys.argv[1]))))
     sys.stderr.flush()
     # Without the interpreter's own goodbye: threads of gRPC and of a version that is being loaded may still run.

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from clickline.artifacts.checkpoint import Checkpoint
+from clickline.artifacts.checkpoint import Checkpoint, open_checkpoint_folder
 from clickline.artifacts.dataset import Dataset, Split
 from clickline.artifacts.manifest import as_json, fingerprint
+from clickline.artifacts.runs import make_newest
 from clickline.config import Config
 from clickline.config.loader import resolved
 from clickline.errors import ConfigError, DataError, GateRefused, Mistake
 from clickline.intake.stores import registry_of
 from clickline.learner import Learner, Model
-from clickline.metrics.binary import Metrics
+from clickline.metrics.binary import Hour, Metrics
 from clickline.metrics.evaluation import Evaluation
 from clickline.metrics.gate import Thresholds, Verdict, judge
 from clickline.models import check_export
 from clickline.progress import Progress
 from clickline.stages.train.batches import Batches
 from clickline.stages.train.plan import batch_size_of, plan_of
+from clickline.stages.train.tracked import tracker_of
 from clickline.stages.train.trainer import Result, Trainer
 from clickline.stages.train.warm import earlier
 from clickline.storage.stores import Storage
-from clickline.tracking import Status, Tracker, open_tracker
+from clickline.tracking import Status
 
 __all__ = ["TrainResult", "train"]
+
+_REPORT = "report.json"
 
 
 @dataclass(frozen=True)
@@ -39,11 +45,16 @@ class TrainResult:
     evaluation: Evaluation | None  # None without eval rows
     verdict: Verdict
     report: Path
+    reused: bool  # nothing was learned or measured: the run was finished before
     seconds: float
 
 
 def train(config: Config, progress: Progress | None = None) -> TrainResult:
-    """Train, evaluate, judge; train on while the gate refuses and retries are left. Raises GateRefused."""
+    """Train, evaluate, judge; train on while the gate refuses and retries are left. Raises GateRefused.
+
+    A run that was finished with the same dataset and config is taken as it is, figures and verdict too: what passed
+    `gate.vs_current` stays passed. If only the gate was changed, the figures of then are judged anew.
+    """
     began = time.monotonic()
     progress = progress or Progress()
     _check_supported(config)
@@ -55,9 +66,6 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
     expected = _learned_rows(dataset.splits["train"], train.negative_sampling, held_out)
     batch_size = batch_size_of(train, expected)
     plan = plan_of(config, dataset.features, expected)
-    file = None if config.model.file is None else Path(config.model.file)
-    learner = Learner(Model.build(dataset.features, plan, threads, file))
-    check_export(learner.model.network, learner.model.spec)  # what cannot be published is not worth training
     start = None if train.warm_start is None else earlier(Path(train.warm_start), dataset.features, progress)
     identity = {
         "dataset": dataset.id,
@@ -69,6 +77,14 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
     }
     run = Path(config.home, "runs", fingerprint(identity))
     Storage().put(str(run / "resolved.yaml"), resolved(config).encode())
+    done = _finished(config, run, identity, progress)
+    if done is not None:
+        checkpoint, evaluation, verdict = done
+        make_newest(checkpoint)
+        return TrainResult(checkpoint, evaluation, verdict, run / _REPORT, True, time.monotonic() - began)
+    file = None if config.model.file is None else Path(config.model.file)
+    learner = Learner(Model.build(dataset.features, plan, threads, file))
+    check_export(learner.model.network, learner.model.spec)  # what cannot be published is not worth training
     batches = Batches(
         dataset,
         Path(dataset.folder),
@@ -78,7 +94,7 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
         held_out=held_out,
         negative_sampling=train.negative_sampling,
     )
-    tracker = _tracker(config, run, progress)
+    tracker = tracker_of(config, run, progress)
     trainer = Trainer(train, dataset, learner, batches, run, identity, tracker, progress)
     status: Status = "FAILED"
     try:
@@ -89,7 +105,7 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
         tracker.artifact(result.report)
         status = "FINISHED"
     except GateRefused:
-        tracker.artifact(run / "report.json")
+        tracker.artifact(run / _REPORT)
         raise
     except KeyboardInterrupt:
         status = "KILLED"
@@ -108,12 +124,13 @@ def _train_and_judge(
         if attempt == 0 and config.gate.vs_current is not None and trained.evaluation is not None:
             current = _measure_current(config, trainer, progress)
         verdict = _judge(config, trained.evaluation, current)
-        report = _write_report(run, trained, verdict)
+        report = _write_report(config, run, trained, verdict)
         for warning in verdict.warnings:
             progress.say(warning)
         if verdict.passed:
+            make_newest(trained.checkpoint)  # a run that had learned all before has written none
             return TrainResult(
-                trained.checkpoint, trained.evaluation, verdict, report, time.monotonic() - began
+                trained.checkpoint, trained.evaluation, verdict, report, False, time.monotonic() - began
             )
         for reason in verdict.reasons:
             progress.say(f"the gate refused after {_epochs(trainer.epoch)}: {reason}")
@@ -122,6 +139,60 @@ def _train_and_judge(
     raise GateRefused(
         f"the gate refused the model: {' '.join(verdict.reasons)} Nothing was published; the figures are in {report}."
     )
+
+
+# ── a run that was finished before ─────────────────────────────────────────────────────────────
+
+
+def _finished(
+    config: Config, run: Path, identity: Mapping[str, Any], progress: Progress
+) -> tuple[Checkpoint, Evaluation | None, Verdict] | None:
+    """What the run came to, if it did all that the config asks for, and passes."""
+    path = run / _REPORT
+    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    before, asked = report.get("asked"), _asked(config)
+    if before is None or {**before, "gate": None} != {**asked, "gate": None}:
+        return None
+    evaluation, told = _measured(report["evaluation"]), report["gate"]
+    same_gate = before["gate"] == asked["gate"]
+    if same_gate:
+        verdict = Verdict(told["passed"], tuple(told["reasons"]), tuple(told["warnings"]))
+    elif config.gate.vs_current is None:
+        verdict = _judge(config, evaluation, None)
+    else:  # the current version's figures are not in the report
+        return None
+    checkpoint = open_checkpoint_folder(run / report["checkpoint"]) if verdict.passed else None
+    if checkpoint is None or checkpoint.body["identity"] != identity or not checkpoint.is_whole():
+        return None
+    if same_gate:
+        progress.say(f"run {run.name} is up to date: same dataset, same config")
+    else:
+        Storage().put(str(path), as_json({**report, "asked": asked, "gate": verdict.to_json()}, indent=1))
+        progress.say(
+            f"run {run.name} is up to date: only the gate was changed, and its figures pass that too"
+        )
+        for warning in verdict.warnings:
+            progress.say(warning)
+    return checkpoint, evaluation, verdict
+
+
+def _asked(config: Config) -> dict[str, Any]:
+    """What decides when a run is finished, beside its identity."""
+    return {
+        **config.train.model_dump(mode="json", include={"epochs", "early_stop"}),
+        "gate": config.gate.model_dump(mode="json", exclude={"retries"}),
+    }
+
+
+def _measured(document: Mapping[str, Any] | None) -> Evaluation | None:
+    """An evaluation as `_write_report` stored it; training slices by nothing."""
+    if document is None:
+        return None
+    hours = tuple(Hour.from_json(hour) for hour in document["hours"])
+    return Evaluation(Metrics.from_json(document), hours, {}, document["own"])
+
+
+# ── around it ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _check_supported(config: Config) -> None:
@@ -137,16 +208,6 @@ def _check_supported(config: Config) -> None:
         raise ConfigError(
             [Mistake("clickline.yaml", 0, key, problem, "Change it.") for key, problem in wrong]
         )
-
-
-def _tracker(config: Config, run: Path, progress: Progress) -> Tracker:
-    tracking = config.tracking
-    if tracking.enabled is False or (tracking.enabled is None and find_spec("mlflow") is None):
-        return Tracker()
-    experiment = tracking.experiment or config.name
-    return open_tracker(
-        tracking.uri, experiment, run.name, home=Path(config.home), folder=run, warn=progress.say
-    )
 
 
 def _learned_rows(split: Split, negative_sampling: float, held_out: float) -> int:
@@ -186,9 +247,10 @@ def _judge(config: Config, evaluation: Evaluation | None, current: Metrics | Non
     return Verdict(True, (), ("nothing was measured: data.eval is not given.",))
 
 
-def _write_report(run: Path, trained: Result, verdict: Verdict) -> Path:
-    path = run / "report.json"
+def _write_report(config: Config, run: Path, trained: Result, verdict: Verdict) -> Path:
+    path = run / _REPORT
     document = {
+        "asked": _asked(config),
         "checkpoint": trained.checkpoint.folder.name,
         "evaluation": None if trained.evaluation is None else trained.evaluation.to_json(),
         "gate": verdict.to_json(),

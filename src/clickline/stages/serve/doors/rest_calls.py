@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import reprlib
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -176,9 +177,14 @@ def version_header(answer: Scores) -> tuple[bytes, bytes]:
 
 
 def shown(value: Any) -> str:
-    """Something a client sent, short enough for a message."""
-    text = repr(value[:60] if isinstance(value, str) else value)
+    """Something a client sent, short enough for a message; most of a long value is not even looked at."""
+    text = repr(value[:60]) if isinstance(value, str) else _SHORT.repr(value)
     return text if len(text) <= 80 else text[:77] + "…"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = _SHORT.maxdict = 30
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 90
 
 
 def similar_name(name: str, allowed: Iterable[str]) -> str:

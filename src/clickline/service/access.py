@@ -10,7 +10,7 @@ from pathlib import Path
 from clickline.config.sections import ServeSection, TlsSection
 from clickline.errors import ClicklineError, RequestRefused
 
-__all__ = ["Guard", "check_certificate", "exposure", "read_token"]
+__all__ = ["Guard", "exposure", "read_token", "server_tls"]
 
 
 def read_token(file: str | None) -> str | None:
@@ -19,28 +19,42 @@ def read_token(file: str | None) -> str | None:
         return None
     try:
         token = Path(file).read_text().partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ClicklineError(f"serve.token_file {file} cannot be read: {error}.") from error
+    except OSError as error:
+        raise ClicklineError(
+            f"serve.token_file {file} cannot be read: {error.strerror or error}. Put the token into its first line, "
+            "readable for whoever serves."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ClicklineError(
+            f"serve.token_file {file} is no text. Put the token into its first line."
+        ) from error
     if not token:
         raise ClicklineError(f"the first line of serve.token_file {file} is empty. Put the token there.")
+    if not (token.isascii() and token.isprintable()):
+        raise ClicklineError(
+            f"the first line of serve.token_file {file} has characters that no header may carry. Allowed: those of "
+            "ASCII that can be printed."
+        )
     return token
 
 
-def check_certificate(tls: TlsSection | None) -> None:
-    """Refuse files that are no certificate with its key, before any port is opened."""
+def server_tls(tls: TlsSection | None) -> ssl.SSLContext | None:
+    """TLS as a server speaks it; refuses files that are no certificate with its key. None: none is asked for."""
     if tls is None:
-        return
+        return None
     for key, path in (("certificate", tls.certificate), ("key", tls.key)):
         if not Path(path).is_file():
             raise ClicklineError(f"serve.tls.{key} {path} is not a file. Put the PEM file there.")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            tls.certificate, tls.key, password=_no_password
-        )
+        context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
     except (OSError, ValueError) as error:
         raise ClicklineError(
-            f"serve.tls: {tls.certificate} and {tls.key} cannot be used as certificate and key: {error}."
+            f"serve.tls: {tls.certificate} and {tls.key} cannot be used as certificate and key: "
+            f"{getattr(error, 'strerror', None) or error}. Both are PEM files; the key belongs to the first "
+            "certificate."
         ) from error
+    return context
 
 
 def _no_password() -> str:

@@ -1,0 +1,437 @@
+"""Following hours: 200 of them in a world that drifts, and how soon an hour is in the answers.
+
+python bench/follow.py               both parts, into docs/benchmarks.md and docs/images/follow.svg
+python bench/follow.py hours         that part alone, printed only; or freshness
+python bench/follow.py --try         few hours and printed only: does everything still run?
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from measure import ROOT, Row, publish
+from peers.serving.servers import free_ports
+
+IMAGE = ROOT / "docs" / "images" / "follow.svg"
+FIRST_HOUR = 490_896  # 2026-01-01T00 in hours since 1970
+DAY = 24
+SLOTS, DENSE, CARDINALITY = 8, 4, 10_000
+MEMORY = "6MiB"
+
+YAML = """
+name: ads
+data:
+  format: csv
+  train: logs/{date}/{hour}/*.csv
+  dates: {from: 20260101}
+  fields: FIELDS
+model: {embedding_dim: 8, hidden: [64, 32]}
+train: {eviction: {hours_unseen: 24}}
+follow: {poll: 0.05, memory: MEMORY}
+tracking: {enabled: false}
+cache: {dir: cache}
+home: home
+"""
+FIELDS = {
+    "click": "label",
+    "timestamp": "time",
+    **{f"I{n}": "log1p" for n in range(1, DENSE + 1)},
+    **{f"B{n}": {"column": f"I{n}", "transform": "bucket"} for n in range(1, DENSE + 1)},
+    **{f"C{n}": "slot" for n in range(1, SLOTS + 1)},
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured: for real, or only to see that everything runs."""
+
+    hours: int
+    rows: int  # an hour
+    fresh_hours: int
+    fresh_rows: int
+
+
+REAL = Size(200, 10_000, 7, 100_000)
+TRY = Size(30, 2_000, 2, 5_000)
+
+
+# ── 200 hours ──────────────────────────────────────────────────────────────────────────────────
+
+
+def make_world(folder: Path, hours: int, rows: int, seed: int = 0) -> None:
+    """Hours with their truth, and a config that follows them."""
+    from clickline.progress import Progress
+    from clickline.stages.sample.generate import SampleOptions, generate
+
+    options = SampleOptions(
+        "csv", hours * rows, folder / "logs", hours, seed, slots=SLOTS, dense=DENSE, cardinality=CARDINALITY
+    )
+    generate(options, Progress())
+    (folder / "clickline.yaml").write_text(
+        YAML.replace("FIELDS", json.dumps(FIELDS)).replace("MEMORY", MEMORY)
+    )
+
+
+def follow_all(folder: Path, hours: int, overrides: Sequence[str]) -> None:
+    """Follow, in a process that does nothing else. Its memory after each hour goes to memory.json, the model of the
+    first day to frozen/."""
+    from clickline.config import load_config
+    from clickline.pipeline.follow import follow
+    from clickline.progress import Progress
+
+    class Enough(Exception):
+        pass
+
+    memory: list[int] = []
+    learned: set[str] = set()
+
+    class Watcher(Progress):
+        def stage(self, name: str, state: str, facts: Mapping[str, Any] | None = None) -> None:
+            last = None if facts is None else facts.get("last")
+            if name != "follow" or not last or last["hour"] in learned:
+                return
+            learned.add(last["hour"])
+            memory.append(resident_bytes())
+            if len(memory) == DAY:
+                newest = max((folder / "home/runs/follow").glob("step-*"))
+                shutil.copytree(newest, folder / "frozen" / newest.name)
+            if len(memory) == hours:
+                raise Enough
+
+    with suppress(Enough):
+        follow(load_config(folder / "clickline.yaml", overrides), Watcher())
+    (folder / "memory.json").write_text(json.dumps(memory))
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What became of the hours, one value an hour each."""
+
+    live_H: np.ndarray  # AUC of the model that had seen nothing of the hour
+    frozen_H: np.ndarray  # of the model after the first day; NaN before
+    best_H: np.ndarray  # of the true chances
+    resident_H: np.ndarray  # bytes of the process
+    records: list[dict[str, Any]]
+
+    def seconds(self) -> float:
+        return statistics.median(record["seconds"] for record in self.records[DAY:])
+
+
+def run_hours(folder: Path, hours: int, *overrides: str) -> Followed:
+    """Follow the hours of a world that was made; then score them by the frozen model and by the truth."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import follow; "
+    code += f"follow.follow_all(follow.Path({str(folder)!r}), {hours}, {list(overrides)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=1800)
+    records = [json.loads(path.read_text()) for path in sorted((folder / "home/follow/hours").glob("*.json"))]
+    assert len(records) == hours, records[-1]
+    return Followed(
+        np.array([record["progressive"]["auc"] for record in records]),
+        frozen_aucs(folder, hours),
+        best_aucs(folder, hours),
+        np.array(json.loads((folder / "memory.json").read_text())),
+        records,
+    )
+
+
+def frozen_aucs(folder: Path, hours: int) -> np.ndarray:
+    from clickline.artifacts.checkpoint import latest
+    from clickline.config import load_config
+    from clickline.learner import open_checkpoint
+    from clickline.metrics.evaluation import measure
+    from clickline.progress import Progress
+    from clickline.stages.prepare.hours import forget_hours, prepare_hour
+
+    config = load_config(folder / "clickline.yaml", [f"home={folder / 'home-frozen'}"])
+    found = latest(folder / "frozen")
+    assert found is not None
+    model = open_checkpoint(found, 2)
+    aucs_H = np.full(hours, np.nan)
+    for hour in range(DAY, hours):
+        data = prepare_hour(config, FIRST_HOUR + hour, model.features, Progress()).dataset
+        rows = (
+            data.read(Path(data.folder, data.splits["train"].shards[shard].file), [group])
+            for shard, group, _ in data.row_groups("train")
+        )
+        aucs_H[hour] = measure(model.score, rows).total.auc
+        forget_hours(config, ())
+    return aucs_H
+
+
+def best_aucs(folder: Path, hours: int) -> np.ndarray:
+    """Of the chances that the clicks were drawn with: no model can be better."""
+    import pyarrow.parquet as pq
+
+    from clickline.metrics.binary import Counts
+
+    aucs = []
+    for path in sorted((folder / "logs/truth").glob("*.parquet"))[:hours]:
+        truth = pq.read_table(path)
+        clicks_B = truth["label"].to_numpy().astype(np.float32)
+        counts = Counts()
+        counts.add(clicks_B, np.ones_like(clicks_B), truth["p"].to_numpy())
+        aucs.append(counts.metrics().auc)
+    return np.array(aucs)
+
+
+def report_hours(made: Followed, bound: str) -> list[Row]:
+    hours = len(made.records)
+    rows = []
+    last = min(2 * DAY, hours - DAY)
+    for name, part in (("day 2", slice(DAY, 2 * DAY)), (f"the last {last} hours", slice(-last, None))):
+        live, frozen, best = (
+            float(line[part].mean()) for line in (made.live_H, made.frozen_H, made.best_H)
+        )
+        rows += [
+            Row(f"{name}: best reachable", f"AUC {best:.4f}"),
+            Row(
+                f"{name}: the model that follows",
+                f"AUC {live:.4f}",
+                f"{(live - 0.5) / (best - 0.5):.0%} of the way from chance to the best",
+            ),
+            Row(
+                f"{name}: frozen after day 1",
+                f"AUC {frozen:.4f}",
+                f"{(frozen - 0.5) / (best - 0.5):.0%}",
+                f"{live - frozen:.4f} below the one that follows",
+            ),
+        ]
+    most = max(record["memory"] for record in made.records)
+    gone = sum(record["evicted"] for record in made.records)
+    day, end = (made.resident_H[at] / 2**20 for at in (DAY - 1, -1))
+    ids = [made.records[at]["ids"] for at in (DAY - 1, -1)]
+    rows += [
+        Row("sparse tables, most after any hour", f"{most / 2**20:.1f} MiB", "", f"≤ {bound}"),
+        Row("ids after a day, at the end", f"{ids[0]:,}, {ids[1]:,}; {gone:,} went"),
+        Row(
+            "memory of the process after a day, at the end",
+            f"{day:.0f} MiB, {end:.0f} MiB",
+            f"{end / day:.2f}x",
+            "flat",
+        ),
+        Row(
+            f"an hour of {made.records[0]['rows']:,} rows: prepared, scored, learned, judged, published",
+            f"{made.seconds():.2f} s (median)",
+        ),
+    ]
+    return rows
+
+
+# ── freshness ──────────────────────────────────────────────────────────────────────────────────
+
+FRESH_YAML = """
+name: ads
+data: {format: criteo, train: "logs/{date}/{hour}/*.tsv", dates: {from: 20260101}}
+gate: {auc: 0.6}
+tracking: {enabled: false}
+serve: {grpc_port: GRPC, http_port: HTTP, metrics_port: METRICS}
+cache: {dir: cache}
+home: home
+"""
+
+
+def freshness(folder: Path, hours: int, rows: int) -> list[float]:
+    """Seconds from an hour's donefile to the first answer by the version that knows it, for each hour but the first:
+    `clickline up --follow` with its defaults in processes of its own, and a client that asks all the time."""
+    import clickline
+    from clickline.progress import Progress
+    from clickline.stages.sample.generate import SampleOptions, generate
+
+    generate(SampleOptions("criteo", hours * rows, folder / "coming", hours), Progress())
+    ports = dict(zip(("GRPC", "HTTP", "METRICS"), map(str, free_ports(3)), strict=True))
+    text = FRESH_YAML
+    for name, port in ports.items():
+        text = text.replace(name, port)
+    (folder / "clickline.yaml").write_text(text)
+    coming = sorted((folder / "coming").glob("2*/*"))
+    line = (coming[-1] / "part-00000.tsv").read_text().partition("\n")[0].split("\t")[1:]
+    asked = {
+        **{f"I{n + 1}": float(value or "nan") for n, value in enumerate(line[:13])},
+        **{f"C{n + 1}": value for n, value in enumerate(line[13:])},
+    }
+    (folder / "logs" / coming[0].parent.name).mkdir(parents=True)  # a source that is there, and still empty
+    program = Path(sys.executable).with_name("clickline")
+    with (folder / "up.log").open("wb") as log:
+        up = subprocess.Popen([program, "up", "--follow"], cwd=folder, stdout=log, stderr=log)
+    took: list[float] = []
+    try:
+        with clickline.Client(f"127.0.0.1:{ports['GRPC']}") as client:
+            for number, hour in enumerate(coming, start=1):
+                time.sleep(random.uniform(0, 5))  # at no special moment between two looks
+                began = arrive(hour, folder / "logs" / hour.parent.name / hour.name)
+                deadline = began + 180
+                while answering(client, asked) < number:
+                    if up.poll() is not None or time.time() > deadline:
+                        raise RuntimeError(f"no version {number}:\n{(folder / 'up.log').read_text()[-3000:]}")
+                    time.sleep(0.02)
+                took.append(time.time() - began)
+                print(f"  hour {number} of {hours}: {took[-1]:.1f} s", flush=True)
+    finally:
+        up.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            up.wait(60)
+        up.kill()
+        up.wait()
+    return took[1:]
+
+
+def arrive(coming: Path, target: Path) -> float:
+    """Let an hour arrive; when it was complete."""
+    target.mkdir(parents=True)
+    for file in coming.glob("part-*"):
+        file.rename(target / file.name)
+    (target / "donefile").touch()
+    return time.time()
+
+
+def answering(client: Any, row: Mapping[str, Any]) -> int:
+    """The version that answers; 0: none yet."""
+    from clickline.errors import ClicklineError
+
+    try:
+        return int(client.predict([row]).version)
+    except ClicklineError:
+        return 0
+
+
+def report_freshness(took: Sequence[float], rows: int) -> list[Row]:
+    return [
+        Row(
+            f"an hour of {rows:,} rows: donefile to the first answer by its version",
+            f"{statistics.median(took):.1f} s (median of {len(took)}), longest {max(took):.1f} s",
+            "",
+            "≤ 30 s",
+        )
+    ]
+
+
+# ── the plot ───────────────────────────────────────────────────────────────────────────────────
+
+WIDTH, HEIGHT = 760, 340
+LEFT, RIGHT, TOP, BOTTOM = 56, 16, 40, 44
+COLOURS = {"best reachable": "#8a8f98", "follows": "#1f8a4c", "frozen after day 1": "#d9622b"}
+SMOOTHED = 6
+
+
+def smoothed(values_H: np.ndarray) -> np.ndarray:
+    """The mean of each hour and those before it, six of them."""
+    return np.array([values_H[max(0, h - SMOOTHED + 1) : h + 1].mean() for h in range(values_H.size)])
+
+
+def plot(made: Followed) -> str:
+    """Three lines as SVG; colours that are read on white and on black alike, and no background of its own."""
+    hours = made.live_H.size
+    lines = {
+        "best reachable": smoothed(made.best_H),
+        "follows": smoothed(made.live_H),
+        "frozen after day 1": np.concatenate([np.full(DAY, np.nan), smoothed(made.frozen_H[DAY:])]),
+    }
+    # The very first hours, before anything is learned, would press all the others together.
+    first = SMOOTHED
+    shown = np.concatenate([line[first:] for line in lines.values()])
+    low = np.floor(np.nanmin(shown) * 50) / 50
+    high = np.ceil(np.nanmax(shown) * 50) / 50
+
+    def across(hour: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * hour / (hours - 1)
+
+    def down(auc: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - auc) / (high - low)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        'font-size="12" fill="#7d838c">',
+        f"<title>AUC of {hours} hours, each scored before it is learned</title>",
+    ]
+    for auc in np.arange(low, high + 1e-9, 0.02):
+        y = f"{down(auc):.1f}"
+        parts += [
+            f'<path d="M{LEFT} {y}H{WIDTH - RIGHT}" stroke="#7d838c" stroke-opacity=".3"/>',
+            f'<text x="{LEFT - 8}" y="{down(auc) + 4:.1f}" text-anchor="end">{auc:.2f}</text>',
+        ]
+    for day in range(0, hours, DAY):
+        x = f"{across(day):.1f}"
+        parts += [
+            f'<path d="M{x} {HEIGHT - BOTTOM}v5" stroke="#7d838c"/>',
+            f'<text x="{x}" y="{HEIGHT - BOTTOM + 19}" text-anchor="middle">{day}</text>',
+        ]
+    parts += [
+        f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="#7d838c"/>',
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">hours followed</text>',
+        f'<text x="8" y="{TOP - 22}">AUC, mean of {SMOOTHED} hours</text>',
+    ]
+    at = 230
+    for name, line_H in lines.items():
+        points = [
+            f"{across(h):.1f} {down(line_H[h]):.1f}" for h in range(first, hours) if not np.isnan(line_H[h])
+        ]
+        parts += [
+            f'<path d="M{"L".join(points)}" fill="none" stroke="{COLOURS[name]}" stroke-width="2" '
+            'stroke-linejoin="round"/>',
+            f'<path d="M{at} {TOP - 26}h24" stroke="{COLOURS[name]}" stroke-width="3"/>',
+            f'<text x="{at + 30}" y="{TOP - 22}">{name}</text>',
+        ]
+        at += 175
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("parts", nargs="*", choices=["hours", "freshness", []])
+    arguments.add_argument("--try", action="store_true", dest="only_try")
+    chosen = arguments.parse_args()
+    size = TRY if chosen.only_try else REAL
+    parts = chosen.parts or ["hours", "freshness"]
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        if "hours" in parts:
+            world = Path(folder, "world")
+            make_world(world, size.hours, size.rows)
+            made = run_hours(world, size.hours)
+            rows += report_hours(made, MEMORY)
+            image = Path(tempfile.gettempdir(), "follow.svg") if chosen.only_try else IMAGE
+            image.parent.mkdir(exist_ok=True)
+            image.write_text(plot(made))
+            print(f"drawn: {image}", flush=True)
+        if "freshness" in parts:
+            fresh = Path(folder, "fresh")
+            fresh.mkdir()
+            rows += report_freshness(freshness(fresh, size.fresh_hours, size.fresh_rows), size.fresh_rows)
+    how = (
+        f"`python bench/follow.py` ({size.hours} synthetic hours of {size.rows:,} rows, {SLOTS} slots of up to "
+        f"{CARDINALITY:,} ids and {DENSE} numbers; half of a slot's weights turn every 12 hours, a fifth of the values "
+        "of large slots are ids born in the last hours; each hour is scored before it is learned). Freshness: "
+        f"{size.fresh_rows:,} rows in the Criteo layout, `clickline up --follow` with default settings on the same "
+        "machine as the client that asks."
+    )
+    publish(
+        "follow",
+        "Continuous learning",
+        how,
+        rows,
+        "![AUC by hour](images/follow.svg)",
+        write=not chosen.only_try and len(parts) == 2,
+    )
+
+
+if __name__ == "__main__":
+    main()

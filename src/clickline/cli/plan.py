@@ -1,0 +1,180 @@
+"""clickline plan: memory, time and shard counts to expect, before they are spent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clickline.cli.console import emit, facts, needing, table, watching
+from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+from clickline.progress import human_size
+
+if TYPE_CHECKING:
+    from clickline.stages.plan.report import Plan
+
+__all__ = ["plan"]
+
+_SHOWN_SLOTS = 8
+
+
+def plan(
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="SIZE",
+            help="Memory of one machine, such as 16GiB.",
+            show_default="this one's",
+        ),
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="Learn some batches to measure time and memory.")
+    ] = True,
+    config_file: ConfigFile = Path("clickline.yaml"),
+    overrides: Overrides = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Tell the memory, disk and time that this config will take, and what fits into a machine."""
+    from clickline.config import load_config
+
+    config = load_config(config_file, overrides or ())
+    machine = None if memory is None else _bytes(memory)
+    with needing("train", "planning"):
+        from clickline.stages.plan.run import plan as run
+    with watching(as_json=as_json, quiet=quiet) as progress:
+        found = run(config, progress, memory=machine, probe=probe)
+    if as_json:
+        emit(found.to_json())
+    else:
+        _show(found)
+
+
+def _bytes(text: str) -> int:
+    from pydantic import TypeAdapter, ValidationError
+
+    from clickline.config.sections import Size
+    from clickline.errors import ConfigError, Mistake
+
+    try:
+        size: int = TypeAdapter(Size).validate_python(text)
+    except ValidationError as error:
+        problem = f"is {text!r}. Allowed: at least 1MiB, as a number with KiB, MiB, GiB or TiB."
+        raise ConfigError([Mistake("", 0, "--memory", problem, "Write it as 16GiB.")]) from error
+    return size
+
+
+def _show(plan: Plan) -> None:
+    rows, ids, disk = plan.rows, plan.ids, plan.disk
+    about = "" if rows.exact else "about "
+    between = "" if ids.low == ids.high else f" (between {ids.low:,} and {ids.high:,})"
+    largest = sorted(ids.slots, key=lambda slot: -slot.distinct)[:_SHOWN_SLOTS]
+    facts(
+        {
+            "from": plan.basis,
+            "rows": f"{about}{rows.train:,} train, {rows.eval:,} eval",
+            "an epoch": f"{rows.learned:,} rows in {rows.steps:,} steps of {rows.batch_size:,}",
+            "ids": f"{about}{ids.distinct:,}{between} in {len(ids.slots)} slots; {ids.admitted:,} get a vector",
+            "largest slots": ", ".join(f"{slot.name} {slot.distinct:,}" for slot in largest) or "-",
+            "checkpoint": f"{human_size(disk.checkpoint)}; {human_size(disk.checkpoints)} for all that a run keeps",
+            "version": f"{human_size(disk.version)}, of which {human_size(disk.version_table)} is the table",
+        }
+    )
+    _show_memory(plan)
+    _show_time(plan)
+    _show_fit(plan)
+    typer.echo("\nassumed")
+    for assumption in plan.assumptions:
+        typer.echo(f"  {assumption}")
+
+
+def _show_memory(plan: Plan) -> None:
+    memory, serving = plan.memory, plan.serving
+    tables, dense = memory.tables, memory.dense
+    row_bytes = " and ".join(f"{size} bytes" for size in tables.row_bytes)
+    typer.echo("\nmemory to train")
+    facts(
+        {
+            "  rows of ids": f"{human_size(tables.rows)}, {row_bytes} each with the optimizer's state",
+            "  ids only counted": human_size(tables.candidates),
+            "  index": human_size(tables.index),
+            "  slack of growth": human_size(tables.slack),
+            "  process": f"{human_size(memory.process)}: Python, PyTorch, the model",
+            "  working": f"{human_size(memory.working)}: rows read ahead, a batch and its activations",
+            "  snapshot": f"{human_size(memory.snapshot)}: rows kept while a checkpoint is written",
+            "  peak": human_size(memory.peak),
+            "  network": f"weights {human_size(dense.weights)}, optimizer {human_size(dense.optimizer)}, activations "
+            f"about {human_size(dense.activations)}; part of process and working",
+        }
+    )
+    typer.echo("\nmemory to serve")
+    facts(
+        {
+            "  table": f"2 x {human_size(serving.table)}: two versions while one replaces the other",
+            "  processes": f"{serving.processes} x {human_size(serving.process)}",
+            "  shared": human_size(serving.server),
+            "  peak": human_size(serving.peak),
+        }
+    )
+
+
+def _show_time(plan: Plan) -> None:
+    time = plan.time
+    if time is None:
+        return
+    typer.echo("\ntime on this machine")
+    named = {
+        "  start": _duration(time.start),
+        "  learn": f"{_duration(time.learn)} an epoch, {time.rows_per_second:,.0f} rows/s",
+        "  evaluate": _duration(time.evaluate),
+        "  checkpoint": _duration(time.checkpoint),
+        "  train": f"{_duration(time.total)} in all",
+    }
+    if time.prepare is not None:
+        named = {"  prepare": _duration(time.prepare), **named}
+    facts(named)
+
+
+def _show_fit(plan: Plan) -> None:
+    fit = plan.fit
+    typer.echo(f"\nmachines of {human_size(fit.memory)}")
+    for line in fit.arithmetic:
+        typer.echo(f"  {line}")
+    serve = _machines(fit.serve_shards, fit.serve_fits, "serve")
+    if fit.serve_processes:
+        serve += f"; beside the whole table there is room for {fit.serve_processes} processes"
+    typer.echo(f"  to train, {_machines(fit.train_shards, fit.train_fits, 'train')}")
+    typer.echo(f"  to serve, {serve}")
+    if fit.remedies:
+        typer.echo("\nwhat a change would bring")
+        table(
+            ("  --set", "TRAIN", "VERSION", "SERVE", "FITS"),
+            [
+                (
+                    f"  {remedy.change}",
+                    human_size(remedy.train_peak),
+                    human_size(remedy.version),
+                    human_size(remedy.serve_peak),
+                    "yes" if remedy.fits else "no",
+                )
+                for remedy in fit.remedies
+            ],
+        )
+
+
+def _machines(shards: int | None, whole: bool, work: str) -> str:
+    if whole:
+        return "one is enough"
+    if shards is None:
+        return "no number of them is enough: what is needed beside the tables is too much"
+    if work == "train":
+        return f"one is too small; {shards} would each hold a part of the tables (this release trains on one)"
+    return f"one is too small; publish.shards={shards} and a lookup server for each do"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

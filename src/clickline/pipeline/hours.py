@@ -1,0 +1,48 @@
+"""What became of each hour, one small file an hour: <home>/follow/hours/20260101-03.json.
+
+The checkpoint alone decides which hours were learned. These files tell people, and they hold which hours were passed
+over, so that a restart does not wait for them once more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from clickline.artifacts.manifest import as_json
+from clickline.storage.sources import hour_label
+from clickline.storage.stores import Storage
+
+__all__ = ["PASSED_OVER", "HourRecords"]
+
+PASSED_OVER = ("skipped", "corrupt", "empty")
+"""States of an hour that was not learned and is not waited for any more."""
+
+
+class HourRecords:
+    """The records of one home."""
+
+    def __init__(self, home: str, step: int) -> None:
+        self._folder = Path(home, "follow", "hours")
+        self._step = step
+
+    def write(self, hour: int, record: Mapping[str, Any]) -> None:
+        Storage().put(str(self._path(hour)), as_json(record, indent=1))
+
+    def read(self, hour: int) -> dict[str, Any] | None:
+        path = self._path(hour)
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def passed_over(self, hour: int) -> bool:
+        record = self.read(hour)
+        return record is not None and record["state"] in PASSED_OVER
+
+    def all(self) -> Iterator[dict[str, Any]]:
+        """Every record, in order of time."""
+        for path in sorted(self._folder.glob("*.json")):
+            yield json.loads(path.read_text())
+
+    def _path(self, hour: int) -> Path:
+        return self._folder / f"{hour_label(hour, self._step).replace('/', '-')}.json"

@@ -1,0 +1,68 @@
+"""All that can be known of the run of a home, without disturbing it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clickline.config import Config
+from clickline.errors import ClicklineError
+from clickline.pipeline.endpoint import readiness
+from clickline.pipeline.state import UpFolder
+
+__all__ = ["status"]
+
+_NEWEST = 3
+_MEASURES = ("auc", "logloss", "calibration")
+
+
+def status(config: Config) -> dict[str, Any]:
+    """As a document: that of state.json, what was looked up now, and the versions.
+
+    `state` is never, starting, running, done, stopped, failed, or lost: it ended without a word."""
+    folder = UpFolder(config)
+    seen = folder.look()
+    document = {key: value for key, value in seen.document.items() if key != "born"}
+    stages = document.get("stages", {})
+    serving = "grpc" in stages.get("serve", {}).get("facts", {}) and seen.state == "running"
+    return {
+        **document,
+        "state": seen.state,
+        "stage": seen.stage,
+        "home": str(folder.home),
+        "logs": str(folder.logs),
+        "pid": seen.holder.pid if seen.holder else None,
+        "processes": [{"role": one.role, "pid": one.pid} for one in seen.processes],
+        "metrics": _metrics(stages),
+        "health": readiness(config) if serving else None,
+        "versions": _versions(config),
+    }
+
+
+def _metrics(stages: dict[str, Any]) -> dict[str, Any]:
+    """The newest there are: of the last hour, else of the evaluation."""
+    last = stages.get("follow", {}).get("facts", {}).get("last") or {}
+    found = last.get("progressive") or stages.get("evaluate", {}).get("facts", {})
+    return {name: found[name] for name in _MEASURES if found.get(name) is not None}
+
+
+def _versions(config: Config) -> dict[str, Any]:
+    """What the registry holds; an error there is told, not raised: the run may well go on."""
+    try:
+        from clickline.intake.stores import registry_of
+
+        registry = registry_of(config)
+        current = registry.current()
+        numbers = registry.numbers()
+        newest = []
+        for number in numbers[-_NEWEST:]:
+            version = registry.version(number)
+            newest.append({"version": number, "created": version.created, "table": version.body.get("table")})
+    except (ClicklineError, OSError) as error:
+        return {"error": str(error)}
+    return {
+        "current": None if current is None else current.version,
+        "pinned": current is not None and current.pinned,
+        "since": None if current is None else current.at,
+        "count": len(numbers),
+        "newest": newest,
+    }

@@ -1,0 +1,353 @@
+"""Hours are learned in order, once each; what cannot be learned is told and can be learned later."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hour_world import HourWorld, Stop, Watcher, make_hours
+
+from clickline.artifacts.checkpoint import latest
+from clickline.embedding.snapshot import SnapshotReader
+from clickline.errors import (
+    ArtifactError,
+    ConfigError,
+    DataError,
+    HourNotReady,
+    SourceNotFound,
+)
+from clickline.features import FeatureSpec
+from clickline.frozen import FrozenTables, merged
+from clickline.intake.stores import registry_of
+from clickline.learner import open_checkpoint
+from clickline.pipeline.follow import follow
+from clickline.progress import Progress
+from clickline.scoring.versions import open_scorer
+from clickline.stages.prepare.hours import prepare_hour
+from clickline.storage.sources import DateRange
+
+FIRST = 490896  # 2026-01-01T00 in hours since 1970
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hours")
+    make_hours(folder, 8, 1500)
+    return folder
+
+
+@pytest.fixture
+def world(tmp_path: Path, made: Path) -> HourWorld:
+    return HourWorld(tmp_path / "ads", made)
+
+
+def counted(world: HourWorld, *hours: int) -> dict[int, tuple[float, float]]:
+    """Shows and clicks of every id, counted over the logs."""
+    found = latest(world.home / "runs/follow")
+    assert found is not None
+    features = FeatureSpec.from_json(found.body["features"])
+    shows: Counter[int] = Counter()
+    clicks: Counter[int] = Counter()
+    for hour in hours:
+        dataset = prepare_hour(world.config(), FIRST + hour, features, Progress()).dataset
+        for shard, group, _ in dataset.row_groups("train"):
+            rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[shard].file), [group])
+            for slot in rows.encoded.slots:
+                shows.update(dict(zip(*np.unique(slot.ids_N, return_counts=True), strict=True)))
+                clicked = slot.ids_N[rows.click_B == 1]
+                clicks.update(dict(zip(*np.unique(clicked, return_counts=True), strict=True)))
+    return {int(one): (float(count), float(clicks[one])) for one, count in shows.items()}
+
+
+def learned(world: HourWorld) -> dict[int, tuple[float, float]]:
+    """The same, as the newest checkpoint has it."""
+    found = latest(world.home / "runs/follow")
+    assert found is not None
+    reader = SnapshotReader(found.tables)
+    return {
+        int(row["id"]): (float(row["show"]), float(row["click"]))
+        for part in range(len(reader.tables))
+        for rows in reader.rows(part)
+        for row in rows
+    }
+
+
+def served(world: HourWorld) -> set[int]:
+    """The ids of the newest version, with those it builds on."""
+    registry = registry_of(world.config())
+    chain = registry.chain(registry.versions()[-1])
+    tables = FrozenTables.open([Path(version.folder) for version in chain])
+    try:
+        return {int(one) for block in merged(tables) for one in block.ids_N}
+    finally:
+        tables.close()
+
+
+def test_each_hour_is_scored_learned_and_published(world: HourWorld):
+    world.arrive(0, 1, 2)
+    watcher = world.follow(3)
+    records = world.records()
+    assert [record["hour"] for record in records] == [f"20260101/0{hour}" for hour in range(3)]
+    assert all(record["state"] == "learned" and record["rows"] == 1500 for record in records)
+    assert records[2]["progressive"]["auc"] > records[0]["progressive"]["auc"] + 0.03
+    assert records[1]["held_out"]["rows"] == pytest.approx(2 * 150, abs=50)  # few: with those of the hour before
+    versions = world.versions()
+    assert [version.body["model"]["hour"] for version in versions] == [record["hour"] for record in records]
+    assert [record["version"] for record in records] == [1, 2, 3]
+    assert versions[-1].body["model"]["data_until"] == (FIRST + 3) * 3600
+    assert registry_of(world.config()).current().version == 3
+    assert learned(world) == counted(world, 0, 1, 2)
+    assert [facts["last"]["hour"] for facts in watcher.facts if facts.get("last")][-1] == "20260101/02"
+
+
+def test_what_is_served_is_what_was_learned(world: HourWorld):
+    """Also where an hour's version is a delta, and after a restart, whose delta is made against the files."""
+    world.arrive(0, 1, 2)
+    world.follow(3)
+    world.arrive(3)
+    world.follow(4)
+    config = world.config()
+    registry = registry_of(config)
+    version = registry.versions()[-1]
+    assert version.body["model"]["hour"] == "20260101/03"
+    model = open_checkpoint(latest(world.home / "runs/follow"), 1)
+    dataset = prepare_hour(config, FIRST + 3, model.features, Progress()).dataset
+    rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[0].file), [0])
+    scorer = open_scorer(registry, version, Path(config.cache.dir), 1)
+    try:
+        assert np.abs(scorer.probabilities(rows) - model.score(rows)).max() < 1e-6
+    finally:
+        scorer.close()
+
+
+def test_an_hour_that_was_learned_is_not_learned_again(world: HourWorld):
+    world.arrive(0, 1)
+    world.follow(2)
+    before = world.checkpoint()
+    world.follow(2)
+    assert world.checkpoint() == before
+    assert len(world.versions()) == 2
+
+
+def test_hours_that_the_gate_refuses_are_learned_and_not_published(world: HourWorld):
+    world.arrive(0, 1, 2)
+    lines = world.log(1).read_text().splitlines()
+    world.log(1).write_text(
+        "\n".join([lines[0], *(f"{n % 2},{line[2:]}" for n, line in enumerate(lines[1:]))])
+    )
+    watcher = world.follow(3, "gate.auc=0.6")
+    assert any("20260101/01: the gate refused: AUC is" in line for line in watcher.said)
+    assert [version.body["model"]["hour"] for version in world.versions()] == ["20260101/00", "20260101/02"]
+    assert [record["gate"]["passed"] for record in world.records()] == [True, False, True]
+    assert learned(world) == counted(world, 0, 1, 2)
+
+
+def test_the_live_version_is_what_vs_current_compares_with(world: HourWorld):
+    world.arrive(0, 1)
+    watcher = world.follow(2, "gate.vs_current=0.9")
+    assert [version.number for version in world.versions()] == [1]  # there was none to compare the first with
+    assert any("the gate refused" in line and "current version" in line for line in watcher.said)
+
+
+def test_an_hour_that_cannot_be_used_is_passed_over_and_can_be_learned_later(world: HourWorld):
+    world.arrive(0, 1, 2)
+    good = world.log(1).read_text()
+    world.log(1).write_text(good.splitlines()[0] + "\n" + "7,nonsense\n" * 200)
+    watcher = world.follow(3)
+    assert any(line.startswith("20260101/01 was not learned: 200 of 200 rows") for line in watcher.said)
+    assert [record["state"] for record in world.records()] == ["learned", "corrupt", "learned"]
+    assert list((world.home / "hours/20260101-01/quarantine").iterdir())
+    assert world.follow(3).said[0].startswith("2 hours were learned")  # and not tried again
+    world.log(1).write_text(good)
+    world.follow(3, backfill=DateRange("20260101/00", "20260101/02"))
+    assert [record["state"] for record in world.records()] == ["learned", "learned", "learned"]
+    assert learned(world) == counted(world, 0, 1, 2)
+    assert world.versions()[-1].body["model"]["hour"] == "20260101/01"
+
+
+def test_a_bad_hour_ends_the_run_where_that_is_wanted(world: HourWorld):
+    world.arrive(0, 1)
+    world.log(1).write_text("click\n1\n")
+    with pytest.raises(DataError):
+        world.follow(2, "follow.corrupt=stop")
+    assert [record["state"] for record in world.records()] == ["learned"]
+
+
+def test_a_first_hour_that_cannot_be_used_is_an_error(world: HourWorld):
+    world.arrive(0, 1)
+    world.log(0).write_text("click,timestamp\n" + "7,x\n" * 100)
+    with pytest.raises(DataError):
+        world.follow(2)
+
+
+def test_a_late_hour_is_reported_and_waited_for(world: HourWorld):
+    world.arrive(0, 2)
+
+    late = threading.Thread(target=lambda: world.arrive(1))
+
+    class Waiting(Watcher):
+        def say(self, message: str) -> None:
+            super().say(message)
+            if "20260101/01 is late" in message:
+                late.start()
+
+    watcher = Waiting("20260101/03")
+    with pytest.raises(Stop):
+        follow(world.config(), watcher)
+    assert any("20260101/01 is late: its donefile is not there" in line for line in watcher.said)
+    assert any(facts.get("late") and facts["hour"] == "20260101/01" for facts in watcher.facts)
+    assert [record["hour"] for record in world.records()] == [f"20260101/0{hour}" for hour in range(3)]
+    assert world.checkpoint()["learned"] == [[FIRST, FIRST + 3]]
+
+
+def test_a_missing_hour_is_skipped_only_where_that_is_wanted(world: HourWorld):
+    world.arrive(0, 2)
+    watcher = world.follow(3, "follow.missing=skip")
+    assert any("--backfill 20260101/01..20260101/01" in line for line in watcher.said)
+    assert [record["state"] for record in world.records()] == ["learned", "skipped", "learned"]
+    world.arrive(1)
+    world.follow(3, backfill=DateRange("20260101/01", "20260101/01"))
+    assert learned(world) == counted(world, 0, 1, 2)
+
+
+def test_a_missing_hour_ends_the_run_where_that_is_wanted(world: HourWorld):
+    world.arrive(0, 2)
+    with pytest.raises(HourNotReady, match=r"20260101/01 did not arrive within follow\.late, 1 s"):
+        world.follow(3, "follow.missing=stop")
+
+
+def test_a_range_is_filled_with_one_version(world: HourWorld):
+    world.arrive(0, 1, 2, 3, 5)
+    watcher = world.follow(4, backfill=DateRange("20260101/01", "20260101/06"))
+    assert "backfill: 20260101/04 is not there or not complete; left out" in watcher.said
+    assert "backfill: 4 of 6 hours are to be learned" in watcher.said
+    # The range first, then what the config begins with; each of them once.
+    assert [version.body["model"]["hour"] for version in world.versions()] == ["20260101/05", "20260101/00"]
+    assert learned(world) == counted(world, 0, 1, 2, 3, 5)
+
+
+def test_an_hour_without_rows_is_learned_like_any_other(world: HourWorld):
+    world.arrive(0, 2)
+    world.hour(1).mkdir()
+    (world.hour(1) / "donefile").touch()
+    world.follow(3)
+    records = world.records()
+    assert [record.get("rows") for record in records] == [1500, 0, 1500]
+    assert records[1]["version"] is None
+    assert world.checkpoint()["learned"] == [[FIRST, FIRST + 3]]
+
+
+def test_the_history_is_learned_before_the_hours(world: HourWorld):
+    world.arrive(*range(6))
+    watcher = world.follow(
+        6,
+        "data.dates={from: 20260101/00, to: 20260101/03}",
+        "data.eval=arrived/20260101/03/*.csv",
+        "gate.auc=0.55",
+    )
+    assert world.checkpoint()["learned"] == [[FIRST, FIRST + 6]]
+    assert [record["hour"] for record in world.records()] == ["20260101/04", "20260101/05"]
+    assert [version.body["model"].get("hour") for version in world.versions()] == [
+        None,
+        "20260101/04",
+        "20260101/05",
+    ]
+    assert any(line.startswith("learning on from") for line in watcher.said)
+    assert learned(world) == counted(world, *range(6))
+
+
+def test_tables_stay_within_their_bound(world: HourWorld):
+    """Ids that were not seen for long go first, from the versions too."""
+    world.arrive(*range(6))
+    bound = 7 << 18
+    watcher = world.follow(6, f"follow.memory={bound}")
+    records = world.records()
+    assert all(record["memory"] <= bound for record in records)
+    assert sum(record["evicted"] for record in records) > 0
+    assert any("the sparse tables reached follow.memory, 1.8 MiB" in line for line in watcher.said)
+    assert served(world) == learned(world).keys()
+
+
+def test_a_bound_that_holds_nothing_is_refused(world: HourWorld):
+    world.arrive(0)
+    with pytest.raises(ConfigError, match=r"follow\.memory is 1\.0 MiB, too little .* Give at least"):
+        world.follow(1, "follow.memory=1MiB", "model.embedding_dim=64")
+
+
+def test_eviction_and_decay_run_each_hour(world: HourWorld):
+    world.arrive(*range(6))
+    world.follow(6, "train.eviction={hours_unseen: 1, decay: 0.5}")
+    records = world.records()
+    assert all(record["evicted"] > 0 for record in records[2:])
+    assert all(record["ids"] < 1.3 * records[1]["ids"] for record in records)
+    assert served(world) == learned(world).keys()
+    shows = [show for show, _ in learned(world).values()]
+    assert any(show != int(show) for show in shows)
+
+
+def test_ids_that_went_are_tombstones_of_a_delta(world: HourWorld):
+    world.arrive(*range(7))
+    for hour in (5, 6):  # little is new in the last hours, and what came in the first of all goes
+        world.log(hour).write_text("\n".join(world.log(hour).read_text().splitlines()[:60]) + "\n")
+    world.follow(7, "train.eviction={hours_unseen: 4}")
+    last = world.versions()[-1].body
+    assert last["table"] == "delta"
+    assert last["tombstones"] == world.records()[-1]["evicted"] > 0
+    assert served(world) == learned(world).keys()
+
+
+def test_calibration_follows_too(world: HourWorld):
+    world.arrive(*range(3))
+    world.follow(3, "train.calibration={method: platt}")
+    assert world.checkpoint()["calibration"][
+        "method" if "method" in world.checkpoint()["calibration"] else "kind"
+    ]
+    assert world.versions()[-1].body["calibration"] == world.checkpoint()["calibration"]
+
+
+def test_another_shape_is_refused_and_another_step_size_is_not(world: HourWorld):
+    world.arrive(0, 1)
+    world.follow(1)
+    with pytest.raises(ArtifactError, match=r"hidden was \[16\], now \[8\]. Change the config back"):
+        world.follow(2, "model.hidden=[8]")
+    world.follow(2, "train.learning_rate=0.002")
+    assert len(world.records()) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.dates=null", "data.train=arrived/20260101/00/*.csv"], "data.dates is missing"),
+        (["home=memory://x"], "following needs a home on local disk"),
+        (["train.mode=cluster"], "following is done on one machine"),
+    ],
+)
+def test_what_following_needs(world: HourWorld, overrides: list[str], words: str):
+    with pytest.raises(ConfigError, match=words):
+        follow(world.config(*overrides))
+
+
+def test_a_plan_of_days(world: HourWorld, made: Path):
+    """A pattern without {hour} is followed day by day."""
+    for day in ("20260101", "20260102"):
+        folder = world.folder / "daily" / day
+        folder.mkdir(parents=True)
+        lines: list[str] = []
+        for hour in (0, 1) if day == "20260101" else (2, 3):
+            lines += (
+                (made / f"coming/20260101/0{hour}/part-00000.csv").read_text().splitlines()[bool(lines) :]
+            )
+        (folder / "log.csv").write_text("\n".join(lines) + "\n")
+        (folder / "donefile").touch()
+    with pytest.raises(Stop):
+        follow(world.config("data.train=daily/{date}/*.csv"), Watcher("20260103"))
+    assert [record["hour"] for record in world.records()] == ["20260101", "20260102"]
+    assert [record["rows"] for record in world.records()] == [3000, 3000]
+
+
+def test_a_source_that_never_answered_is_an_error_at_once(world: HourWorld):
+    with pytest.raises((ConfigError, SourceNotFound, Exception), match="nosuch"):
+        follow(world.config("data.train=nosuch://x/{date}/{hour}/*.csv"))

@@ -1,0 +1,73 @@
+"""`kill -9` at named moments: the model that goes on is the same, to the bit, as one that was never disturbed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hour_world import HourWorld, make_hours, same_model
+
+pytestmark = pytest.mark.slow
+
+# Dies the second time it comes by: one hour is learned, the next is in the middle of it.
+DIES = """
+import importlib, os, signal
+place, name, calls, after = {place!r}, {name!r}, {calls}, {after}
+module, _, owner = place.partition(":")
+holder = importlib.import_module(module)
+if owner:
+    holder = getattr(holder, owner)
+real, seen = getattr(holder, name), []
+def dies(*arguments, **options):
+    seen.append(1)
+    if len(seen) == calls and not after:
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = real(*arguments, **options)
+    if len(seen) == calls:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+setattr(holder, name, dies)
+"""
+MOMENTS = {
+    "preparing": ("clickline.stages.prepare.making", "finish", 2, False),
+    "scoring": ("clickline.stages.train.hourly:HourlyTrainer", "_score", 2, False),
+    "learning": ("clickline.stages.train.hourly:HourlyTrainer", "_learn", 20, False),
+    "publishing": ("clickline.artifacts.version:Draft", "commit", 2, False),
+    "published": ("clickline.artifacts.registry:Registry", "move", 2, True),
+    "the checkpoint is half written": ("clickline.artifacts.checkpoint", "write_manifest", 2, False),
+    "the checkpoint is whole": ("clickline.artifacts.checkpoint", "write_manifest", 2, True),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hours")
+    make_hours(folder, 9, 1500)
+    return folder
+
+
+def test_killed_in_every_stage_the_model_is_the_same_to_the_bit(tmp_path: Path, made: Path):
+    overrides = ("gate.auc=0.52", "gate.vs_current=-0.5", "train.eviction={decay: 0.9, hours_unseen: 4}")
+    calm, hit = HourWorld(tmp_path / "calm", made), HourWorld(tmp_path / "hit", made)
+    for world in (calm, hit):
+        world.arrive(*range(9))
+    calm.follow(9, *overrides)
+    for moment, (place, name, calls, after) in MOMENTS.items():
+        before = DIES.format(place=place, name=name, calls=calls, after=after)
+        child = hit.start(9, before, *overrides)
+        assert child.wait(120) == -9, moment
+    last = hit.start(9, "", *overrides)
+    assert last.wait(120) == 0
+
+    same_model(calm, hit)
+
+    def told(world: HourWorld) -> list[object]:
+        return [(r["hour"], r["rows"], r["progressive"], r["held_out"], r["ids"]) for r in world.records()]
+
+    assert told(hit) == told(calm)
+    # Every hour has been published, and the last one is live.
+    hours = {version.body["model"]["hour"] for version in hit.versions()}
+    assert max(hours) == "20260101/08"
+    assert all(record["version"] is not None for record in hit.records())
+    shutil.rmtree(tmp_path / "hit")

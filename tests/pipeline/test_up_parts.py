@@ -1,0 +1,303 @@
+"""The parts that `up` is made of: what crosses the pipe, who is alive, logs that are written and read at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clickline import errors
+from clickline.config import Config, load_config
+from clickline.errors import ClicklineError, ConfigError, Mistake, RequestRefused
+from clickline.pipeline import logs
+from clickline.pipeline.board import Board
+from clickline.pipeline.endpoint import endpoint
+from clickline.pipeline.logs import Journal, LogReader
+from clickline.pipeline.processes import Process, descendants, end_all
+from clickline.pipeline.state import UpFolder
+from clickline.pipeline.telling import Teller, error_of, replay, told_error
+from clickline.pipeline.wording import duration, stage_words
+from clickline.progress import Progress
+
+
+class Recorder(Progress):
+    """Keeps the calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def begin(self, title, *, total_bytes=None, total_rows=None):
+        self.calls.append(("begin", title, total_bytes, total_rows))
+
+    def advance(self, *, rows=0, size=0):
+        self.calls.append(("advance", rows, size))
+
+    def note(self, figures):
+        self.calls.append(("note", figures))
+
+    def end(self):
+        self.calls.append(("end",))
+
+    def stage(self, name, state, facts=None):
+        self.calls.append(("stage", name, state, facts))
+
+    def say(self, message):
+        self.calls.append(("say", message))
+
+
+# ── what crosses the pipe ──────────────────────────────────────────────────────────────────────
+
+
+def across(tell) -> Recorder:
+    """What a watcher hears of the calls that a child makes."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        tell(Teller(theirs))
+        theirs.shutdown(socket.SHUT_WR)
+        heard = Recorder()
+        with ours.makefile("rb") as lines:
+            for line in lines:
+                replay(json.loads(line), heard)
+    return heard
+
+
+def test_calls_come_out_as_they_went_in():
+    def tell(teller: Teller) -> None:
+        teller.stage("train", "running")
+        teller.begin("train epoch 1", total_rows=100)
+        teller.advance(rows=10, size=3)
+        teller.note("loss 0.5")
+        teller.advance(rows=20)
+        teller.end()
+        teller.stage("train", "done", {"auc": np.float32(0.5), "steps": np.int64(7), "path": Path("a")})
+        teller.say("two\nlines, ünd")
+
+    assert across(tell).calls == [
+        ("stage", "train", "running", {}),
+        ("begin", "train epoch 1", None, 100),
+        ("advance", 10, 3),
+        ("note", "loss 0.5"),
+        ("advance", 20, 0),
+        ("end",),
+        ("stage", "train", "done", {"auc": 0.5, "steps": 7, "path": "a"}),
+        ("say", "two\nlines, ünd"),
+    ]
+
+
+def test_a_million_steps_are_few_lines_and_no_row_is_lost():
+    def tell(teller: Teller) -> None:
+        teller.begin("train")
+        threads = [
+            threading.Thread(target=lambda: [teller.advance(rows=1, size=2) for _ in range(20_000)])
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        teller.end()
+
+    advances = [call for call in across(tell).calls if call[0] == "advance"]
+    assert sum(call[1] for call in advances) == 80_000
+    assert sum(call[2] for call in advances) == 160_000
+    assert len(advances) < 200
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_is_raised_again_as_itself(name):
+    kind = getattr(errors, name)
+    if not (isinstance(kind, type) and issubclass(kind, ClicklineError)):
+        return
+    if kind is ConfigError:
+        error = ConfigError([Mistake("f", 3, "a.b", "is wrong.", "Mend it."), Mistake("", 0, "x", "is", "y")])
+    elif kind is RequestRefused:
+        error = RequestRefused("invalid", "no")
+    else:
+        error = kind("what was found")
+    again = error_of(json.loads(json.dumps(told_error(error))))
+    assert str(again) == str(error)
+    assert type(again) is (ClicklineError if kind is RequestRefused else kind)
+    assert getattr(again, "mistakes", None) == getattr(error, "mistakes", None)
+
+
+CONFIG = """
+data:
+  train: '{date}/{hour}/*.tsv'
+  dates: {from: 20260101, wait: 2h}
+  eval: [a.tsv, 'c [1]/*.tsv']
+  fields: {I3: zscore, I4: {transform: bucket, buckets: 4}}
+train: {eviction: {}, calibration: {}, early_stop: {}, batch_size: 7, checkpoint_every: 1h}
+serve: {batching: {}, lookup: {shards: [['127.0.0.1:1']]}}
+follow: {memory: 2GiB}
+storage: {options: {s3: {anon: true}}}
+publish: {registry: 's3://bucket/ads'}
+"""
+
+
+def test_the_config_that_a_child_gets_is_the_parents(tmp_path):
+    (tmp_path / "clickline.yaml").write_text(CONFIG)
+    config = load_config(tmp_path / "clickline.yaml")
+    sent = json.loads(json.dumps(config.model_dump(mode="json", by_alias=True)))
+    assert Config.model_validate(sent) == config
+
+
+# ── who is alive ───────────────────────────────────────────────────────────────────────────────
+
+
+def sleeping() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def test_a_pid_that_was_given_to_somebody_else_is_not_ours():
+    with sleeping() as process:
+        try:
+            found = Process.of(process.pid, "flow")
+            assert found is not None and found.alive
+            recycled = Process(process.pid, found.born.replace(":", ":1"), "flow")
+            rebooted = Process(process.pid, "another-boot:" + found.born.partition(":")[2], "flow")
+            assert not recycled.alive and not rebooted.alive
+            recycled.send(signal.SIGKILL)
+            assert end_all([recycled, rebooted], 0.0) == []
+            assert process.poll() is None
+            assert found in list(descendants(os.getpid()))
+            assert end_all([found], 0.05) == [found]  # dead, though nobody has waited for it
+            assert not found.alive
+        finally:
+            process.kill()
+
+
+# ── the folder ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> UpFolder:
+    (tmp_path / "clickline.yaml").write_text("data: {train: a.tsv}\n")
+    return UpFolder(load_config(tmp_path / "clickline.yaml"))
+
+
+def test_whoever_holds_the_lock_is_running_and_free_means_lost(folder):
+    assert folder.look().state == "never"
+    held = folder.hold("up")
+    us = Process.of(os.getpid())
+    assert us is not None
+    assert (folder.look().state, folder.look().holder) == ("starting", us)
+    document = {"state": "running", "pid": us.pid, "born": us.born, "stage": "train", "processes": []}
+    folder.write(document)
+    seen = folder.look()
+    assert (seen.state, seen.stage, seen.holder) == ("running", "train", us)
+    with pytest.raises(ClicklineError, match=r"is running for .*, pid \d+, stage train\. `clickline status`"):
+        folder.hold("up")
+    os.close(held)
+    assert (folder.look().state, folder.look().stage) == ("lost", "train")
+    folder.write({**document, "state": "stopped"})
+    assert folder.look().state == "stopped"
+
+
+def test_a_state_that_a_power_cut_has_torn_is_none(folder):
+    os.close(folder.hold("up"))
+    (folder.path / "state.json").write_text('{"state": "run')
+    assert folder.look().state == "never"
+
+
+# ── logs ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def journal(folder: UpFolder, monkeypatch: pytest.MonkeyPatch) -> Journal:
+    folder.logs.mkdir(parents=True)
+    monkeypatch.setattr(logs, "MOST_BYTES", 4096)
+    return Journal(folder.logs, Board())
+
+
+def test_logs_are_merged_by_time_and_never_grow_beyond_their_bound(folder, journal):
+    for number in range(1000):
+        journal.line("train" if number % 3 else "serve", f"line {number}\nand more")
+    sizes = {path.name: path.stat().st_size for path in folder.logs.iterdir()}
+    assert set(sizes) == {"train.log", "train.log.1", "serve.log", "serve.log.1"}
+    assert max(sizes.values()) < 4096 + 100
+    reader = LogReader(folder.logs)
+    assert [line.text for line in reader.last(4)] == ["line 998", "and more", "line 999", "and more"]
+    far = reader.last(150)  # further back than the newest file of a stage goes
+    assert len(far) == 150
+    assert [line.at for line in far] == sorted(line.at for line in far)
+    assert reader.last(0) == []
+    reader.close()
+
+
+def test_following_loses_nothing_over_rotation_and_into_new_stages(folder, journal):
+    journal.line("prepare", "before")
+    over = threading.Event()
+
+    def write() -> None:
+        for number in range(600):
+            journal.line(("prepare", "train", "serve")[number // 200], f"{number}")
+            if number % 20 == 0:
+                time.sleep(0.01)  # the reader polls; a file is not rotated twice between two looks
+        over.set()
+
+    reader = LogReader(folder.logs)
+    assert [line.text for line in reader.last(10)] == ["before"]
+    monkeypatched = logs._POLL_SECONDS
+    logs._POLL_SECONDS = 0.005
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        found = [line.text for line in reader.follow(over.is_set)]
+    finally:
+        logs._POLL_SECONDS = monkeypatched
+        writer.join()
+        reader.close()
+    assert found == [str(number) for number in range(600)]
+
+
+def test_a_full_disk_costs_lines_and_nothing_else(folder, tmp_path):
+    gone = Journal(tmp_path / "not there", Board())
+    gone.line("train", "lost")
+    gone.close()
+
+
+# ── words ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_following_in_words():
+    facts = {
+        "state": "waiting",
+        "hour": "20260101/05",
+        "late": True,
+        "hours_learned": 5,
+        "last": {"hour": "20260101/04", "rows": 1000, "progressive": {"auc": 0.7}, "version": 3},
+    }
+    assert stage_words("follow", {"state": "running", "facts": facts}) == (
+        "waiting for 20260101/05 (late); 5 hours learned; last 20260101/04: 1,000 rows, AUC 0.7000, version 3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1 min 01 s"), (7260, "2 h 01 min"), (200_000, "2 d 7 h")],
+)
+def test_durations(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_a_line_for_the_shell_survives_quotes(tmp_path):
+    (tmp_path / "clickline.yaml").write_text("name: ads\ndata: {train: a.tsv}\nserve: {host: '::'}\n")
+    where = endpoint(load_config(tmp_path / "clickline.yaml"), {"C1": "it's"})
+    assert (where.grpc, where.http) == ("[::]:8500", "http://[::]:8501")
+    shown = subprocess.run(
+        ["bash", "-c", where.curl.replace("curl", "printf '%s\\n'", 1)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert shown[0] == "http://[::1]:8501/v1/models/ads:predict"
+    assert json.loads(shown[2]) == {"instances": [{"C1": "it's"}]}

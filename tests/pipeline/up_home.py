@@ -1,0 +1,145 @@
+"""A project in which tests run `up` as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clickline.pipeline.processes import Process, descendants, living
+
+__all__ = ["DOUBLES", "SCRIPT", "Home", "eventually", "free_ports"]
+
+SCRIPT = Path(sys.executable).parent / "clickline"
+DOUBLES = Path(__file__).parent / "doubles"
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What `condition` returns as soon as it is true."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"never came true: {condition}"
+        time.sleep(0.01)
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        found = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
+
+
+class Home:
+    """A project in which `up` is run."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.file = folder / "clickline.yaml"
+        self.up = folder / ".clickline" / "up"
+        self.environment = {**os.environ, "COLUMNS": "100", **environment}
+        self._started: list[subprocess.Popen[str]] = []
+        self.processes: dict[int, Process] = {}
+
+    def configure(self, **sections: Any) -> None:
+        config = yaml.safe_load(self.file.read_text()) if self.file.exists() else {}
+        self.file.write_text(yaml.safe_dump({**config, **sections}))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """A command, still running; its output goes to files, so that nobody waits for whoever keeps a pipe open."""
+        number = len(self._started)
+        with (
+            (self.folder / f"out-{number}").open("w") as out,
+            (self.folder / f"err-{number}").open("w") as err,
+        ):
+            process = subprocess.Popen(
+                [SCRIPT, *arguments],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                text=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+        self._started.append(process)
+        return process
+
+    def said(self, process: subprocess.Popen[str]) -> tuple[str, str]:
+        number = self._started.index(process)
+        return (self.folder / f"out-{number}").read_text(), (self.folder / f"err-{number}").read_text()
+
+    def run(self, *arguments: str, seconds: float = 90.0) -> tuple[int, str, str]:
+        process = self.start(*arguments)
+        try:
+            code = process.wait(seconds)
+        finally:
+            self.note_processes()
+        return (code, *self.said(process))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        try:
+            document: dict[str, Any] = json.loads((self.up / "state.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return document
+
+    def stage(self, name: str) -> str | None:
+        found = self.state.get("stages", {}).get(name, {}).get("state")
+        return None if found is None else str(found)
+
+    def pid(self, role: str) -> int:
+        """Of the child that has this role: the first of its processes."""
+        return int(next(one["pid"] for one in self.state["processes"] if one["role"] == role))
+
+    def is_up(self) -> bool:
+        return "grpc" in self.state.get("stages", {}).get("serve", {}).get("facts", {})
+
+    def until_up(self, process: subprocess.Popen[str]) -> None:
+        """Until the command has said so."""
+        eventually(lambda: (self.is_up() and self.said(process)[0]) or process.poll() is not None)
+        assert process.poll() is None, self.said(process)
+        self.note_processes()
+
+    def note_processes(self) -> list[Process]:
+        """All that run for this home now; they are looked for again at the end of the test."""
+        for one in self.state.get("processes", ()):
+            found = Process.from_json(one)
+            self.processes[found.pid] = found
+        for process in self._started:
+            if process.poll() is None:
+                self.processes |= {one.pid: one for one in descendants(process.pid)}
+        return living(one for one in self.processes.values() if one.pid != os.getpid())
+
+    def none_left(self, seconds: float = 20.0) -> bool:
+        return bool(eventually(lambda: not self.note_processes(), seconds))
+
+    def end(self) -> list[Process]:
+        """Kill what is left; returns it."""
+        self.note_processes()
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        left = living(one for one in self.processes.values() if one.pid != os.getpid())
+        deadline = time.monotonic() + 15.0  # children end with their parent
+        while left and time.monotonic() < deadline:
+            time.sleep(0.02)
+            left = living(left)
+        for one in left:
+            one.send(signal.SIGKILL)
+        return left

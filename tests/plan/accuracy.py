@@ -1,0 +1,104 @@
+"""A plan beside what really happens: prepare, train and publish in processes of their own, and compare.
+
+Times are compared pair by pair, plan and run in turns, and the pair that agrees best counts: on a machine that others
+use, either of the two may be slowed down by half.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import clickline
+from clickline.config import load_config
+from clickline.stages.plan.looking import SAMPLE_BYTES
+from clickline.stages.plan.report import Plan
+from clickline.stages.plan.run import plan
+
+__all__ = ["Comparison", "compare"]
+
+_PROGRAM = Path(__file__).parent / "really.py"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Planned / real."""
+
+    rows: float
+    ids: float
+    admitted: float
+    tables: float
+    peak: float
+    checkpoint: float
+    version: float
+    learn: float | None
+
+    def __str__(self) -> str:
+        return " | ".join("-" if value is None else f"{value:.2f}" for value in vars(self).values())
+
+
+def compare(
+    config_file: Path,
+    overrides: list[str],
+    *,
+    prepared: bool = True,
+    sample_bytes: int = SAMPLE_BYTES,
+    probe: bool = True,
+    pairs: int = 1,
+) -> Comparison:
+    """Plan, do it, compare; `prepared` says whether the plan may use the dataset."""
+    config = load_config(config_file, overrides)
+    if prepared:
+        clickline.prepare(config)
+    planned: list[Plan] = []
+    real: list[dict[str, float]] = []
+    for turn in range(pairs):
+        if prepared or not turn:
+            planned.append(plan(config, sample_bytes=sample_bytes, probe=probe))
+        if not turn:
+            clickline.prepare(config)
+        shutil.rmtree(Path(config.home, "runs"), ignore_errors=True)
+        real.append(_train(config_file, overrides))
+        if probe and any(_close(p, r) for p in planned for r in real):
+            break
+    version = clickline.publish(config).version
+    first, happened = planned[0], real[0]
+    rows = clickline.prepare(config).train_rows
+    return Comparison(
+        first.rows.train / rows,
+        first.ids.distinct / happened["ids"],
+        first.ids.admitted / happened["admitted"],
+        first.memory.tables.total / happened["tables"],
+        first.memory.peak / happened["peak"],
+        first.disk.checkpoint / happened["checkpoint"],
+        first.disk.version / version.size,
+        min((_ratio(p, r) for p in planned for r in real), key=lambda ratio: max(ratio, 1 / ratio))
+        if probe
+        else None,
+    )
+
+
+def _ratio(planned: Plan, real: dict[str, float]) -> float:
+    assert planned.time is not None
+    return planned.time.learn / real["learn"]
+
+
+def _close(planned: Plan, real: dict[str, float]) -> bool:
+    return 0.8 < _ratio(planned, real) < 1.25
+
+
+def _train(config_file: Path, overrides: list[str]) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, str(_PROGRAM), str(config_file), *overrides],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -1,0 +1,160 @@
+"""The same model packed in the same way is one version; a rollback is not undone by publishing it again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clickline.config import load_config
+from clickline.errors import RegistryMoved
+from clickline.intake.stores import registry_of
+from clickline.progress import Progress
+from clickline.stages.publish import run as publishing
+from clickline.stages.publish.run import PublishResult, publish
+from clickline.stages.train.run import train
+
+
+class Heard(Progress):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+
+class Publisher:
+    """Publishes a project, and fails if it opens a checkpoint where there is nothing to do."""
+
+    def __init__(self, project: Path) -> None:
+        self.project = project
+        self.registry = registry_of(load_config(project / "clickline.yaml"))
+        self.said: list[str] = []
+
+    def publish(self, *overrides: str, **options: object) -> PublishResult:
+        heard = Heard()
+        try:
+            config = load_config(self.project / "clickline.yaml", list(overrides))
+            return publish(config, heard, **options)  # type: ignore[arg-type]
+        finally:
+            self.said = heard.said
+
+    @property
+    def current(self) -> int:
+        move = self.registry.current()
+        assert move is not None
+        return move.version
+
+
+@pytest.fixture
+def publisher(project: Path) -> Publisher:
+    return Publisher(project)
+
+
+def test_the_same_model_is_published_once(publisher, monkeypatch):
+    first = publisher.publish(reason="first")
+    assert not first.reused
+    monkeypatch.setattr(publishing, "open_checkpoint", lambda *args: pytest.fail("a checkpoint was opened"))
+    again = publisher.publish(reason="second")
+    assert again.reused
+    assert (again.version, again.move) == (first.version, first.move)
+    assert (again.difference, again.cost) == (first.difference, first.cost)
+    assert publisher.said == ["version 1 is up to date: same model, packed the same way"]
+    assert publisher.publish(base=True).reused  # it is one
+    assert [version.number for version in publisher.registry.versions()] == [1]
+
+
+@pytest.mark.parametrize("change", ["precision=fp16", "dense=int8", "shards=3", "sample=100"])
+def test_another_packing_is_another_version(publisher, change):
+    publisher.publish()
+    other = publisher.publish(f"publish.{change}")
+    assert (other.reused, other.version.number, publisher.current) == (False, 2, 2)
+    assert publisher.publish(f"publish.{change}").reused
+    assert publisher.publish("publish.keep=2", "publish.deltas=1", "serve.aliases=[a]").version.number == 3
+
+
+def test_another_model_is_another_version_and_back_again(publisher):
+    first = publisher.publish()
+    config = load_config(publisher.project / "clickline.yaml", ["train.seed=8"])
+    train(config)
+    second = publisher.publish()
+    assert (second.reused, second.version.number) == (False, 2)
+    model = first.version.body["model"]["checkpoint"].split("/")[0]
+    back = publisher.publish(model=model)  # asked for by name: no rollback, and not the newest
+    assert (back.reused, back.version.number, publisher.current) == (False, 3, 3)
+
+
+def test_a_delta_is_up_to_date_unless_a_base_is_asked_for(publisher):
+    publisher.publish()
+    delta = publisher.publish("publish.sample=100")
+    assert delta.version.parent == 1
+    assert publisher.publish("publish.sample=100").version == delta.version
+    base = publisher.publish("publish.sample=100", base=True)
+    assert (base.reused, base.version.number, base.version.parent) == (False, 3, None)
+
+
+def test_a_rollback_is_not_undone(publisher):
+    publisher.publish()
+    publisher.publish("publish.sample=100")
+    registry = publisher.registry
+    registry.move(1, "clicks fell", after=registry.current())
+    again = publisher.publish("publish.sample=100")
+    assert (again.reused, again.version.number, again.move) == (True, 2, None)
+    assert publisher.current == 1
+    assert len(publisher.said) == 2
+    assert publisher.said[1].startswith("version 2 is not current: version 1 is, since ")
+    assert "(clicks fell). `clickline versions rollback --to 2` makes it current." in publisher.said[1]
+    assert publisher.publish().version.number == 1  # and what is current is up to date
+
+
+def test_a_pin_holds_whatever_is_published_again(publisher):
+    publisher.publish()
+    registry = publisher.registry
+    registry.move(1, "holding", after=registry.current(), pinned=True)
+    waiting = publisher.publish("publish.sample=100")
+    assert (waiting.reused, waiting.move) == (False, None)
+    again = publisher.publish("publish.sample=100")
+    assert (again.reused, again.version.number, again.move, publisher.current) == (True, 2, None, 1)
+    assert "version 2 waits: version 1 is pinned" in publisher.said[1]
+    registry.move(1, "let go", after=registry.current())
+    assert publisher.publish("publish.sample=100").move.version == publisher.current == 2
+
+
+def test_a_version_that_was_stored_but_never_current_becomes_so(publisher, monkeypatch):
+    publisher.publish()
+    registry = publisher.registry
+    with monkeypatch.context() as patch:
+        prove = publishing._prove
+
+        def overtaken(*args):
+            registry.move(1, "somebody else", after=registry.current())
+            return prove(*args)
+
+        patch.setattr(publishing, "_prove", overtaken)
+        with pytest.raises(RegistryMoved):
+            publisher.publish("publish.sample=100")
+    again = publisher.publish("publish.sample=100", reason="second try")
+    assert (again.reused, again.version.number, publisher.current) == (True, 2, 2)
+    assert again.move.reason == "second try"
+
+
+@pytest.mark.parametrize("name", ["dense.onnx", "table-00001-of-00002.bin", "sample.npz", ""])
+def test_a_damaged_version_is_made_anew(publisher, name):
+    folder = Path(publisher.publish().version.folder)
+    if name:
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[:100] + bytes([whole[100] ^ 4]) + whole[101:])
+    else:
+        shutil.rmtree(folder)
+    again = publisher.publish()
+    assert (again.reused, again.version.number, again.version.parent) == (False, 2, None)
+    assert publisher.current == 2
+
+
+def test_a_delta_on_a_damaged_base_is_made_anew(publisher):
+    first = Path(publisher.publish().version.folder)
+    assert publisher.publish("publish.sample=100").version.parent == 1
+    (first / "dense.onnx").unlink()
+    again = publisher.publish("publish.sample=100")
+    assert (again.reused, again.version.number, again.version.parent) == (False, 3, None)

@@ -1,0 +1,121 @@
+"""A server of HTTP/2 in a thread of the test's own, and bytes that a client without a library sends to it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+import time
+
+import uvloop
+
+from clickline.stages.serve.http2 import PREFACE, Arriving, Connection, Stream
+
+__all__ = ["ECHO", "MESSAGE", "MOST", "PREFACE", "Echo", "Server", "frame", "literal", "spoken"]
+
+MOST = 1 << 20
+
+
+class Echo:
+    """Answers with what it was sent; /test/Big with much more, /test/Wait never, /test/Each message by message; of
+    /test/Count the messages are only counted."""
+
+    most_bytes = MOST
+
+    def __init__(self) -> None:
+        self.gone_calls: list[str] = []
+        self.waiting: list[Stream] = []
+        self.counted = 0
+        self.arriving = Arriving(16 * MOST)
+
+    def opened(self, stream: Stream) -> None:
+        stream.streaming = stream.path in ("/test/Each", "/test/Count")
+        if stream.path == "/test/Nowhere":
+            stream.refuse(12, "not here: 50 % ü")
+
+    def message(self, stream: Stream, message: bytes) -> None:
+        if stream.path == "/test/Each":
+            stream.send(message)
+        elif stream.path == "/test/Count":
+            self.counted += 1
+        elif stream.path == "/test/Wait":
+            self.waiting.append(stream)
+        elif stream.path == "/test/Deadline":
+            left = -1.0 if stream.deadline is None else stream.deadline - time.monotonic()
+            stream.reply(b"%.3f" % left)
+        else:
+            stream.reply(message * (500_000 if stream.path == "/test/Big" else 1))
+
+    def ended(self, stream: Stream) -> None:
+        stream.finish()
+
+    def gone(self, stream: Stream) -> None:
+        self.gone_calls.append(stream.path)
+
+
+class Server:
+    """A loop of its own in a thread."""
+
+    def __init__(self) -> None:
+        self.echo = Echo()
+        self.connections: set[Connection] = set()
+        self.port = 0
+        self.troubles: list[object] = []
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._run()))
+        self._thread.start()
+        assert self._up.wait(20)
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(lambda loop, context: self.troubles.append(context))
+        self._stop = asyncio.Event()
+        server = await self._loop.create_server(
+            lambda: Connection(self.echo, self.connections), "127.0.0.1", 0
+        )
+        self.port = server.sockets[0].getsockname()[1]
+        self._up.set()
+        await self._stop.wait()
+        server.close()
+        for connection in list(self.connections):
+            connection.leave()
+        await asyncio.sleep(0.05)
+        for connection in list(self.connections):
+            connection.abort()
+        await asyncio.sleep(0.05)
+
+    def on_loop(self, call: object) -> None:
+        self._loop.call_soon_threadsafe(call)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">BHBBL", len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream) + payload
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+ECHO = b"\x83\x86" + literal(b":path", b"/test/Echo") + literal(b"te", b"trailers")
+MESSAGE = b"\0\0\0\0\2hi"
+
+
+def spoken(server: Server, *parts: bytes, until: bytes) -> bytes:
+    """What comes back until it holds `until`, or the connection ends."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        for part in parts:
+            connection.sendall(part)
+            time.sleep(0.002)  # so that they arrive in pieces, mostly; nothing depends on it
+        heard = b""
+        while until not in heard:
+            piece = connection.recv(65536)
+            if not piece:
+                break
+            heard += piece
+        return heard

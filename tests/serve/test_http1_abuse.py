@@ -1,0 +1,245 @@
+"""HTTP clients that are slow, silent or endless, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+from standin import StandIn
+
+from clickline.config.sections import ServeSection
+from clickline.service.access import Guard
+from clickline.service.ports import bound_socket
+from clickline.stages.serve import http1
+from clickline.stages.serve.dataplane import Dataplane
+from clickline.stages.serve.http_server import HttpDoors, HttpServer
+from clickline.stages.serve.logs import Log
+from clickline.stages.serve.measures import Tally
+from clickline.stages.serve.versions import Versions
+
+MOST = 1 << 20
+HEAD = b"POST /v1/models/ctr:predict HTTP/1.1\r\nhost: x\r\n"
+BODY = b'{"instances": [{"I1": 0}]}'
+WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+class Running:
+    """The HTTP port in a thread of its own, answering by version 5."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.tally = Tally()
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._run()))
+        self._thread.start()
+        assert self._up.wait(20)
+
+    async def _run(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        versions = Versions(("ctr",), lambda scorer: None)
+        versions.add(StandIn(5))
+        versions.switch(5)
+        log = Log("test", lambda line: self.lines.append(json.loads(line)))
+        plane = Dataplane(versions, log, queue=64)
+        serve = ServeSection(max_body=MOST)
+        self.doors = HttpDoors(plane, Guard(None), serve, self.tally, log)
+        bound = bound_socket("127.0.0.1", 0, "http_port")
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # an answer that nobody takes shows soon
+        self.port = bound.getsockname()[1]
+        self.server = HttpServer(self.doors, [bound], None, 10.0, self.doors.refused)
+        await self.server.start()
+        self._up.set()
+        await self._stop.wait()
+        await self.server.stop()
+
+    def sweep(self, seconds: float) -> None:
+        self.loop.call_soon_threadsafe(lambda: [one.sweep(seconds) for one in self.server._connections()])
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._stop.set)
+
+    def close(self) -> None:
+        self.stop()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+
+@pytest.fixture
+def server() -> Iterator[Running]:
+    running = Running()
+    yield running
+    running.close()
+
+
+def heard(connection: socket.socket, until: bytes = b"never said") -> bytes:
+    """What comes until it holds `until`, or the connection ends."""
+    got = b""
+    while until not in got:
+        try:
+            piece = connection.recv(65536)
+        except ConnectionResetError:
+            break
+        if not piece:
+            break
+        got += piece
+    return got
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("endless", [b"x-more: " + b"y" * 8000 + b"\r\n", b"y" * 8000])
+def test_headers_without_an_end_are_refused(server: Running, endless: bytes) -> None:
+    with server.connect() as connection:
+        connection.sendall(HEAD + b"x-first: ")
+        sent = 0
+        try:
+            for _ in range(2000):  # 16 MB, if they were taken
+                connection.sendall(endless)
+                sent += len(endless)
+        except OSError:
+            pass
+        assert sent < 8_000_000
+    eventually(lambda: any("The headers are larger" in line.get("message", "") for line in server.lines))
+
+
+def test_trailers_without_an_end_are_not_kept(server: Running) -> None:
+    chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n"
+    with server.connect() as connection:
+        connection.sendall(chunked)
+        for number in range(50):
+            connection.sendall(b"x-%d: y\r\n" % number)
+        eventually(lambda: len(server.server._connections()) == 1)
+        connection.sendall(b"\r\n")
+        assert b"200 OK" in heard(connection, b"predictions")
+        (protocol,) = server.server._connections()
+        assert len(protocol.scope["headers"]) == 2 and list(protocol.headers) == []
+
+
+@pytest.mark.parametrize("begun", [b"", HEAD, HEAD + b"content-length: 99\r\n\r\n", WHOLE[:-3], WHOLE + HEAD])
+def test_a_request_that_does_not_arrive_is_given_up(server: Running, begun: bytes) -> None:
+    with server.connect() as connection:
+        connection.sendall(begun)
+        if begun.startswith(WHOLE):
+            heard(connection, b"predictions")
+        eventually(lambda: len(server.server._connections()) == 1)
+        (protocol,) = server.server._connections()
+        eventually(lambda: bool(protocol._since) and (not begun or protocol._requests > 0))
+        server.sweep(1000.0)
+        server.sweep(0.0)
+        said = heard(connection)
+    assert (b"504" in said and b"did not arrive" in said) == bool(begun)
+    eventually(lambda: not server.server._connections())
+
+
+def test_a_connection_between_two_requests_is_left_alone(server: Running) -> None:
+    with server.connect() as connection:
+        for _ in range(2):
+            connection.sendall(WHOLE)
+            assert b"200 OK" in heard(connection, b"predictions")
+            server.sweep(0.0)
+
+
+def test_who_was_answered_before_the_body_came_is_not_answered_twice(server: Running) -> None:
+    with server.connect() as connection:
+        connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % (2 * MOST) + b"x" * 1000)
+        first = heard(connection, b"serve.max_body")
+        assert b"400" in first
+        server.sweep(0.0)
+        assert heard(connection).count(b"HTTP/1.1") == 0
+
+
+def test_a_client_that_has_gone_is_no_refused_request(server: Running) -> None:
+    with server.connect() as connection:
+        connection.sendall(WHOLE[:-3])
+        eventually(lambda: bool(server.server._connections()))
+    eventually(lambda: not server.server._connections())
+    with server.connect() as connection:
+        connection.sendall(WHOLE)
+        assert b"200 OK" in heard(connection, b"predictions")
+    assert server.lines == []
+    assert server.tally.counts == {("requests", "tfserving_rest", "200"): 1, ("rows", "tfserving_rest"): 1}
+
+
+def test_bodies_that_are_half_here_hold_a_bounded_amount(server: Running) -> None:
+    half = HEAD + b"content-length: %d\r\n\r\n" % MOST + b" " * (MOST - 1000)
+    connections = [server.connect() for _ in range(18)]
+    try:
+        for n, connection in enumerate(connections):
+            connection.sendall(half)
+            if n < 16:
+                eventually(lambda n=n: server.doors._arriving == (n + 1) * (MOST - 1000))  # type: ignore[misc]
+            else:
+                assert b"429" in heard(connection, b"half sent")
+        assert server.doors._arriving <= 17 * MOST
+    finally:
+        for connection in connections:
+            connection.close()
+    eventually(lambda: server.doors._arriving == 0)
+
+
+def test_connections_are_bounded(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1, "_MOST_CONNECTIONS", 1)
+    with server.connect() as first:
+        first.sendall(WHOLE)
+        assert b"200 OK" in heard(first, b"predictions")
+        with server.connect() as second:
+            assert heard(second) == b""
+        first.sendall(WHOLE)
+        assert b"200 OK" in heard(first, b"predictions")
+
+
+def test_an_answer_that_is_not_taken_is_given_up(server: Running) -> None:
+    rows = b",".join([b"{}"] * 6000)
+    body = b'{"instances": [' + rows + b"]}"
+    request = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    with server.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(request)
+        eventually(
+            lambda: bool(server.server._connections()) and server.server._connections()[0]._stuck_since > 0
+        )
+        server.sweep(1000.0)
+        assert server.server._connections()
+        server.sweep(0.0)
+        eventually(lambda: not server.server._connections())
+
+
+def test_a_request_that_is_half_here_does_not_hold_up_the_end(server: Running) -> None:
+    with server.connect() as idle, server.connect() as half, server.connect() as headless:
+        half.sendall(WHOLE[:-3])
+        headless.sendall(HEAD)
+        eventually(lambda: len(server.server._connections()) == 3)
+        began = time.monotonic()
+        server.stop()
+        said = heard(half)
+        assert b"503" in said and b"The server is stopping" in said and b"retry-after" in said
+        heard(idle), heard(headless)
+        server.close()
+        assert time.monotonic() - began < 5  # and not the ten seconds of the drain
+
+
+def test_a_request_that_arrives_while_the_server_stops_is_answered(server: Running) -> None:
+    with server.connect() as connection:
+        connection.sendall(WHOLE[:-3])
+        eventually(lambda: bool(server.server._connections()))
+        server.stop()
+        eventually(lambda: server.server._server.should_exit)  # within the second that it waits
+        connection.sendall(WHOLE[-3:])
+        assert b"200 OK" in heard(connection)

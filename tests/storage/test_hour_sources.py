@@ -1,0 +1,108 @@
+"""One hour of {date}/{hour} patterns: how it is written, whether it is complete, which files it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clickline.errors import ConfigError, HourNotReady, StorageError
+from clickline.progress import Progress
+from clickline.storage.sources import DateRange, hour_files, hour_is_complete, hour_label, hour_step
+from clickline.storage.stores import Storage
+
+FIRST = 20454 * 24  # 2026-01-01T00
+
+
+def put(path: Path, text: str = "x") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("hour", [0, 5, FIRST, FIRST + 23, FIRST + 24 * 59])
+def test_a_label_is_what_dates_are_written_as(hour):
+    assert DateRange(hour_label(hour, 1), hour_label(hour, 1)).hours() == range(hour, hour + 1)
+    day = hour // 24 * 24
+    assert DateRange(hour_label(hour, 24), hour_label(hour, 24)).hours() == range(day, day + 24)
+
+
+def test_labels():
+    assert hour_label(FIRST + 3, 1) == "20260101/03"
+    assert hour_label(FIRST, 24) == "20260101"
+
+
+def test_the_step_follows_from_the_patterns():
+    assert hour_step(["a/{date}/{hour}/*", "b/{date}-{hour}.tsv"]) == 1
+    assert hour_step(["a/{date}/*"]) == 24
+    with pytest.raises(ConfigError, match=r"data\.train mixes patterns with \{hour\} and without"):
+        hour_step(["a/{date}/{hour}/*", "b/{date}/*"])
+    with pytest.raises(
+        ConfigError, match=r"data\.train holds b/\*, which has no \{date\}.*Give \{date\}/\{hour\}"
+    ):
+        hour_step(["a/{date}/{hour}/*", "b/*"])
+
+
+def test_an_hour_is_complete_when_it_is_so_in_all_patterns(tmp_path):
+    patterns = [f"{tmp_path}/{name}/{{date}}/{{hour}}/*" for name in ("a", "b")]
+    storage = Storage()
+
+    def complete(donefile: str | None = "donefile") -> bool:
+        return hour_is_complete(storage, patterns, donefile, FIRST + 3)
+
+    put(tmp_path / "a/20260101/03/part")
+    put(tmp_path / "a/20260101/03/donefile")
+    assert not complete()
+    assert not complete(None)
+    put(tmp_path / "b/20260101/03/part")
+    assert not complete()
+    assert complete(None)
+    put(tmp_path / "b/20260101/03/donefile")
+    assert complete()
+    assert not hour_is_complete(storage, patterns, "donefile", FIRST + 4)
+    assert not hour_is_complete(storage, patterns, "_SUCCESS", FIRST + 3)
+
+
+def test_files_of_an_hour_each_once_and_no_donefile(tmp_path):
+    patterns = [f"{tmp_path}/{{date}}/{{hour}}/*", f"{tmp_path}/{{date}}/{{hour}}/b*"]
+    for name in ("b", "a", "donefile"):
+        put(tmp_path / "20260101/03" / name)
+    put(tmp_path / "20260101/04/later")
+    found = hour_files(Storage(), patterns, "donefile", FIRST + 3, Progress())
+    assert [(file.uri, file.hour) for file in found] == [
+        (f"{tmp_path}/20260101/03/a", FIRST + 3),
+        (f"{tmp_path}/20260101/03/b", FIRST + 3),
+    ]
+    with pytest.raises(
+        HourNotReady, match=r"^20260101/04 of .*\{hour\}/\* is not complete: its donefile donefile"
+    ):
+        hour_files(Storage(), patterns, "donefile", FIRST + 4, Progress())
+    with pytest.raises(HourNotReady, match="its folder is missing"):
+        hour_files(Storage(), patterns, None, FIRST + 5, Progress())
+
+
+def test_a_complete_hour_may_hold_nothing(tmp_path):
+    put(tmp_path / "20260101/03/donefile", "")
+    pattern = f"{tmp_path}/{{date}}/{{hour}}/*"
+    assert hour_files(Storage(), [pattern], "donefile", FIRST + 3, Progress()) == []
+
+
+def test_a_day_is_one_period(tmp_path):
+    put(tmp_path / "20260102/a")
+    put(tmp_path / "20260102/donefile")
+    pattern = f"{tmp_path}/{{date}}/*"
+    assert hour_is_complete(Storage(), [pattern], "donefile", FIRST + 24)
+    (file,) = hour_files(Storage(), [pattern], "donefile", FIRST + 24, Progress())
+    assert file.hour == FIRST + 24
+
+
+def test_an_hour_in_the_name_of_a_file_is_there_with_the_file(tmp_path):
+    put(tmp_path / "donefile")
+    put(tmp_path / "20260101-03.tsv")
+    pattern = f"{tmp_path}/{{date}}-{{hour}}.tsv"
+    assert hour_is_complete(Storage(), [pattern], "donefile", FIRST + 3)
+    assert not hour_is_complete(Storage(), [pattern], "donefile", FIRST + 4)
+
+
+def test_a_store_that_cannot_be_asked_is_an_error(tmp_path):
+    with pytest.raises(StorageError):
+        hour_is_complete(Storage(), ["http://127.0.0.1:9/{date}/{hour}/a"], "donefile", FIRST)
