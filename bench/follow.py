@@ -198,9 +198,7 @@ def report_hours(made: Followed, bound: str) -> list[Row]:
     rows = []
     last = min(2 * DAY, hours - DAY)
     for name, part in (("day 2", slice(DAY, 2 * DAY)), (f"the last {last} hours", slice(-last, None))):
-        live, frozen, best = (
-            float(line[part].mean()) for line in (made.live_H, made.frozen_H, made.best_H)
-        )
+        live, frozen, best = (float(line[part].mean()) for line in (made.live_H, made.frozen_H, made.best_H))
         rows += [
             Row(f"{name}: best reachable", f"AUC {best:.4f}"),
             Row(

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from clickline.cli import console
+from clickline import progress as progress_module
 from clickline.cli.console import table, watching
 from clickline.progress import human_size
 
@@ -33,7 +33,7 @@ def test_lines_without_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now)
     with watching(as_json=False, quiet=False) as progress:
         progress.begin("prepare train", total_bytes=4096)
         for _ in range(4):

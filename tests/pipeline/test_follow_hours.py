@@ -93,7 +93,9 @@ def test_each_hour_is_scored_learned_and_published(world: HourWorld):
     assert [record["hour"] for record in records] == [f"20260101/0{hour}" for hour in range(3)]
     assert all(record["state"] == "learned" and record["rows"] == 1500 for record in records)
     assert records[2]["progressive"]["auc"] > records[0]["progressive"]["auc"] + 0.03
-    assert records[1]["held_out"]["rows"] == pytest.approx(2 * 150, abs=50)  # few: with those of the hour before
+    assert records[1]["held_out"]["rows"] == pytest.approx(
+        2 * 150, abs=50
+    )  # few: with those of the hour before
     versions = world.versions()
     assert [version.body["model"]["hour"] for version in versions] == [record["hour"] for record in records]
     assert [record["version"] for record in records] == [1, 2, 3]

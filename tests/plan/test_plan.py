@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -20,6 +24,7 @@ from clickline.errors import ClicklineError, ConfigError, DataError
 from clickline.progress import Progress
 from clickline.stages.plan.probe import measure
 from clickline.stages.plan.run import plan
+from clickline.stages.sample.generate import SampleOptions, generate
 from clickline.storage.stores import Storage
 
 GIB = 1 << 30
@@ -97,11 +102,16 @@ def test_a_sample_counts_what_prepare_counts(trained: Path) -> None:
     assert not (trained / "elsewhere").exists()
 
 
-def test_part_of_the_logs_tells_rows_and_ids_of_all(tmp_path: Path) -> None:
-    from clickline.stages.sample.generate import SampleOptions, generate
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48,000 training rows and 12,000 more."""
+    folder = tmp_path_factory.mktemp("logs")
+    generate(SampleOptions("criteo", 60_000, folder / "data", seed=2, cardinality=5000), Progress())
+    return folder / "data"
 
-    generate(SampleOptions("criteo", 60_000, tmp_path / "data", seed=2, cardinality=5000), Progress())
-    (tmp_path / "clickline.yaml").write_text("data: {train: data/train.tsv, eval: data/eval.tsv}\n")
+
+def test_part_of_the_logs_tells_rows_and_ids_of_all(logs: Path, tmp_path: Path) -> None:
+    (tmp_path / "clickline.yaml").write_text(f"data: {{train: {logs}/train.tsv, eval: {logs}/eval.tsv}}\n")
     config = load_config(tmp_path / "clickline.yaml")
     found = plan(config, probe=False, sample_bytes=3 << 20)
     assert not found.rows.exact
@@ -112,6 +122,45 @@ def test_part_of_the_logs_tells_rows_and_ids_of_all(tmp_path: Path) -> None:
     assert found.ids.distinct == pytest.approx(real.ids.distinct, rel=0.2)
     assert found.ids.low <= real.ids.distinct * 1.05
     assert found.ids.high >= real.ids.distinct * 0.95
+
+
+@pytest.mark.parametrize("kind", ["hours", "gzip", "parquet"])
+def test_rows_are_told_whatever_the_files_are(logs: Path, tmp_path: Path, kind: str) -> None:
+    lines = (logs / "train.tsv").read_bytes().splitlines(keepends=True)
+    data = "{train: 'part-*'}"
+    if kind == "hours":  # the earlier the hour, the fewer rows
+        for n, (first, last) in enumerate(pairwise([0, 1000, 5000, 12_000, 26_000, 48_000])):
+            (tmp_path / f"part-{n}.tsv").write_bytes(b"".join(lines[first:last]))
+    elif kind == "gzip":
+        (tmp_path / "part-0.tsv.gz").write_bytes(gzip.compress(b"".join(lines), 3))
+    else:
+        columns = zip(*(line.decode().rstrip("\n").split("\t")[:20] for line in lines), strict=True)
+        table = pa.table({f"f{n}": list(column) for n, column in enumerate(columns)})
+        pq.write_table(table, tmp_path / "part-0.parquet", row_group_size=5000)
+        fields = ", ".join(f"f{n}: slot" for n in range(14, 20))
+        data = f"{{format: parquet, train: 'part-*', shard_size: 64KiB, fields: {{f0: label, {fields}}}}}"
+    (tmp_path / "clickline.yaml").write_text(f"data: {data}\n")
+    found = plan(load_config(tmp_path / "clickline.yaml"), probe=False, sample_bytes=1 << 18)
+    assert found.basis.startswith("a sample of the raw logs")
+    assert found.rows.train == pytest.approx(48_000, rel=0.05)
+
+
+def test_an_empty_log_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").touch()
+    (tmp_path / "clickline.yaml").write_text("data: {train: train.tsv}\n")
+    with pytest.raises(DataError, match=r"no row of .*train\.tsv could be used"):
+        plan(load_config(tmp_path / "clickline.yaml"), probe=False)
+
+
+def test_slots_are_found_in_the_sample(tmp_path: Path) -> None:
+    generate(SampleOptions("slots", 3000, tmp_path / "data", seed=2), Progress())
+    (tmp_path / "clickline.yaml").write_text("data: {format: slots, train: data/train.txt}\n")
+    config = load_config(tmp_path / "clickline.yaml")
+    found = plan(config, probe=False)
+    clickline.prepare(config)
+    real = plan(config, probe=False)
+    assert [slot.name for slot in found.ids.slots] == [slot.name for slot in real.ids.slots]
+    assert found.memory.peak == pytest.approx(real.memory.peak, rel=0.05)
 
 
 # ── what follows from the config ───────────────────────────────────────────────────────────────

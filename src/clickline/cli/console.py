@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from clickline.errors import ClicklineError
-from clickline.pipeline.board import Board, Work, figures
+from clickline.pipeline.board import Board
 from clickline.pipeline.wording import duration, stage_seconds, stage_words
-from clickline.progress import Progress, StageState, human_size
+from clickline.progress import Lines, Notes, Progress, StageState, Watched, Work, figures
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,8 +35,6 @@ __all__ = [
     "watching_stages",
     "work_words",
 ]
-
-LINE_SECONDS = 10.0
 
 
 def emit(document: Any) -> None:
@@ -127,19 +124,19 @@ def watching(*, as_json: bool, quiet: bool) -> Iterator[Progress]:
     """
     if as_json or quiet:
         with redirect_stdout(sys.stderr):
-            yield _Notes()
+            yield Notes()
     elif sys.stdout.isatty() and sys.stderr.isatty():
         with _Bars() as bars:
             yield bars
     else:
-        yield _Lines()
+        yield Lines()
 
 
 @contextmanager
 def watching_stages(stages: Sequence[str], *, as_json: bool, quiet: bool) -> Iterator[Progress]:
     """As `watching`, for a whole flow: on a terminal one picture of all its stages."""
     if as_json or quiet:
-        yield _Notes()
+        yield Notes()
     elif sys.stdout.isatty() and sys.stderr.isatty():
         with _Picture(stages) as picture:
             yield picture
@@ -147,86 +144,7 @@ def watching_stages(stages: Sequence[str], *, as_json: bool, quiet: bool) -> Ite
         yield _StageLines()
 
 
-class _Notes(Progress):
-    """Only what is worth reading at any verbosity."""
-
-    def say(self, message: str) -> None:
-        note(message)
-
-
-class _Work(Work):
-    """A piece of work that is watched."""
-
-    def __init__(self, title: str, total_bytes: int | None, total_rows: int | None) -> None:
-        super().__init__(title, total_bytes, total_rows)
-        self.told = self.begun
-
-    def figures(self) -> str:
-        return figures(self.to_json())
-
-    def time_left(self) -> str:
-        work = self.to_json()
-        if not work["share"] or work["seconds_left"] is None:
-            return ""
-        return f", {work['share']:.0%}, about {work['seconds_left']:.0f} s left"
-
-
-class _Watched(_Notes):
-    """Keeps the account of pieces of work, which may lie within each other; subclasses show it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._work: list[_Work] = []
-
-    def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
-        with self._lock:
-            self._work.append(_Work(title, total_bytes, total_rows))
-            self.show_begin(self._work[-1])
-
-    def advance(self, *, rows: int = 0, size: int = 0) -> None:
-        with self._lock:
-            if self._work:
-                self._work[-1].rows += rows
-                self._work[-1].size += size
-                self.show(self._work[-1])
-
-    def note(self, figures: str) -> None:
-        with self._lock:
-            if self._work:
-                self._work[-1].note = figures
-
-    def end(self) -> None:
-        with self._lock:
-            self.show_end(self._work.pop())
-
-    def show_begin(self, work: _Work) -> None:
-        """Show that it begins."""
-
-    def show(self, work: _Work) -> None:
-        """Show how far it is."""
-
-    def show_end(self, work: _Work) -> None:
-        """Show that it is over."""
-
-
-class _Lines(_Watched):
-    """One line when work begins, one when it ends, and one now and then between."""
-
-    def show_begin(self, work: _Work) -> None:
-        note(
-            f"{work.title}: begun" + (f", {human_size(work.total_bytes)} to read" if work.total_bytes else "")
-        )
-
-    def show(self, work: _Work) -> None:
-        if time.monotonic() - work.told >= LINE_SECONDS:
-            work.told = time.monotonic()
-            note(f"{work.title}: {work.figures()}{work.time_left()}")
-
-    def show_end(self, work: _Work) -> None:
-        note(f"{work.title}: {work.figures()}, ended after {time.monotonic() - work.begun:.1f} s")
-
-
-class _StageLines(_Lines):
+class _StageLines(Lines):
     """And one when a stage has something new to tell."""
 
     def __init__(self) -> None:
@@ -247,7 +165,7 @@ class _StageLines(_Lines):
             self._words[name] = told
 
 
-class _Picture(_Notes):
+class _Picture(Notes):
     """One line a stage: mark, name, figures, time; under the one that runs a bar."""
 
     def __init__(self, stages: Sequence[str]) -> None:
@@ -330,7 +248,7 @@ def drawn(document: Mapping[str, Any]) -> RenderableType:
     return Padding(Group(*lines), (0, 3, 0, 0))  # room for the ^C that a terminal writes
 
 
-class _Bars(_Watched):
+class _Bars(Watched):
     """A bar for each piece of work, with rows, rows/s, bytes and the time left."""
 
     def __init__(self) -> None:
@@ -348,7 +266,7 @@ class _Bars(_Watched):
             TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
             console=Console(stderr=True),
         )
-        self._tasks: dict[_Work, TaskID] = {}
+        self._tasks: dict[Work, TaskID] = {}
 
     def __enter__(self) -> _Bars:
         self._rich.start()
@@ -357,16 +275,16 @@ class _Bars(_Watched):
     def __exit__(self, *_: object) -> None:
         self._rich.stop()
 
-    def show_begin(self, work: _Work) -> None:
+    def show_begin(self, work: Work) -> None:
         self._tasks[work] = self._rich.add_task(work.title, total=work.total, figures="")
 
-    def show(self, work: _Work) -> None:
-        self._rich.update(self._tasks[work], completed=work.done, figures=work.figures())
+    def show(self, work: Work) -> None:
+        self._rich.update(self._tasks[work], completed=work.done, figures=work.words())
 
-    def show_end(self, work: _Work) -> None:
+    def show_end(self, work: Work) -> None:
         # A bar whose total was not known, or not reached, stands full now instead of running on.
         done = work.done or 1
-        self._rich.update(self._tasks[work], total=done, completed=done, figures=work.figures())
+        self._rich.update(self._tasks[work], total=done, completed=done, figures=work.words())
         self._rich.stop_task(self._tasks.pop(work))
 
     def say(self, message: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from clickline.progress import Progress, StageState, human_size
+from clickline.progress import Progress, StageState, Work
 
-__all__ = ["STAGES", "Board", "Work", "figures", "utc"]
+__all__ = ["STAGES", "Board", "utc"]
 
 STAGES = ("prepare", "train", "evaluate", "gate", "publish", "follow", "serve")
 """In the order of the flow."""
@@ -20,53 +20,6 @@ _MEASURABLE = 0.2  # seconds: the speed of a shorter piece of work says nothing
 
 def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-
-
-class Work:
-    """A piece of work: how far it is, how fast, how long it will take."""
-
-    def __init__(self, title: str, total_bytes: int | None = None, total_rows: int | None = None) -> None:
-        self.title = title
-        self.total_bytes = total_bytes
-        self.total_rows = total_rows
-        self.rows = 0
-        self.size = 0
-        self.note = ""
-        self.begun = time.monotonic()
-
-    @property
-    def done(self) -> int:
-        return self.rows if self.total_rows else self.size
-
-    @property
-    def total(self) -> int | None:
-        return self.total_rows or self.total_bytes
-
-    def to_json(self) -> dict[str, Any]:
-        seconds = max(time.monotonic() - self.begun, 1e-9)
-        share = self.done / self.total if self.total else None
-        return {
-            "title": self.title,
-            "rows": self.rows,
-            "bytes": self.size,
-            "rows_per_second": self.rows / seconds,
-            "bytes_per_second": self.size / seconds,
-            "share": share,
-            "seconds_left": seconds / share - seconds if share and share < 1 else None,
-            "note": self.note,
-        }
-
-
-def figures(work: Mapping[str, Any]) -> str:
-    """A piece of work in words."""
-    parts = []
-    if work["rows"]:
-        parts.append(f"{work['rows']:,} rows, {work['rows_per_second']:,.0f} rows/s")
-    if work["bytes"]:
-        parts.append(f"{human_size(work['bytes'])}, {human_size(work['bytes_per_second'])}/s")
-    if work["note"]:
-        parts.append(work["note"])
-    return ", ".join(parts) or "nothing yet"
 
 
 class Board(Progress):

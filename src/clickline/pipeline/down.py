@@ -10,7 +10,7 @@ from clickline.config import Config
 from clickline.errors import ClicklineError
 from clickline.pipeline.processes import Process, descendants, end_all, living
 from clickline.pipeline.state import Seen, UpFolder
-from clickline.progress import Progress
+from clickline.progress import Progress, usual
 
 __all__ = ["Ended", "down"]
 
@@ -29,7 +29,7 @@ class Ended:
 
 def down(config: Config, progress: Progress | None = None) -> Ended:
     """Let running requests end, then everything; returns when no process is left."""
-    progress = progress or Progress()
+    progress = progress or usual()
     folder = UpFolder(config)
     seen = folder.look()
     ours = _all_of(seen)

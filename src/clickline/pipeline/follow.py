@@ -36,7 +36,7 @@ from clickline.metrics.importance import Score
 from clickline.pipeline.flow import build
 from clickline.pipeline.hours import HourRecords
 from clickline.pipeline.live import LivePublisher
-from clickline.progress import Progress
+from clickline.progress import Progress, usual
 from clickline.scoring.scorer import Scorer
 from clickline.scoring.versions import open_scorer
 from clickline.stages.prepare.hours import PreparedHour, forget_hours, prepare_hour
@@ -57,7 +57,7 @@ def follow(config: Config, progress: Progress | None = None, *, backfill: DateRa
     """Learn hour after hour, for ever. `backfill`: first all hours of this range that were not learned yet, in
     order, with one version at their end."""
     _check(config)
-    following = _Following(config, progress or Progress())
+    following = _Following(config, progress or usual())
     try:
         following.open()
         if backfill is not None:
@@ -257,7 +257,7 @@ class _Following:
                 with self._live(prepared) as live:
                     learned = trainer.learn(hour, prepared.dataset, live)
                 break
-            except Diverged as error:
+            except (Diverged, DataError) as error:
                 self.open()  # as it was before this hour
                 self._pass_over(hour, "corrupt", self._config.follow.corrupt, error)
                 return

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clickline.pipeline.board import STAGES, Board, figures
-from clickline.progress import Progress, StageState
+from clickline.pipeline.board import STAGES, Board
+from clickline.progress import Progress, StageState, figures
 
 __all__ = ["LOGS", "Journal", "Line", "LogReader"]
 

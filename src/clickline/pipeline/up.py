@@ -12,7 +12,7 @@ from clickline.config import Config
 from clickline.errors import ClicklineError, ConfigError, Mistake
 from clickline.pipeline.endpoint import Endpoint
 from clickline.pipeline.runner import Runner
-from clickline.progress import Progress
+from clickline.progress import Progress, usual
 
 __all__ = ["Running", "up"]
 
@@ -88,7 +88,7 @@ def run_up(
         follow=follow,
         backfill=backfill,
         serve=serve,
-        progress=progress or Progress(),
+        progress=progress or usual(),
         program=program,
     )
     runner.start()

@@ -2,9 +2,9 @@
 
 Each shard has replicas, and any of them can answer for it. A question goes to one replica of each shard at the same
 time. Another replica is asked at once when a connection fails, and also when the answer lets wait for it; the first
-answer counts. Only a share of all questions is asked twice for waiting: when all replicas are slow because they have too
-much to do, asking everything twice would make it worse. A replica that failed is asked last, and not at all after it has failed for a while, until a check of its
-own thread finds it well.
+answer counts. Only a share of all questions is asked twice for waiting: where all replicas have too much to do, that
+would make it worse. A replica that failed is asked last, and not at all after it has failed for a while, until a check
+of its own thread finds it well.
 """
 
 from __future__ import annotations

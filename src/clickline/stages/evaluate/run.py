@@ -18,7 +18,7 @@ from clickline.metrics.binary import Metrics
 from clickline.metrics.evaluation import Evaluation, measure
 from clickline.metrics.gate import Thresholds, Verdict, judge
 from clickline.metrics.importance import FieldImportance, ImportanceCounts
-from clickline.progress import Progress
+from clickline.progress import Progress, usual
 from clickline.stages.evaluate.models import Judged, find_model
 from clickline.stages.evaluate.sources import LogRows, Rows, open_rows
 from clickline.storage.cache import Cache
@@ -82,7 +82,7 @@ def evaluate(
     without it the current dataset; `slices` are slots to measure by; `seed` fixes what importance shuffles.
     """
     began = time.monotonic()
-    progress = progress or Progress()
+    progress = progress or usual()
     storage = storage_of(config)
     cache = Cache(Path(config.cache.dir), config.cache.size, storage)
     judged = find_model(config, model)

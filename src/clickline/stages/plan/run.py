@@ -14,7 +14,7 @@ from clickline.learner import Model
 from clickline.learner.batches import WINDOW_ROWS
 from clickline.learner.configured import batch_size_of, learned_rows, plan_of
 from clickline.learner.hardware import memory_limit
-from clickline.progress import Progress
+from clickline.progress import Progress, usual
 from clickline.stages.plan.fitting import fit_plan, fits, usable_of
 from clickline.stages.plan.ids import IdCounter, SlotIdCounts
 from clickline.stages.plan.looking import SAMPLE_BYTES, Looked, look
@@ -48,7 +48,7 @@ def plan(
 ) -> Plan:
     """What training and serving this config takes. `memory` is that of one machine, by default of this one; without
     `probe` nothing is learned, so no time is told and less of the memory is measured."""
-    progress = progress or Progress()
+    progress = progress or usual()
     machine = memory or memory_limit()
     with TemporaryDirectory(prefix="clickline-plan-") as scratch:
         looked = look(config, Path(scratch), progress, sample_bytes)

@@ -33,7 +33,7 @@ from clickline.intake.layout import Layout, layout
 from clickline.intake.stores import storage_of
 from clickline.metrics.binary import Counts, Metrics
 from clickline.metrics.evaluation import BLOCK_ROWS
-from clickline.progress import Progress
+from clickline.progress import Progress, usual
 from clickline.records import RawColumn, SourceFile
 from clickline.stages.predict.batches import Batch, Logs
 from clickline.stages.predict.feasigns import for_elasticctr
@@ -124,7 +124,7 @@ def predict(
     on each connection are not counted. Address, token and authority are those of the config's `serve` if not given.
     `told` is called for each request, in order.
     """
-    progress = progress or Progress()
+    progress = progress or usual()
     storage = storage_of(config)
     cache = Cache(Path(config.cache.dir), config.cache.size, storage)
     files = _files(config, storage, inputs, progress)

@@ -74,15 +74,24 @@ def prepare_hour(config: Config, hour: int, features: FeatureSpec | None, progre
             try:
                 found = _make(making, label, files, features, identity, progress)
             except DataError as error:
-                if hour_files(storage, config.data.train, config.data.donefile, hour, progress) == files:
-                    raise
-                raise HourNotReady(
-                    f"{label} changed while it was read, so it is not complete in spite of what marks it so. "
-                    "Wait until nothing is written to it any more."
-                ) from error
+                _refuse_if_changed(config, storage, hour, files, error)
+                raise
+            _refuse_if_changed(config, storage, hour, files, None)
         making.tidy()
     tell_damage(found, progress)
     return PreparedHour(hour, found, reused, time.monotonic() - began)
+
+
+def _refuse_if_changed(
+    config: Config, storage: Storage, hour: int, files: list[SourceFile], cause: DataError | None
+) -> None:
+    """A file that came, went or grew while others were read: part of an hour would pass for all of it."""
+    if hour_files(storage, config.data.train, config.data.donefile, hour, Progress()) != files:
+        label = hour_label(hour, hour_step(config.data.train))
+        raise HourNotReady(
+            f"{label} changed while it was read, so it is not complete in spite of what marks it so. "
+            "Wait until nothing is written to it any more."
+        ) from cause
 
 
 def _finished(making: Making, features: FeatureSpec | None, identity: Mapping[str, Any]) -> Dataset | None:

@@ -16,7 +16,7 @@ from clickline.errors import ArtifactError
 from clickline.intake.inputs import Inputs, cores, open_reader
 from clickline.intake.labelled import LabelledReader
 from clickline.intake.stores import storage_of
-from clickline.progress import Progress
+from clickline.progress import Progress, usual
 from clickline.records import SourceFile
 from clickline.stages.prepare.making import Making, identity_of, no_slots, tell_damage
 from clickline.stages.prepare.measuring import measure
@@ -50,7 +50,7 @@ class PrepareResult:
 def prepare(config: Config, progress: Progress | None = None) -> PrepareResult:
     """Make the dataset that the config describes, or take the one that is there."""
     began = time.monotonic()
-    progress = progress or Progress()
+    progress = progress or usual()
     storage = storage_of(config)
     sources = find_sources(config, storage, progress)
     identity = identity_of(config, storage, sources)

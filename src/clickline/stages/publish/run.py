@@ -40,7 +40,7 @@ from clickline.intake.inputs import cores
 from clickline.intake.stores import registry_of
 from clickline.learner import open_checkpoint
 from clickline.metrics.evaluation import measure
-from clickline.progress import Progress
+from clickline.progress import Progress, usual
 from clickline.records import LabelledRows
 from clickline.scoring.sample import write_sample
 from clickline.scoring.scorer import DENSE, Scorer
@@ -85,7 +85,7 @@ def publish(
     the same model published again is no reason to undo it. How to make it current is said.
     """
     began = time.monotonic()
-    progress = progress or Progress()
+    progress = progress or usual()
     checkpoint = find_checkpoint(model, config.home)
     report = _passed(checkpoint)
     registry = registry_of(config)

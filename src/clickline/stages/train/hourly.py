@@ -21,7 +21,7 @@ from clickline.artifacts.dataset import Dataset
 from clickline.config import Config
 from clickline.config.sections import ScheduleSection
 from clickline.embedding import Eviction, freeze
-from clickline.errors import ArtifactError, ConfigError, Mistake
+from clickline.errors import ArtifactError, ConfigError, DataError, Mistake
 from clickline.features import FeatureSpec
 from clickline.learner import Learner, Model, ModelPlan
 from clickline.learner.hardware import memory_limit
@@ -178,7 +178,9 @@ class HourlyTrainer:
 
     def learn(self, hour: int, dataset: Dataset, live: Score | None = None) -> LearnedHour:
         """Score an hour, learn it, judge, learn the rest, and forget what is not worth its memory. `live` is how the
-        live version scores rows, to be compared with."""
+        live version scores rows, to be compared with.
+
+        Diverged or DataError for an hour that harms: the model is not to be used any more, but opened again."""
         began = time.monotonic()
         rows = dataset.splits["train"].rows
         progressive = self._score(dataset)
@@ -190,12 +192,16 @@ class HourlyTrainer:
         if self._holdout:
             ours, theirs = self._held_out.begin_hour(live=live is not None)
             for part in in_blocks(batches.held_out(), BLOCK_ROWS):
-                ours.add(part.label_B, part.weight_B, self.model.score(part))
+                ours.add(part.label_B, part.weight_B, _numbers(self.model.score(part)))
                 if live is not None and theirs is not None:
-                    theirs.add(part.label_B, part.weight_B, live(part))
+                    theirs.add(part.label_B, part.weight_B, _numbers(live(part)))
             for batch in self._sampled(hour, in_blocks(batches.held_out(), self._batch_size(rows))):
                 self._learn(batch)
         self._progress.end()
+        # What has once become infinite, an optimizer's moments above all, stays so: that weight never learns again.
+        for name, array in self._learner.dense_state().items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise _extreme(f"{name} is not finite any more")
         self._forget()
         self._calibrate()
         self.learned.add(hour)
@@ -224,7 +230,7 @@ class HourlyTrainer:
         newer = self._scores[1]
 
         def score(rows: LabelledRows) -> NDArray[np.float32]:
-            raw_B = model.score(rows)
+            raw_B = _numbers(model.score(rows))
             if self._settings.calibration is not None:
                 newer.add(rows.label_B, rows.weight_B, raw_B)
             self._progress.advance(rows=rows.rows)
@@ -381,6 +387,20 @@ def _check_shape(found: Checkpoint, plan: ModelPlan, run: Path) -> None:
             f"the model that follows the hours, in {run}, has another shape than the config asks for: "
             f"{'; '.join(changed)}. Change the config back, or begin anew: choose another home, or remove {run}."
         )
+
+
+def _numbers(score_B: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The scores, none of which is NaN."""
+    if np.isnan(score_B).any():
+        raise _extreme("the score of a row is not a number")
+    return score_B
+
+
+def _extreme(found: str) -> DataError:
+    return DataError(
+        f"the network cannot compute with values of this hour: {found}. Look for extreme values in the dense fields, "
+        "or give these another transform: log1p, or bucket."
+    )
 
 
 def _harder_and_harder() -> Iterator[Eviction]:

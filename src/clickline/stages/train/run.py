@@ -23,7 +23,7 @@ from clickline.metrics.binary import Hour, Metrics
 from clickline.metrics.evaluation import Evaluation
 from clickline.metrics.gate import Thresholds, Verdict, judge
 from clickline.models import check_export
-from clickline.progress import Progress
+from clickline.progress import Progress, usual
 from clickline.stages.train.batches import Batches
 from clickline.stages.train.plan import batch_size_of, plan_of
 from clickline.stages.train.tracked import tracker_of
@@ -56,7 +56,7 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
     `gate.vs_current` stays passed. If only the gate was changed, the figures of then are judged anew.
     """
     began = time.monotonic()
-    progress = progress or Progress()
+    progress = progress or usual()
     _check_supported(config)
     dataset = Dataset.current(Storage(), config.home)
     if not dataset.splits["train"].rows:
