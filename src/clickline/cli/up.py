@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from clickline.cli.console import emit, fact_lines, facts, result, watching_stages
+from clickline.cli.console import emit, fact_lines, facts, note, result, stage_rows, watching_stages
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.errors import ClicklineError, ConfigError, Mistake
 
@@ -65,7 +65,7 @@ def up(
         again = ["up", "-q", "-c", str(config_file), *(f"--set={one}" for one in overrides or ())]
         again += ["--follow"] * follow + ["--no-serve"] * no_serve
         again += [] if backfill is None else ["--backfill", backfill]
-        _detach(config, config_file, again, serve=not no_serve, wait=wait, as_json=as_json)
+        _detach(config, config_file, again, serve=not no_serve, wait=wait, as_json=as_json, quiet=quiet)
     else:
         _run(config, backfill, follow=follow, serve=not no_serve, as_json=as_json, quiet=quiet)
 
@@ -170,6 +170,7 @@ def _detach(
     serve: bool,
     wait: bool,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     from clickline.pipeline.state import UpFolder
 
@@ -186,23 +187,25 @@ def _detach(
         )
     seen = _until_it_runs(process, folder)
     if wait:
-        seen = _until_it_answers(config, process, folder, serve=serve)
+        seen = _until_it_answers(config, process, folder, serve=serve, quiet=quiet or as_json)
+    endpoint = seen.document.get("stages", {}).get("serve", {}).get("facts", {})
     here = "" if config_file == Path("clickline.yaml") else f" -c {config_file}"
     if as_json:
-        endpoint = seen.document.get("stages", {}).get("serve", {}).get("facts", {})
         emit(
             {"pid": process.pid, "state": seen.state, "logs": str(folder.logs), "endpoint": endpoint or None}
         )
         return
-    facts(
-        {
-            "pid": process.pid,
-            "logs": folder.logs,
-            "how far": f"clickline status{here}",
-            "what it says": f"clickline logs -f{here}",
-            "end it": f"clickline down{here}",
-        }
-    )
+    named: dict[str, object] = {"pid": process.pid, "logs": folder.logs}
+    if "curl" in endpoint:
+        named |= {"gRPC": endpoint["grpc"], "HTTP": endpoint["http"], "metrics": endpoint["metrics"]}
+    named |= {
+        "how far": f"clickline status{here}",
+        "what it says": f"clickline logs -f{here}",
+        "end it": f"clickline down{here}",
+    }
+    facts(named)
+    if "curl" in endpoint:
+        typer.echo(f"\ntry it:\n  {endpoint['curl']}")
 
 
 def _until_it_runs(process: subprocess.Popen[bytes], folder: UpFolder) -> Seen:
@@ -225,16 +228,25 @@ def _until_it_runs(process: subprocess.Popen[bytes], folder: UpFolder) -> Seen:
 
 
 def _until_it_answers(
-    config: Config, process: subprocess.Popen[bytes], folder: UpFolder, *, serve: bool
+    config: Config, process: subprocess.Popen[bytes], folder: UpFolder, *, serve: bool, quiet: bool
 ) -> Seen:
-    """Wait until the endpoint answers; without one until all is published, or hours are waited for."""
+    """Wait until the endpoint answers; without one until all is published, or hours are waited for. What the stages
+    come to is told meanwhile."""
     from clickline.pipeline.endpoint import readiness
     from clickline.pipeline.telling import error_of
 
+    told: dict[str, str] = {}
     while True:
         ended = process.poll() is not None
         seen = folder.look()
         stages = seen.document.get("stages", {})
+        for name, state, words, seconds in stage_rows(seen.document):
+            if not quiet and state not in ("waiting", told.get(name)):
+                told[name] = state
+                if state == "running":
+                    note(f"{name}: begun")
+                else:
+                    note(f"{name}: {', '.join(part for part in (state, words, seconds) if part)}")
         if ended:
             if seen.document.get("error"):
                 raise error_of(seen.document["error"])
