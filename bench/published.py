@@ -11,11 +11,11 @@ from clickline.config import Config, load_config
 from clickline.embedding import freeze
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
 from clickline.learner import Model
+from clickline.learner.configured import plan_of
 from clickline.progress import Progress
 from clickline.records import EncodedRows, LabelledRows, RawRows, TextColumn
 from clickline.stages.publish.release import Release
 from clickline.stages.publish.run import PublishResult, publish_release
-from clickline.stages.train.plan import plan_of
 from clickline.wire.messages import PredictRequest, RankRequest
 
 __all__ = ["Live", "predict_body", "rank_body"]

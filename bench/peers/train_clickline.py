@@ -17,8 +17,8 @@ from clickline.embedding import Tables
 from clickline.features import FeatureSpec
 from clickline.features.spec import DenseField, SlotField
 from clickline.learner import Learner, Model
+from clickline.learner.configured import plan_of
 from clickline.records import EncodedRows, LabelledRows, SlotIds
-from clickline.stages.train.plan import plan_of
 
 FILLED_ROWS = 1 << 16  # at a time
 

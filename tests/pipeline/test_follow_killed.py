@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hour_world import HourWorld, make_hours, same_model
 
+from clickline.intake.stores import registry_of
+
 pytestmark = pytest.mark.slow
 
 # Dies the second time it comes by: one hour is learned, the next is in the middle of it.
@@ -71,3 +73,16 @@ def test_killed_in_every_stage_the_model_is_the_same_to_the_bit(tmp_path: Path, 
     assert max(hours) == "20260101/08"
     assert all(record["version"] is not None for record in hit.records())
     shutil.rmtree(tmp_path / "hit")
+
+
+def test_killed_before_the_pointer_moves_the_version_becomes_current(tmp_path: Path, made: Path):
+    world = HourWorld(tmp_path / "ads", made)
+    world.arrive(0, 1)
+    before = DIES.format(place="clickline.artifacts.registry:Registry", name="move", calls=2, after=False)
+    assert world.start(2, before).wait(120) == -9
+    registry = registry_of(world.config())
+    assert [version.number for version in registry.versions()] == [1, 2]
+    assert registry.current().version == 1
+    world.follow(2)
+    assert registry.current().version == world.records()[-1]["version"]
+    assert registry.version(registry.current().version).body["model"]["hour"] == "20260101/01"

@@ -57,7 +57,7 @@ class Happening(Watcher):
 
     def stage(self, name: str, state: str, facts: Mapping[str, Any] | None = None) -> None:
         if name == "follow":
-            self._known = facts or {}
+            self._known = dict(facts or {})
         self._came_by(f"{name} {state}", facts or {})
         super().stage(name, state, facts)
 

@@ -21,6 +21,8 @@ from clickline.pipeline.follow import follow
 
 pytestmark = pytest.mark.slow
 
+GATE = "gate.vs_current=-1"  # the live version is asked too
+
 
 class Store:
     """An S3 that can be stopped and comes back at the same address with what it held."""
@@ -97,14 +99,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def calm(tmp_path: Path, made: Path) -> HourWorld:
     world = HourWorld(tmp_path / "calm", made)
     world.arrive(0, 1, 2)
-    world.follow(3)
+    world.follow(3, GATE)
     return world
 
 
 class Outage(Watcher):
     """The store stops when `when` says so, and comes back when that was told; `back` happens just before."""
 
-    def __init__(self, store: Store, when: Callable[[str, Mapping[str, Any]], bool], back: Callable[[], None]):
+    def __init__(
+        self, store: Store, when: Callable[[str, Mapping[str, Any]], bool], back: Callable[[], None]
+    ):
         super().__init__("20260101/03")
         self._store = store
         self._when = when
@@ -122,7 +126,7 @@ class Outage(Watcher):
 
     def stage(self, name: str, state: str, facts: Mapping[str, Any] | None = None) -> None:
         if name == "follow":
-            before, self._known = self._known, facts or {}
+            before, self._known = self._known, dict(facts or {})
             if self._known.get("trouble") and not before.get("trouble"):
                 self._back()
                 self._store.start()
@@ -149,7 +153,7 @@ def test_a_source_that_is_away_is_waited_for(
     for hour in hours[:2]:
         store.put(hour, f"20260101/{hour.name}")
     config = hit.config(
-        "data.train=s3://ads/{date}/{hour}/*.csv", f"storage.options={{s3: {store.options}}}"
+        GATE, "data.train=s3://ads/{date}/{hour}/*.csv", f"storage.options={{s3: {store.options}}}"
     )
 
     def is_waiting(name: str, known: Mapping[str, Any]) -> bool:
@@ -175,7 +179,7 @@ def test_a_registry_that_is_away_is_waited_for(
     hit = HourWorld(tmp_path / "hit", made)
     hit.arrive(0, 1, 2)
     config = hit.config(
-        "publish.registry=s3://ads/registry", f"storage.options={{s3: {store.options}}}", "gate.vs_current=-1"
+        GATE, "publish.registry=s3://ads/registry", f"storage.options={{s3: {store.options}}}"
     )
 
     def at(name: str, known: Mapping[str, Any]) -> bool:

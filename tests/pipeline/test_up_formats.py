@@ -30,7 +30,19 @@ def test_from_an_empty_folder_to_a_scored_request(empty: Home, preset: str, endi
         return out
 
     typed("init", ".", "--preset", preset)
-    typed("sample", "--format", preset, "--rows", "8000", "--out", "data", "--slots", "26", "--cardinality", "50")
+    typed(
+        "sample",
+        "--format",
+        preset,
+        "--rows",
+        "8000",
+        "--out",
+        "data",
+        "--slots",
+        "26",
+        "--cardinality",
+        "50",
+    )
     grpc, http, metrics = free_ports(3)
     empty.configure(
         serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 1, "drain": 2},

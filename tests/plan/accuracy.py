@@ -36,9 +36,12 @@ class Comparison:
     checkpoint: float
     version: float
     learn: float | None
+    turns: tuple[float, ...]  # `learn` of each pair, of which the closest counts
 
     def __str__(self) -> str:
-        return " | ".join("-" if value is None else f"{value:.2f}" for value in vars(self).values())
+        *ratios, turns = vars(self).values()
+        shown = ["-" if value is None else f"{value:.2f}" for value in ratios]
+        return " | ".join([*shown, ", ".join(f"{turn:.2f}" for turn in turns) or "-"])
 
 
 def compare(
@@ -50,24 +53,25 @@ def compare(
     probe: bool = True,
     pairs: int = 1,
 ) -> Comparison:
-    """Plan, do it, compare; `prepared` says whether the plan may use the dataset."""
+    """Plan, do it, compare; `prepared` says whether the (first) plan may use the dataset. Memory and disk are those of
+    the first turn; further turns come only while times disagree."""
     config = load_config(config_file, overrides)
     if prepared:
         clickline.prepare(config)
     planned: list[Plan] = []
     real: list[dict[str, float]] = []
     for turn in range(pairs):
-        if prepared or not turn:
-            planned.append(plan(config, sample_bytes=sample_bytes, probe=probe))
+        planned.append(plan(config, sample_bytes=sample_bytes, probe=probe))
         if not turn:
             clickline.prepare(config)
         shutil.rmtree(Path(config.home, "runs"), ignore_errors=True)
         real.append(_train(config_file, overrides))
-        if probe and any(_close(p, r) for p in planned for r in real):
+        if probe and _is_close(_ratio(planned[-1], real[-1])):
             break
     version = clickline.publish(config).version
     first, happened = planned[0], real[0]
     rows = clickline.prepare(config).train_rows
+    turns = tuple(_ratio(p, r) for p, r in zip(planned, real, strict=True)) if probe else ()
     return Comparison(
         first.rows.train / rows,
         first.ids.distinct / happened["ids"],
@@ -76,9 +80,8 @@ def compare(
         first.memory.peak / happened["peak"],
         first.disk.checkpoint / happened["checkpoint"],
         first.disk.version / version.size,
-        min((_ratio(p, r) for p in planned for r in real), key=lambda ratio: max(ratio, 1 / ratio))
-        if probe
-        else None,
+        min(turns, key=lambda ratio: max(ratio, 1 / ratio), default=None),
+        turns,
     )
 
 
@@ -87,8 +90,8 @@ def _ratio(planned: Plan, real: dict[str, float]) -> float:
     return planned.time.learn / real["learn"]
 
 
-def _close(planned: Plan, real: dict[str, float]) -> bool:
-    return 0.8 < _ratio(planned, real) < 1.25
+def _is_close(ratio: float) -> bool:
+    return 0.8 < ratio < 1.25
 
 
 def _train(config_file: Path, overrides: list[str]) -> dict[str, float]:

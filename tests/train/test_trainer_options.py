@@ -19,11 +19,11 @@ from clickline.artifacts.dataset import Dataset
 from clickline.config import load_config
 from clickline.errors import ArtifactError, ClicklineError, ConfigError, GateRefused
 from clickline.learner import Learner, open_checkpoint
+from clickline.learner.batches import Batches
 from clickline.progress import Progress
 from clickline.stages.prepare.run import prepare
 from clickline.stages.sample.generate import SampleOptions, generate
 from clickline.stages.train import trainer as module
-from clickline.stages.train.batches import Batches
 from clickline.stages.train.run import TrainResult, train
 from clickline.storage.stores import Storage
 

@@ -78,6 +78,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
 def _headline(found: Mapping[str, Any]) -> str:
     state, home = found["state"], found["home"]
     stage = f" in stage {found['stage']}" if found.get("stage") else ""
+    command = "`clickline up --follow`" if found.get("follow") else "`clickline up`"
     if state == "never":
         return f"nothing was run in {home} yet: `clickline up` does"
     if state == "starting":
@@ -90,7 +91,7 @@ def _headline(found: Mapping[str, Any]) -> str:
         still = f" {left} of its processes still run: they are about to end." if left else ""
         return (
             f"{found['name']}: ended without a word (crash or reboot){stage}, last heard of at "
-            f"{moment(found['updated'])}.{still} `clickline up` goes on where it was."
+            f"{moment(found['updated'])}.{still} {command} goes on where it was."
         )
     if state == "failed":
         error = found.get("error") or {}
@@ -100,7 +101,7 @@ def _headline(found: Mapping[str, Any]) -> str:
         )
     if state == "stopped":
         again = "starts the endpoint again" if found["stage"] == "serve" else "goes on where it was"
-        return f"{found['name']}: stopped{stage} at {moment(found['ended'])}. `clickline up` {again}."
+        return f"{found['name']}: stopped{stage} at {moment(found['ended'])}. {command} {again}."
     return f"{found['name']}: done at {moment(found['ended'])}"
 
 

@@ -34,7 +34,7 @@ from clickline.intake.labelled import LabelledReader
 from clickline.intake.layout import Layout, layout, named_slots
 from clickline.intake.stores import storage_of
 from clickline.progress import Progress, human_size
-from clickline.readers import Reader
+from clickline.readers import Parquet, Reader
 from clickline.readers import open_reader as reader_of
 from clickline.readers.paddlerec import layout_in
 from clickline.readers.slots import read_slot_conf, slots_in
@@ -306,7 +306,7 @@ def _beginning(inputs: Inputs, most: int, progress: Progress) -> tuple[list[Bloc
 
 def _stored(inputs: Inputs, file: SourceFile, got: Sequence[Block], read: int, total: int) -> float:
     """About how many bytes of the file, as it is stored, some of its blocks came from."""
-    if file.uri.endswith(".parquet"):
+    if isinstance(inputs.reader, Parquet):
         with inputs.cache.local(file) as path, pq.ParquetFile(path) as parquet:
             rows = sum(block.payload.num_rows for block in got)
             return float(file.size * rows / max(1, parquet.metadata.num_rows))

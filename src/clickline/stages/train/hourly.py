@@ -24,6 +24,8 @@ from clickline.embedding import Eviction, freeze
 from clickline.errors import ArtifactError, ConfigError, DataError, Mistake
 from clickline.features import FeatureSpec
 from clickline.learner import Learner, Model, ModelPlan
+from clickline.learner.batches import Batches, Position
+from clickline.learner.configured import batch_size_of, plan_of
 from clickline.learner.hardware import memory_limit
 from clickline.metrics.binary import Counts, Metrics
 from clickline.metrics.calibrate import fit_isotonic, fit_platt
@@ -32,10 +34,8 @@ from clickline.metrics.importance import Score
 from clickline.models import check_export
 from clickline.progress import Progress, human_size
 from clickline.records import LabelledRows
-from clickline.stages.train.batches import Batches, Position
 from clickline.stages.train.hourset import HourSet
 from clickline.stages.train.judging import HeldOut
-from clickline.stages.train.plan import batch_size_of, plan_of
 from clickline.stages.train.warm import earlier
 
 __all__ = ["HourlyTrainer", "LearnedHour"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clickline.artifacts.checkpoint import Checkpoint, open_checkpoint_folder
-from clickline.artifacts.dataset import Dataset, Split
+from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.manifest import as_json, fingerprint
 from clickline.artifacts.runs import make_newest
 from clickline.config import Config
@@ -19,13 +19,13 @@ from clickline.config.loader import resolved
 from clickline.errors import ConfigError, DataError, GateRefused, Mistake
 from clickline.intake.stores import registry_of
 from clickline.learner import Learner, Model
+from clickline.learner.batches import Batches
+from clickline.learner.configured import batch_size_of, held_out_of, learned_rows, plan_of
 from clickline.metrics.binary import Hour, Metrics
 from clickline.metrics.evaluation import Evaluation
 from clickline.metrics.gate import Thresholds, Verdict, judge
 from clickline.models import check_export
 from clickline.progress import Progress, usual
-from clickline.stages.train.batches import Batches
-from clickline.stages.train.plan import batch_size_of, plan_of
 from clickline.stages.train.tracked import tracker_of
 from clickline.stages.train.trainer import Result, Trainer
 from clickline.stages.train.warm import earlier
@@ -62,8 +62,9 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
     if not dataset.splits["train"].rows:
         raise DataError(f"dataset {dataset.id} has no training rows. Check data.train.")
     train, threads = config.train, _threads()
-    held_out = 0.0 if train.calibration is None else train.calibration.share
-    expected = _learned_rows(dataset.splits["train"], train.negative_sampling, held_out)
+    held_out = held_out_of(train)
+    split = dataset.splits["train"]
+    expected = learned_rows(train, split.rows, split.report["clicks"])
     batch_size = batch_size_of(train, expected)
     plan = plan_of(config, dataset.features, expected)
     start = None if train.warm_start is None else earlier(Path(train.warm_start), dataset.features, progress)
@@ -208,12 +209,6 @@ def _check_supported(config: Config) -> None:
         raise ConfigError(
             [Mistake("clickline.yaml", 0, key, problem, "Change it.") for key, problem in wrong]
         )
-
-
-def _learned_rows(split: Split, negative_sampling: float, held_out: float) -> int:
-    """How many rows an epoch is expected to learn: the schedules end with the last of them."""
-    clicked = min(split.rows, split.report["clicks"])
-    return int((clicked + (split.rows - clicked) * negative_sampling) * (1 - held_out))
 
 
 def _threads() -> int:

@@ -27,6 +27,7 @@ from clickline.embedding import Eviction, Snapshot, freeze
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.features import FeatureSpec
 from clickline.learner import Diverged, Learner, Prepared
+from clickline.learner.batches import Batches, Position
 from clickline.learner.hardware import finds_ahead
 from clickline.metrics.binary import Counts
 from clickline.metrics.calibrate import fit_isotonic, fit_platt
@@ -35,7 +36,6 @@ from clickline.metrics.progressive import Progressive
 from clickline.metrics.window import Window
 from clickline.progress import Progress, human_size
 from clickline.records import LabelledRows
-from clickline.stages.train.batches import Batches, Position
 from clickline.storage.stores import Storage
 from clickline.tracking import Tracker, process_figures
 
