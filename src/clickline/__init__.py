@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from clickline.errors import ClicklineError
     from clickline.pipeline.up import Running, up
     from clickline.stages.evaluate.run import evaluate
+    from clickline.stages.plan.run import plan
     from clickline.stages.prepare.run import prepare
     from clickline.stages.publish.run import publish
     from clickline.stages.train.run import train
@@ -23,6 +24,7 @@ __all__ = [
     "__version__",
     "evaluate",
     "load_config",
+    "plan",
     "prepare",
     "publish",
     "train",
@@ -39,6 +41,7 @@ _HOMES = {
     "Running": "clickline.pipeline.up",
     "evaluate": "clickline.stages.evaluate.run",
     "load_config": "clickline.config",
+    "plan": "clickline.stages.plan.run",
     "prepare": "clickline.stages.prepare.run",
     "publish": "clickline.stages.publish.run",
     "train": "clickline.stages.train.run",

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clickline.artifacts.version import Version
 from clickline.config import Config
 from clickline.config.loader import resolved
 from clickline.errors import (
@@ -34,7 +35,7 @@ from clickline.learner import Diverged
 from clickline.metrics.gate import Thresholds, Verdict, judge
 from clickline.metrics.importance import Score
 from clickline.pipeline.flow import build
-from clickline.pipeline.hours import HourRecords
+from clickline.pipeline.hours import PASSED_OVER, HourRecords
 from clickline.pipeline.live import LivePublisher
 from clickline.progress import Progress, usual
 from clickline.scoring.scorer import Scorer
@@ -111,17 +112,18 @@ class _Following:
         """The model where it left off; else one that begins with the history the config names; else none yet."""
         config, threads = self._config, _threads()
         self._publisher.anew()
+        self._trainer = None  # its memory goes before the next one takes as much
         self._trainer = HourlyTrainer.resumed(config, self._run, threads, self._progress)
         assert config.data.dates is not None
         if self._trainer is not None:
             self._reached = True
-            last = self._trainer.learned.last
+            last, record = self._trainer.learned.last, self._trainer.record
             if last is not None:
                 self._progress.say(
                     f"{len(self._trainer.learned):,} hours were learned, the last {self._label(last)}"
                 )
-                if self._records.read(last) is None and self._trainer.record:  # killed between the two
-                    self._records.write(last, self._trainer.record)
+            if record and self._records.state(record["number"]) != "learned":  # killed between the two
+                self._records.write(record["number"], record)
         elif config.data.dates.last is not None:
             built = build(config, self._progress)
             hours = DateRange(config.data.dates.first, config.data.dates.last).hours()
@@ -182,7 +184,7 @@ class _Following:
         assert dates is not None
         hour = DateRange(dates.first, dates.first).hours().start
         while True:
-            if not self._is_learned(hour) and not self._records.passed_over(hour):
+            if not self._is_learned(hour) and self._records.state(hour) not in PASSED_OVER:
                 yield hour
             hour += self._step
 
@@ -304,7 +306,8 @@ class _Following:
         label = self._label(hour)
         made = self._until_done("the registry", lambda: self._made_before(label, trainer.steps))
         if made is not None:  # killed between publishing and the checkpoint: the same model is out already
-            return {"version": made}
+            self._until_done("the registry", lambda: self._publisher.finish(made, f"hour {label}"))
+            return {"version": made.number}
         verdict = self._judge(learned)
         if not verdict.passed:
             self._progress.say(
@@ -358,6 +361,11 @@ class _Following:
             return None
         try:
             version = registry.version(move.version)
+            if version.body["model"].get("hour") == self._label(prepared.hour):
+                # Killed between publishing and the checkpoint: this version has seen the hour, the one before has not.
+                if move.previous is None:
+                    return None
+                version = registry.version(move.previous)
             scorer = open_scorer(registry, version, Path(self._config.cache.dir), _threads())
         except ArtifactError as error:
             self._progress.say(f"gate.vs_current was not checked: {error}")
@@ -370,12 +378,12 @@ class _Following:
         )
         return None
 
-    def _made_before(self, label: str, steps: int) -> int | None:
+    def _made_before(self, label: str, steps: int) -> Version | None:
         """The version of this very hour and step, if a run that was killed has published it."""
         for version in reversed(registry_of(self._config).versions()[-3:]):
             model = version.body["model"]
             if model.get("hour") == label and model["step"] == steps:
-                return version.number
+                return version
         return None
 
     # ── trouble ────────────────────────────────────────────────────────────────────────────────

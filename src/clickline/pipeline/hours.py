@@ -7,7 +7,7 @@ over, so that a restart does not wait for them once more.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,10 @@ class HourRecords:
     def write(self, hour: int, record: Mapping[str, Any]) -> None:
         Storage().put(str(self._path(hour)), as_json(record, indent=1))
 
-    def read(self, hour: int) -> dict[str, Any] | None:
+    def state(self, hour: int) -> str | None:
+        """What became of an hour: learned, skipped, corrupt, empty; None: nothing yet."""
         path = self._path(hour)
-        return json.loads(path.read_text()) if path.exists() else None
-
-    def passed_over(self, hour: int) -> bool:
-        record = self.read(hour)
-        return record is not None and record["state"] in PASSED_OVER
-
-    def all(self) -> Iterator[dict[str, Any]]:
-        """Every record, in order of time."""
-        for path in sorted(self._folder.glob("*.json")):
-            yield json.loads(path.read_text())
+        return str(json.loads(path.read_text())["state"]) if path.exists() else None
 
     def _path(self, hour: int) -> Path:
         return self._folder / f"{hour_label(hour, self._step).replace('/', '-')}.json"

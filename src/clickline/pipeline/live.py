@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clickline.artifacts.dataset import Dataset
+from clickline.artifacts.version import Version
 from clickline.config import Config
 from clickline.config.loader import resolved
 from clickline.errors import ArtifactError, RegistryMoved, StorageError
@@ -15,7 +16,7 @@ from clickline.intake.stores import registry_of
 from clickline.progress import Progress
 from clickline.records import LabelledRows
 from clickline.stages.publish.release import Release
-from clickline.stages.publish.run import PublishResult, publish_release
+from clickline.stages.publish.run import PublishResult, make_current, publish_release
 from clickline.stages.train.hourly import HourlyTrainer
 
 __all__ = ["LivePublisher"]
@@ -71,6 +72,13 @@ class LivePublisher:
             break
         self._collect()
         return result
+
+    def finish(self, version: Version, reason: str) -> None:
+        """Make a version current that a process had stored when it was killed, unless it was current already."""
+        try:
+            make_current(registry_of(self._config), version, reason, self._progress)
+        except RegistryMoved as error:
+            self._progress.say(str(error))
 
     def anew(self) -> None:
         """The model was opened again: what changed since the last version is not known any more."""

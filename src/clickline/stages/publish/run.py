@@ -47,7 +47,7 @@ from clickline.scoring.scorer import DENSE, Scorer
 from clickline.stages.publish.release import Release
 from clickline.storage.stores import Storage
 
-__all__ = ["PublishResult", "publish", "publish_release"]
+__all__ = ["PublishResult", "make_current", "publish", "publish_release"]
 
 TOLERANCE = {"fp32": 1e-6, "fp16": 2e-3, "int8": 5e-2}
 """Largest difference of a score from the checkpoint's, by the lower of the two precisions."""
@@ -91,7 +91,7 @@ def publish(
     registry = registry_of(config)
     found = _published(config, registry, checkpoint, base)
     if found is not None:
-        move = _make_current(registry, found, reason, progress)
+        move = make_current(registry, found, reason, progress)
         body = found.body
         return PublishResult(
             found, move, body["sample"]["difference"], body["cost"], True, time.monotonic() - began
@@ -211,7 +211,7 @@ def _made_of(body: Mapping[str, Any], checkpoint: Checkpoint, config: Config) ->
     )
 
 
-def _make_current(registry: Registry, version: Version, reason: str, progress: Progress) -> Move | None:
+def make_current(registry: Registry, version: Version, reason: str, progress: Progress) -> Move | None:
     """Say that a version is up to date, and move the pointer to it if it was never there."""
     progress.say(f"version {version.number} is up to date: same model, packed the same way")
     pointer = registry.current()
