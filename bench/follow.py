@@ -42,7 +42,7 @@ data:
   dates: {from: 20260101}
   fields: FIELDS
 model: {embedding_dim: 8, hidden: [64, 32]}
-train: {eviction: {hours_unseen: 24}}
+train: {embedding: {learning_rate: 0.2}, eviction: {hours_unseen: 24}}
 follow: {poll: 0.05, memory: MEMORY}
 tracking: {enabled: false}
 cache: {dir: cache}
@@ -209,8 +209,7 @@ def report_hours(made: Followed, bound: str) -> list[Row]:
             Row(
                 f"{name}: frozen after day 1",
                 f"AUC {frozen:.4f}",
-                f"{(frozen - 0.5) / (best - 0.5):.0%}",
-                f"{live - frozen:.4f} below the one that follows",
+                f"{(frozen - 0.5) / (best - 0.5):.0%}; {live - frozen:.4f} below the one that follows",
             ),
         ]
     most = max(record["memory"] for record in made.records)
@@ -326,7 +325,7 @@ def report_freshness(took: Sequence[float], rows: int) -> list[Row]:
 
 WIDTH, HEIGHT = 760, 340
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 40, 44
-COLOURS = {"best reachable": "#8a8f98", "follows": "#1f8a4c", "frozen after day 1": "#d9622b"}
+COLOURS = {"best reachable": "#8a8f98", "follows": "#2a9d57", "frozen after day 1": "#d9622b"}
 SMOOTHED = 6
 
 
@@ -394,11 +393,14 @@ def plot(made: Followed) -> str:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    arguments.add_argument("parts", nargs="*", choices=["hours", "freshness", []])
+    arguments.add_argument("parts", nargs="*", default=["hours", "freshness"])
     arguments.add_argument("--try", action="store_true", dest="only_try")
     chosen = arguments.parse_args()
     size = TRY if chosen.only_try else REAL
-    parts = chosen.parts or ["hours", "freshness"]
+    parts = chosen.parts
+    unknown = set(parts) - {"hours", "freshness"}
+    if unknown:
+        arguments.error(f"no part is called {', '.join(unknown)}: there are hours and freshness")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         if "hours" in parts:

@@ -235,7 +235,7 @@ def test_a_section_may_be_empty_but_not_a_word(load: Load, mistakes: Mistakes) -
         (
             "zzzz: 1\n",
             "zzzz",
-            "Allowed here: name, data, cache, storage, model, train, tracking, gate, publish, serve, home.",
+            "Allowed here: name, data, cache, storage, model, train, tracking, gate, publish, serve, follow, home.",
         ),
     ],
 )
@@ -250,10 +250,10 @@ def test_an_unknown_key_of_a_field_and_of_dates(mistakes: Mistakes) -> None:
     )
     assert [(m.line, m.key) for m in found] == [
         (4, "data.fields.C1.kin"),
-        (5, "data.dates.to"),
         (5, "data.dates.too"),
     ]
     assert found[0].remedy == "Did you mean kind?"
+    assert found[1].remedy == "Did you mean to?"
 
 
 # ── values are typed by the schema, not by YAML ────────────────────────────────────────────────

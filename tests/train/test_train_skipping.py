@@ -61,7 +61,7 @@ def test_a_finished_run_is_taken_as_it_is(runs, monkeypatch):
     first = runs.train("train.order=time")
     assert (first.reused, runs.built) == (False, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_tracker", lambda *args: pytest.fail("a tracker was opened"))
+        patch.setattr(training, "tracker_of", lambda *args: pytest.fail("a tracker was opened"))
         again = runs.train("train.order=time")
     assert (again.reused, runs.built) == (True, 0)
     assert (again.checkpoint.folder, again.checkpoint.step) == (

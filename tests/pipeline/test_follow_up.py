@@ -1,0 +1,140 @@
+"""`clickline up --follow` as a user runs it: hours arrive, the learner is killed in every stage, answers never fail."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hour_world import HourWorld, make_hours, same_model
+from up_home import Home, eventually, free_ports
+
+import clickline
+from clickline.errors import ClicklineError
+
+pytestmark = pytest.mark.slow
+
+HOURS = 6
+DEATHS = [  # each in the second hour that its learner takes up
+    ("clickline.stages.prepare.making", "finish", 2, False),
+    ("clickline.stages.train.hourly:HourlyTrainer", "_learn", 20, False),
+    ("clickline.artifacts.version:Draft", "commit", 2, False),
+    ("clickline.artifacts.registry:Registry", "move", 2, True),
+    ("clickline.artifacts.checkpoint", "write_manifest", 2, False),
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hours")
+    make_hours(folder, HOURS, 1500)
+    return folder
+
+
+@pytest.fixture
+def world(tmp_path: Path, made: Path) -> HourWorld:
+    return HourWorld(tmp_path / "ads", made)
+
+
+@pytest.fixture
+def home(world: HourWorld) -> Iterator[Home]:
+    deaths = world.folder / "deaths"
+    deaths.write_text("\n".join(json.dumps(death) for death in DEATHS))
+    path = Path(__file__).parent / "deaths"
+    made = Home(world.folder, {"PYTHONPATH": str(path), "CLICKLINE_DEATHS": str(deaths)})
+    made.up = world.home / "up"
+    grpc, http, metrics = free_ports(3)
+    made.configure(
+        serve={
+            "grpc_port": grpc,
+            "http_port": http,
+            "metrics_port": metrics,
+            "processes": 1,
+            "drain": 3,
+            "poll": 0.2,
+        }
+    )
+    yield made
+    assert made.end() == [], "processes were left behind"
+
+
+class Asking:
+    """A client that asks without a pause and without a second try, from the first answer on."""
+
+    def __init__(self, address: str) -> None:
+        self.versions: Counter[int] = Counter()
+        self.failures: list[str] = []
+        self._over = threading.Event()
+        self._client = clickline.Client(address, retries=0, timeout=10.0)
+        self._thread = threading.Thread(target=self._ask)
+
+    def _ask(self) -> None:
+        row = {"I1": 3.0, "I2": 5.0, "C1": "a", "C2": "b", "C3": "c", "C4": "d"}
+        while not self._over.is_set():
+            try:
+                self.versions[self._client.predict([row]).version] += 1
+            except ClicklineError as error:
+                if self.versions:
+                    self.failures.append(str(error))
+            self._over.wait(0.005)
+
+    @contextmanager
+    def all_the_time(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            self._thread.join(30)
+            self._client.close()
+
+
+def test_killed_in_every_stage_while_it_answers(world: HourWorld, home: Home, tmp_path: Path, made: Path):
+    (world.folder / "arrived" / "20260101").mkdir(parents=True)
+    process = home.start("up", "--follow", "--json")
+    home.until_up(process)
+    asking = Asking(home.state["stages"]["serve"]["facts"]["grpc"])
+    with asking.all_the_time():
+        for hour in range(HOURS):
+            world.arrive(hour)
+            label = f"20260101/{hour:02d}"
+            eventually(lambda label=label: label in [record["hour"] for record in world.records()], 80)
+            home.note_processes()
+            eventually(lambda: asking.versions)
+        newest = world.records()[-1]["version"]
+        eventually(lambda: asking.versions[newest])
+    assert asking.failures == []
+    assert process.poll() is None
+    assert (world.folder / "deaths").read_text() == ""
+
+    records = world.records()
+    assert [(record["state"], record["rows"]) for record in records] == [("learned", 1500)] * HOURS
+    assert set(asking.versions) <= {record["version"] for record in records}
+    code, out, _ = home.run("status", "--json")
+    assert code == 0
+    told = json.loads(out)
+    facts = told["stages"]["follow"]["facts"]
+    assert facts["hours_learned"] == HOURS
+    assert facts["last"]["hour"] == f"20260101/{HOURS - 1:02d}"
+    assert (facts["state"], facts["hour"]) == ("waiting", f"20260101/{HOURS:02d}")
+    assert told["metrics"]["auc"] == records[-1]["progressive"]["auc"]
+    assert told["versions"]["current"] == newest
+    said = home.said(process)[1]
+    assert said.count("learning ended by signal 9 (SIGKILL)") == len(DEATHS)
+
+    code, out, _ = home.run("down")
+    assert (code, "none is left" in out) == (0, True)
+    assert home.none_left(1)
+    assert process.wait(10) == 0
+
+    calm = HourWorld(tmp_path / "calm", made)
+    calm.arrive(*range(HOURS))
+    calm.follow(HOURS)
+    same_model(calm, world)
+    assert [record["progressive"] for record in calm.records()] == [
+        record["progressive"] for record in records
+    ]
