@@ -42,7 +42,7 @@ data:
   dates: {from: 20260101}
   fields: FIELDS
 model: {embedding_dim: 8, hidden: [64, 32]}
-train: {embedding: {learning_rate: 0.2}, eviction: {hours_unseen: 24}}
+train: {eviction: {hours_unseen: 24}}
 follow: {poll: 0.05, memory: MEMORY}
 tracking: {enabled: false}
 cache: {dir: cache}

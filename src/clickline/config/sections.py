@@ -1132,7 +1132,7 @@ class FollowSection(Section):
         description="Share of an hour's rows that the gate judges by before they are learned.",
     )
     rate: float = Field(
-        0.5, gt=0, le=10, description="Factor on all step sizes; they stay the same for ever."
+        1.0, gt=0, le=10, description="Factor on all step sizes; they stay the same for ever."
     )
     memory: Annotated[
         Literal["auto"] | Size,
