@@ -27,6 +27,7 @@ from clickline.pipeline.follow import follow
 from clickline.progress import Progress
 from clickline.scoring.versions import open_scorer
 from clickline.stages.prepare.hours import prepare_hour
+from clickline.stages.publish import run as publishing
 from clickline.storage.sources import DateRange
 
 FIRST = 490896  # 2026-01-01T00 in hours since 1970
@@ -140,11 +141,30 @@ def test_hours_that_the_gate_refuses_are_learned_and_not_published(world: HourWo
     world.log(1).write_text(
         "\n".join([lines[0], *(f"{n % 2},{line[2:]}" for n, line in enumerate(lines[1:]))])
     )
-    watcher = world.follow(3, "gate.auc=0.6")
+    watcher = world.follow(3, "gate.auc=0.634")  # reached: 0.685, 0.614, 0.654
     assert any("20260101/01: the gate refused: AUC is" in line for line in watcher.said)
     assert [version.body["model"]["hour"] for version in world.versions()] == ["20260101/00", "20260101/02"]
     assert [record["gate"]["passed"] for record in world.records()] == [True, False, True]
     assert learned(world) == counted(world, 0, 1, 2)
+
+
+def test_a_version_whose_files_do_not_score_alike_stays_in_and_learning_goes_on(
+    world: HourWorld, monkeypatch
+):
+    world.arrive(0, 1, 2)
+    real = publishing._prove
+
+    def second_is_damaged(config, registry, release, *rest):
+        if release.origin["hour"] == "20260101/01":
+            raise ArtifactError("the packed files score the sample differently.")
+        return real(config, registry, release, *rest)
+
+    monkeypatch.setattr(publishing, "_prove", second_is_damaged)
+    watcher = world.follow(3)
+    assert any(line.startswith("20260101/01 was not published: the packed files") for line in watcher.said)
+    assert [record["version"] for record in world.records()][0::2] == [1, world.versions()[-1].number]
+    assert world.records()[1]["version"] is None
+    assert served(world) == learned(world).keys()
 
 
 def test_the_live_version_is_what_vs_current_compares_with(world: HourWorld):

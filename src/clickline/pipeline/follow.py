@@ -327,10 +327,15 @@ class _Following:
             "hour": label,
             "data_until": (trainer.newest_hour + 1) * 3600.0 if trainer.newest_hour >= 0 else None,
         }
-        result = self._until_done(
-            "the registry",
-            lambda: self._publisher.publish(trainer, origin, report, prepared.dataset, f"hour {label}"),
-        )
+        try:
+            result = self._until_done(
+                "the registry",
+                lambda: self._publisher.publish(trainer, origin, report, prepared.dataset, f"hour {label}"),
+            )
+        except ArtifactError as error:  # its files do not score as the model does: no reason to stop learning
+            self._progress.say(f"{label} was not published: {error} The version before stays.")
+            self._progress.stage("publish", "failed", {"hour": label, "reason": str(error)})
+            return {"gate": verdict.to_json(), "reason": str(error)}
         version = None if result is None else result.version.number
         self._progress.stage("gate", "done", {"hour": label, "passed": True})
         if result is not None:

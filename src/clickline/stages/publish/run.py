@@ -126,12 +126,14 @@ def publish_release(
     parent = None if base and release.since is None else _parent(config, registry, release, body, progress)
     with registry.draft(None if parent is None else parent.number) as draft:
         progress.begin(f"publish version {draft.number}", total_rows=release.model.tables.size)
-        earlier = None
-        if parent is not None and parent.body["network"] == body["network"]:
-            earlier = (_local(config, registry, parent) / DENSE).read_bytes()
-        (draft.folder / DENSE).write_bytes(release.onnx(config.publish.dense, earlier))
-        chain, shards = _write_tables(config, registry, release, parent, base, draft, progress)
-        progress.end()
+        try:
+            earlier = None
+            if parent is not None and parent.body["network"] == body["network"]:
+                earlier = (_local(config, registry, parent) / DENSE).read_bytes()
+            (draft.folder / DENSE).write_bytes(release.onnx(config.publish.dense, earlier))
+            chain, shards = _write_tables(config, registry, release, parent, base, draft, progress)
+        finally:
+            progress.end()
         body |= {
             "number": draft.number,
             "created": datetime.now(UTC).isoformat(timespec="milliseconds"),

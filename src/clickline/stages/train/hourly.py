@@ -187,17 +187,15 @@ class HourlyTrainer:
         batches = self._batches(dataset)
         self._evicted = 0
         self._progress.begin("learn", total_rows=rows)
-        for batch, _ in batches.epoch(Position(hour)):
-            self._learn(batch)
-        if self._holdout:
-            ours, theirs = self._held_out.begin_hour(live=live is not None)
-            for part in in_blocks(batches.held_out(), BLOCK_ROWS):
-                ours.add(part.label_B, part.weight_B, _numbers(self.model.score(part)))
-                if live is not None and theirs is not None:
-                    theirs.add(part.label_B, part.weight_B, _numbers(live(part)))
-            for batch in self._sampled(hour, in_blocks(batches.held_out(), self._batch_size(rows))):
+        try:
+            for batch, _ in batches.epoch(Position(hour)):
                 self._learn(batch)
-        self._progress.end()
+            if self._holdout:
+                self._judge(batches, live)
+                for batch in self._sampled(hour, in_blocks(batches.held_out(), self._batch_size(rows))):
+                    self._learn(batch)
+        finally:
+            self._progress.end()
         # What has once become infinite, an optimizer's moments above all, stays so: that weight never learns again.
         for name, array in self._learner.dense_state().items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -207,6 +205,13 @@ class HourlyTrainer:
         self.learned.add(hour)
         held_out, compared = self._held_out.measured() if self._holdout else (None, None)
         return LearnedHour(rows, progressive, held_out, compared, self._evicted, time.monotonic() - began)
+
+    def _judge(self, batches: Batches, live: Score | None) -> None:
+        ours, theirs = self._held_out.begin_hour(live=live is not None)
+        for part in in_blocks(batches.held_out(), BLOCK_ROWS):
+            ours.add(part.label_B, part.weight_B, _numbers(self.model.score(part)))
+            if live is not None and theirs is not None:
+                theirs.add(part.label_B, part.weight_B, _numbers(live(part)))
 
     def _batches(self, dataset: Dataset) -> Batches:
         train = self._settings
