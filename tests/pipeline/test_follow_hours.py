@@ -106,6 +106,7 @@ def test_each_hour_is_scored_learned_and_published(world: HourWorld):
     assert [facts["last"]["hour"] for facts in watcher.facts if facts.get("last")][-1] == "20260101/02"
 
 
+@pytest.mark.slow
 def test_what_is_served_is_what_was_learned(world: HourWorld):
     """Also where an hour's version is a delta, and after a restart, whose delta is made against the files."""
     world.arrive(0, 1, 2)
@@ -126,6 +127,7 @@ def test_what_is_served_is_what_was_learned(world: HourWorld):
         scorer.close()
 
 
+@pytest.mark.slow
 def test_an_hour_that_was_learned_is_not_learned_again(world: HourWorld):
     world.arrive(0, 1)
     world.follow(2)
@@ -148,6 +150,7 @@ def test_hours_that_the_gate_refuses_are_learned_and_not_published(world: HourWo
     assert learned(world) == counted(world, 0, 1, 2)
 
 
+@pytest.mark.slow
 def test_a_version_whose_files_do_not_score_alike_stays_in_and_learning_goes_on(
     world: HourWorld, monkeypatch
 ):
@@ -167,6 +170,7 @@ def test_a_version_whose_files_do_not_score_alike_stays_in_and_learning_goes_on(
     assert served(world) == learned(world).keys()
 
 
+@pytest.mark.slow
 def test_the_live_version_is_what_vs_current_compares_with(world: HourWorld):
     world.arrive(0, 1)
     watcher = world.follow(2, "gate.vs_current=0.9")
@@ -174,6 +178,7 @@ def test_the_live_version_is_what_vs_current_compares_with(world: HourWorld):
     assert any("the gate refused" in line and "current version" in line for line in watcher.said)
 
 
+@pytest.mark.slow
 def test_an_hour_that_cannot_be_used_is_passed_over_and_can_be_learned_later(world: HourWorld):
     world.arrive(0, 1, 2)
     good = world.log(1).read_text()
@@ -190,6 +195,7 @@ def test_an_hour_that_cannot_be_used_is_passed_over_and_can_be_learned_later(wor
     assert world.versions()[-1].body["model"]["hour"] == "20260101/01"
 
 
+@pytest.mark.slow
 def test_a_bad_hour_ends_the_run_where_that_is_wanted(world: HourWorld):
     world.arrive(0, 1)
     world.log(1).write_text("click\n1\n")
@@ -198,6 +204,7 @@ def test_a_bad_hour_ends_the_run_where_that_is_wanted(world: HourWorld):
     assert [record["state"] for record in world.records()] == ["learned"]
 
 
+@pytest.mark.slow
 def test_a_first_hour_that_cannot_be_used_is_an_error(world: HourWorld):
     world.arrive(0, 1)
     world.log(0).write_text("click,timestamp\n" + "7,x\n" * 100)
@@ -205,6 +212,7 @@ def test_a_first_hour_that_cannot_be_used_is_an_error(world: HourWorld):
         world.follow(2)
 
 
+@pytest.mark.slow
 def test_a_late_hour_is_reported_and_waited_for(world: HourWorld):
     world.arrive(0, 2)
 
@@ -225,6 +233,7 @@ def test_a_late_hour_is_reported_and_waited_for(world: HourWorld):
     assert world.checkpoint()["learned"] == [[FIRST, FIRST + 3]]
 
 
+@pytest.mark.slow
 def test_a_missing_hour_is_skipped_only_where_that_is_wanted(world: HourWorld):
     world.arrive(0, 2)
     watcher = world.follow(3, "follow.missing=skip")
@@ -235,6 +244,7 @@ def test_a_missing_hour_is_skipped_only_where_that_is_wanted(world: HourWorld):
     assert learned(world) == counted(world, 0, 1, 2)
 
 
+@pytest.mark.slow
 def test_a_missing_hour_ends_the_run_where_that_is_wanted(world: HourWorld):
     world.arrive(0, 2)
     with pytest.raises(HourNotReady, match=r"20260101/01 did not arrive within follow\.late, 1 s"):
@@ -262,6 +272,7 @@ def test_an_hour_without_rows_is_learned_like_any_other(world: HourWorld):
     assert world.checkpoint()["learned"] == [[FIRST, FIRST + 3]]
 
 
+@pytest.mark.slow
 def test_the_history_is_learned_before_the_hours(world: HourWorld):
     world.arrive(*range(6))
     watcher = world.follow(
@@ -281,6 +292,7 @@ def test_the_history_is_learned_before_the_hours(world: HourWorld):
     assert learned(world) == counted(world, *range(6))
 
 
+@pytest.mark.slow
 def test_tables_stay_within_their_bound(world: HourWorld):
     """Ids that were not seen for long go first, from the versions too."""
     world.arrive(*range(6))
@@ -299,6 +311,7 @@ def test_a_bound_that_holds_nothing_is_refused(world: HourWorld):
         world.follow(1, "follow.memory=1MiB", "model.embedding_dim=64")
 
 
+@pytest.mark.slow
 def test_eviction_and_decay_run_each_hour(world: HourWorld):
     world.arrive(*range(6))
     world.follow(6, "train.eviction={hours_unseen: 1, decay: 0.5}")
@@ -310,6 +323,7 @@ def test_eviction_and_decay_run_each_hour(world: HourWorld):
     assert any(show != int(show) for show in shows)
 
 
+@pytest.mark.slow
 def test_ids_that_went_are_tombstones_of_a_delta(world: HourWorld):
     world.arrive(*range(7))
     for hour in (5, 6):  # little is new in the last hours, and what came in the first of all goes
@@ -321,6 +335,7 @@ def test_ids_that_went_are_tombstones_of_a_delta(world: HourWorld):
     assert served(world) == learned(world).keys()
 
 
+@pytest.mark.slow
 def test_calibration_follows_too(world: HourWorld):
     world.arrive(*range(3))
     world.follow(3, "train.calibration={method: platt}")
@@ -330,6 +345,7 @@ def test_calibration_follows_too(world: HourWorld):
     assert world.versions()[-1].body["calibration"] == world.checkpoint()["calibration"]
 
 
+@pytest.mark.slow
 def test_another_shape_is_refused_and_another_step_size_is_not(world: HourWorld):
     world.arrive(0, 1)
     world.follow(1)
@@ -352,6 +368,7 @@ def test_what_following_needs(world: HourWorld, overrides: list[str], words: str
         follow(world.config(*overrides))
 
 
+@pytest.mark.slow
 def test_a_plan_of_days(world: HourWorld, made: Path):
     """A pattern without {hour} is followed day by day."""
     for day in ("20260101", "20260102"):

@@ -61,6 +61,7 @@ def test_in_the_background_and_back(home: Home) -> None:
     assert out.startswith("ads: stopped in stage serve at ")
 
 
+@pytest.mark.slow
 def test_a_run_in_the_background_outlives_who_started_it_and_says_how_it_failed(home: Home) -> None:
     (home.folder / "hold-train").touch()
     (home.folder / "fault-publish").write_text("ArtifactError it is torn")
@@ -76,6 +77,7 @@ def test_a_run_in_the_background_outlives_who_started_it_and_says_how_it_failed(
     assert document["versions"]["count"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "code"), [("GateRefused too bad", 3), ("SourceNotFound too bad", 4)])
 def test_who_waits_gets_the_error_and_its_code(home: Home, fault: str, code: int) -> None:
     (home.folder / "fault-train").write_text(fault)
@@ -85,6 +87,7 @@ def test_who_waits_gets_the_error_and_its_code(home: Home, fault: str, code: int
     assert "prepare: done" in err or "prepare: skipped" in err
 
 
+@pytest.mark.slow
 def test_waiting_for_a_flow_without_an_endpoint(home: Home) -> None:
     code, out, _ = home.run("up", "--detach", "--wait", "--no-serve", "--json")
     assert (code, json.loads(out)["state"]) == (0, "done")
@@ -165,6 +168,7 @@ class Screen:
         os.close(self._ours)
 
 
+@pytest.mark.slow
 def test_a_picture_of_the_stages_then_the_endpoint(home: Home) -> None:
     (home.folder / "hold-train").touch()
     with Screen(home, "up") as screen:
@@ -185,6 +189,7 @@ def test_a_picture_of_the_stages_then_the_endpoint(home: Home) -> None:
     assert any(line.startswith("  curl http://127.0.0.1:") for line in last)
 
 
+@pytest.mark.slow
 def test_lines_are_scrolled_above_the_picture_of_a_run_that_follows(home: Home) -> None:
     with Screen(home, "up", "--follow") as screen:
         eventually(lambda: "hour 5" in screen.text and "try it:" in screen.text)
@@ -195,6 +200,7 @@ def test_lines_are_scrolled_above_the_picture_of_a_run_that_follows(home: Home) 
     assert re.search(r"● follow   learning 20260101/\d\d", screen.text)
 
 
+@pytest.mark.slow
 def test_watching_ends_with_ctrl_c(home: Home) -> None:
     home.run("up", "--no-serve", "-q")
     with Screen(home, "status", "--watch") as screen:

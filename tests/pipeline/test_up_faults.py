@@ -44,6 +44,7 @@ def test_without_serving_it_ends_after_publish(home: Home) -> None:
     assert home.state["processes"] == []
 
 
+@pytest.mark.slow
 def test_the_endpoint_is_up_then_ctrl_c_drains_and_ends_well(home: Home) -> None:
     process = home.start("up", "--json")
     home.until_up(process)
@@ -60,6 +61,7 @@ def test_the_endpoint_is_up_then_ctrl_c_drains_and_ends_well(home: Home) -> None
     assert home.state["state"] == "stopped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_flow_is_exit_130(home: Home, number: signal.Signals) -> None:
     hold(home, "train")
@@ -84,6 +86,7 @@ def test_a_second_signal_does_not_wait_for_the_endpoint(home: Home) -> None:
     assert home.none_left(1)
 
 
+@pytest.mark.slow
 def test_work_that_does_not_end_is_killed(home: Home) -> None:
     """As deep in a kernel: stopped, it hears no signal but one."""
     hold(home, "train")
@@ -110,6 +113,7 @@ def test_a_killed_learner_is_an_error_that_says_what_to_do(home: Home) -> None:
     assert out.startswith("ads: failed in stage train at ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -127,6 +131,7 @@ def test_errors_of_the_work_are_those_of_the_command(home: Home, words: str, cod
     assert home.none_left(1)
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_never_worked_is_an_error(home: Home) -> None:
     fault(home, "serve", "ClicklineError the port is taken")
     code, _, err = home.run("up")
@@ -156,6 +161,7 @@ def test_a_killed_parent_leaves_nobody_behind(home: Home, moment: str) -> None:
     assert home.none_left(3)
 
 
+@pytest.mark.slow
 def test_a_killed_parent_is_recognised_and_the_next_goes_on(home: Home) -> None:
     hold(home, "train")
     process = home.start("up")
@@ -251,6 +257,7 @@ def test_a_learner_that_crashes_is_started_again_while_the_endpoint_stays(home: 
     assert "backfill of 30 hours" in err
 
 
+@pytest.mark.slow
 def test_an_error_of_following_ends_everything(home: Home) -> None:
     hold(home, "follow")
     process = home.start("up", "--follow")
@@ -262,6 +269,7 @@ def test_an_error_of_following_ends_everything(home: Home) -> None:
     assert home.said(process)[1].splitlines()[-1] == "hour 7 never came"
 
 
+@pytest.mark.slow
 def test_following_without_an_endpoint_goes_on_until_it_is_stopped(home: Home) -> None:
     process = home.start("up", "--follow", "--no-serve", "-q")
     eventually(lambda: "hour 3" in home.said(process)[1])

@@ -47,6 +47,7 @@ class Publisher:
         return move.version
 
 
+@pytest.mark.slow
 @pytest.fixture
 def publisher(project: Path) -> Publisher:
     return Publisher(project)
@@ -65,6 +66,7 @@ def test_the_same_model_is_published_once(publisher, monkeypatch):
     assert [version.number for version in publisher.registry.versions()] == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["precision=fp16", "dense=int8", "shards=3", "sample=100"])
 def test_another_packing_is_another_version(publisher, change):
     publisher.publish()
@@ -74,6 +76,7 @@ def test_another_packing_is_another_version(publisher, change):
     assert publisher.publish("publish.keep=2", "publish.deltas=1", "serve.aliases=[a]").version.number == 3
 
 
+@pytest.mark.slow
 def test_another_model_is_another_version_and_back_again(publisher):
     first = publisher.publish()
     config = load_config(publisher.project / "clickline.yaml", ["train.seed=8"])
@@ -85,6 +88,7 @@ def test_another_model_is_another_version_and_back_again(publisher):
     assert (back.reused, back.version.number, publisher.current) == (False, 3, 3)
 
 
+@pytest.mark.slow
 def test_a_delta_is_up_to_date_unless_a_base_is_asked_for(publisher):
     publisher.publish()
     delta = publisher.publish("publish.sample=100")
@@ -94,6 +98,7 @@ def test_a_delta_is_up_to_date_unless_a_base_is_asked_for(publisher):
     assert (base.reused, base.version.number, base.version.parent) == (False, 3, None)
 
 
+@pytest.mark.slow
 def test_a_rollback_is_not_undone(publisher):
     publisher.publish()
     publisher.publish("publish.sample=100")
@@ -108,6 +113,7 @@ def test_a_rollback_is_not_undone(publisher):
     assert publisher.publish().version.number == 1  # and what is current is up to date
 
 
+@pytest.mark.slow
 def test_a_pin_holds_whatever_is_published_again(publisher):
     publisher.publish()
     registry = publisher.registry
@@ -121,6 +127,7 @@ def test_a_pin_holds_whatever_is_published_again(publisher):
     assert publisher.publish("publish.sample=100").move.version == publisher.current == 2
 
 
+@pytest.mark.slow
 def test_a_version_that_was_stored_but_never_current_becomes_so(publisher, monkeypatch):
     publisher.publish()
     registry = publisher.registry
@@ -152,6 +159,7 @@ def test_a_damaged_version_is_made_anew(publisher, name):
     assert publisher.current == 2
 
 
+@pytest.mark.slow
 def test_a_delta_on_a_damaged_base_is_made_anew(publisher):
     first = Path(publisher.publish().version.folder)
     assert publisher.publish("publish.sample=100").version.parent == 1

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -404,3 +405,24 @@ def test_s3_version_is_the_etag(s3: Store) -> None:
     s3.storage.put(f"{s3.base}/a", b"hello")
     [file] = s3.storage.list(f"{s3.base}/a")
     assert file.version == "5d41402abc4b2a76b9719d911017c592"  # md5 of hello
+
+
+def test_a_file_that_is_replaced_meanwhile_is_read_whole(tmp_path: Path) -> None:
+    """The look and the reading are two steps; a claim that is renewed between them changes its size."""
+    storage, place = Storage(), str(tmp_path / "claim.json")
+    contents = (b"a" * 100, b"b" * 200)
+    storage.put(place, contents[0])
+    over = threading.Event()
+
+    def replace() -> None:
+        while not over.is_set():
+            for content in contents:
+                storage.put(place, content)
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    try:
+        assert {storage.read(place) for _ in range(2000)} <= set(contents)
+    finally:
+        over.set()
+        writer.join()

@@ -75,6 +75,7 @@ def test_a_finished_run_is_taken_as_it_is(runs, monkeypatch):
     assert not runs.train("train.order=time", "train.seed=1").reused
 
 
+@pytest.mark.slow
 def test_hours_and_measures_of_ones_own_come_back_from_a_report():
     random = np.random.default_rng(1)
     scored_B = random.random(1000).astype(np.float32)
@@ -88,6 +89,7 @@ def test_hours_and_measures_of_ones_own_come_back_from_a_report():
     assert training._measured(json.loads(as_json(found.to_json()))) == found
 
 
+@pytest.mark.slow
 def test_a_gate_that_was_changed_judges_the_figures_of_then(runs):
     first = runs.train()
     auc = first.evaluation.total.auc
@@ -107,6 +109,7 @@ def test_a_gate_that_was_changed_judges_the_figures_of_then(runs):
     assert back.evaluation == first.evaluation
 
 
+@pytest.mark.slow
 def test_what_passed_beside_the_current_version_stays_passed(runs, monkeypatch):
     """Once it is published it is the current version itself, over which it has no gain."""
     metrics: list[Metrics] = []
@@ -120,6 +123,7 @@ def test_what_passed_beside_the_current_version_stays_passed(runs, monkeypatch):
     assert runs.built == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tables.bin", "dense.npz", "manifest.json"])
 def test_a_damaged_checkpoint_is_no_result(runs, name):
     first = runs.train()
@@ -138,6 +142,7 @@ def test_a_damaged_checkpoint_is_no_result(runs, name):
     assert runs.train().reused
 
 
+@pytest.mark.slow
 def test_more_epochs_or_another_rule_to_stop_are_more_to_do(runs):
     constant = "train.schedule={kind: constant}", "train.embedding.schedule={kind: constant}"
     first = runs.train(*constant)
@@ -150,6 +155,7 @@ def test_more_epochs_or_another_rule_to_stop_are_more_to_do(runs):
     assert runs.train(*constant, "train.epochs=2", rule).reused
 
 
+@pytest.mark.slow
 def test_a_report_of_an_earlier_release_is_not_guessed_at(runs):
     first = runs.train()
     report = json.loads(first.report.read_text())
@@ -159,6 +165,7 @@ def test_a_report_of_an_earlier_release_is_not_guessed_at(runs):
     assert runs.train().reused
 
 
+@pytest.mark.slow
 def test_a_run_that_was_taken_anew_is_the_one_to_publish(runs):
     first = runs.train()
     second = runs.train("train.seed=1")
@@ -171,6 +178,7 @@ def test_a_run_that_was_taken_anew_is_the_one_to_publish(runs):
     assert find_checkpoint(None, home).folder == first.checkpoint.folder
 
 
+@pytest.mark.slow
 def test_without_eval_rows_nothing_is_measured_again(runs, tmp_path):
     from clickline.stages.prepare.run import prepare
 

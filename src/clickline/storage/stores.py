@@ -85,7 +85,14 @@ class Storage:
         if file is None:
             with explained(uri, self._drivers.redact):
                 raise IsADirectoryError(uri) if self.folders(uri) else FileNotFoundError(uri)
-        return b"".join(self.stream(file))
+        while True:
+            try:
+                return b"".join(self.stream(file))
+            except StorageError:
+                again = self.describe(uri)
+                if again is None or again == file:
+                    raise
+                file = again  # it was replaced between the look and the reading
 
     def put(self, uri: str, data: bytes | Path) -> None:
         """Write a file so that it is seen whole or not at all. A Path is consumed: moved or uploaded."""
