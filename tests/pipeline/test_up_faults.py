@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 
 import pytest
 from up_home import Home, eventually
+
+from clickline.config import load_config
 
 INTERRUPTED = "interrupted; run the same command again to go on\n"
 
@@ -159,6 +165,32 @@ def test_a_killed_parent_leaves_nobody_behind(home: Home, moment: str) -> None:
     process.kill()
     process.wait()
     assert home.none_left(3)
+
+
+@pytest.mark.parametrize("role", ["flow", "serve"])
+def test_a_child_ends_with_a_parent_that_has_not_read_all_it_was_told(home: Home, role: str) -> None:
+    """Its socket is then reset instead of ended."""
+    hold(home, "prepare")
+    config = load_config(home.file).model_dump(mode="json", by_alias=True)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "clickline.pipeline.child", role, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=home.environment,
+            stdout=subprocess.DEVNULL,
+        )
+        theirs.close()
+        try:
+            ours.sendall(json.dumps({"config": config, "backfill": None}).encode() + b"\n")
+            ours.settimeout(20)
+            assert ours.recv(1, socket.MSG_PEEK)  # it has told something
+            ours.close()
+            child.wait(20)
+        finally:
+            child.kill()
+            child.wait()
+    assert child.returncode in (0, 1)
 
 
 @pytest.mark.slow

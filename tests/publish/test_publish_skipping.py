@@ -47,7 +47,6 @@ class Publisher:
         return move.version
 
 
-@pytest.mark.slow
 @pytest.fixture
 def publisher(project: Path) -> Publisher:
     return Publisher(project)

@@ -114,7 +114,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _leave_with_parent(words: IO[bytes], drain: int | None) -> None:
     """Work ends at once: it can be killed anywhere and goes on exactly. A service lets running requests end."""
-    words.read()
+    with suppress(OSError):  # ECONNRESET, where the parent died before it had read all that we told it
+        words.read()
     if drain is not None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(drain + _LAST_SECONDS)
