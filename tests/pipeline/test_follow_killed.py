@@ -12,25 +12,7 @@ from clickline.intake.stores import registry_of
 
 pytestmark = pytest.mark.slow
 
-# Dies the second time it comes by: one hour is learned, the next is in the middle of it.
-DIES = """
-import importlib, os, signal
-place, name, calls, after = {place!r}, {name!r}, {calls}, {after}
-module, _, owner = place.partition(":")
-holder = importlib.import_module(module)
-if owner:
-    holder = getattr(holder, owner)
-real, seen = getattr(holder, name), []
-def dies(*arguments, **options):
-    seen.append(1)
-    if len(seen) == calls and not after:
-        os.kill(os.getpid(), signal.SIGKILL)
-    result = real(*arguments, **options)
-    if len(seen) == calls:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return result
-setattr(holder, name, dies)
-"""
+# Each strikes the second time it comes by: one hour is learned, the next is in the middle of it.
 MOMENTS = {
     "preparing": ("clickline.stages.prepare.making", "finish", 2, False),
     "scoring": ("clickline.stages.train.hourly:HourlyTrainer", "_score", 2, False),
@@ -55,9 +37,8 @@ def test_killed_in_every_stage_the_model_is_the_same_to_the_bit(tmp_path: Path, 
     for world in (calm, hit):
         world.arrive(*range(9))
     calm.follow(9, *overrides)
-    for moment, (place, name, calls, after) in MOMENTS.items():
-        before = DIES.format(place=place, name=name, calls=calls, after=after)
-        child = hit.start(9, before, *overrides)
+    for moment, death in MOMENTS.items():
+        child = hit.start(9, f"from dying import die_at; die_at(*{death!r})", *overrides)
         assert child.wait(120) == -9, moment
     last = hit.start(9, "", *overrides)
     assert last.wait(120) == 0
@@ -78,8 +59,8 @@ def test_killed_in_every_stage_the_model_is_the_same_to_the_bit(tmp_path: Path, 
 def test_killed_before_the_pointer_moves_the_version_becomes_current(tmp_path: Path, made: Path):
     world = HourWorld(tmp_path / "ads", made)
     world.arrive(0, 1)
-    before = DIES.format(place="clickline.artifacts.registry:Registry", name="move", calls=2, after=False)
-    assert world.start(2, before).wait(120) == -9
+    before_it_moves = ("clickline.artifacts.registry:Registry", "move", 2, False)
+    assert world.start(2, f"from dying import die_at; die_at(*{before_it_moves!r})").wait(120) == -9
     registry = registry_of(world.config())
     assert [version.number for version in registry.versions()] == [1, 2]
     assert registry.current().version == 1

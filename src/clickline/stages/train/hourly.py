@@ -169,11 +169,6 @@ class HourlyTrainer:
         """Of any row that was learned; -1: none had a time."""
         return self._newest_hour
 
-    @property
-    def sequence(self) -> int:
-        """Of the newest checkpoint; 0: there is none."""
-        return self._sequence
-
     # ── an hour ────────────────────────────────────────────────────────────────────────────────
 
     def learn(self, hour: int, dataset: Dataset, live: Score | None = None) -> LearnedHour:
