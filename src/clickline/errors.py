@@ -12,6 +12,8 @@
     ├── GateRefused            the model did not reach what the gate asks for
     ├── ArtifactError          a dataset, checkpoint or version is absent, torn or of another format
     │   └── RegistryMoved      somebody else moved the current version meanwhile
+    ├── ClusterError           the cluster is not there, has no room, or lost more than training can mend
+    │   └── Fenced             a late word of a process whose work was given to another
     └── RequestRefused         a request that a server does not answer, and why
 
 A message says what was found, what is allowed, and what to do about it. Which exit code an error
@@ -27,8 +29,10 @@ __all__ = [
     "ArtifactError",
     "CacheFull",
     "ClicklineError",
+    "ClusterError",
     "ConfigError",
     "DataError",
+    "Fenced",
     "GateRefused",
     "HourNotReady",
     "Mistake",
@@ -107,6 +111,14 @@ class ArtifactError(ClicklineError):
 
 class RegistryMoved(ArtifactError):
     """Somebody else moved the registry's current version since it was looked at. Look again, then decide."""
+
+
+class ClusterError(ClicklineError):
+    """The Ray cluster cannot be reached, has no room for what is asked, or lost more than can be mended."""
+
+
+class Fenced(ClusterError):
+    """A process spoke for work that was given to another meanwhile. Nothing of what it said was taken."""
 
 
 Refusal = Literal["invalid", "not_found", "unauthenticated", "overloaded", "late", "unavailable", "internal"]

@@ -913,10 +913,41 @@ class EarlyStop(Section):
     metric: Literal["logloss", "auc"] = Field("logloss", description="Measured on the eval rows.")
 
 
+class WorkersSection(Section):
+    """How many processes compute when training runs on a cluster."""
+
+    min: int = Field(1, ge=1, le=4096, description="Training begins as soon as so many fit.")
+    max: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        None,
+        description="It grows to so many while the cluster has room; null: as many as there is room for.",
+    )
+
+    def checks(self) -> Iterator[Complaint]:
+        if self.max is not None and self.max < self.min:
+            yield Complaint(
+                ("max",), f"is {self.max}, below min {self.min}.", "Raise max or lower min.", ("min",)
+            )
+
+
 class TrainSection(Section):
     """How the model learns."""
 
     mode: Literal["local", "cluster"] = Field("local", description="On this machine, or on a Ray cluster.")
+    workers: WorkersSection = WorkersSection()
+    shards: int = Field(
+        2, ge=1, le=64, description="Processes that hold the sparse rows, when training runs on a cluster."
+    )
+    sync: bool = Field(
+        True,
+        description="Cluster: all workers share each batch and step together. false: each takes batches of its own.",
+    )
+    staleness: int = Field(
+        8, ge=1, le=1024, description="With sync false: how many steps of others a gradient may be behind."
+    )
+    staleness_rate: bool = Field(
+        False,
+        description="With sync false: divide a late gradient's step size by 1 + the steps it is behind.",
+    )
     batch_size: Annotated[
         Literal["auto"] | Annotated[int, Field(ge=1)],
         _as_type(["string", "integer"], "auto, or a whole number of rows of at least 1"),
@@ -963,6 +994,34 @@ class TrainSection(Section):
     )
     keep_checkpoints: int = Field(
         2, ge=1, le=1000, description="How many checkpoints of a run are kept, beside the best epoch's."
+    )
+
+
+class RoleSection(Section):
+    """What one process of a role asks the cluster for."""
+
+    cpus: float = Field(1.0, ge=0, le=1024, description="Cores that are reserved for it.")
+    memory: Annotated[
+        Literal["auto"] | Size,
+        _as_type(["string", "integer"], f"auto, or at least 1MiB: {_BYTES}"),
+    ] = Field("auto", description="Memory it may use; auto: a share of its node's, none of it reserved.")
+
+
+class ClusterSection(Section):
+    """The Ray cluster of `train.mode: cluster`."""
+
+    address: str | None = Field(
+        None, description="host:port of an existing cluster, or auto; null: one is started on this machine."
+    )
+    worker: RoleSection = RoleSection()
+    shard: RoleSection = Field(
+        RoleSection(cpus=0), description="Shards are placed by their memory: they compute little."
+    )
+    crashes: int = Field(
+        3,
+        ge=1,
+        le=100,
+        description="How often the same place may fail, with no progress, before training gives up.",
     )
 
 
@@ -1156,6 +1215,7 @@ class Config(Section):
     publish: PublishSection = PublishSection()
     serve: ServeSection = ServeSection()
     follow: FollowSection = FollowSection()
+    cluster: ClusterSection = ClusterSection()
     home: Place = Field(
         ".clickline", description="Where datasets, checkpoints, versions, logs and state live."
     )
