@@ -1,19 +1,21 @@
 """A checkpoint: one consistent cut of tables, network, optimizer, random state and place in the data.
 
 <home>/runs/<run>/step-000001234/manifest.json   written last
-                                 tables.bin      the sparse tables (embedding/snapshot.py)
+                                 tables.bin      the sparse tables (embedding/snapshot.py), or
+                                 tables-00-of-12.bin …   their parts, each written by the shard that has it
                                  dense.npz       plain arrays
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +27,13 @@ from clickline.storage.stores import Storage
 __all__ = [
     "CHECKPOINT_FORMAT",
     "Checkpoint",
+    "Written",
+    "begin_checkpoint",
     "checkpoint_folder",
+    "finish_checkpoint",
     "latest",
     "open_checkpoint_folder",
+    "part_names",
     "prune",
     "result_of",
     "write_checkpoint",
@@ -45,12 +51,13 @@ class Checkpoint:
     body: Mapping[str, Any]  # position, dataset, features, config: as the trainer wrote them
 
     @property
-    def tables(self) -> Path:
-        return self.folder / "tables.bin"
+    def tables(self) -> tuple[Path, ...]:
+        """The files of the sparse tables, in the order of the parts."""
+        return tuple(self.folder / name for name in _tables_told(self.body))
 
     def is_whole(self) -> bool:
         """Whether its files are those that the manifest tells of. All of them are read, at the speed of SHA-256."""
-        told = {"dense.npz": self.body["dense_sha256"], "tables.bin": self.body["tables_sha256"]}
+        told = {"dense.npz": self.body["dense_sha256"], **_tables_told(self.body)}
         return all(
             (self.folder / name).is_file() and digest(self.folder / name) == sha256
             for name, sha256 in told.items()
@@ -67,30 +74,79 @@ class Checkpoint:
             return dict(arrays)
 
 
+class Written(Protocol):
+    """What is known of a file that was written."""
+
+    @property
+    def sha256(self) -> str: ...
+
+
 def write_checkpoint(
     run: Path,
     step: int,
-    write_tables: Callable[[Path], object],
+    write_tables: Callable[[Path], Written],
     dense: Mapping[str, NDArray[Any]],
     body: Mapping[str, Any],
 ) -> Checkpoint:
     """Write everything, then the manifest: before that the folder does not count."""
+    folder = begin_checkpoint(run, step)
+    (name,) = part_names(1)
+    return finish_checkpoint(folder, step, {name: write_tables(folder / name).sha256}, dense, body)
+
+
+def begin_checkpoint(run: Path, step: int) -> Path:
+    """An empty folder for a checkpoint, into which whoever has a part of the tables writes it."""
     folder = checkpoint_folder(run, step)
     shutil.rmtree(folder, ignore_errors=True)  # the rest of a killed run
     folder.mkdir(parents=True)
-    write_tables(folder / "tables.bin")
+    return folder
+
+
+def finish_checkpoint(
+    folder: Path,
+    step: int,
+    tables: Mapping[str, str],
+    dense: Mapping[str, NDArray[Any]],
+    body: Mapping[str, Any],
+) -> Checkpoint:
+    """Write the dense part and the manifest. `tables` are the files that are there, named as `part_names` says, with
+    the SHA-256 of each."""
+    names = part_names(len(tables))
+    if set(names) != set(tables):
+        raise ValueError(f"{len(tables)} parts of tables are {', '.join(names)}, not {', '.join(tables)}")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ArtifactError(
+            f"{folder} has no {', '.join(missing)}, though it was written: its machine has another folder of that "
+            "name. Set `home` to a folder that all machines share."
+        )
     np.savez(folder / "dense.npz", allow_pickle=False, **dense)
     for path in folder.iterdir():  # on disk before the manifest says so
         with path.open("rb") as file:
             os.fsync(file.fileno())
+    parts = [tables[name] for name in names]
     whole = {
         **body,
         "step": step,
         "dense_sha256": digest(folder / "dense.npz"),
-        "tables_sha256": digest(folder / "tables.bin"),
+        "tables": {name: tables[name] for name in names},
+        "tables_sha256": parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest(),
     }
     write_manifest(Storage(), str(folder), "checkpoint", CHECKPOINT_FORMAT, whole)
     return Checkpoint(folder, step, whole)
+
+
+def part_names(parts: int) -> tuple[str, ...]:
+    """What the files of the tables are called, in so many parts."""
+    if parts == 1:
+        return ("tables.bin",)
+    return tuple(f"tables-{part:02d}-of-{parts:02d}.bin" for part in range(parts))
+
+
+def _tables_told(body: Mapping[str, Any]) -> dict[str, str]:
+    """The SHA-256 of each file of the tables; manifests of earlier releases know only one file."""
+    told = body.get("tables", {"tables.bin": body["tables_sha256"]})
+    return {name: told[name] for name in part_names(len(told))}
 
 
 def open_checkpoint_folder(folder: Path) -> Checkpoint | None:

@@ -19,6 +19,7 @@ from clickline.cli.predict import predict
 from clickline.cli.prepare import prepare
 from clickline.cli.publish import publish
 from clickline.cli.sample import sample
+from clickline.cli.scale import scale
 from clickline.cli.serve import serve
 from clickline.cli.status import status
 from clickline.cli.train import train
@@ -67,6 +68,7 @@ app.command()(down)
 app.command()(plan)
 app.command()(prepare)
 app.command()(train)
+app.command()(scale)
 app.command()(evaluate)
 app.command()(publish)
 app.command()(serve)

@@ -1,4 +1,4 @@
-"""clickline logs: what the stages of `up` say."""
+"""clickline logs: what the stages of `up` say, and the processes of training on a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ __all__ = ["logs"]
 
 def logs(
     stage: Annotated[
-        str | None, typer.Argument(metavar="STAGE", help="Only this one.", show_default="all")
+        str | None,
+        typer.Argument(
+            metavar="STAGE",
+            help="Only this one; of a cluster also driver, network, worker, worker-3, shard or shard-0.",
+            show_default="all",
+        ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on with what is added, until the run ends.")
@@ -27,30 +32,39 @@ def logs(
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
 ) -> None:
-    """Show what the stages of `clickline up` say, in the order of time."""
+    """Show what the stages of `clickline up` say, and the processes of training on a cluster, in the order of time."""
+    from clickline.cluster.state import read_status
     from clickline.config import load_config
-    from clickline.pipeline.logs import LOGS, Line, LogReader
+    from clickline.pipeline.logs import LOGS, Line, LogReader, is_role, role_logs
     from clickline.pipeline.state import UpFolder
 
     folder = UpFolder(load_config(config_file, overrides or ()))
-    if stage is not None and stage not in LOGS:
-        there = [name for name in LOGS if (folder.logs / f"{name}.log").exists()]
+    there = [name for name in LOGS if (folder.logs / f"{name}.log").exists()]
+    there += role_logs(folder.home)
+    if stage is not None and stage not in LOGS and not is_role(stage):
         problem = f"is {stage!r}. There are logs of: {', '.join(there) or 'nothing yet'}."
-        raise ConfigError([Mistake("", 0, "STAGE", problem, f"Allowed: {', '.join(LOGS)}.")])
-    if folder.look().state == "never" and not folder.logs.exists():
+        allowed = f"Allowed: {', '.join(LOGS)}, driver, network, worker, worker-N, shard, shard-N."
+        raise ConfigError([Mistake("", 0, "STAGE", problem, allowed)])
+
+    def ended() -> bool:
+        cluster = read_status(folder.home)
+        return folder.look().holder is None and not (cluster and cluster["alive"])
+
+    if folder.look().state == "never" and not there and ended():
         note(f"nothing was run in {folder.home} yet: `clickline up` does")
         return
 
     def show(line: Line) -> None:
-        name = "" if stage is not None else f"{line.stage:<9}"
+        name = "" if stage == line.stage else f"{line.stage:<8} "
         typer.echo(f"{line.at} {name}{line.text}")
 
-    reader = LogReader(folder.logs, LOGS if stage is None else (stage,))
+    stages = [name for name in LOGS if stage in (None, name)]
+    reader = LogReader(folder.logs, stages, lambda: role_logs(folder.home, stage))
     try:
         for line in reader.last(lines):
             show(line)
         if follow:
-            for line in reader.follow(lambda: folder.look().holder is None):
+            for line in reader.follow(ended):
                 show(line)
     finally:
         reader.close()

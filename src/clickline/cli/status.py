@@ -1,4 +1,4 @@
-"""clickline status: what `up` runs, how far it is, how it is doing."""
+"""clickline status: what `up` runs, or trains on a cluster, how far it is, how it is doing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from clickline.cli.console import emit, stage_rows, work_words
 from clickline.cli.exits import ExitCode
 from clickline.cli.options import ConfigFile, Json, Overrides
-from clickline.pipeline.wording import age, moment
+from clickline.pipeline.wording import age, cluster_facts, cluster_rows, moment
 
 __all__ = ["status"]
 
@@ -27,7 +27,8 @@ def status(
 ) -> None:
     """Show what `clickline up` runs: stages, progress, metrics, versions, endpoint, processes.
 
-    Exit 1 if the run failed or ended without a word.
+    Training on a cluster is shown process by process, also if `clickline train` began it. Exit 1 if the run failed or
+    ended without a word.
     """
     from clickline.config import load_config
     from clickline.pipeline.status import status as run
@@ -40,7 +41,7 @@ def status(
         emit(found)
     else:
         typer.echo("\n".join(_lines(found)))
-    if found["state"] in ("failed", "lost"):
+    if found["state"] in ("failed", "lost") or (found["cluster"] or {}).get("state") == "lost":
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -70,15 +71,55 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
             lines.append(f"  {name:<9}{state:<9}{words:<{width}}  {seconds:>9}".rstrip())
             if name == found["stage"] and found.get("work") and found["state"] == "running":
                 lines.append(f"  {'':<9}{'':<9}{work_words(found['work'])}")
+    if found["cluster"]:
+        lines += ["", *_cluster(found["cluster"])]
     lines.append("")
     lines += [f"  {name:<11}{text}" for name, text in _named(found).items()]
     return lines
+
+
+def _cluster(cluster: Mapping[str, Any]) -> list[str]:
+    """What trains on a cluster: a line a process, then how it is doing."""
+    lines = [f"  {_cluster_headline(cluster)}", ""]
+    rows = cluster_rows(cluster) if cluster["alive"] else []
+    if rows:
+        widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+        used = [n for n, width in enumerate(widths) if width]
+        lines += ["  " + "  ".join(_cell(row, n, widths[n]) for n in used).rstrip() for row in rows]
+        lines.append("")
+    lines += [f"  {name:<11}{text}" for name, text in cluster_facts(cluster).items()]
+    return lines if lines[-1] else lines[:-1]
+
+
+def _cell(row: tuple[str, ...], n: int, width: int) -> str:
+    return f"{row[n]:>{width}}" if n in _COUNTS else f"{row[n]:<{width}}"
+
+
+_COUNTS = (4, 5)  # columns of `cluster_rows` that are read as numbers: rows or ids, speed
+
+
+def _cluster_headline(cluster: Mapping[str, Any]) -> str:
+    run, state = cluster["run"], cluster["state"]
+    if state == "lost":
+        heard = f", last heard of at {moment(cluster['updated_at'])}" if "updated_at" in cluster else ""
+        return (
+            f"cluster: training of run {run} ended without a word{heard}. "
+            "The same command goes on from its last cut."
+        )
+    mode = f", {cluster['mode']}" if "mode" in cluster else ""
+    back = cluster.get("generation")
+    again = f", went back to a cut {back} time{'s' if back > 1 else ''}" if back else ""
+    driver = f"driver pid {cluster['pid']} on {cluster['host']}" if "pid" in cluster else "no word of it yet"
+    return f"cluster: {state}, run {run}{mode}, {driver}{again}"
 
 
 def _headline(found: Mapping[str, Any]) -> str:
     state, home = found["state"], found["home"]
     stage = f" in stage {found['stage']}" if found.get("stage") else ""
     command = "`clickline up --follow`" if found.get("follow") else "`clickline up`"
+    if state == "never" and found["cluster"]:
+        runs = "runs" if found["cluster"]["alive"] else "ran"
+        return f"`clickline train` {runs} for {home}, without `clickline up`"
     if state == "never":
         return f"nothing was run in {home} yet: `clickline up` does"
     if state == "starting":
@@ -127,8 +168,10 @@ def _named(found: Mapping[str, Any]) -> dict[str, str]:
         for one in found["processes"]:
             pids.setdefault(one["role"], []).append(str(one["pid"]))
         named["processes"] = ", ".join(f"{role} {' '.join(of_role)}" for role, of_role in pids.items())
-    if found["state"] != "never":
-        named["logs"] = found["logs"]
+    if found["state"] != "never" or found["cluster"]:
+        named["logs"] = (
+            found["logs"] if found["state"] != "never" else f"{found['cluster']['folder']}/cluster/logs"
+        )
     return named
 
 

@@ -11,9 +11,11 @@ from clickline.embedding.optimizers import (
     RowWiseAdaGrad,
     Sgd,
 )
+from clickline.embedding.packed import Gradients, Reply, Request
+from clickline.embedding.partition import Asked, Found, RemoteTables, ShardTables, inner_shards
 from clickline.embedding.schedules import Constant, Cosine, Schedule, Settle, StepDrop
 from clickline.embedding.sizing import TableBytes, shadow_bytes, snapshot_bytes, table_bytes
-from clickline.embedding.snapshot import Saved, Snapshot, freeze, load, read_header, save
+from clickline.embedding.snapshot import Saved, Snapshot, freeze, load, read_header, save, snapshot_digest
 from clickline.embedding.tables import Lookup, SlotReport, SlotShape, Tables
 
 __all__ = [
@@ -21,17 +23,24 @@ __all__ = [
     "AdaGrad",
     "Adam",
     "Admission",
+    "Asked",
     "Constant",
     "Cosine",
     "Eviction",
+    "Found",
     "Ftrl",
+    "Gradients",
     "Lookup",
+    "RemoteTables",
+    "Reply",
+    "Request",
     "RowOptimizer",
     "RowWiseAdaGrad",
     "Saved",
     "Schedule",
     "Settle",
     "Sgd",
+    "ShardTables",
     "SlotReport",
     "SlotShape",
     "Snapshot",
@@ -39,10 +48,12 @@ __all__ = [
     "TableBytes",
     "Tables",
     "freeze",
+    "inner_shards",
     "load",
     "read_header",
     "save",
     "shadow_bytes",
     "snapshot_bytes",
+    "snapshot_digest",
     "table_bytes",
 ]

@@ -34,6 +34,7 @@ from clickline.embedding.index import (
     tag_of,
 )
 from clickline.embedding.memory import Whole, i64_at, prefetch, u32_at, u64_at
+from clickline.embedding.workers import Workers
 from clickline.records import SlotIds
 
 __all__ = [
@@ -42,8 +43,10 @@ __all__ = [
     "bags_of",
     "count_shards",
     "deal",
+    "deal_all",
     "find_rows",
     "find_shard",
+    "number_distinct",
     "room_for_numbers",
     "spread_rows",
 ]
@@ -164,6 +167,16 @@ def deal(
     room_H[0] = 0  # Numba frees an array after its last use, and reaching it by address is none
 
 
+def deal_all(workers: Workers, bags: Bags) -> Dealt:
+    """All ids of a batch, dealt to the shards."""
+    slots = bags.offsets_at_S.size
+    counts_SH = np.zeros((slots, SHARDS), dtype=np.int64)
+    workers.each(slots, lambda first, last: count_shards(bags, first, last, counts_SH))
+    dealt = Dealt.room_for(counts_SH)
+    workers.each(slots, lambda first, last: deal(bags, first, last, dealt))
+    return dealt
+
+
 @njit(cache=True, nogil=True)
 def find_rows(index: IndexView, rows: RowsView, first: Whole, last: Whole, dealt: Dealt) -> None:
     """Number the distinct ids of the shards first … last - 1 and look each of them up."""
@@ -189,13 +202,9 @@ def find_shard(
     index: IndexView, rows: RowsView, shard: Whole, dealt: Dealt, numbers: NDArray[np.uint32]
 ) -> None:
     """Number the distinct ids of a shard and look each of them up."""
-    begin, end = dealt.starts_H1[shard], dealt.starts_H1[shard + 1]
-    places = 16
-    while places < 2 * (end - begin):
-        places *= 2
-    numbers[:places] = 0
-    distinct = _number_distinct(index, shard, dealt, begin, end, numbers, places - 1)
-    dealt.distinct_H[shard] = distinct
+    entries, capacity = i64_at(index.addresses_H)[shard], i64_at(index.capacities_H)[shard]
+    distinct = number_distinct(shard, dealt, numbers, entries, capacity)
+    begin = dealt.starts_H1[shard]
     missing = 0
     for group in range(begin, begin + distinct, _GROUP):
         stop = min(group + _GROUP, begin + distinct)
@@ -204,18 +213,17 @@ def find_shard(
 
 
 @njit(cache=True, nogil=True)
-def _number_distinct(
-    index: IndexView,
-    shard: Whole,
-    dealt: Dealt,
-    begin: Whole,
-    end: Whole,
-    numbers: NDArray[np.uint32],
-    mask: Whole,
+def number_distinct(
+    shard: Whole, dealt: Dealt, numbers: NDArray[np.uint32], entries: Whole, capacity: Whole
 ) -> Whole:
-    """Number the distinct ids between begin and end, through a hash table small enough for the cache, and
-    ask for the index's cache line of each."""
-    address, capacity = i64_at(index.addresses_H)[shard], i64_at(index.capacities_H)[shard]
+    """Number the distinct ids of a shard, through a hash table small enough for the cache, and ask for the
+    index's cache line of each: `entries` is the address of the shard's index."""
+    begin, end = dealt.starts_H1[shard], dealt.starts_H1[shard + 1]
+    places = 16
+    while places < 2 * (end - begin):
+        places *= 2
+    numbers[:places] = 0
+    mask = places - 1
     ids_K, distinct_ids_K = u64_at(dealt.ids_K.ctypes.data), u64_at(dealt.distinct_ids_K.ctypes.data)
     distinct_K, number_at = u32_at(dealt.distinct_K.ctypes.data), u32_at(numbers.ctypes.data)
     distinct = 0
@@ -229,12 +237,13 @@ def _number_distinct(
                 distinct_K[k] = distinct
                 distinct += 1
                 number_at[place] = distinct
-                prefetch(address + 8 * home_of(tag_of(mix(id)), capacity))
+                prefetch(entries + 8 * home_of(tag_of(mix(id)), capacity))
                 break
             if distinct_ids_K[begin + number - 1] == id:
                 distinct_K[k] = number - 1
                 break
             place = (place + 1) & mask
+    dealt.distinct_H[shard] = distinct
     return distinct
 
 

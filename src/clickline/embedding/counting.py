@@ -27,6 +27,7 @@ from clickline.embedding.optimizers import Learning, start_state
 
 __all__ = [
     "SHADOW_BLOCK",
+    "Counts",
     "FreeRows",
     "NewRows",
     "ShadowView",
@@ -59,6 +60,15 @@ class NewRows(NamedTuple):
     learning: Learning
     admit_shows: int
     admit_probability: float
+
+
+class Counts(NamedTuple):
+    """What each row of a batch adds to its ids."""
+
+    show_B: NDArray[np.uint32]
+    click_B: NDArray[np.uint32]
+    hour_B: NDArray[np.int32]
+    slot_B: NDArray[np.uint16]  # of a batch whose rows are ids with their slots; else empty
 
 
 class ShadowView(NamedTuple):
@@ -130,9 +140,7 @@ def count_batch(
     first: Whole,
     last: Whole,
     dealt: Dealt,
-    show_B: NDArray[np.uint32],
-    click_B: NDArray[np.uint32],
-    hour_B: NDArray[np.int32],
+    counts: Counts,
     ids_HS: NDArray[np.int64],
     candidates_HS: NDArray[np.int64],
 ) -> Whole:
@@ -162,7 +170,7 @@ def count_batch(
             if freed < missing or freed + distinct > i64_at(free_candidates.room_H)[h]:
                 return h
         _count_shard(
-            index, rows, free, free_candidates, new, shadow, epoch, h, dealt, show_B, click_B, hour_B,
+            index, rows, free, free_candidates, new, shadow, epoch, h, dealt, counts,
             scratch, ids_HS, candidates_HS, admits_all,
         )  # fmt: skip
     return last
@@ -179,9 +187,7 @@ def _count_shard(
     epoch: Whole,
     h: Whole,
     dealt: Dealt,
-    show_B: NDArray[np.uint32],
-    click_B: NDArray[np.uint32],
-    hour_B: NDArray[np.int32],
+    counts: Counts,
     scratch: Scratch,
     ids_HS: NDArray[np.int64],
     candidates_HS: NDArray[np.int64],
@@ -193,8 +199,9 @@ def _count_shard(
     segments_HS1, row_K = dealt.segments_HS1, u32_at(dealt.row_K.ctypes.data)
     distinct_K, bag_K = u32_at(dealt.distinct_K.ctypes.data), u32_at(dealt.bag_K.ctypes.data)
     distinct_ids_K = u64_at(dealt.distinct_ids_K.ctypes.data)
-    show_at, click_at = u32_at(show_B.ctypes.data), u32_at(click_B.ctypes.data)
-    hour_at = i32_at(hour_B.ctypes.data)
+    show_at, click_at = u32_at(counts.show_B.ctypes.data), u32_at(counts.click_B.ctypes.data)
+    hour_at, slot_B = i32_at(counts.hour_B.ctypes.data), counts.slot_B
+    has_slots = slot_B.size > 0
     distinct = dealt.distinct_H[h]
     begin = dealt.starts_H1[h]
     is_open = i64_at(shadow.open_H)[h] != 0
@@ -207,7 +214,9 @@ def _count_shard(
                 shows[d] = 0.0
                 clicks[d] = 0.0
                 hours[d] = -1
-                slots[d] = s
+                slots[d] = slot_B[bag] if has_slots else s
+            elif has_slots:  # the first slot that has the id is the one it belongs to
+                slots[d] = min(slots[d], np.uint32(slot_B[bag]))
             if bags[d] != bag:  # an id twice in one row is shown once
                 bags[d] = bag
                 shows[d] += show_at[bag]

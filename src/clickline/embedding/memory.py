@@ -27,6 +27,7 @@ __all__ = [
     "i32_at",
     "i64_at",
     "prefetch",
+    "u8_at",
     "u32_at",
     "u64_at",
 ]
@@ -73,6 +74,7 @@ f32_at = _pointer_at(types.float32)
 f64_at = _pointer_at(types.float64)
 i32_at = _pointer_at(types.int32)
 i64_at = _pointer_at(types.int64)
+u8_at = _pointer_at(types.uint8)
 u32_at = _pointer_at(types.uint32)
 u64_at = _pointer_at(types.uint64)
 prefetch = _prefetch()

@@ -18,7 +18,18 @@ from clickline.embedding.layout import RowPlaces
 from clickline.embedding.memory import Whole, f32_at, prefetch, u32_at
 from clickline.embedding.optimizers import Learning, update
 
-__all__ = ["POOLINGS", "Columns", "apply_defaults", "apply_shards", "pool_rows"]
+__all__ = [
+    "POOLINGS",
+    "Columns",
+    "apply_defaults",
+    "apply_shards",
+    "lay_out",
+    "pool_rows",
+    "step_row",
+    "step_shard",
+    "sum_default",
+    "sum_shard",
+]
 
 SUM, MEAN, MAX = 0, 1, 2
 POOLINGS = {"sum": SUM, "mean": MEAN, "max": MAX}
@@ -33,6 +44,16 @@ class Columns(NamedTuple):
     columns_S: NDArray[np.int64]
     winners_at_S: NDArray[np.int64]  # where the B · dim winners of a slot that is pooled by max begin
     winners: NDArray[np.int32]  # which id of the bag gave each component
+
+
+def lay_out(
+    poolings_S: NDArray[np.int64], columns_S: NDArray[np.int64], dim: int, bags: Bags, rows: int
+) -> Columns:
+    """The columns of a batch, with room for the winners of slots that are pooled by max."""
+    needed_S = (poolings_S == MAX) & (bags.offsets_at_S >= 0)
+    sizes_S = needed_S * rows * dim
+    winners = np.full(int(sizes_S.sum()), -1, dtype=np.int32)
+    return Columns(poolings_S, columns_S, np.cumsum(sizes_S) - sizes_S, winners)
 
 
 @njit(cache=True, nogil=True)
@@ -124,7 +145,7 @@ def _add_gradient(
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _step(
+def step_row(
     address: Whole,
     places: RowPlaces,
     learning: Learning,
@@ -155,6 +176,98 @@ def _step(
 
 
 @njit(cache=True, nogil=True)
+def sum_shard(
+    h: Whole,
+    bags: Bags,
+    columns: Columns,
+    dealt: Dealt,
+    dim: Whole,
+    gradient_BI: NDArray[np.float32],
+    gradient_wide_B: NDArray[np.float32],
+    sums: Whole,
+    stride: Whole,
+    wide_sums: Whole,
+    wide_stride: Whole,
+) -> None:
+    """Sum the gradients of every distinct id of a shard. Number d has its sum at `sums` + d · stride, and that
+    of its wide weight at `wide_sums` + d · wide_stride; without a wide weight the latter is 0."""
+    offsets, winners = bags.offsets, columns.winners
+    order_K, bag_K = u32_at(dealt.order_K.ctypes.data), u32_at(dealt.bag_K.ctypes.data)
+    distinct_K = u32_at(dealt.distinct_K.ctypes.data)
+    gradients_wide = f32_at(gradient_wide_B.ctypes.data)
+    segments_HS1 = dealt.segments_HS1
+    slots, width = columns.poolings_S.size, gradient_BI.shape[1]
+    for number in range(dealt.distinct_H[h]):
+        for j in range(dim):
+            f32_at(sums + number * stride)[j] = np.float32(0)
+        if wide_sums != 0:
+            f32_at(wide_sums + number * wide_stride)[0] = np.float32(0)
+    coming_slot = 0
+    for s in range(slots):
+        offset, pooling = bags.offsets_at_S[s], columns.poolings_S[s]
+        winners_at = columns.winners_at_S[s]
+        slot_gradient = gradient_BI.ctypes.data + 4 * columns.columns_S[s]
+        for k in range(segments_HS1[h, s], segments_HS1[h, s + 1]):
+            if k + _AHEAD < segments_HS1[h, slots]:
+                while k + _AHEAD >= segments_HS1[h, coming_slot + 1]:
+                    coming_slot += 1
+                coming_column = np.int64(bag_K[k + _AHEAD]) * width + columns.columns_S[coming_slot]
+                coming = gradient_BI.ctypes.data + 4 * coming_column
+                prefetch(coming)
+                prefetch(coming + 4 * dim - 4)
+            d = np.int64(distinct_K[k])
+            bag = np.int64(bag_K[k])
+            _add_gradient(
+                offsets,
+                offset,
+                pooling,
+                winners,
+                winners_at,
+                dim,
+                bag,
+                np.int64(order_K[k]),
+                f32_at(slot_gradient + 4 * bag * width),
+                f32_at(sums + d * stride),
+            )
+            if wide_sums != 0:
+                f32_at(wide_sums + d * wide_stride)[0] += gradients_wide[bag]
+
+
+@njit(cache=True, nogil=True)
+def step_shard(
+    h: Whole,
+    rows: RowsView,
+    places: RowPlaces,
+    learning: Learning,
+    factor: np.float32,
+    dealt: Dealt,
+    sums: Whole,
+    stride: Whole,
+    wide_sums: Whole,
+    wide_stride: Whole,
+) -> None:
+    """Update the row of every distinct id of a shard once, from sums that lie as `sum_shard` leaves them."""
+    row_K = u32_at(dealt.row_K.ctypes.data)
+    begin, distinct = dealt.starts_H1[h], dealt.distinct_H[h]
+    for number in range(distinct):
+        if number + _AHEAD < distinct:
+            coming = address_of(rows, np.int64(row_K[begin + number + _AHEAD]))
+            prefetch(coming + places.vector_state)
+            prefetch(coming + places.size - 4)
+        row = np.int64(row_K[begin + number])
+        if row >= CANDIDATE:
+            continue
+        step_row(
+            address_of(rows, row),
+            places,
+            learning,
+            factor,
+            sums + number * stride,
+            wide_sums + number * wide_stride,
+        )
+
+
+@njit(cache=True, nogil=True)
 def apply_shards(
     rows: RowsView,
     places: RowPlaces,
@@ -170,66 +283,63 @@ def apply_shards(
 ) -> None:
     """Sum the gradients of every distinct id of the shards first … last - 1, then update its row once."""
     dim = places.dim
-    offsets, winners = bags.offsets, columns.winners
-    order_K, bag_K = u32_at(dealt.order_K.ctypes.data), u32_at(dealt.bag_K.ctypes.data)
-    distinct_K, row_K = u32_at(dealt.distinct_K.ctypes.data), u32_at(dealt.row_K.ctypes.data)
-    gradients_wide = f32_at(gradient_wide_B.ctypes.data)
-    segments_HS1, distinct_H = dealt.segments_HS1, dealt.distinct_H
-    slots, width = columns.poolings_S.size, gradient_BI.shape[1]
     largest = 0
     for h in range(first, last):
-        largest = max(largest, distinct_H[h])
-    sums = np.empty(largest * dim, dtype=np.float32)
-    wide_sums = np.empty(largest, dtype=np.float32)
-    totals_wide = f32_at(wide_sums.ctypes.data)
+        largest = max(largest, dealt.distinct_H[h])
+    room = np.empty(largest * (dim + 1), dtype=np.float32)
+    sums, stride = room.ctypes.data, 4 * dim
+    wide_sums = sums + largest * stride if places.wide >= 0 else 0
     for h in range(first, last):
-        begin, distinct = dealt.starts_H1[h], distinct_H[h]
-        sums[: distinct * dim] = 0
-        wide_sums[:distinct] = 0
-        coming_slot = 0
-        for s in range(slots):
-            offset, pooling = bags.offsets_at_S[s], columns.poolings_S[s]
-            winners_at = columns.winners_at_S[s]
-            slot_gradient = gradient_BI.ctypes.data + 4 * columns.columns_S[s]
-            for k in range(segments_HS1[h, s], segments_HS1[h, s + 1]):
-                if k + _AHEAD < segments_HS1[h, slots]:
-                    while k + _AHEAD >= segments_HS1[h, coming_slot + 1]:
-                        coming_slot += 1
-                    coming_column = np.int64(bag_K[k + _AHEAD]) * width + columns.columns_S[coming_slot]
-                    coming = gradient_BI.ctypes.data + 4 * coming_column
-                    prefetch(coming)
-                    prefetch(coming + 4 * dim - 4)
-                d = np.int64(distinct_K[k])
-                bag = np.int64(bag_K[k])
-                _add_gradient(
-                    offsets,
-                    offset,
-                    pooling,
-                    winners,
-                    winners_at,
-                    dim,
-                    bag,
-                    np.int64(order_K[k]),
-                    f32_at(slot_gradient + 4 * bag * width),
-                    f32_at(sums.ctypes.data + 4 * d * dim),
-                )
-                totals_wide[d] += gradients_wide[bag]
-        for number in range(distinct):
-            if number + _AHEAD < distinct:
-                coming = address_of(rows, np.int64(row_K[begin + number + _AHEAD]))
-                prefetch(coming + places.vector_state)
-                prefetch(coming + places.size - 4)
-            row = np.int64(row_K[begin + number])
-            if row >= CANDIDATE:
-                continue
-            _step(
-                address_of(rows, row),
-                places,
-                learning,
-                factor,
-                sums.ctypes.data + 4 * number * dim,
-                wide_sums.ctypes.data + 4 * number,
+        sum_shard(h, bags, columns, dealt, dim, gradient_BI, gradient_wide_B, sums, stride, wide_sums, 4)
+        step_shard(h, rows, places, learning, factor, dealt, sums, stride, wide_sums, 4)
+    room[:0] = 0  # Numba frees an array after its last use, and reaching it by address is none
+
+
+@njit(cache=True, nogil=True)
+def sum_default(
+    s: Whole,
+    bags: Bags,
+    columns: Columns,
+    dim: Whole,
+    row_N: NDArray[np.uint32],
+    gradient_BI: NDArray[np.float32],
+    gradient_wide_B: NDArray[np.float32],
+    sums: Whole,
+    wide_sums: Whole,
+) -> bool:
+    """Sum the gradients of a slot's default row, which is row s, into two addresses; whether the batch has it.
+    Without a wide weight the second is 0."""
+    for j in range(dim):
+        f32_at(sums)[j] = np.float32(0)
+    wide: Whole = np.float32(0)
+    used = False
+    start, offset = bags.starts_S1[s], bags.offsets_at_S[s]
+    slot_gradient = gradient_BI.ctypes.data + 4 * columns.columns_S[s]
+    bag: Whole = 0
+    for n in range(start, bags.starts_S1[s + 1]):
+        if offset < 0:
+            bag = n - start
+        else:
+            while bags.offsets[offset + bag + 1] <= n:
+                bag += 1
+        if np.int64(row_N[n]) == s:
+            used = True
+            _add_gradient(
+                bags.offsets,
+                offset,
+                columns.poolings_S[s],
+                columns.winners,
+                columns.winners_at_S[s],
+                dim,
+                bag,
+                n,
+                f32_at(slot_gradient + 4 * bag * gradient_BI.shape[1]),
+                f32_at(sums),
             )
+            wide += gradient_wide_B[bag]
+    if wide_sums != 0:
+        f32_at(wide_sums)[0] = wide
+    return used
 
 
 @njit(cache=True, nogil=True)
@@ -246,44 +356,10 @@ def apply_defaults(
 ) -> None:
     """Update the default row of every slot that has candidates in the batch; row s belongs to slot s."""
     dim = places.dim
-    offsets, winners = bags.offsets, columns.winners
-    width = gradient_BI.shape[1]
-    sums = np.empty(dim, dtype=np.float32)
-    wide_sums = np.empty(1, dtype=np.float32)
+    room = np.empty(dim + 1, dtype=np.float32)
+    sums = room.ctypes.data
+    wide_sums = sums + 4 * dim if places.wide >= 0 else 0
     for s in range(columns.poolings_S.size):
-        sums[:] = 0
-        wide_sums[0] = 0
-        used = False
-        start, offset = bags.starts_S1[s], bags.offsets_at_S[s]
-        slot_gradient = gradient_BI.ctypes.data + 4 * columns.columns_S[s]
-        bag = 0
-        for n in range(start, bags.starts_S1[s + 1]):
-            if offset < 0:
-                bag = n - start
-            else:
-                while offsets[offset + bag + 1] <= n:
-                    bag += 1
-            if np.int64(row_N[n]) == s:
-                used = True
-                _add_gradient(
-                    offsets,
-                    offset,
-                    columns.poolings_S[s],
-                    winners,
-                    columns.winners_at_S[s],
-                    dim,
-                    bag,
-                    n,
-                    f32_at(slot_gradient + 4 * bag * width),
-                    f32_at(sums.ctypes.data),
-                )
-                wide_sums[0] += gradient_wide_B[bag]
-        if used:
-            _step(
-                address_of(rows, s),
-                places,
-                learning,
-                factor,
-                sums.ctypes.data,
-                wide_sums.ctypes.data,
-            )
+        if sum_default(s, bags, columns, dim, row_N, gradient_BI, gradient_wide_B, sums, wide_sums):
+            step_row(address_of(rows, s), places, learning, factor, sums, wide_sums)
+    room[:0] = 0  # keeps it alive until here

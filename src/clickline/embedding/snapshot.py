@@ -9,6 +9,10 @@ content gives the same bytes, whatever order it was learned in, and a reader nee
 
 A delta holds the rows touched since its base and a tombstone for each id evicted since. Counters that
 only faded are not in it: it lists the decays, and a load repeats them.
+
+Tables in several places (partition.py) save a file each, with the rows of their inner shards; together they are
+one whole snapshot. Part a of S holds what `inner_shards(a, S)` says, and the default rows of part 0 count. Parts
+load into any number of places, or into one.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -28,8 +32,9 @@ from clickline.embedding.index import SHARDS
 from clickline.embedding.layout import CandidateLayout, RowLayout
 from clickline.embedding.optimizers import OPTIMIZERS
 from clickline.embedding.pace import Pace
+from clickline.embedding.partition import inner_shards
 from clickline.embedding.table import Table
-from clickline.embedding.tables import Tables
+from clickline.embedding.tables import Tables, members_of
 from clickline.errors import ArtifactError
 
 __all__ = [
@@ -42,6 +47,7 @@ __all__ = [
     "load",
     "read_header",
     "save",
+    "snapshot_digest",
 ]
 
 _FORMAT = 2  # 1 had the weights before the optimizers' state
@@ -57,7 +63,8 @@ MOST_SHADOWS = 6  # of the tables' memory with their shadows: a fifth of it with
 class Saved:
     """A snapshot that was written."""
 
-    digest: str
+    digest: str  # of all that stands before the trailer: what a delta names as its base
+    sha256: str  # of the whole file
     rows: int
     tombstones: int
     size: int  # bytes
@@ -100,12 +107,14 @@ class Snapshot:
                     if unsynced >= _SYNC_BYTES:  # now and then, not gigabytes at the end
                         os.fsync(file.fileno())
                         unsynced = 0
-                file.write(digest.digest())
+                trailer = digest.digest()
+                file.write(trailer)
         finally:
             self.close()
-        self._tables.digests[self.mark] = digest.hexdigest()
+        self._tables.digests[self.mark] = trailer.hex()
         tombstones = sum(ids.size for ids in self._tombstones)
-        return Saved(digest.hexdigest(), rows, tombstones, size + _DIGEST_BYTES)
+        digest.update(trailer)
+        return Saved(trailer.hex(), digest.hexdigest(), rows, tombstones, size + _DIGEST_BYTES)
 
     def hurry(self) -> None:
         """Write the rest at full speed: somebody waits for it. Any thread may call this."""
@@ -164,35 +173,39 @@ def save(tables: Tables, path: Path, since: int | None = None) -> Saved:
     return freeze(tables, since).write(path)
 
 
-def load(tables: Tables, path: Path) -> str:
+def load(tables: Tables, snapshot: Path | Sequence[Path], keep: range | None = None) -> str:
     """Read a snapshot: a whole one into empty tables, a delta on top of the one it was taken since. Its digest.
 
-    The file is checked before a row is touched. What is loaded has mark 0: a delta since 0 is what changed
+    A whole one may be several files, the parts that shards wrote, in their order. `keep` are the inner shards that
+    are wanted; only parts that have some of them are read, and default rows only with inner shard 0.
+
+    Files are checked before a row is touched. What is loaded has mark 0: a delta since 0 is what changed
     since the load."""
-    digest = _verify(path)
-    with path.open("rb") as file:
-        header = _parse_header(path, file.readline())
-        expected = _header(tables, None)
-        for key in ("slots", "embedding_optimizer", "wide_optimizer"):
-            if header.get(key) != expected[key]:
-                raise ArtifactError(
-                    f"{path} holds {key} {header.get(key)}, the model has {expected[key]}. "
-                    "Load it with the config it was trained with, or train from the start."
-                )
-        if tables.trained or (header["kind"] == "full" and tables.size):
-            raise ValueError("a snapshot is loaded into new tables, before any training")
-        if header["kind"] == "delta" and header["base"] != tables.digests.get(0):
-            raise ArtifactError(
-                f"{path} is a delta of snapshot {header['base']}, but loaded is {tables.digests.get(0)}. "
-                "Load the whole snapshot first, then its deltas in order."
-            )
-        for rate in header["decays"]:
+    parts = _parts(snapshot)
+    wanted = range(SHARDS) if keep is None else keep
+    chosen = {path: held for path, held in parts.items() if set(held) & set(wanted)}
+    digests = {path: _verify(path) for path in chosen}
+    headers = {path: _checked_header(path, tables, whole=len(parts) > 1) for path in chosen}
+    for path, header in headers.items():
+        with path.open("rb") as file:
+            file.readline()
+            for rate in header["decays"]:
+                for table in tables.parts:
+                    table.decay(float(rate))
             for table in tables.parts:
-                table.decay(float(rate))
-        for table in tables.parts:
-            _load_table(path, file, table)
-    tables.digests = {0: digest}
-    return digest
+                _load_table(path, file, table, chosen[path], wanted)
+    tables.digests = {0: _joined(list(digests.values()))}
+    return tables.digests[0]
+
+
+def snapshot_digest(snapshot: Path | Sequence[Path]) -> str:
+    """What `load` returns, read from the files' ends: nothing is checked."""
+    trailers = []
+    for path in _parts(snapshot):
+        with path.open("rb") as file:
+            file.seek(-_DIGEST_BYTES, os.SEEK_END)
+            trailers.append(file.read().hex())
+    return _joined(trailers)
 
 
 class SnapshotTable(NamedTuple):
@@ -204,31 +217,37 @@ class SnapshotTable(NamedTuple):
 
 
 class SnapshotReader:
-    """The admitted rows of a snapshot without tables to hold them. The file is checked when it is opened; then
-    rows come piece by piece, so memory does not grow with them."""
+    """The admitted rows of a snapshot without tables to hold them. The files, one or the parts of a whole snapshot in
+    their order, are checked when they are opened; then rows come piece by piece, so memory does not grow with
+    them."""
 
-    def __init__(self, path: Path) -> None:
-        self.digest = _verify(path)
-        self._path = path
-        self._rows_at: list[list[tuple[int, int]]] = []  # for each table and shard, where and how many
-        with path.open("rb") as file:
-            self.header = _parse_header(path, file.readline())
-            self.tables = tuple(self._read_table(file, layout, slots) for layout, slots in self._layouts())
+    def __init__(self, snapshot: Path | Sequence[Path]) -> None:
+        parts = _parts(snapshot)
+        self.digest = _joined([_verify(path) for path in parts])
+        headers = [_read_header(path) for path in parts]
+        self.header = headers[0]
+        for path, header in zip(parts, headers, strict=True):
+            if header != self.header or (len(parts) > 1 and header["kind"] != "full"):
+                raise ArtifactError(
+                    f"{path} is no part of the same snapshot as {next(iter(parts))}. Make it again."
+                )
+        self._rows_at: list[list[tuple[Path, int, int]]] = []  # by table and shard: where, and how many
+        tables = [self._read_tables(path, held) for path, held in parts.items()]
+        self.tables = tables[0]
 
     def rows(self, table: int) -> Iterator[NDArray[np.void]]:
         """The records of a table's admitted ids, rising in `mix(id)`."""
         record = self.tables[table].layout.record
-        with self._path.open("rb") as file:
-            for at, count in self._rows_at[table]:
+        for path, at, count in self._rows_at[table]:
+            with path.open("rb") as file:
                 file.seek(at)
                 for first in range(0, count, _READ_ROWS):
-                    yield _read(self._path, file, record, min(_READ_ROWS, count - first))
+                    yield _read(path, file, record, min(_READ_ROWS, count - first))
 
     @property
     def members(self) -> list[list[int]]:
         """For each table, which slots it serves; as `Tables.members`."""
-        dims = [slot["dim"] for slot in self.header["slots"]]
-        return [[s for s, dim in enumerate(dims) if dim == wanted] for wanted in dict.fromkeys(dims)]
+        return members_of([slot["dim"] for slot in self.header["slots"]])
 
     def _layouts(self) -> list[tuple[RowLayout, int]]:
         slots, wide = self.header["slots"], self.header["wide_optimizer"]
@@ -236,39 +255,96 @@ class SnapshotReader:
         weights = None if wide is None else OPTIMIZERS[wide]()
         return [(RowLayout(slots[mine[0]]["dim"], vectors, weights), len(mine)) for mine in self.members]
 
-    def _read_table(self, file: IO[bytes], layout: RowLayout, slots: int) -> SnapshotTable:
-        defaults_S = _read(self._path, file, layout.record, slots)
-        (count,) = _read(self._path, file, np.dtype("<u8"), 1)
-        tombstones = _read(self._path, file, np.dtype("<u8"), int(count))
-        rows_at = []
-        for _ in range(SHARDS):
-            candidates, admitted = _read(self._path, file, np.dtype("<u8"), 2).tolist()
-            at = file.seek(candidates * CandidateLayout.record.itemsize, os.SEEK_CUR)
-            rows_at.append((at, admitted))
-            file.seek(admitted * layout.record.itemsize, os.SEEK_CUR)
-        self._rows_at.append(rows_at)
-        return SnapshotTable(layout, defaults_S, tombstones)
+    def _read_tables(self, path: Path, held: range) -> tuple[SnapshotTable, ...]:
+        tables = []
+        with path.open("rb") as file:
+            file.readline()
+            for t, (layout, slots) in enumerate(self._layouts()):
+                defaults_S = _read(path, file, layout.record, slots)
+                (count,) = _read(path, file, np.dtype("<u8"), 1)
+                tables.append(
+                    SnapshotTable(layout, defaults_S, _read(path, file, np.dtype("<u8"), int(count)))
+                )
+                if len(self._rows_at) == t:
+                    self._rows_at.append([])
+                for shard in range(SHARDS):
+                    candidates, admitted = _read_counts(path, file, shard, held)
+                    at = file.seek(candidates * CandidateLayout.record.itemsize, os.SEEK_CUR)
+                    if admitted:
+                        self._rows_at[t].append((path, at, admitted))
+                    file.seek(admitted * layout.record.itemsize, os.SEEK_CUR)
+        return tuple(tables)
 
 
 def read_header(path: Path) -> dict[str, Any]:
     """What a snapshot says about itself, once its bytes are known to be right."""
     _verify(path)
-    with path.open("rb") as file:
-        return _parse_header(path, file.readline())
+    return _read_header(path)
 
 
-def _load_table(path: Path, file: IO[bytes], table: Table) -> None:
+def _parts(snapshot: Path | Sequence[Path]) -> dict[Path, range]:
+    """The files of a snapshot, each with the inner shards it may hold."""
+    paths = [snapshot] if isinstance(snapshot, Path) else list(snapshot)
+    return {path: inner_shards(part, len(paths)) for part, path in enumerate(paths)}
+
+
+def _joined(digests: Sequence[str]) -> str:
+    """One digest for all parts: that of a single one as it is."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _checked_header(path: Path, tables: Tables, *, whole: bool) -> dict[str, Any]:
+    """The header of a file that fits the tables as they are."""
+    header = _read_header(path)
+    expected = _header(tables, None)
+    for key in ("slots", "embedding_optimizer", "wide_optimizer"):
+        if header.get(key) != expected[key]:
+            raise ArtifactError(
+                f"{path} holds {key} {header.get(key)}, the model has {expected[key]}. "
+                "Load it with the config it was trained with, or train from the start."
+            )
+    if tables.trained or (header["kind"] == "full" and tables.size):
+        raise ValueError("a snapshot is loaded into new tables, before any training")
+    if whole and header["kind"] != "full":
+        raise ArtifactError(f"{path} is a delta: only a whole snapshot has parts. Load deltas one by one.")
+    if header["kind"] == "delta" and header["base"] != tables.digests.get(0):
+        raise ArtifactError(
+            f"{path} is a delta of snapshot {header['base']}, but loaded is {tables.digests.get(0)}. "
+            "Load the whole snapshot first, then its deltas in order."
+        )
+    return header
+
+
+def _load_table(path: Path, file: IO[bytes], table: Table, held: range, wanted: range) -> None:
+    """Read a table's rows of the inner shards that are wanted; the file is one that may hold `held`."""
     slots = table.ids_HS.shape[1]
-    table.place_defaults(_read(path, file, table.layout.record, slots))
+    defaults_S = _read(path, file, table.layout.record, slots)
+    if 0 in held and 0 in wanted:
+        table.place_defaults(defaults_S)
     (tombstones,) = _read(path, file, np.dtype("<u8"), 1)
     table.remove(_read(path, file, np.dtype("<u8"), int(tombstones)))
-    for _ in range(SHARDS):
-        counts = _read(path, file, np.dtype("<u8"), 2)
+    for shard in range(SHARDS):
+        counts = _read_counts(path, file, shard, held)
         for candidates, record in ((True, CandidateLayout.record), (False, table.layout.record)):
-            records = _read(path, file, record, int(counts[0 if candidates else 1]))
+            count = counts[0 if candidates else 1]
+            if shard not in wanted:
+                file.seek(count * record.itemsize, os.SEEK_CUR)
+                continue
+            records = _read(path, file, record, count)
             if records.size and int(records["slot"].max()) >= slots:
                 raise ArtifactError(f"{path} names slot {records['slot'].max()} of {slots}. Make it again.")
             table.place(records, candidates=candidates)
+
+
+def _read_counts(path: Path, file: IO[bytes], shard: int, held: range) -> tuple[int, int]:
+    """How many candidates and admitted ids of an inner shard follow."""
+    candidates, admitted = _read(path, file, np.dtype("<u8"), 2).tolist()
+    if candidates + admitted and shard not in held:
+        raise ArtifactError(
+            f"{path} holds rows of inner shard {shard}, where {held.start} to {held.stop - 1} are expected: "
+            "the parts of the snapshot are not all given, or not in their order."
+        )
+    return candidates, admitted
 
 
 def _read(path: Path, file: IO[bytes], dtype: np.dtype[Any], count: int) -> NDArray[Any]:
@@ -302,7 +378,9 @@ def _verify(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _parse_header(path: Path, line: bytes) -> dict[str, Any]:
+def _read_header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        line = file.readline()
     try:
         header = json.loads(line)
     except ValueError as error:

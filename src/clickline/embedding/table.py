@@ -19,19 +19,27 @@ from numpy.typing import NDArray
 
 from clickline.embedding.admission import Admission
 from clickline.embedding.arena import BLOCK_ROWS, Arena
-from clickline.embedding.batch import Bags, Dealt, count_shards, deal, find_rows, spread_rows
-from clickline.embedding.counting import FreeRows, NewRows, count_batch, fill_row
+from clickline.embedding.batch import Bags, Dealt, deal_all, find_rows, spread_rows
+from clickline.embedding.counting import Counts, FreeRows, NewRows, count_batch, fill_row
 from clickline.embedding.cut import TAGS, Shadows, copy_slice
 from clickline.embedding.eviction import Eviction, decay_shards, evict_shard
 from clickline.embedding.index import GOLDEN, SHARDS, Index, RowsView
 from clickline.embedding.layout import HEAD, TOUCHED, CandidateLayout, RowLayout
 from clickline.embedding.memory import address
 from clickline.embedding.optimizers import Learning
+from clickline.embedding.packed import apply_packed, pack_rows, step_defaults, take_rows
 from clickline.embedding.placing import place_records, remove_ids
-from clickline.embedding.pooling import POOLINGS, Columns, apply_defaults, apply_shards, pool_rows
+from clickline.embedding.pooling import (
+    POOLINGS,
+    Columns,
+    apply_defaults,
+    apply_shards,
+    lay_out,
+    pool_rows,
+)
 from clickline.embedding.workers import Workers
 
-__all__ = ["Table", "TableLookup"]
+__all__ = ["PackedLookup", "Table", "TableLookup"]
 
 _PIECE = 1 << 14  # records placed at once; bounds what the index keeps free beyond its load
 _INDEX_BYTES = 15  # an id at the index's lowest load, just after it grew
@@ -49,6 +57,15 @@ class TableLookup:
     row_N: NDArray[np.uint32]
     defaults: int  # ids that use their slot's default row
     train: bool
+
+
+@dataclass(frozen=True)
+class PackedLookup:
+    """What `find_packed` found for the parts of one batch: good until the next `evict` or `load`."""
+
+    dealt: Dealt
+    starts_P1: NDArray[np.int64]  # part p has the ids from starts_P1[p] to starts_P1[p + 1]
+    row_N: NDArray[np.uint32]  # of each id of each part
 
 
 class Table:
@@ -111,34 +128,21 @@ class Table:
 
     # ── a training step ────────────────────────────────────────────────────────────────────────
 
-    def find(
-        self,
-        bags: Bags,
-        rows: int,
-        counts: tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int32]] | None,
-    ) -> TableLookup:
-        """Rows of a batch's ids. With counts (show, click and hour of each row of the batch) it is training:
-        missing ids are created, and everything is counted."""
-        slots = bags.offsets_at_S.size
-        counts_SH = np.zeros((slots, SHARDS), dtype=np.int64)
-        self._workers.each(slots, lambda first, last: count_shards(bags, first, last, counts_SH))
-        dealt = Dealt.room_for(counts_SH)
-        self._workers.each(slots, lambda first, last: deal(bags, first, last, dealt))
+    def find(self, bags: Bags, rows: int, counts: Counts | None) -> TableLookup:
+        """Rows of a batch's ids. With counts it is training: missing ids are created, and everything is
+        counted."""
+        dealt = deal_all(self._workers, bags)
         row_N = np.empty(bags.ids_N.size, dtype=np.uint32)
         defaults_H = np.zeros(SHARDS, dtype=np.int64)
 
         def find_some(first: int, last: int) -> None:
-            if counts is None:
-                find_rows(self._index.view, self._rows, first, last, dealt)
-            else:
-                self._count(dealt, counts, first, last)
+            self._find_some(dealt, counts, first, last)
             spread_rows(first, last, dealt, row_N, defaults_H)
 
         with self.lock:
             self._workers.each(SHARDS, find_some)
-        return TableLookup(
-            bags, dealt, self._lay_out(bags, rows), row_N, int(defaults_H.sum()), counts is not None
-        )
+        columns = lay_out(self._poolings_S, self._columns_S, self.layout.dim, bags, rows)
+        return TableLookup(bags, dealt, columns, row_N, int(defaults_H.sum()), counts is not None)
 
     def pool(self, lookup: TableLookup, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.float32]) -> None:
         """Pool vectors into the slots' columns; add wide weights to `wide_B`."""
@@ -195,13 +199,13 @@ class Table:
                 gradient_wide_B,
             )
 
-    def _count(
-        self,
-        dealt: Dealt,
-        counts: tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int32]],
-        first: int,
-        last: int,
-    ) -> None:
+    def _find_some(self, dealt: Dealt, counts: Counts | None, first: int, last: int) -> None:
+        if counts is None:
+            find_rows(self._index.view, self._rows, first, last, dealt)
+        else:
+            self._count(dealt, counts, first, last)
+
+    def _count(self, dealt: Dealt, counts: Counts, first: int, last: int) -> None:
         """Find and count in some shards; where one has no room, make it and go on from there."""
         if self._shadows.open_H.any():  # in advance: in a large table nearly every batch needs more
             for shard in range(first, last):
@@ -219,7 +223,7 @@ class Table:
                 first,
                 last,
                 dealt,
-                *counts,
+                counts,
                 self.ids_HS,
                 self.candidates_HS,
             )
@@ -234,12 +238,59 @@ class Table:
                 self._candidates.reserve(first, missing)
                 self._candidates.make_room(first, distinct)  # an admitted candidate frees its row
 
-    def _lay_out(self, bags: Bags, rows: int) -> Columns:
-        needed_S = (self._poolings_S == POOLINGS["max"]) & (bags.offsets_at_S >= 0)
-        sizes_S = needed_S * rows * self.layout.dim
-        winners_at_S = np.cumsum(sizes_S) - sizes_S
-        winners = np.full(int(sizes_S.sum()), -1, dtype=np.int32)
-        return Columns(self._poolings_S, self._columns_S, winners_at_S, winners)
+    # ── a training step whose batch is elsewhere (packed.py) ───────────────────────────────────
+
+    def find_packed(
+        self, ids_N: NDArray[np.uint64], starts_P1: NDArray[np.int64], counts: Counts | None
+    ) -> PackedLookup:
+        """Rows of the distinct ids that the parts of a batch have. An id that several have is one: what they
+        count of it adds up."""
+        none = np.zeros(0, dtype=np.int64)
+        bags = Bags(ids_N, np.array([0, ids_N.size]), none, np.full(1, -1))
+        dealt = deal_all(self._workers, bags)
+        row_N = np.empty(ids_N.size, dtype=np.uint32)
+
+        def find_some(first: int, last: int) -> None:
+            self._find_some(dealt, counts, first, last)
+            take_rows(first, last, dealt, row_N)
+
+        with self.lock:
+            self._workers.each(SHARDS, find_some)
+        return PackedLookup(dealt, starts_P1, row_N)
+
+    def pack(self, lookup: PackedLookup, part: int, target: int, defaults: int) -> int:
+        """Copy the weights of a part's ids to `target`, and mark at `defaults` those that have none; how many.
+        Both are addresses."""
+        start, stop = lookup.starts_P1[part : part + 2].tolist()
+        return int(pack_rows(self._rows, self._places, lookup.row_N, start, stop, target, defaults))
+
+    def pack_defaults(self, target: int) -> None:
+        """Copy the weights of the default rows, slot after slot."""
+        row_S = np.arange(self._poolings_S.size, dtype=np.uint32)
+        pack_rows(self._rows, self._places, row_S, 0, row_S.size, target, 0)
+
+    def apply_packed(self, lookup: PackedLookup, gradients_P: NDArray[np.int64], factor: float) -> None:
+        """One optimizer step for every distinct id, with the sum of what the parts' gradients say; those of a
+        part lie at its address as `pack` laid out its rows."""
+        scale = np.float32(factor)
+        self._workers.each(
+            SHARDS,
+            lambda first, last: apply_packed(
+                self._rows,
+                self._places,
+                self._learning,
+                scale,
+                first,
+                last,
+                lookup.dealt,
+                lookup.starts_P1,
+                gradients_P,
+            ),
+        )
+
+    def apply_defaults(self, gradients: int, used_S: NDArray[np.bool_], factor: float) -> None:
+        """One step of the default rows that were used. The gradients, at an address, are spoilt by it."""
+        step_defaults(self._rows, self._places, self._learning, np.float32(factor), used_S, gradients)
 
     # ── what is there ──────────────────────────────────────────────────────────────────────────
 

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from clickline.embedding.admission import Admission
 from clickline.embedding.batch import bags_of
+from clickline.embedding.counting import Counts
 from clickline.embedding.eviction import Eviction
 from clickline.embedding.layout import RowLayout
 from clickline.embedding.optimizers import AdaGrad, Ftrl, RowOptimizer
@@ -38,7 +39,7 @@ from clickline.embedding.table import Table, TableLookup
 from clickline.embedding.workers import Workers
 from clickline.records import SlotIds
 
-__all__ = ["Lookup", "SlotReport", "SlotShape", "Tables"]
+__all__ = ["Lookup", "SlotReport", "SlotShape", "Tables", "check_buffers", "counts_of", "members_of"]
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,12 @@ class Tables:
         self.width = sum(slot.dim for slot in slots)
         workers = Workers(threads)
         columns = np.cumsum([0, *(slot.dim for slot in slots)])
-        self.members: list[list[int]] = []  # for each table, which slots it serves
+        self.members = members_of([slot.dim for slot in slots])
         self.parts: list[Table] = []
-        for dim in dict.fromkeys(slot.dim for slot in slots):
-            members = [s for s, slot in enumerate(slots) if slot.dim == dim]
-            self.members.append(members)
+        for members in self.members:
             self.parts.append(
                 Table(
-                    RowLayout(dim, self.embedding_optimizer, wide_optimizer),
+                    RowLayout(slots[members[0]].dim, self.embedding_optimizer, wide_optimizer),
                     [slots[s].pooling for s in members],
                     [int(columns[s]) for s in members],
                     seed=seed,
@@ -144,7 +143,7 @@ class Tables:
         train: bool,
     ) -> Lookup:
         """Find a batch's rows, pool their vectors into the first columns of `inputs_BI`, and set `wide_B`."""
-        self._check_buffers(inputs_BI, wide_B)
+        check_buffers(self.width, inputs_BI, wide_B)
         lookup = self.find(
             slots, wide_B.size, shows_B=shows_B, clicks_B=clicks_B, hours_B=hours_B, train=train
         )
@@ -169,14 +168,8 @@ class Tables:
         bags = [bags_of([slots[s] for s in members], rows) for members in self.members]
         counts = None
         if train:
-            counts = (
-                _column(shows_B, rows, np.uint32, 1),
-                _column(clicks_B, rows, np.uint32, 0),
-                _column(hours_B, rows, np.int32, -1),
-            )
-            self.trained = True
-            with self._counting:
-                self.in_flight += 1
+            counts = counts_of(rows, shows_B, clicks_B, hours_B)
+            self.takes_off()
         found = tuple(
             table.find(table_bags, rows, counts) for table, table_bags in zip(self.parts, bags, strict=True)
         )
@@ -184,7 +177,7 @@ class Tables:
 
     def pool(self, lookup: Lookup, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.float32]) -> None:
         """Fill the first columns of `inputs_BI` and all of `wide_B`; the columns for dense fields stay."""
-        self._check_buffers(inputs_BI, wide_B)
+        check_buffers(self.width, inputs_BI, wide_B)
         wide_B[:] = 0
         for table, found in zip(self.parts, lookup.tables, strict=True):
             table.pool(found, inputs_BI, wide_B)
@@ -199,22 +192,21 @@ class Tables:
         """Push gradients back: summed by id, then one optimizer step for each row."""
         if not lookup.train:
             raise ValueError("this batch was looked up without train=True, so it has nothing to learn")
-        self._check_buffers(grad_inputs_BI, grad_wide_B)
+        check_buffers(self.width, grad_inputs_BI, grad_wide_B)
         for table, found in zip(self.parts, lookup.tables, strict=True):
             table.apply(found, grad_inputs_BI, grad_wide_B, learning_rate_factor)
+        self.lands()
+
+    def takes_off(self) -> None:
+        """A batch is about to be counted: it is in flight until it is applied."""
+        self.trained = True
+        with self._counting:
+            self.in_flight += 1
+
+    def lands(self) -> None:
+        """A batch that was counted has been applied."""
         with self._counting:
             self.in_flight -= 1
-
-    def _check_buffers(self, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.float32]) -> None:
-        """Kernels trust their arrays, so these are checked here."""
-        shape = inputs_BI.shape
-        if inputs_BI.ndim != 2 or shape[0] != wide_B.size or shape[1] < self.width:
-            raise ValueError(
-                f"inputs have shape {shape} for {wide_B.size} rows; at least {self.width} columns are needed"
-            )
-        for array in (inputs_BI, wide_B):
-            if array.dtype != np.float32 or not array.flags.c_contiguous:
-                raise ValueError(f"inputs must be contiguous float32, not {array.dtype}")
 
     # ── what is there ──────────────────────────────────────────────────────────────────────────
 
@@ -287,6 +279,38 @@ class Tables:
     def refuse_while_cut(self, what: str) -> None:
         if self.cut_open:
             raise RuntimeError(f"{what} while a snapshot is being written: finish or close it first")
+
+
+def members_of(dims: Sequence[int]) -> list[list[int]]:
+    """For each table, which slots it serves: there is one for each dim, in the order in which they first occur."""
+    return [[s for s, dim in enumerate(dims) if dim == wanted] for wanted in dict.fromkeys(dims)]
+
+
+def check_buffers(width: int, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.float32]) -> None:
+    """Kernels trust their arrays, so these are checked here."""
+    shape = inputs_BI.shape
+    if inputs_BI.ndim != 2 or shape[0] != wide_B.size or shape[1] < width:
+        raise ValueError(
+            f"inputs have shape {shape} for {wide_B.size} rows; at least {width} columns are needed"
+        )
+    for array in (inputs_BI, wide_B):
+        if array.dtype != np.float32 or not array.flags.c_contiguous:
+            raise ValueError(f"inputs must be contiguous float32, not {array.dtype}")
+
+
+def counts_of(
+    rows: int,
+    shows_B: NDArray[np.uint32] | None,
+    clicks_B: NDArray[np.uint32] | None,
+    hours_B: NDArray[np.int32] | None,
+) -> Counts:
+    """What the rows count. Not given, a row is one show, no click, at an hour nobody knows (-1)."""
+    return Counts(
+        _column(shows_B, rows, np.uint32, 1),
+        _column(clicks_B, rows, np.uint32, 0),
+        _column(hours_B, rows, np.int32, -1),
+        np.zeros(0, dtype=np.uint16),
+    )
 
 
 def _column(values_B: NDArray[Any] | None, rows: int, dtype: Any, default: int) -> NDArray[Any]:

@@ -5,7 +5,7 @@ All of it streams: what is held at a time is a piece of some ten thousand rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +29,10 @@ def snapshot_parts(snapshot: SnapshotReader) -> tuple[PartShape, ...]:
     )
 
 
-def snapshot_blocks(snapshot: Path | SnapshotReader) -> Iterator[RowBlock]:
+def snapshot_blocks(snapshot: Path | Sequence[Path] | SnapshotReader) -> Iterator[RowBlock]:
     """The admitted rows of a snapshot; those of a delta with tombstones for the ids that were evicted since its base
-    and are not back. The file is checked before the first row comes."""
-    reader = SnapshotReader(snapshot) if isinstance(snapshot, Path) else snapshot
+    and are not back. The file, or the parts of a whole snapshot, are checked before the first row comes."""
+    reader = snapshot if isinstance(snapshot, SnapshotReader) else SnapshotReader(snapshot)
     for part, shape in enumerate(snapshot_parts(reader)):
         gone_K = reader.tables[part].tombstones.astype(np.uint64)
         gone_K = gone_K[np.argsort(mixed(gone_K))]

@@ -7,8 +7,20 @@ make a plan of them; everything else takes plain values.
 from __future__ import annotations
 
 from clickline.learner import hardware  # isort: skip  (before anything imports torch)
-from clickline.learner.learner import Diverged, Learner, Prepared, Step
+from clickline.learner.dense import Computed, Dense, Diverged
+from clickline.learner.learner import Learner, Prepared, Step
 from clickline.learner.model import Model, open_checkpoint
 from clickline.learner.plan import ModelPlan
 
-__all__ = ["Diverged", "Learner", "Model", "ModelPlan", "Prepared", "Step", "hardware", "open_checkpoint"]
+__all__ = [
+    "Computed",
+    "Dense",
+    "Diverged",
+    "Learner",
+    "Model",
+    "ModelPlan",
+    "Prepared",
+    "Step",
+    "hardware",
+    "open_checkpoint",
+]

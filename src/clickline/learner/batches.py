@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from clickline.artifacts.dataset import Dataset, concat
 from clickline.records import LabelledRows
 
-__all__ = ["WINDOW_ROWS", "Batches", "Position"]
+__all__ = ["WINDOW_ROWS", "Batches", "Position", "windows"]
 
 WINDOW_ROWS = 1 << 17
 
@@ -30,6 +30,24 @@ class Position:
     epoch: int = 0
     window: int = 0
     batch: int = 0
+
+
+def windows(dataset: Dataset, seed: int, epoch: int, *, in_time: bool = False) -> list[list[tuple[int, int]]]:
+    """(shard, row group) of each window of an epoch."""
+    groups = list(dataset.row_groups("train"))
+    order = np.arange(len(groups))
+    if not in_time:
+        order = np.random.default_rng([seed, epoch, 0]).permutation(len(groups))
+    found: list[list[tuple[int, int]]] = []
+    rows = WINDOW_ROWS
+    for place in order.tolist():
+        shard, group, count = groups[place]
+        if rows + count > WINDOW_ROWS:
+            found.append([])
+            rows = 0
+        found[-1].append((shard, group))
+        rows += count
+    return found
 
 
 class Batches:
@@ -56,20 +74,7 @@ class Batches:
 
     def windows(self, epoch: int) -> list[list[tuple[int, int]]]:
         """(shard, row group) of each window of an epoch."""
-        groups = list(self._dataset.row_groups("train"))
-        order = np.arange(len(groups))
-        if not self._in_time:
-            order = np.random.default_rng([self._seed, epoch, 0]).permutation(len(groups))
-        windows: list[list[tuple[int, int]]] = []
-        rows = WINDOW_ROWS
-        for place in order.tolist():
-            shard, group, count = groups[place]
-            if rows + count > WINDOW_ROWS:
-                windows.append([])
-                rows = 0
-            windows[-1].append((shard, group))
-            rows += count
-        return windows
+        return windows(self._dataset, self._seed, epoch, in_time=self._in_time)
 
     def read_window(self, epoch: int, number: int) -> LabelledRows:
         """The rows of one window, shuffled."""
@@ -86,18 +91,25 @@ class Batches:
                 rows = coming.result()
                 if number + 1 < len(windows):
                     coming = pool.submit(self._window, start.epoch, number + 1, windows)
-                # A row left alone joins the batch before: batch norm has nothing to say of one row. A window that
-                # has lost all of its rows is one empty batch.
-                last = max(1, -(-(rows.rows - 1) // self._batch_size)) - 1
-                for batch in range(first, last + 1):
-                    after = Position(start.epoch, number, batch + 1)
-                    if batch == last:
-                        after = Position(start.epoch, number + 1)
-                        if number + 1 == len(windows):
-                            after = Position(start.epoch + 1)
-                    stop = rows.rows if batch == last else (batch + 1) * self._batch_size
-                    yield rows.part(batch * self._batch_size, stop), after
+                for start_row, stop_row, _, after in self.places(start.epoch, number, rows.rows)[first:]:
+                    yield rows.part(start_row, stop_row), after
                 first = 0
+
+    def places(self, epoch: int, number: int, rows: int) -> list[tuple[int, int, Position, Position]]:
+        """The batches of a window that has so many rows: first row, row behind the last, position, position behind.
+
+        A row left alone joins the batch before: batch norm has nothing to say of one row. A window that has lost all
+        of its rows is one empty batch."""
+        count = max(1, -(-(rows - 1) // self._batch_size))
+        last = number + 1 == len(self.windows(epoch))
+        ends = Position(epoch + 1) if last else Position(epoch, number + 1)
+        places = []
+        for batch in range(count):
+            final = batch + 1 == count
+            stop = rows if final else (batch + 1) * self._batch_size
+            after = ends if final else Position(epoch, number, batch + 1)
+            places.append((batch * self._batch_size, stop, Position(epoch, number, batch), after))
+        return places
 
     def held_out(self) -> Iterator[LabelledRows]:
         """The rows that are never learned."""

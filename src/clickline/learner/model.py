@@ -60,16 +60,7 @@ class Model:
             network, uses_wide = custom.network, custom.uses_wide
         else:
             network, uses_wide = build(plan.network, spec, plan.seed), NETWORKS[plan.network].uses_wide
-        tables = Tables(
-            plan.slots,
-            embedding_optimizer=plan.embedding_optimizer,
-            wide_optimizer=plan.wide_optimizer if uses_wide else None,
-            seed=plan.seed,
-            threads=threads,
-            init_scale=plan.init_scale,
-            l2=plan.l2,
-            admission=plan.admission,
-        )
+        tables = Tables(**plan.tables(uses_wide), threads=threads)
         return cls(features, plan, spec, tables, network, custom)
 
     def score(self, rows: LabelledRows) -> NDArray[np.float32]:

@@ -71,6 +71,18 @@ class ModelPlan:
         """Takes back what weights and sampling did to the odds, so that scores are probabilities on all rows."""
         return math.log(self.negative_sampling * self.no_click_weight / self.click_weight)
 
+    def tables(self, uses_wide: bool) -> dict[str, Any]:
+        """What the model's `Tables` are made from, wherever they live."""
+        return {
+            "slots": self.slots,
+            "embedding_optimizer": self.embedding_optimizer,
+            "wide_optimizer": self.wide_optimizer if uses_wide else None,
+            "seed": self.seed,
+            "init_scale": self.init_scale,
+            "l2": self.l2,
+            "admission": self.admission,
+        }
+
     def to_json(self) -> dict[str, Any]:
         """As plain values; a part that may be of several kinds names its own."""
         document = asdict(self)

@@ -1,8 +1,12 @@
-"""<home>/up/logs: a file a stage, each line with the time in UTC, and the one before it where it grew too long."""
+"""<home>/up/logs: a file a stage, each line with the time in UTC, and the one before it where it grew too long.
+
+The processes of a cluster run write files of their own, in the run's folder: one a role, in the same form.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,10 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from clickline.cluster.state import logs_of, newest_run
 from clickline.pipeline.board import STAGES, Board
 from clickline.progress import Progress, StageState, figures
 
-__all__ = ["LOGS", "Journal", "Line", "LogReader"]
+__all__ = ["LOGS", "Journal", "Line", "LogReader", "is_role", "role_logs"]
 
 LOGS = ("up", *STAGES)
 """The stages, and the run itself: what it starts, what ends, what happens outside of stages."""
@@ -22,6 +27,7 @@ MOST_BYTES = 20 * 1024**2  # of one file; there are two a stage at most
 _LINE_SECONDS = 10.0
 _LONGEST = 8192  # characters of one line
 _POLL_SECONDS = 0.2
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 
 class Journal(Progress):
@@ -88,11 +94,31 @@ class Line(NamedTuple):
     text: str
 
 
-class LogReader:
-    """Reads logs while they are written: first the last lines, then what is added."""
+def role_logs(home: Path, role: str | None = None) -> dict[str, Path]:
+    """The logs that the newest cluster run has now: of all roles, of one (worker) or of one process (worker-3)."""
+    run = newest_run(home)
+    found = {path.stem: path for path in sorted(logs_of(run).glob("*.log"))} if run else {}
+    return {name: path for name, path in found.items() if role in (None, name, name.partition("-")[0])}
 
-    def __init__(self, folder: Path, stages: Sequence[str] = LOGS) -> None:
-        self._files = {stage: _File(folder / f"{stage}.log", stage) for stage in stages}
+
+def is_role(name: str) -> bool:
+    """Whether a cluster run may have a log of this name."""
+    return re.fullmatch(r"driver|network|(worker|shard)(-\d+)?", name) is not None
+
+
+class LogReader:
+    """Reads logs while they are written: first the last lines, then what is added. `more` is asked again and again for
+    logs beside those of the stages, by name: they may begin at any time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        stages: Sequence[str] = LOGS,
+        more: Callable[[], Mapping[str, Path]] = lambda: {},
+    ) -> None:
+        self._files = {path: _File(path, stage) for stage in stages for path in (folder / f"{stage}.log",)}
+        self._more = more
+        self._look()
 
     def last(self, lines: int) -> list[Line]:
         """The last lines of all stages together."""
@@ -104,6 +130,7 @@ class LogReader:
         """What is added, until `ended` says that nothing will be."""
         over = False
         while True:
+            self._look()
             added = [line for file in self._files.values() for line in file.added()]
             yield from sorted(added, key=lambda line: line.at)
             if over:
@@ -116,12 +143,18 @@ class LogReader:
         for file in self._files.values():
             file.close()
 
+    def _look(self) -> None:
+        for name, path in self._more().items():
+            if path not in self._files:
+                self._files[path] = _File(path, name)
+
 
 class _File:
     def __init__(self, path: Path, stage: str) -> None:
         self._path = path
         self._stage = stage
         self._rest = b""
+        self._at = ""
         self._file: int | None = None
         with suppress(FileNotFoundError):  # the stage may begin later
             self._file = os.open(path, os.O_RDONLY)
@@ -129,6 +162,7 @@ class _File:
     def last(self, lines: int) -> list[Line]:
         if self._file is None:
             return []
+        self._at = ""
         size = os.fstat(self._file).st_size
         found = _last_lines(self._file, size, lines)
         # What is added is read from here on; half a line, if it is being written, belongs to that.
@@ -171,7 +205,13 @@ class _File:
         return file
 
     def _line(self, line: bytes) -> Line:
-        at, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")
+        whole = line.decode(errors="replace").rstrip("\n")
+        at, _, text = whole.partition(" ")
+        if not _STAMP.fullmatch(
+            at
+        ):  # what a library printed, or the rest of a traceback: as old as the line before
+            return Line(self._at, self._stage, whole)
+        self._at = at
         return Line(at, self._stage, text)
 
     def close(self) -> None:

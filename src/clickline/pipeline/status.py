@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from clickline.cluster.state import read_status
 from clickline.config import Config
 from clickline.errors import ClicklineError
 from clickline.pipeline.endpoint import readiness
@@ -32,10 +34,20 @@ def status(config: Config) -> dict[str, Any]:
         "logs": str(folder.logs),
         "pid": seen.holder.pid if seen.holder else None,
         "processes": [{"role": one.role, "pid": one.pid} for one in seen.processes],
+        "cluster": _cluster(folder.home, document),
         "metrics": _metrics(stages),
         "health": readiness(config) if serving else None,
         "versions": _versions(config),
     }
+
+
+def _cluster(home: Path, document: dict[str, Any]) -> dict[str, Any] | None:
+    """The training that runs on a cluster, also without `up`; or that was lost, if nothing was run since."""
+    found = read_status(home)
+    if found is None or found["alive"]:
+        return found
+    newest = found["state"] == "lost" and found.get("updated_at", "") >= document.get("updated", "")
+    return found if newest else None
 
 
 def _metrics(stages: dict[str, Any]) -> dict[str, Any]:

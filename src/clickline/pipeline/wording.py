@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["age", "duration", "moment", "stage_seconds", "stage_words"]
+from clickline.progress import human_size
+
+__all__ = ["age", "cluster_facts", "cluster_rows", "duration", "moment", "stage_seconds", "stage_words"]
 
 
 def stage_words(name: str, stage: Mapping[str, Any]) -> str:
@@ -36,6 +38,68 @@ def stage_seconds(stage: Mapping[str, Any]) -> float | None:
         return None
     ended = _seconds(stage["ended"]) if "ended" in stage else time.time()
     return max(0.0, ended - _seconds(stage["since"]))
+
+
+def cluster_rows(cluster: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """For each process of a cluster run: role, node, state, what it is at, what it did or holds, speed, memory."""
+    rows: list[tuple[str, ...]] = []
+    for one in cluster.get("workers", ()):
+        speed = f"{one['rows_per_second']:,.0f} rows/s" if one["rows_per_second"] else ""
+        learned = f"{one['rows']:,} rows" if one["rows"] else ""
+        rows.append(
+            (one["name"], one["node"], one["state"], one["at"], learned, speed, _memory(one["memory"], None))
+        )
+    network = cluster.get("network")
+    for one in (*cluster.get("shards", ()), *([network] if network else [])):
+        ids = "" if one["ids"] is None else f"{one['ids']:,} ids"
+        rows.append((one["name"], one["node"], "", "", ids, "", _memory(one["memory"], one["limit"])))
+    return rows
+
+
+def cluster_facts(cluster: Mapping[str, Any]) -> dict[str, str]:
+    """How training on a cluster is doing, each fact with its name."""
+    named: dict[str, str] = {}
+    figures = cluster.get("figures") or {}
+    if figures.get("rows"):
+        named["progress"] = _cluster_progress(figures, alive=cluster["alive"])
+    measured = (("AUC", figures.get("auc")), ("loss", figures.get("loss")))
+    found = ", ".join(f"{title} {value:.4f}" for title, value in measured if value is not None)
+    if found:
+        named["so far"] = found
+    leases = cluster.get("leases")
+    if leases:
+        named["units"] = f"{leases['done']:,} done, {leases['open']:,} leased, {leases['todo']:,} to do"
+    cut = cluster.get("last_cut")
+    if cut:
+        stalled = f", stalled training for {duration(cut['stalled'])}" if cut["stalled"] >= 0.05 else ""
+        named["last cut"] = (
+            f"step {cut['step']:,}, {age(cut['at'])}, took {duration(cut['seconds'])}{stalled}"
+        )
+    events = cluster.get("events")
+    if events:
+        named["decision"] = f"{events[-1]['decision']}, {age(events[-1]['at'])}: {events[-1]['reason']}"
+    if cluster.get("asked") is not None:
+        named["asked"] = f"{cluster['asked']} workers, by `clickline scale`"
+    if cluster.get("message"):
+        named["message"] = str(cluster["message"])
+    return named
+
+
+def _cluster_progress(figures: Mapping[str, Any], *, alive: bool) -> str:
+    rows, total, speed = figures["rows"], figures["total_rows"], figures["rows_per_second"]
+    words = f"{rows:,} of {total:,} rows ({rows / total:.0%})" if total else f"{rows:,} rows"
+    words += f", step {figures['step']:,}"
+    if speed and alive:
+        words += f", {speed:,.0f} rows/s"
+        if total and total > rows:
+            words += f", about {duration((total - rows) / speed)} left"
+    return words
+
+
+def _memory(used: int, limit: int | None) -> str:
+    if not used:
+        return ""
+    return human_size(used) + (f" of {human_size(limit)} ({used / limit:.0%})" if limit else "")
 
 
 def duration(seconds: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from clickline.artifacts.manifest import as_json
+from clickline.embedding import snapshot_digest
 from clickline.frozen import PartShape
 from clickline.learner import Model
 from clickline.models import export_onnx, with_weights
@@ -26,7 +27,7 @@ class Release:
     """A model as it is to be served."""
 
     model: Model
-    snapshot: Path  # of the model's tables: whole, or what changed since an earlier one
+    snapshot: Path | Sequence[Path]  # of the model's tables: whole, in parts, or what changed since another
     origin: Mapping[str, Any]  # checkpoint, step, dataset: where it came from
     config: str  # resolved, as YAML
     report: Mapping[str, Any] | None  # what it was judged by
@@ -58,7 +59,8 @@ class Release:
     @cached_property
     def since(self) -> str | None:
         """The snapshot that this one holds the changes since; None for a whole one."""
-        with self.snapshot.open("rb") as file:
+        first = self.snapshot if isinstance(self.snapshot, Path) else self.snapshot[0]
+        with first.open("rb") as file:
             base: str | None = json.loads(file.readline())[
                 "base"
             ]  # checked with the rest when its rows are read
@@ -80,7 +82,7 @@ class Release:
             "width": model.spec.width,
             "logit_shift": model.plan.logit_shift,
             "calibration": None if model.calibration is None else model.calibration.to_json(),
-            "model": {**self.origin, "snapshot": _digest(self.snapshot)},
+            "model": {**self.origin, "snapshot": snapshot_digest(self.snapshot)},
             "config": self.config,
             "report": self.report,
         }
@@ -96,10 +98,3 @@ class Release:
         inputs_BI, wide_B = self.model.buffers(self.rows)
         self.model.tables.gather(self.rows.encoded.slots, inputs_BI, wide_B, train=False)
         return quantise(content, inputs_BI, np.ascontiguousarray(wide_B))
-
-
-def _digest(snapshot: Path) -> str:
-    """The digest that ends a snapshot, which a later delta names as its base."""
-    with snapshot.open("rb") as file:
-        file.seek(-32, 2)
-        return file.read().hex()

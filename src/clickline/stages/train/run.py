@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from clickline.artifacts.manifest import as_json, fingerprint
 from clickline.artifacts.runs import make_newest
 from clickline.config import Config
 from clickline.config.loader import resolved
+from clickline.config.sections import TrainSection
 from clickline.errors import ConfigError, DataError, GateRefused, Mistake
 from clickline.intake.stores import registry_of
 from clickline.learner import Learner, Model
@@ -26,8 +28,9 @@ from clickline.metrics.evaluation import Evaluation
 from clickline.metrics.gate import Thresholds, Verdict, judge
 from clickline.models import check_export
 from clickline.progress import Progress, usual
+from clickline.stages.train.epochs import Epochs, Result
 from clickline.stages.train.tracked import tracker_of
-from clickline.stages.train.trainer import Result, Trainer
+from clickline.stages.train.trainer import Trainer
 from clickline.stages.train.warm import earlier
 from clickline.storage.stores import Storage
 from clickline.tracking import Status
@@ -68,12 +71,14 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
     batch_size = batch_size_of(train, expected)
     plan = plan_of(config, dataset.features, expected)
     start = None if train.warm_start is None else earlier(Path(train.warm_start), dataset.features, progress)
+    clustered = train.mode == "cluster"
     identity = {
         "dataset": dataset.id,
         "plan": plan.to_json(),
         "batch_size": batch_size,
         "train": train.model_dump(mode="json", include={"order", "eviction", "calibration"}),
-        "threads": threads,
+        # One machine's threads decide the last bits; on a cluster it is free how many work.
+        **({"cluster": _of_cluster(train)} if clustered else {"threads": threads}),
         "warm_start": None if start is None else start.body["tables_sha256"],
     }
     run = Path(config.home, "runs", fingerprint(identity))
@@ -86,38 +91,51 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
     file = None if config.model.file is None else Path(config.model.file)
     learner = Learner(Model.build(dataset.features, plan, threads, file))
     check_export(learner.model.network, learner.model.spec)  # what cannot be published is not worth training
-    batches = Batches(
-        dataset,
-        Path(dataset.folder),
-        batch_size,
-        train.seed,
-        in_time=train.order == "time",
-        held_out=held_out,
-        negative_sampling=train.negative_sampling,
-    )
+    settings: dict[str, Any] = {
+        "batch_size": batch_size,
+        "seed": train.seed,
+        "in_time": train.order == "time",
+        "held_out": held_out,
+        "negative_sampling": train.negative_sampling,
+    }
+    batches = Batches(dataset, Path(dataset.folder), **settings)
     tracker = tracker_of(config, run, progress)
-    trainer = Trainer(train, dataset, learner, batches, run, identity, tracker, progress)
     status: Status = "FAILED"
-    try:
-        tracker.params(config.model_dump(mode="json", include={"name", "data", "model", "train", "gate"}))
-        trainer.resume(start)
-        result = _train_and_judge(config, trainer, run, progress, began)
-        tracker.metrics(result.checkpoint.step, _figures(result.evaluation))
-        tracker.artifact(result.report)
-        status = "FINISHED"
-    except GateRefused:
-        tracker.artifact(run / _REPORT)
-        raise
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        tracker.close(status)
+    with ExitStack() as stack:
+        stack.callback(lambda: tracker.close(status))
+        trainer: Epochs
+        if clustered:
+            from clickline.stages.train.clustered import cluster_trainer  # only a cluster needs Ray
+
+            trainer = stack.enter_context(
+                cluster_trainer(config, dataset, learner, settings, run, identity, tracker, progress)
+            )
+        else:
+            trainer = Trainer(train, dataset, learner, batches, run, identity, tracker, progress)
+        try:
+            tracker.params(config.model_dump(mode="json", include={"name", "data", "model", "train", "gate"}))
+            trainer.resume(start)
+            result = _train_and_judge(config, trainer, run, progress, began)
+            tracker.metrics(result.checkpoint.step, _figures(result.evaluation))
+            tracker.artifact(result.report)
+            status = "FINISHED"
+        except GateRefused:
+            tracker.artifact(run / _REPORT)
+            raise
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
     return result
 
 
+def _of_cluster(train: TrainSection) -> dict[str, Any]:
+    """What a cluster run's result depends on: not how many workers and shards there are."""
+    asynchronous = {"staleness", "staleness_rate"} if not train.sync else set()
+    return train.model_dump(mode="json", include={"sync", *asynchronous})
+
+
 def _train_and_judge(
-    config: Config, trainer: Trainer, run: Path, progress: Progress, began: float
+    config: Config, trainer: Epochs, run: Path, progress: Progress, began: float
 ) -> TrainResult:
     current: Metrics | None = None
     for attempt in range(config.gate.retries + 1):
@@ -199,8 +217,6 @@ def _measured(document: Mapping[str, Any] | None) -> Evaluation | None:
 def _check_supported(config: Config) -> None:
     """What this release does not do yet is refused, never quietly done otherwise."""
     wrong = []
-    if config.train.mode != "local":
-        wrong.append(("train.mode", f"is {config.train.mode}; this release trains on one machine."))
     if not Storage.is_local(config.home):
         wrong.append(("home", f"is {config.home}; this release trains with a home on local disk."))
     if config.train.early_stop is not None and config.data.eval is None:
@@ -219,7 +235,7 @@ def _epochs(count: int) -> str:
     return "1 epoch" if count == 1 else f"{count} epochs"
 
 
-def _measure_current(config: Config, trainer: Trainer, progress: Progress) -> Metrics | None:
+def _measure_current(config: Config, trainer: Epochs, progress: Progress) -> Metrics | None:
     """The live version on the same rows."""
     from clickline.scoring.versions import (
         measure_current,  # only a gate that compares needs what serving needs

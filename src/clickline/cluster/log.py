@@ -1,0 +1,20 @@
+"""What a role of a cluster run tells of itself, in a file of its own that all machines see."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+__all__ = ["RoleLog"]
+
+
+class RoleLog:
+    """Lines with their time, each whole: a role may die at any moment."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", buffering=1, encoding="utf-8")
+
+    def say(self, message: str) -> None:
+        stamp = datetime.now(UTC).isoformat(timespec="microseconds").removesuffix("+00:00")
+        self._file.write("".join(f"{stamp}Z {line}\n" for line in message.splitlines()))

@@ -1,0 +1,335 @@
+"""The connection to Ray: one that is started here for the work at hand, or an existing cluster.
+
+An embedded Ray listens on this machine alone, with token authentication, and goes when its session ends. Of an existing
+cluster nothing is started or stopped, and every node must see the same `home` and have the same release of Clickline.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import clickline
+from clickline.errors import ClusterError
+from clickline.learner.hardware import memory_limit
+from clickline.progress import Progress, human_size
+
+__all__ = ["Node", "Session", "session"]
+
+_STORE_SHARE = 0.15  # of the memory, for arrays on their way between processes
+_LARGEST_STORE = 4 << 30
+_SMALLEST_STORE = 256 << 20  # less than this is not worth the faster /dev/shm
+_ANSWER_SECONDS = 5.0  # in which a server that is there takes a connection
+_LOOK_SECONDS = 120.0  # in which a node starts a process that looks for the shared folder
+
+
+class Node(NamedTuple):
+    """A machine of the cluster, as Ray sees it."""
+
+    id: str
+    host: str
+    cpus: float
+    memory: int
+    alive: bool
+
+
+class Session:
+    """A connection to Ray that stands."""
+
+    def __init__(self, *, embedded: bool) -> None:
+        import ray
+
+        self.embedded = embedded
+        self.address: str = ray.get_runtime_context().gcs_address
+        self.node_id: str = ray.get_runtime_context().get_node_id()
+        own = next(node for node in _ray_nodes() if node["NodeID"] == self.node_id)
+        gcs_host, _, gcs_port = self.address.rpartition(":")
+        raylet = (own["NodeManagerAddress"], own["NodeManagerPort"])
+        self._pulse = ((gcs_host.strip("[]"), int(gcs_port)), raylet)
+
+    def nodes(self) -> list[Node]:
+        """All nodes that ever were, the living and the gone."""
+        return [
+            Node(
+                node["NodeID"],
+                node["NodeManagerHostname"] or node["NodeManagerAddress"],
+                float(node["Resources"].get("CPU", 0.0)),
+                int(node["Resources"].get("memory", 0)),
+                bool(node["Alive"]),
+            )
+            for node in _ray_nodes()
+        ]
+
+    def cpus(self) -> float:
+        """CPUs of all living nodes, in use or not."""
+        return sum(node.cpus for node in self.nodes() if node.alive)
+
+    def free_cpus(self) -> float:
+        """CPUs that nothing has reserved."""
+        import ray
+
+        return float(ray.available_resources().get("CPU", 0.0))  # type: ignore[no-untyped-call]
+
+    def lost(self) -> bool:
+        """Whether the cluster's head or this machine's own node is gone, so that this session cannot go on.
+
+        Ray itself tells a lost node only after 15 seconds, and for a lost head it ends the whole process after 60:
+        so whoever works with it asks here every second or so, without a call to Ray that could hang."""
+        for place in self._pulse:
+            try:
+                socket.create_connection(place, timeout=_ANSWER_SECONDS).close()
+            except OSError:
+                return True
+        return False
+
+
+def _ray_nodes() -> list[dict[str, Any]]:
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes
+
+
+@contextmanager
+def session(
+    address: str | None, *, cpus: int | None = None, home: Path | None = None, progress: Progress
+) -> Iterator[Session]:
+    """Connect to the cluster at `address`, or to one of our own with `cpus` logical CPUs that goes afterwards.
+
+    A connection that this process has already is used, and left as it is. `home` is the folder that all nodes of an
+    existing cluster must see, if there is one.
+    """
+    _before_import()
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ClusterError(
+            f"cluster mode needs the package {error.name}: pip install 'clickline[cluster]'"
+        ) from error
+
+    if ray.is_initialized():
+        shared = Session(embedded=False)
+        _check_nodes(shared, home)
+        yield shared
+        return
+    try:
+        if address is None:
+            _start(cpus, progress)
+        else:
+            _connect(address)
+        opened = Session(embedded=address is None)
+        if address is not None:
+            _check_nodes(opened, home)
+        yield opened
+    finally:
+        ray.shutdown()
+
+
+# ── settings that Ray takes from the environment ───────────────────────────────────────────────
+
+
+def _before_import() -> None:
+    """What the user has set stays."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    # Under `uv run` Ray would pack the working folder, logs and all, and send it to every node.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    # Ray hides the accelerators from what asks for none, and warns that it will not for ever.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+def _has_token() -> bool:
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+    loader = AuthenticationTokenLoader.instance()
+    loader.reset_cache()  # it remembers what it did not find
+    return bool(loader.has_token(ignore_auth_mode=True))
+
+
+def _init(**options: Any) -> None:
+    """`ray.init` without what it does to a process beyond the connection: a handler of SIGTERM, lines on stdout."""
+    import ray
+    from ray._private import worker
+
+    # A thread of Ray prints every trouble of any node, with twenty lines of log; what matters of it we say ourselves.
+    worker.listen_error_messages = lambda *_: None
+    ours = threading.current_thread() is threading.main_thread()
+    terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, terminate)
+
+
+# ── a Ray of our own ───────────────────────────────────────────────────────────────────────────
+
+
+def _start(cpus: int | None, progress: Progress) -> None:
+    from ray._private import ray_constants
+
+    if os.environ["RAY_AUTH_MODE"] == "token" and not _has_token():
+        # One for this process and its children, of which no file tells.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        _has_token()
+    size, folder = _object_store(progress)
+    # Ray takes 127.0.0.1 for the address that others see, and listens on all of them, where clusters are enabled.
+    clusters, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        _init(
+            address="local",  # not one that a variable or an earlier `ray start` names
+            num_cpus=cpus,
+            include_dashboard=False,
+            object_store_memory=size,
+            _plasma_directory=folder,
+            _node_ip_address="127.0.0.1",
+        )
+    except Exception as error:  # of many kinds, plain ones too
+        raise ClusterError(
+            f"Ray could not be started on this machine: {_first_line(error)}. "
+            "Its logs are in /tmp/ray/session_latest/logs."
+        ) from error
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+
+
+def _object_store(progress: Progress) -> tuple[int, str]:
+    """How many bytes, and where they lie."""
+    size = min(int(memory_limit() * _STORE_SHARE), _LARGEST_STORE)
+    shared = Path("/dev/shm")
+    room = int(shutil.disk_usage(shared).free * 0.9) if shared.is_dir() else 0
+    if room >= min(size, _SMALLEST_STORE):
+        return min(size, room), str(shared)
+    progress.say(
+        f"/dev/shm has room for {human_size(room)} only: what processes hand each other goes through files in "
+        "/tmp, which is slower. In a container, give it more: --shm-size=2g"
+    )
+    return min(size, _SMALLEST_STORE * 2), "/tmp"
+
+
+# ── an existing cluster ────────────────────────────────────────────────────────────────────────
+
+
+def _connect(address: str) -> None:
+    if "://" in address:
+        raise ClusterError(
+            f"cluster.address is {address}; auto or host:port of the cluster's head is expected. Run clickline on one "
+            "of its nodes: it works beside them, not through Ray's client."
+        )
+    if address != "auto":
+        _reach(address)
+    if os.environ["RAY_AUTH_MODE"] == "token" and not _has_token():
+        raise ClusterError(
+            f"the cluster at {address} is called with token authentication, and there is no token here. Put the one it "
+            "was started with into RAY_AUTH_TOKEN, or its file into RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token; "
+            "for a cluster that was started without, set RAY_AUTH_MODE=disabled."
+        )
+    try:
+        _init(address=address)
+    except Exception as error:  # of many kinds, plain ones too
+        raise ClusterError(f"the Ray cluster at {address} cannot be used: {_why(error)}") from error
+
+
+def _reach(address: str) -> None:
+    """Ray itself tries for a long time, and then ends the process."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise ClusterError(
+            f"cluster.address is {address}; auto or host:port of the cluster's head is expected."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address}: {error.strerror or error}. Look whether its head runs "
+            "(`ray status`) and cluster.address names its port, usually 6379; or leave cluster.address out for one on this machine."
+        ) from error
+
+
+def _why(error: BaseException) -> str:
+    """What to do about it, from the whole chain: the cause is what tells."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    text = " ".join(str(one) for one in chain)
+    if "uthenticat" in text or "token" in text:
+        return (
+            "it does not take this token. Put the one it was started with into RAY_AUTH_TOKEN, or its file into "
+            "RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token."
+        )
+    if "ersion mismatch" in text:
+        versions = " ".join(text[text.index("ersion mismatch") :].split()[2:24])
+        return f"Ray and Python must be of the same version everywhere. {versions}"
+    if "Could not find any running Ray instance" in text:
+        return "none runs on this machine. Start it with `ray start`, or leave cluster.address out."
+    return f"{_first_line(chain[-1])}. Run clickline on one of its nodes."
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _look(file: str | None) -> tuple[bool, str]:
+    """In a process of a node: whether it sees the file, and the release of Clickline it has."""
+    return file is None or Path(file).exists(), clickline.__version__
+
+
+def _check_nodes(opened: Session, home: Path | None) -> None:
+    """Every living node sees `home` and has this release; those that do not are named."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    mark = None
+    if home is not None:
+        home.mkdir(parents=True, exist_ok=True)
+        mark = home / f".seen-{secrets.token_hex(8)}"
+        mark.touch()
+    try:
+        look = ray.remote(num_cpus=0, max_retries=2)(_look)
+        asked = {
+            node: look.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
+            ).remote(None if mark is None else str(mark))
+            for node in opened.nodes()
+            if node.alive
+        }
+        complaints = []
+        until = time.monotonic() + _LOOK_SECONDS
+        for node, answer in asked.items():
+            try:
+                seen, version = ray.get(answer, timeout=max(until - time.monotonic(), 1.0))
+            except ray.exceptions.GetTimeoutError:
+                complaints.append(f"{node.host} did not answer within {_LOOK_SECONDS:.0f} s")
+                continue
+            except ray.exceptions.RayError as error:
+                if any(now.id == node.id and now.alive for now in opened.nodes()):
+                    complaints.append(f"{node.host} cannot run clickline: {_last_line(error)}")
+                continue
+            if version != clickline.__version__:
+                complaints.append(
+                    f"{node.host} has clickline {version}, this process {clickline.__version__}"
+                )
+            elif not seen:
+                complaints.append(f"{node.host} does not see {home}")
+    finally:
+        if mark is not None:
+            mark.unlink(missing_ok=True)
+    if complaints:
+        raise ClusterError(
+            f"the cluster's nodes are not alike: {'; '.join(complaints)}. `home` must be one folder that all nodes see "
+            "under the same path, and all need the same release of clickline."
+        )
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(".")

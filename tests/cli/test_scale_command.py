@@ -1,0 +1,125 @@
+"""clickline scale, as a user types it: to a driver that runs, to none, and with the wrong number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clickline_process import run
+
+from clickline.cluster.state import Status, WorkerStatus, asked_workers, driving, write_status
+
+CONFIG = "data: {train: data/train.tsv}\nmodel: {name: lr}\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "clickline.yaml").write_text(CONFIG)
+    return tmp_path / ".clickline"
+
+
+@pytest.fixture
+def driven(home: Path) -> Iterator[Path]:
+    """A run that two workers learn and that a third one has left; this process is its driver."""
+    driven = home / "runs" / "abc"
+    with driving(home, driven):
+        workers = tuple(
+            WorkerStatus(f"worker-{number}", "node-0", state)
+            for number, state in enumerate(("learning", "learning", "lost"))
+        )
+        write_status(driven, Status("running", "sync", workers=workers, most=6))
+        yield driven
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        (1, "run abc: 2 workers run now; it goes on with 1\n"),
+        (2, "run abc: 2 workers run now; it stays so\n"),
+        (
+            4,
+            "run abc: 2 workers run now; it grows to 4 as the cluster has room (`clickline status` shows it)\n",
+        ),
+    ],
+)
+def test_the_driver_gets_the_wish(tmp_path: Path, driven: Path, workers: int, said: str) -> None:
+    done = run("scale", "--workers", str(workers), cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+    assert asked_workers(driven) == workers
+
+
+def test_as_json(tmp_path: Path, driven: Path) -> None:
+    done = run("scale", "--workers", "3", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout) == {"run": "abc", "workers": 2, "asked": 3, "most": 6}
+    assert asked_workers(driven) == 3
+
+
+def test_a_driver_that_has_no_workers_yet(tmp_path: Path, home: Path) -> None:
+    with driving(home, home / "runs" / "abc"):
+        done = run("scale", "--workers", "3", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("run abc: no worker runs yet; it grows to 3 as the cluster has room")
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "two", "4097"])
+def test_what_is_no_number_of_workers(tmp_path: Path, driven: Path, workers: str) -> None:
+    done = run("scale", "--workers", workers, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--workers" in done.stderr
+    assert asked_workers(driven) is None
+
+
+def test_without_a_number(tmp_path: Path, driven: Path) -> None:
+    done = run("scale", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--workers" in done.stderr
+
+
+def test_more_than_the_config_allows(tmp_path: Path, driven: Path) -> None:
+    done = run("scale", "--workers", "5", "--set", "train.workers.max=4", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "--workers is 5, above train.workers.max 4. Allowed: 1 to 4.\n",
+    )
+    assert asked_workers(driven) is None
+
+
+def test_more_than_the_run_was_started_with(tmp_path: Path, driven: Path) -> None:
+    """The config was changed since."""
+    done = run("scale", "--workers", "8", "--set", "train.workers.max=9", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "run abc was started with train.workers.max 6, and 8 are asked for. Ask for at most 6, or stop it"
+    )
+    assert asked_workers(driven) is None
+
+
+def test_nothing_was_ever_trained_on_a_cluster(tmp_path: Path, home: Path) -> None:
+    done = run("scale", "--workers", "2", "--json", cwd=tmp_path)
+    assert done.returncode == 1
+    error = json.loads(done.stdout)["error"]
+    assert error["kind"] == "ClusterError"
+    assert error["message"] == (
+        f"no training on a cluster was begun in {home}. `clickline train` begins one, with train.mode: cluster."
+    )
+
+
+@pytest.mark.parametrize(("state", "words"), [("done", "is done"), ("running", "was lost without a word")])
+def test_the_training_is_over(tmp_path: Path, home: Path, state: str, words: str) -> None:
+    before = home / "runs" / "abc"
+    with driving(home, before):
+        write_status(before, Status("done" if state == "done" else "running", "sync"))
+    done = run("scale", "--workers", "2", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"no training runs on a cluster: run abc {words}. `clickline train` goes on"
+    )
+    assert asked_workers(before) is None
+
+
+def test_a_home_in_a_store(tmp_path: Path, driven: Path) -> None:
+    done = run("scale", "--workers", "2", "--set", "home=s3://bucket/ads", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "home" in done.stderr

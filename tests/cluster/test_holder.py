@@ -1,0 +1,273 @@
+"""The network's keeper learns every gradient once, in bounded time after it was computed, and stops nobody for good."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from clickline.cluster.holder import Holder
+from clickline.embedding import AdaGrad, Admission, Cosine, Ftrl
+from clickline.errors import ClusterError, Fenced
+from clickline.learner import Dense, ModelPlan
+from clickline.models import CustomModel
+
+STEPS = 1000
+PLAN = ModelPlan(
+    network=None,
+    network_sha256="0",
+    slots=(),
+    hidden=(),
+    dropout=0.0,
+    batch_norm=False,
+    embedding_optimizer=AdaGrad(),
+    wide_optimizer=Ftrl(),
+    init_scale=0.01,
+    l2=0.0,
+    admission=Admission(),
+    learning_rate=0.01,
+    weight_decay=0.0,
+    schedule=Cosine(STEPS),
+    row_schedule=Cosine(STEPS),
+    precision="fp32",
+    click_weight=1.0,
+    no_click_weight=1.0,
+    negative_sampling=1.0,
+    seed=0,
+)
+
+
+def holder(staleness: int = 4, *, scaled: bool = False) -> Holder:
+    """Of one weight that goes down by the gradient's mean times the schedule's factor."""
+    network = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(network.weight)
+    custom = CustomModel(network, False, optimizer=lambda weights: torch.optim.SGD(weights, lr=1.0))
+    return Holder(Dense(network, PLAN, custom), staleness, scaled)
+
+
+def gradient(value: float = 1.0) -> np.ndarray:
+    vector = np.array([value, 0, 0, 0, 0], dtype=np.float32)
+    vector.flags.writeable = False
+    return vector
+
+
+def now(act: Coroutine[Any, Any, tuple[np.ndarray, int]]) -> tuple[float, int]:
+    """The answer of a call that must not wait."""
+    try:
+        act.send(None)
+    except StopIteration as end:
+        weights, version = end.value
+        return float(weights[0]), version
+    act.close()
+    raise AssertionError("it waits")
+
+
+def push(
+    one: Holder, stream: int, sequence: int, version: int, token: int = 1, value: float = 1.0
+) -> tuple[float, int]:
+    return now(one.push(stream, token, sequence, gradient(value), 2.0, version, 10))
+
+
+def opened(one: Holder, *streams: int) -> Holder:
+    for stream in streams:
+        assert one.open(stream, 1, 0) == 0
+        now(one.weights(stream, 1))
+    return one
+
+
+def test_a_gradient_is_learned_as_a_mean_at_the_rate_of_its_step():
+    one = opened(holder(), 7)
+    assert push(one, 7, 0, 0, value=3.0) == (-1.5, 1)
+    factor = PLAN.schedule.factor(1)
+    assert factor < 1
+    weight, version = push(one, 7, 1, 1, value=3.0)
+    assert weight == pytest.approx(-1.5 - 1.5 * factor)
+    assert (version, one.version, one.rows) == (2, 2, 20)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_step_of_a_late_gradient_is_as_long_as_asked_for(scaled):
+    one = opened(holder(scaled=scaled), 1, 2)
+    before, _ = push(one, 1, 0, 0)
+    before, _ = push(one, 1, 1, 1)
+    after, _ = push(one, 2, 0, 0)  # two behind
+    assert before - after == pytest.approx(0.5 * PLAN.schedule.factor(2) / (3 if scaled else 1))
+
+
+def test_a_repeated_push_changes_nothing_and_is_answered_with_fresh_weights():
+    one = opened(holder(), 1, 2)
+    push(one, 1, 0, 0)
+    latest = push(one, 2, 0, 0)
+    assert push(one, 1, 0, 0, value=100.0) == latest
+    assert (one.version, one.rows) == (2, 20)
+    assert one.open(1, 2, 0) == 1  # the next owner is told so
+
+
+def test_a_batch_before_its_turn_is_refused():
+    one = opened(holder(), 1)
+    with pytest.raises(ClusterError, match="stream 1 sent batch 1, but batch 0 is its next one"):
+        push(one, 1, 1, 0)
+    assert one.version == 0
+
+
+def test_who_was_fenced_or_has_ended_is_refused():
+    one = opened(holder(), 1)
+    assert one.open(1, 2, 0) == 0
+    for act in (lambda: push(one, 1, 0, 0), lambda: now(one.weights(1, 1))):
+        with pytest.raises(Fenced, match="belongs to token 2"):
+            act()
+    with pytest.raises(Fenced, match="1 came too late"):
+        one.open(1, 1, 0)
+    push(one, 1, 0, 0, token=2)
+    one.close(1)
+    with pytest.raises(Fenced, match="is closed"):
+        push(one, 1, 1, 1, token=2)
+    assert (one.version, one.rows) == (1, 10)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_refused_and_the_weights_stay(value):
+    one = opened(holder(), 1)
+    with pytest.raises(ClusterError, match=r"not finite: training has diverged.*Lower train\.learning_rate"):
+        push(one, 1, 0, 0, value=value)
+    assert now(one.weights(1, 1)) == (0.0, 0)
+    assert push(one, 1, 0, 0) == (-0.5, 1)
+
+
+def ahead_of(staleness: int) -> tuple[Holder, int]:
+    """Stream 1 as far ahead of stream 2 as it may be."""
+    one = opened(holder(staleness), 1, 2)
+    for sequence in range(staleness):
+        push(one, 1, sequence, sequence)
+    return one, staleness
+
+
+@pytest.mark.parametrize("release", ["push", "close", "fence", "weights"])
+def test_a_push_waits_for_a_slower_stream_until_that_moves_or_goes(release):
+    async def story() -> None:
+        one, version = ahead_of(3)
+        waiting = asyncio.create_task(one.push(1, 1, 3, gradient(), 2.0, version, 10))
+        again = asyncio.create_task(one.push(1, 1, 3, gradient(), 2.0, version, 10))  # sent twice
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        assert one.version == 3
+        if release == "push":
+            push(one, 2, 0, 0)
+        elif release == "close":
+            one.close(2)
+        elif release == "fence":
+            one.open(2, 2, 0)
+        else:
+            await one.weights(2, 1)
+        await asyncio.wait_for(asyncio.gather(waiting, again), 10)
+        learned = 5 if release == "push" else 4
+        assert (one.version, one.rows) == (learned, 10 * learned)
+
+    asyncio.run(story())
+
+
+def test_a_push_that_waits_is_refused_when_its_stream_gets_another_owner():
+    async def story() -> None:
+        one, version = ahead_of(3)
+        waiting = asyncio.create_task(one.push(1, 1, 3, gradient(), 2.0, version, 10))
+        await asyncio.sleep(0)
+        assert one.open(1, 2, 0) == 3
+        with pytest.raises(Fenced, match="belongs to token 2"):
+            await asyncio.wait_for(waiting, 10)
+        assert one.version == 3
+        push(one, 2, 0, 0)
+
+    asyncio.run(story())
+
+
+def test_time_is_kept_for_all_slower_streams_not_only_for_the_slowest():
+    async def story() -> None:
+        one = opened(holder(2), 1, 2, 3)
+        push(one, 1, 0, 0)
+        with pytest.raises(AssertionError, match="it waits"):
+            push(one, 1, 1, 1)  # or the last of the others would be three behind
+        assert push(one, 2, 0, 0)[1] == 2
+        assert push(one, 3, 0, 0)[1] == 3
+        assert push(one, 1, 1, 1)[1] == 4
+
+    asyncio.run(story())
+
+
+def test_a_stream_that_has_not_begun_makes_nobody_wait():
+    one = holder(1)
+    one.open(1, 1, 0)
+    one.open(2, 1, 0)
+    now(one.weights(1, 1))
+    for sequence in range(10):
+        push(one, 1, sequence, sequence)
+
+
+@settings(max_examples=60)
+@given(
+    staleness=st.integers(1, 6),
+    workers=st.integers(1, 5),
+    waits=st.lists(st.integers(0, 12), min_size=1, max_size=40),
+    trouble=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4)), max_size=5),
+)
+def test_whatever_the_order_every_batch_is_learned_once_and_in_time(staleness, workers, waits, trouble):
+    """Workers of different pace, who lose their stream to another now and then: nobody hangs, nothing is learned
+    twice, and no gradient is further behind than allowed, or than the others are many."""
+    batches = 8
+
+    async def story() -> None:
+        one = holder(staleness)
+        behind: list[int] = []
+        learned: list[tuple[int, int]] = []
+        turn = 0
+
+        async def pause() -> None:
+            nonlocal turn
+            turn += 1
+            for _ in range(waits[turn % len(waits)]):
+                await asyncio.sleep(0)
+
+        async def work(stream: int, token: int, start: int) -> None:
+            try:
+                await pause()
+                _, base = await one.weights(stream, token)
+                for sequence in range(start, batches):
+                    await pause()
+                    _, version = await one.push(stream, token, sequence, gradient(), 2.0, base, 10)
+                    behind.append(version - 1 - base)
+                    learned.append((stream, sequence))
+                    base = version
+                one.close(stream)
+            except Fenced:
+                return
+
+        tasks: list[asyncio.Task[None]] = []
+        owners: dict[int, asyncio.Task[None]] = {}
+
+        def give(stream: int) -> None:
+            """To a new owner, who begins behind what was learned."""
+            token = len(tasks) + 1
+            owners[stream] = asyncio.create_task(work(stream, token, one.open(stream, token, 0)))
+            tasks.append(owners[stream])
+
+        for stream in range(workers):
+            give(stream)
+        for moment, number in trouble:
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            if not owners[number % workers].done():
+                give(number % workers)
+        await asyncio.wait_for(asyncio.gather(*tasks), 10)
+        assert one.version == workers * batches
+        assert one.rows == 10 * workers * batches
+        assert sorted(learned) == [(stream, n) for stream in range(workers) for n in range(batches)]
+        assert max(behind) <= max(staleness, workers - 1)
+
+    asyncio.run(story())

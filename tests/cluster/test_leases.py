@@ -1,0 +1,242 @@
+"""Each unit is finished exactly once, whatever happens to whoever learns it."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from clickline.cluster.leases import Lease, Leases
+from clickline.cluster.units import Unit
+
+
+def units(count: int) -> list[Unit]:
+    return [Unit(0, number, ((0, number),), 100) for number in range(count)]
+
+
+def granted(leases: Leases, worker: str, now: float = 0.0) -> Lease:
+    lease = leases.grant(worker, now)
+    assert lease is not None
+    return lease
+
+
+def test_units_are_granted_in_their_order_with_tokens_that_rise() -> None:
+    leases = Leases(units(3), token=7)
+    found = [granted(leases, worker) for worker in ("a", "b", "a")]
+    assert [(lease.unit.number, lease.token, lease.start_batch) for lease in found] == [
+        (0, 7, 0),
+        (1, 8, 0),
+        (2, 9, 0),
+    ]
+    assert leases.grant("b", 0.0) is None
+    assert (leases.todo, len(leases.open), leases.done) == (0, 3, 0)
+
+
+def test_the_unit_of_a_lost_worker_is_the_next_one_granted_from_the_batch_it_was_at() -> None:
+    leases = Leases(units(3))
+    lost, kept = granted(leases, "a"), granted(leases, "b")
+    assert leases.progress(lost.token, 5)
+    assert [unit.number for unit in leases.lost("a")] == [0]
+    again = granted(leases, "b")
+    assert (again.unit.number, again.start_batch) == (0, 5)
+    assert not leases.progress(lost.token, 9)
+    assert not leases.finished(lost.token, 1.0), "it was given to another worker meanwhile"
+    assert leases.finished(again.token, 1.0)
+    assert leases.finished(kept.token, 1.0)
+    assert leases.done == 2
+
+
+def test_the_unit_that_comes_next_can_be_read_ahead() -> None:
+    leases = Leases(units(2))
+    first = granted(leases, "a")
+    coming = leases.coming()
+    assert coming is not None
+    assert coming == granted(leases, "b").unit
+    assert leases.coming() is None, "what others have is not to be read"
+    leases.lost("a")
+    assert leases.coming() == first.unit
+
+
+def test_progress_told_late_does_not_take_a_lease_back() -> None:
+    leases = Leases(units(1))
+    lease = granted(leases, "a")
+    leases.progress(lease.token, 4)
+    leases.progress(lease.token, 3)
+    leases.lost("a")
+    assert granted(leases, "b").start_batch == 4
+
+
+def test_a_straggler_loses_its_unit_only_when_nothing_else_is_to_do() -> None:
+    leases = Leases(units(3), patience_seconds=30.0)
+    slow, quick = granted(leases, "slow", 0.0), granted(leases, "quick", 0.0)
+    leases.progress(slow.token, 2)
+    assert leases.finished(quick.token, 20.0)
+    assert leases.stragglers(60.0) == [], "three times the 20 s that a unit takes"
+    assert [lease.token for lease in leases.stragglers(60.1)] == [slow.token]
+    third = granted(leases, "quick", 70.0)
+    assert third.unit.number == 2
+    assert leases.finished(third.token, 90.0)
+    taken = granted(leases, "quick", 90.0)
+    assert (taken.unit.number, taken.start_batch, taken.taken_from) == (0, 2, "slow")
+    assert not leases.finished(slow.token, 91.0)
+    assert leases.lost("slow") == []
+    assert leases.finished(taken.token, 92.0)
+    assert leases.all_done
+
+
+def test_nobody_is_a_straggler_before_the_patience_is_over_however_quick_the_others_are() -> None:
+    leases = Leases(units(2), patience_seconds=30.0)
+    granted(leases, "slow", 0.0)
+    leases.finished(granted(leases, "quick", 0.0).token, 0.1)
+    assert leases.stragglers(30.0) == []
+    assert len(leases.stragglers(30.1)) == 1
+
+
+def test_the_rest_of_a_unit_does_not_say_how_long_a_unit_takes() -> None:
+    leases = Leases(units(3), patience_seconds=1.0)
+    whole, begun = granted(leases, "a", 0.0), granted(leases, "b", 0.0)
+    leases.progress(begun.token, 9)
+    leases.lost("b")
+    rest = granted(leases, "b", 0.0)
+    leases.finished(rest.token, 0.1)
+    leases.finished(whole.token, 100.0)
+    granted(leases, "a", 100.0)
+    assert leases.stragglers(399.0) == []
+    assert len(leases.stragglers(401.0)) == 1
+
+
+def test_a_worker_is_not_given_its_own_unit_again() -> None:
+    leases = Leases(units(1), patience_seconds=1.0)
+    granted(leases, "a", 0.0)
+    assert leases.grant("a", 100.0) is None
+
+
+def test_a_cut_restores_what_was_done_and_where_the_begun_units_are() -> None:
+    leases = Leases(units(4))
+    first, second = granted(leases, "a"), granted(leases, "b")
+    leases.finished(first.token, 1.0)
+    leases.progress(second.token, 3)
+    third = granted(leases, "a")
+    leases.progress(third.token, 2)
+    leases.lost("a")
+    restored = Leases.from_json(units(4), json.loads(json.dumps(leases.to_json())), token=2)
+    assert restored.next_token == leases.next_token == 4, "tokens rise over a restore"
+    assert (restored.todo, restored.open, restored.done) == (3, (), 1)
+    found = [granted(restored, "c") for _ in range(3)]
+    assert [(lease.unit.number, lease.start_batch) for lease in found] == [(1, 3), (2, 2), (3, 0)]
+
+
+def test_leases_granted_after_the_cut_stay_fenced_when_the_driver_gives_a_higher_token() -> None:
+    leases = Leases(units(2))
+    cut = leases.to_json()
+    late = granted(leases, "a")
+    restored = Leases.from_json(units(2), cut, token=leases.next_token)
+    granted(restored, "b")
+    assert not restored.finished(late.token, 1.0)
+
+
+def test_an_epoch_without_units_is_done() -> None:
+    leases = Leases([])
+    assert leases.all_done
+    assert leases.grant("a", 0.0) is None
+
+
+class AnyStory(RuleBasedStateMachine):
+    """Grants, losses, stragglers, late words, cuts and restores, in any order."""
+
+    WORKERS = st.sampled_from(["a", "b", "c"])
+
+    @initialize(count=st.integers(0, 5))
+    def begin(self, count: int) -> None:
+        self.units = units(count)
+        self.leases = Leases(self.units, patience_seconds=5.0)
+        self.cut = (self.leases.to_json(), frozenset[int]())
+        self.granted: list[Lease] = []
+        self.owner: dict[int, int] = {}  # the newest token of each unit
+        self.finished: list[int] = []
+        self.now = 0.0
+
+    @rule(worker=WORKERS)
+    def grant(self, worker: str) -> None:
+        lease = self.leases.grant(worker, self.now)
+        if lease is None:
+            return
+        assert all(lease.token > before.token for before in self.granted)
+        assert lease.unit.number not in self.finished
+        self.granted.append(lease)
+        self.owner[lease.unit.number] = lease.token
+
+    @rule(seconds=st.floats(0.0, 20.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(worker=WORKERS)
+    def lose(self, worker: str) -> None:
+        for unit in self.leases.lost(worker):
+            assert unit.number not in self.finished
+            self.owner.pop(unit.number)
+
+    @precondition(lambda self: self.granted)
+    @rule(data=st.data(), batches=st.integers(0, 9))
+    def progress(self, data: st.DataObject, batches: int) -> None:
+        lease = data.draw(st.sampled_from(self.granted))
+        owns = self.owner.get(lease.unit.number) == lease.token
+        assert self.leases.progress(lease.token, batches) == owns
+
+    @precondition(lambda self: self.granted)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self.granted))
+        owns = self.owner.get(lease.unit.number) == lease.token
+        assert self.leases.finished(lease.token, self.now) == owns, "an old token finishes nothing"
+        if owns:
+            del self.owner[lease.unit.number]
+            self.finished.append(lease.unit.number)
+
+    @rule()
+    def make_a_cut(self) -> None:
+        self.cut = (json.loads(json.dumps(self.leases.to_json())), frozenset(self.finished))
+
+    @rule()
+    def go_back_to_the_cut(self) -> None:
+        document, done = self.cut
+        self.leases = Leases.from_json(self.units, document, self.leases.next_token, patience_seconds=5.0)
+        self.finished = [number for number in self.finished if number in done]
+        self.owner = {}
+
+    @invariant()
+    def every_unit_is_in_one_place(self) -> None:
+        assert len(self.finished) == len(set(self.finished)) == self.leases.done
+        assert self.leases.todo + len(self.leases.open) + self.leases.done == len(self.units)
+        assert {lease.token for lease in self.leases.open} == set(self.owner.values())
+
+    def teardown(self) -> None:
+        """From anywhere the epoch comes to its end."""
+        for worker in ("a", "b", "c"):
+            self.leases.lost(worker)
+        while (lease := self.leases.grant("d", self.now)) is not None:
+            assert self.leases.finished(lease.token, self.now)
+            self.finished.append(lease.unit.number)
+        assert sorted(self.finished) == [unit.number for unit in self.units]
+        assert self.leases.all_done
+
+
+AnyStory.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyStory = AnyStory.TestCase
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 6)), max_size=30),
+)
+def test_where_a_unit_goes_on_never_goes_back(steps: list[tuple[str, int]]) -> None:
+    """Of one unit that is told of, and lost, again and again."""
+    leases = Leases(units(1))
+    furthest = 0
+    for worker, batches in steps:
+        lease = granted(leases, worker)
+        assert lease.start_batch == furthest
+        leases.progress(lease.token, batches)
+        furthest = max(furthest, batches)
+        leases.lost(worker)

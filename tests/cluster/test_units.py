@@ -1,0 +1,74 @@
+"""The units of an epoch: all row groups once, the windows of local training, whoever learns them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clickline.artifacts.dataset import Dataset, Shard, Split
+from clickline.cluster.units import Unit, share, units_of
+from clickline.features import FeatureSpec
+from clickline.learner.batches import WINDOW_ROWS, Batches
+
+
+def dataset_of(*shards: tuple[int, ...]) -> Dataset:
+    """A manifest alone: nothing of the arithmetic reads a row."""
+    made = tuple(Shard(f"train-{n:05}.parquet", sum(rows), rows, 0, "") for n, rows in enumerate(shards))
+    features = FeatureSpec((), ())
+    return Dataset("", "d", features, {}, {"train": Split(made, {})})
+
+
+GOLDEN_0 = [
+    Unit(0, 0, ((1, 1), (1, 0)), 130_000),
+    Unit(0, 1, ((0, 1), (0, 2)), 110_000),
+    Unit(0, 2, ((0, 0),), 70_000),
+]
+GOLDEN_1 = [
+    Unit(1, 0, ((0, 2), (0, 0)), 120_000),
+    Unit(1, 1, ((1, 1), (1, 0)), 130_000),
+    Unit(1, 2, ((0, 1),), 60_000),
+]
+
+
+groups = st.lists(st.lists(st.integers(1, WINDOW_ROWS), max_size=6).map(tuple), min_size=1, max_size=5)
+
+
+@given(groups, st.integers(0, 2**31 - 1), st.integers(0, 50), st.booleans())
+def test_units_are_the_windows_of_local_training_and_hold_every_row_group_once(
+    shards: list[tuple[int, ...]], seed: int, epoch: int, in_time: bool
+) -> None:
+    dataset = dataset_of(*shards)
+    units = units_of(dataset, seed, epoch, in_time=in_time)
+    local = Batches(dataset, Path(), 256, seed, in_time=in_time)
+    assert [list(unit.row_groups) for unit in units] == local.windows(epoch)
+    assert [unit.number for unit in units] == list(range(len(units)))
+    every = [(shard, group) for shard, group, _ in dataset.row_groups("train")]
+    dealt = [place for unit in units for place in unit.row_groups]
+    assert dealt == every if in_time else sorted(dealt) == every
+    assert sum(unit.rows for unit in units) == dataset.splits["train"].rows
+    assert all(unit.rows <= WINDOW_ROWS for unit in units)
+
+
+def test_the_order_of_a_seed_and_an_epoch_stays_what_it_was() -> None:
+    """Checkpoints name their place in it: another order would learn rows twice and others never."""
+    dataset = dataset_of((70_000, 60_000, 50_000), (70_000, 60_000))
+    assert units_of(dataset, 5, 0) == GOLDEN_0
+    assert units_of(dataset, 5, 1) == GOLDEN_1
+
+
+@pytest.mark.parametrize(
+    ("rows", "of", "expected"),
+    [(8, 2, [4, 4]), (7, 3, [2, 2, 3]), (2, 4, [0, 1, 0, 1]), (0, 2, [0, 0]), (5, 1, [5])],
+)
+def test_a_batch_is_shared_evenly(rows: int, of: int, expected: list[int]) -> None:
+    assert [len(range(rows)[share(rows, worker, of)]) for worker in range(of)] == expected
+
+
+@given(st.integers(0, 10_000), st.integers(1, 64))
+def test_shares_lie_side_by_side_cover_the_batch_and_differ_by_one_row(rows: int, of: int) -> None:
+    shares = [range(rows)[share(rows, worker, of)] for worker in range(of)]
+    assert [row for one in shares for row in one] == list(range(rows))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -1,0 +1,164 @@
+"""Sparse tables in several places, all in one process: what a driver with workers and shards does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickline.embedding import (
+    Asked,
+    Found,
+    Gradients,
+    RemoteTables,
+    Reply,
+    Request,
+    ShardTables,
+    SlotShape,
+    Tables,
+)
+from clickline.records import SlotIds
+
+__all__ = ["Batch", "Parted", "as_sent", "batch_of", "learn_locally"]
+
+Message = TypeVar("Message", Request, Reply, Gradients)
+
+
+class Batch(NamedTuple):
+    """A training batch, with the gradients it will have."""
+
+    slots: list[SlotIds]
+    rows: int
+    shows_B: NDArray[np.uint32]
+    clicks_B: NDArray[np.uint32]
+    hours_B: NDArray[np.int32]
+    grad_BI: NDArray[np.float32]
+    grad_wide_B: NDArray[np.float32]
+
+    def part(self, first: int, last: int) -> Batch:
+        keep_B = np.zeros(self.rows, dtype=np.bool_)
+        keep_B[first:last] = True
+        slots = [slot.select(keep_B) for slot in self.slots]
+        return Batch(
+            slots,
+            last - first,
+            self.shows_B[first:last],
+            self.clicks_B[first:last],
+            self.hours_B[first:last],
+            self.grad_BI[first:last],
+            self.grad_wide_B[first:last],
+        )
+
+    def counts(self) -> dict[str, Any]:
+        return {"shows_B": self.shows_B, "clicks_B": self.clicks_B, "hours_B": self.hours_B}
+
+
+def batch_of(
+    rng: np.random.Generator,
+    slots: Sequence[SlotShape],
+    rows: int,
+    vocabulary: int,
+    multi: Sequence[int] = (),
+    strays: float = 0.1,
+) -> Batch:
+    """Random ids, skewed; the slots of `multi` have none to four a row. `strays` is the share of ids that are of the
+    first slot, wherever they stand."""
+    drawn = []
+    for s in range(len(slots)):
+        sizes = rng.integers(0, 5, rows) if s in multi else np.ones(rows, dtype=np.int64)
+        ids = (vocabulary * rng.random(int(sizes.sum())) ** 3).astype(np.uint64)
+        ids = ids * np.uint64(1000) + np.where(rng.random(ids.size) < strays, 0, s).astype(np.uint64)
+        offsets = np.append(0, np.cumsum(sizes)) if s in multi else None
+        drawn.append(SlotIds(ids, offsets))
+    width = sum(slot.dim for slot in slots)
+    return Batch(
+        drawn,
+        rows,
+        rng.integers(0, 4, rows).astype(np.uint32),
+        rng.integers(0, 2, rows).astype(np.uint32),
+        rng.integers(400_000, 400_009, rows).astype(np.int32),
+        rng.normal(size=(rows, width)).astype(np.float32),
+        rng.normal(size=rows).astype(np.float32),
+    )
+
+
+def learn_locally(
+    tables: Tables, batch: Batch, factor: float = 1.0
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """One step of local tables; the inputs it pooled."""
+    inputs_BI = np.full((batch.rows, tables.width), np.nan, dtype=np.float32)
+    wide_B = np.full(batch.rows, np.nan, dtype=np.float32)
+    lookup = tables.gather(batch.slots, inputs_BI, wide_B, **batch.counts(), train=True)
+    tables.apply(lookup, batch.grad_BI, batch.grad_wide_B, factor)
+    return inputs_BI, wide_B
+
+
+def as_sent(message: Message) -> Message:
+    """A message as it arrives in another process: its arrays are copies that nobody may write to."""
+    arrays = [array.copy() for array in message]
+    for array in arrays:
+        array.flags.writeable = False
+    return type(message)(*arrays)  # type: ignore[arg-type]
+
+
+class Parted:
+    """Workers and shards that talk to each other as over a wire."""
+
+    def __init__(self, tables: Sequence[Tables], *, threads: int = 1) -> None:
+        first = tables[0]
+        self.shards = [ShardTables(one, number, len(tables)) for number, one in enumerate(tables)]
+        self.remote = RemoteTables(
+            first.slots, wide=first.wide_optimizer is not None, shards=len(tables), threads=threads
+        )
+        self.width = first.width
+
+    def ask(self, batch: Batch, parts: int = 1, *, count: bool = True) -> tuple[list[Batch], list[Asked]]:
+        cuts = [batch.rows * part // parts for part in range(parts + 1)]
+        pieces = [batch.part(cuts[p], cuts[p + 1]) for p in range(parts)]
+        counted = [piece.counts() if count else {} for piece in pieces]
+        asked = [
+            self.remote.ask(piece.slots, piece.rows, **counts, count=count)
+            for piece, counts in zip(pieces, counted, strict=True)
+        ]
+        return pieces, asked
+
+    def find(self, asked: Sequence[Asked], *, count: bool = True) -> list[Found]:
+        return [
+            shard.find([as_sent(one.requests[number]) for one in asked], count=count)
+            for number, shard in enumerate(self.shards)
+        ]
+
+    def pool(
+        self, asked: Sequence[Asked], found: Sequence[Found]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        replies = [shard.replies(one) for shard, one in zip(self.shards, found, strict=True)]
+        inputs, wides = [], []
+        for part, one in enumerate(asked):
+            inputs_BI = np.full((one.rows, self.width), np.nan, dtype=np.float32)
+            wide_B = np.full(one.rows, np.nan, dtype=np.float32)
+            self.remote.pool(one, [as_sent(mine[part]) for mine in replies], inputs_BI, wide_B)
+            inputs.append(inputs_BI)
+            wides.append(wide_B)
+        return np.concatenate(inputs), np.concatenate(wides)
+
+    def apply(
+        self, pieces: Sequence[Batch], asked: Sequence[Asked], found: Sequence[Found], factor: float = 1.0
+    ) -> None:
+        gradients = [
+            self.remote.gradients(one, piece.grad_BI, piece.grad_wide_B)
+            for piece, one in zip(pieces, asked, strict=True)
+        ]
+        for number, (shard, one) in enumerate(zip(self.shards, found, strict=True)):
+            shard.apply(one, [as_sent(mine[number]) for mine in gradients], factor)
+
+    def learn(
+        self, batch: Batch, parts: int = 1, factor: float = 1.0
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """One whole step; the inputs that were pooled."""
+        pieces, asked = self.ask(batch, parts)
+        found = self.find(asked)
+        pooled = self.pool(asked, found)
+        self.apply(pieces, asked, found, factor)
+        return pooled

@@ -1,0 +1,351 @@
+"""Tables in several places learn what local tables learn: bit by bit with one part, in the sums with several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parted import Batch, Parted, as_sent, batch_of, learn_locally
+
+from clickline.embedding import (
+    OPTIMIZERS,
+    Admission,
+    Eviction,
+    Gradients,
+    RemoteTables,
+    SlotShape,
+    Tables,
+    freeze,
+    inner_shards,
+    load,
+    packed,
+    save,
+)
+from clickline.embedding.snapshot import SnapshotReader
+from clickline.records import SlotIds
+
+SLOTS = (
+    SlotShape("one", 4),
+    SlotShape("mean", 4, "mean"),
+    SlotShape("max", 8, "max"),
+    SlotShape("largest", 4, "max"),
+    SlotShape("wider", 8),
+    SlotShape("sum", 4, "sum"),
+)
+MULTI = (1, 2, 3, 5)
+STRICT = Admission(shows=4, probability=0.8)
+
+
+def tables(**changes: Any) -> Tables:
+    settings: dict[str, Any] = {"seed": 3, "l2": 0.01, "init_scale": 0.5, "admission": STRICT}
+    return Tables(**{"slots": SLOTS, **settings, **changes})
+
+
+def batches(seed: int, count: int, strays: float = 0.1) -> list[Batch]:
+    rng = np.random.default_rng(seed)
+    return [batch_of(rng, SLOTS, 60, 150, MULTI, strays) for _ in range(count)]
+
+
+def content(many: Sequence[Tables], folder: Path) -> list[np.ndarray[Any, Any]]:
+    """All that tables hold, through the parts they save: the bytes of a whole snapshot."""
+    paths = [folder / f"part-{number}.bin" for number in range(len(many))]
+    for one, path in zip(many, paths, strict=True):
+        save(one, path)
+    whole = Tables(
+        many[0].slots,
+        embedding_optimizer=many[0].embedding_optimizer,
+        wide_optimizer=many[0].wide_optimizer,
+    )
+    load(whole, paths)
+    save(whole, folder / "whole.bin")
+    return [np.fromfile(folder / "whole.bin", dtype=np.uint8)]
+
+
+def same(one: Sequence[np.ndarray[Any, Any]], other: Sequence[np.ndarray[Any, Any]]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 64])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_part_learns_bit_by_bit_what_local_tables_learn(
+    shards: int, threads: int, tmp_path: Path
+) -> None:
+    local = tables()
+    far = Parted([tables(threads=threads) for _ in range(shards)], threads=threads)
+    for number, batch in enumerate(batches(1, 6)):
+        assert same(learn_locally(local, batch, 0.9**number), far.learn(batch, factor=0.9**number))
+    assert same(content([local], tmp_path), content([shard.tables for shard in far.shards], tmp_path))
+    by_slot = np.sum([[(s.ids, s.candidates) for s in one.tables.report()] for one in far.shards], axis=0)
+    assert by_slot.tolist() == [[slot.ids, slot.candidates] for slot in local.report()]
+    assert all(slot.ids and slot.candidates for slot in local.report())  # both kinds were there
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("admission", [Admission(), STRICT])
+def test_every_optimizer_with_and_without_wide_weights(
+    name: str, wide: bool, admission: Admission, tmp_path: Path
+) -> None:
+    made: dict[str, Any] = {
+        "embedding_optimizer": OPTIMIZERS[name](),
+        "wide_optimizer": OPTIMIZERS[name]() if wide else None,
+        "l2": 0.1 if wide else 0.0,
+        "admission": admission,
+    }
+    local, far = tables(**made), Parted([tables(**made) for _ in range(2)])
+    for batch in batches(2, 4):
+        assert same(learn_locally(local, batch), far.learn(batch))
+    assert same(content([local], tmp_path), content([shard.tables for shard in far.shards], tmp_path))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), rows=st.integers(0, 30), shards=st.integers(1, 64), same_slot=st.booleans()
+)
+def test_any_batch_even_an_empty_one(seed: int, rows: int, shards: int, same_slot: bool) -> None:
+    rng = np.random.default_rng(seed)
+    slots = (SlotShape("a", 2, "max"), SlotShape("b", 2, "mean"), SlotShape("c", 3))
+    made: dict[str, Any] = {"slots": slots, "admission": STRICT, "seed": seed}
+    local, far = Tables(**made), Parted([Tables(**made) for _ in range(shards)])
+    for _ in range(3):
+        batch = batch_of(rng, slots, rows, 8, multi=(0, 1))
+        if same_slot:  # an id in several slots of a row
+            batch = batch._replace(slots=[batch.slots[0], batch.slots[0], batch.slots[2]])
+        assert same(learn_locally(local, batch), far.learn(batch))
+    assert local.size == sum(shard.tables.size for shard in far.shards)
+
+
+@pytest.mark.parametrize(("parts", "shards"), [(2, 2), (3, 1), (5, 4)])
+def test_several_parts_count_exactly_and_learn_nearly_the_same(
+    parts: int, shards: int, tmp_path: Path
+) -> None:
+    local, far = tables(), Parted([tables() for _ in range(shards)])
+    for batch in batches(3, 6, strays=0.0):  # local tables count an id of two slots by their order
+        expected, found = learn_locally(local, batch), far.learn(batch, parts)
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-5)
+    heads = ["id", "show", "click", "hour", "slot"]
+    content([shard.tables for shard in far.shards], tmp_path)
+    paths = [tmp_path / f"part-{number}.bin" for number in range(shards)]
+    save(local, tmp_path / "local.bin")
+    mine, theirs = SnapshotReader(tmp_path / "local.bin"), SnapshotReader(paths)
+    for t in range(2):
+        rows, others = np.concatenate(list(mine.rows(t))), np.concatenate(list(theirs.rows(t)))
+        assert rows[heads].tolist() == others[heads].tolist()
+        for field in ("vector", "vector_state", "wide", "wide_state"):
+            np.testing.assert_allclose(rows[field], others[field], rtol=2e-3, atol=2e-4)
+        np.testing.assert_allclose(
+            mine.tables[t].defaults_S["vector"], theirs.tables[t].defaults_S["vector"], atol=2e-5
+        )
+        assert np.abs(mine.tables[t].defaults_S["vector"]).min() > 0
+    assert far.shards[0].newest_hour >= 400_000
+    assert max(shard.newest_hour for shard in far.shards) == 400_008
+
+
+def test_an_id_in_two_parts_is_admitted_by_their_shows_together() -> None:
+    slots = [SlotShape("a", 2)]
+    far = Parted([Tables(slots, admission=Admission(shows=2)) for _ in range(2)])
+    rng = np.random.default_rng(0)
+    batch = batch_of(rng, slots, 2, 1)
+    batch = batch._replace(
+        slots=[SlotIds(np.full(2, 77, dtype=np.uint64))], shows_B=np.ones(2, dtype=np.uint32)
+    )
+    inputs_BI, _ = far.learn(batch, parts=2)
+    assert np.abs(inputs_BI).min() > 0  # its own vector; the default row is zero
+    assert [shard.tables.report()[0].ids for shard in far.shards].count(1) == 1
+
+
+def test_a_batch_found_again_is_learned_and_not_counted_again(tmp_path: Path) -> None:
+    first, second, *_ = batches(4, 2)
+    local, far = tables(), Parted([tables() for _ in range(2)])
+    learn_locally(local, first)
+    far.learn(first)
+    expected = learn_locally(local, second)
+    _, asked = far.ask(second)
+    far.find(asked)  # its worker is lost before it pushed
+    with pytest.raises(RuntimeError, match="found and not applied"):
+        freeze(far.shards[0].tables)
+    pieces, asked = far.ask(second)
+    found = far.find(asked, count=False)
+    assert same(expected, far.pool(asked, found))
+    with pytest.raises(RuntimeError, match="between a batch's find and its apply"):
+        far.shards[1].tables.evict(Eviction())
+    far.apply(pieces, asked, found)
+    assert [shard.tables.in_flight for shard in far.shards] == [0, 0]
+    assert same(content([local], tmp_path), content([shard.tables for shard in far.shards], tmp_path))
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    learned, scored = batches(5, 2)
+    local, far = tables(), Parted([tables() for _ in range(3)])
+    learn_locally(local, learned)
+    far.learn(learned)
+    before = content([shard.tables for shard in far.shards], tmp_path)
+    hours = [shard.newest_hour for shard in far.shards]
+    inputs_BI, wide_B = np.empty((60, local.width), np.float32), np.empty(60, np.float32)
+    local.gather(scored.slots, inputs_BI, wide_B, train=False)
+    asked = far.remote.ask(scored.slots, 60, count=False)
+    assert all(request.shows_N.size == request.slots_N.size == 0 for request in asked.requests)
+    replies = [
+        as_sent(shard.look(as_sent(request)))
+        for shard, request in zip(far.shards, asked.requests, strict=True)
+    ]
+    assert any(reply.defaults_N.any() for reply in replies)
+    found_BI, found_B = np.empty_like(inputs_BI), np.empty_like(wide_B)
+    far.remote.pool(asked, replies, found_BI, found_B)
+    assert same([inputs_BI, wide_B], [found_BI, found_B])
+    assert same(before, content([shard.tables for shard in far.shards], tmp_path))
+    assert hours == [shard.newest_hour for shard in far.shards]
+
+
+def test_a_find_ahead_gives_the_bits_of_one_step_after_the_other(tmp_path: Path) -> None:
+    many = batches(6, 5)
+    local, far = tables(), Parted([tables() for _ in range(2)])
+    expected = [learn_locally(local, batch) for batch in many]
+    ahead = far.ask(many[0])
+    ahead_found = far.find(ahead[1])
+    for number, batch in enumerate(many):
+        (pieces, asked), found = ahead, ahead_found
+        if number + 1 < len(many):
+            ahead = far.ask(many[number + 1])
+            ahead_found = far.find(ahead[1])  # admits ids that this batch saw as candidates
+        assert same(expected[number], far.pool(asked, found))
+        assert batch.rows == asked[0].rows
+        far.apply(pieces, asked, found)
+    assert same(content([local], tmp_path), content([shard.tables for shard in far.shards], tmp_path))
+
+
+def test_rows_of_a_reply_beyond_one_chunk() -> None:
+    """More distinct ids of one table and shard than a chunk of the packed view holds."""
+    rows = (1 << 18) + 1000
+    slots = [SlotShape("a", 1)]
+    ids = np.arange(rows, dtype=np.uint64)
+    far = Parted([Tables(slots) for _ in range(1)])
+    asked = far.remote.ask([SlotIds(ids)], rows, count=True)
+    found = far.find([asked])
+    inputs_BI, _ = far.pool([asked], found)
+    local = Tables(slots)
+    expected_BI, wide_B = np.empty((rows, 1), np.float32), np.empty(rows, np.float32)
+    local.gather([SlotIds(ids)], expected_BI, wide_B, train=True)
+    assert same([expected_BI], [inputs_BI])
+
+
+def test_read_only_messages_compile_no_kernel_again() -> None:
+    far = Parted([tables() for _ in range(2)])
+    batch = batches(7, 1)[0]
+    far.learn(batch)
+    kernels: list[Any] = [kernel for kernel in vars(packed).values() if hasattr(kernel, "signatures")]
+    before = [len(kernel.signatures) for kernel in kernels]
+    _, asked = far.ask(batch)
+    found = [shard.find([asked[0].requests[n]], count=True) for n, shard in enumerate(far.shards)]
+    replies = [shard.replies(one)[0] for shard, one in zip(far.shards, found, strict=True)]
+    inputs_BI, wide_B = np.empty((60, far.width), np.float32), np.empty(60, np.float32)
+    far.remote.pool(asked[0], replies, inputs_BI, wide_B)
+    for shard, one, mine in zip(
+        far.shards, found, far.remote.gradients(asked[0], batch.grad_BI, batch.grad_wide_B), strict=True
+    ):
+        shard.apply(one, [mine])
+    assert len(kernels) >= 9
+    assert before == [len(kernel.signatures) for kernel in kernels]
+
+
+def test_inner_shards_are_dealt_as_their_owner_is_computed() -> None:
+    for of in range(1, 65):
+        owned = [h for number in range(of) for h in inner_shards(number, of)]
+        assert owned == list(range(64))
+        assert all(h * of // 64 == number for number in range(of) for h in inner_shards(number, of))
+    for number, of in ((0, 65), (2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match="from 1 to 64"):
+            inner_shards(number, of)
+
+
+def test_messages_that_do_not_fit_are_refused_before_anything_is_counted() -> None:
+    batch = batches(8, 1)[0]
+    far = Parted([tables() for _ in range(2)])
+    shard = far.shards[0]
+    _, (asked,) = far.ask(batch)
+    request = asked.requests[0]
+    wrong = far.remote.ask(batch.slots, batch.rows, count=False).requests[0]
+    refused = [
+        (asked.requests[1], "ids of others"),
+        (wrong, "not as many counts"),
+        (request._replace(ids_N=request.ids_N[:-1]), "do not cut"),
+        (request._replace(slots_N=request.slots_N + np.uint16(9)), "names slot"),
+    ]
+    for message, words in refused:
+        with pytest.raises(ValueError, match=words):
+            shard.find([message], count=True)
+    assert shard.tables.size == 0
+    assert shard.tables.in_flight == 0
+    with pytest.raises(ValueError, match="before the replies"):
+        far.remote.gradients(asked, batch.grad_BI, batch.grad_wide_B)
+    found = far.find([asked])
+    replies = [one.replies(mine)[0] for one, mine in zip(far.shards, found, strict=True)]
+    inputs_BI, wide_B = np.empty((60, far.width), np.float32), np.empty(60, np.float32)
+    for bad, words in (
+        (replies[:1], "1 replies given"),
+        (replies[::-1], "reply"),
+        ([replies[0]._replace(default_rows=replies[1].default_rows), replies[1]], "default rows"),
+        ([replies[0]._replace(rows=replies[0].rows.astype(np.float64)), replies[1]], "float64"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            far.remote.pool(asked, bad, inputs_BI, wide_B)
+    far.remote.pool(asked, replies, inputs_BI, wide_B)
+    gradients = far.remote.gradients(asked, batch.grad_BI, batch.grad_wide_B)
+    with pytest.raises(ValueError, match="gradients of part 0"):
+        shard.apply(found[0], [gradients[1]])
+    with pytest.raises(ValueError, match="gradients of 2 parts"):
+        shard.apply(found[0], [gradients[0], gradients[0]])
+    short = Gradients(gradients[0].rows, gradients[0].default_rows[1:], gradients[0].defaults_used_S)
+    with pytest.raises(ValueError, match="default rows"):
+        shard.apply(found[0], [short])
+    assert shard.tables.in_flight == 1
+    shard.apply(found[0], [gradients[0]])
+    assert shard.tables.in_flight == 0
+
+
+def test_shows_beyond_32_bits_are_refused() -> None:
+    remote = RemoteTables([SlotShape("a", 2)], wide=True, shards=2)
+    ids = [SlotIds(np.zeros(2, dtype=np.uint64))]
+    shows = np.full(2, 1 << 31, dtype=np.uint32)
+    with pytest.raises(ValueError, match="smaller batches"):
+        remote.ask(ids, 2, shows_B=shows, count=True)
+    asked = remote.ask(ids, 2, shows_B=shows - np.uint32(1), count=True)
+    assert sum(int(request.shows_N.sum()) for request in asked.requests) == 2**32 - 2
+
+
+def test_a_snapshot_of_a_shard_is_of_its_moment_while_learning_goes_on(tmp_path: Path) -> None:
+    """Also a batch that is found again keeps the rows as they were."""
+    first, second, third = batches(9, 3)
+    far, other = Parted([tables()]), Parted([tables()])
+    far.learn(first)
+    other.learn(first)
+    save(other.shards[0].tables, tmp_path / "then.bin")
+    snapshot = freeze(far.shards[0].tables)
+    far.learn(second)
+    _, asked = far.ask(third)
+    far.find(asked)
+    pieces, asked = far.ask(third)
+    found = far.find(asked, count=False)
+    far.pool(asked, found)
+    far.apply(pieces, asked, found)
+    snapshot.write(tmp_path / "now.bin")
+    assert (tmp_path / "now.bin").read_bytes() == (tmp_path / "then.bin").read_bytes()
+
+
+def test_only_shard_0_has_default_rows() -> None:
+    batch = batches(10, 1)[0]
+    far = Parted([tables() for _ in range(2)])
+    _, asked = far.ask(batch)
+    found = far.find(asked)
+    replies = [shard.replies(one)[0] for shard, one in zip(far.shards, found, strict=True)]
+    assert [reply.default_rows.size for reply in replies] == [4 * 5 + 2 * 9, 0]
+    far.pool(asked, found)
+    gradients = far.remote.gradients(asked[0], batch.grad_BI, batch.grad_wide_B)
+    assert [one.default_rows.size for one in gradients] == [4 * 5 + 2 * 9, 0]
+    assert gradients[0].defaults_used_S.any()

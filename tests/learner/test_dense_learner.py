@@ -1,0 +1,290 @@
+"""The network learns the same whether one machine computes a batch or several workers parts of it."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from clickline.embedding import AdaGrad, Admission, Constant, Cosine, Ftrl, SlotShape
+from clickline.errors import ArtifactError
+from clickline.learner import Dense, Diverged, ModelPlan
+from clickline.learner.dense import LOSS, SEEN, TOTAL
+from clickline.models import CustomModel, NetworkSpec, build
+from clickline.records import EncodedRows, LabelledRows
+
+SPEC = NetworkSpec((4, 4), 3, (16, 8), 0.0, False)
+
+
+def plan(**changes: object) -> ModelPlan:
+    values: dict[str, object] = {
+        "network": "deepfm",
+        "network_sha256": None,
+        "slots": (SlotShape("s", 4), SlotShape("t", 4)),
+        "hidden": SPEC.hidden,
+        "dropout": 0.0,
+        "batch_norm": False,
+        "embedding_optimizer": AdaGrad(),
+        "wide_optimizer": Ftrl(),
+        "init_scale": 0.01,
+        "l2": 0.0,
+        "admission": Admission(),
+        "learning_rate": 0.01,
+        "weight_decay": 0.01,
+        "schedule": Constant(),
+        "row_schedule": Constant(),
+        "precision": "fp32",
+        "click_weight": 1.0,
+        "no_click_weight": 1.0,
+        "negative_sampling": 1.0,
+        "seed": 0,
+    }
+    return ModelPlan(**(values | changes))  # type: ignore[arg-type]
+
+
+def dense(**changes: object) -> Dense:
+    one = plan(**changes)
+    spec = NetworkSpec(SPEC.dims, SPEC.dense, SPEC.hidden, one.dropout, one.batch_norm)
+    return Dense(build(one.network or "", spec, one.seed), one)
+
+
+Batch = tuple[LabelledRows, np.ndarray, np.ndarray]
+
+
+def batch(seed: int, rows: int) -> Batch:
+    rng = np.random.default_rng(seed)
+    label = (rng.random(rows) < 0.4).astype(np.float32)
+    ones = np.ones(rows, np.uint32)
+    weight = rng.choice([0.5, 1.0, 3.0], rows).astype(np.float32)
+    encoded = EncodedRows(rows, rng.normal(size=(SPEC.dense, rows)).astype(np.float32), ())
+    hour = np.zeros(rows, np.int32)
+    inputs = rng.normal(size=(rows, SPEC.width)).astype(np.float32)
+    wide = rng.normal(size=rows).astype(np.float32)
+    return LabelledRows(label, weight, ones, label.astype(np.uint32), hour, encoded), inputs, wide
+
+
+def part(whole: Batch, start: int, stop: int) -> Batch:
+    rows, inputs_BI, wide_B = whole
+    return rows.part(start, stop), inputs_BI[start:stop], wide_B[start:stop]
+
+
+def learn(one: Dense, whole: Batch) -> float:
+    computed = one.compute(*whole)
+    one.learn(None, computed.total)
+    return computed.mean
+
+
+def summed(workers: list[Dense], whole: Batch, cuts: list[int]) -> np.ndarray:
+    """The workers' gradients of their parts, added up as a group does it."""
+    bounds = [0, *cuts, whole[0].rows]
+    total = None
+    for worker, start, stop in zip(workers, bounds[:-1], bounds[1:], strict=True):
+        worker.compute(*part(whole, start, stop))
+        total = worker.gradient().copy() if total is None else total + worker.gradient()
+    assert total is not None
+    total.flags.writeable = False  # as what comes from Ray is
+    return total
+
+
+def weights_of(one: Dense) -> dict[str, np.ndarray]:
+    return {name: value for name, value in one.state().items() if name != "random"}
+
+
+@pytest.mark.parametrize("cuts", [[], [7], [20, 20], [1, 2, 39]], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"network": "wide_deep"}, {"click_weight": 4.0}, {"network": "dcn_v2"}, {"schedule": Cosine(5)}],
+    ids=str,
+)
+def test_parts_of_a_batch_that_are_summed_are_the_batch(changes, cuts):
+    alone, workers = dense(**changes), [dense(**changes) for _ in range(len(cuts) + 1)]
+    for seed in range(4):
+        whole = batch(seed, 40)
+        mean = learn(alone, whole)
+        vector = summed(workers, whole, cuts)
+        total = float(vector[TOTAL])
+        assert vector[LOSS] / total == pytest.approx(mean, rel=1e-5)
+        for worker in workers:
+            worker.learn(vector, total)
+    for worker in workers:
+        assert np.array_equal(worker.weights(), workers[0].weights())
+        assert worker.step == alone.step == 4
+    state = weights_of(workers[0])
+    for name, value in weights_of(alone).items():
+        assert np.allclose(state[name], value, rtol=1e-3, atol=2e-5), name
+
+
+def test_gradients_of_the_inputs_are_of_the_summed_loss_whatever_the_part():
+    one, whole = dense(), batch(0, 40)
+    all_of_it = one.compute(*whole)
+    parts = [one.compute(*part(whole, start, start + 10)) for start in range(0, 40, 10)]
+    for name in ("grad_inputs_BI", "grad_wide_B", "logit_B"):
+        together = np.concatenate([getattr(piece, name) for piece in parts])
+        assert np.allclose(together, getattr(all_of_it, name), atol=1e-5), name
+    assert sum(piece.loss for piece in parts) == pytest.approx(all_of_it.loss, rel=1e-5)
+    assert sum(piece.total for piece in parts) == pytest.approx(all_of_it.total)
+
+
+@pytest.mark.parametrize("network", ["deepfm", "xdeepfm", "dlrm", "lr"])
+def test_a_part_without_rows_says_nothing(network):
+    one = dense(network=network)
+    one.compute(*batch(0, 8))
+    computed = one.compute(*part(batch(1, 8), 8, 8))
+    assert (computed.loss, computed.total, computed.finite) == (0.0, 0.0, True)
+    assert computed.grad_inputs_BI.shape == (0, SPEC.width)
+    assert computed.grad_wide_B.shape == computed.logit_B.shape == (0,)
+    assert not one.gradient().any()
+
+
+def test_a_batch_of_no_weight_moves_nothing():
+    one, other = dense(weight_decay=0.0), dense(weight_decay=0.0)
+    before = one.weights()
+    rows, inputs_BI, wide_B = batch(0, 8)
+    rows.weight_B[:] = 0
+    computed = one.compute(rows, inputs_BI, wide_B)
+    assert (computed.total, computed.loss) == (0.0, 0.0)
+    other.learn(one.gradient(), 0.0)
+    one.learn(None, 0.0)
+    assert np.array_equal(one.weights(), before)
+    assert np.array_equal(other.weights(), before)
+
+
+def test_the_network_has_not_moved_until_it_learns():
+    one, once = dense(batch_norm=True), dense(batch_norm=True)
+    before = one.weights()
+    for seed in range(3):
+        one.compute(*batch(seed, 32))
+        assert np.array_equal(one.weights(), before)
+    whole = batch(5, 32)
+    first = one.compute(*whole), one.gradient().copy()
+    again = one.compute(*whole), one.gradient().copy()  # after a sum that failed
+    assert first[0].loss == again[0].loss
+    assert np.array_equal(first[1], again[1])
+    one.learn(None, again[0].total)
+    learn(once, whole)
+    assert np.array_equal(one.weights(), once.weights())
+    assert not np.array_equal(one.weights(), before)
+
+
+def test_batch_norm_learns_the_mean_of_all_workers():
+    alone, workers = dense(batch_norm=True), [dense(batch_norm=True) for _ in range(4)]
+    whole = batch(0, 61)
+    learn(alone, whole)
+    vector = summed(workers, whole, [10, 60, 60])  # 10 rows, 50, none, and one, of which it learns nothing
+    assert vector[SEEN] == 60
+    for worker in workers:
+        worker.learn(vector, float(vector[TOTAL]))
+    before, after = dict(alone.network.named_buffers()), dict(workers[0].network.named_buffers())
+    linear = next(layer for layer in dense(batch_norm=True).network.modules() if isinstance(layer, nn.Linear))
+    with torch.no_grad():
+        expected = 0.1 * linear(torch.from_numpy(whole[1][:60])).mean(0)
+    name = next(name for name in after if name.endswith("running_mean"))
+    assert torch.allclose(after[name], expected, atol=1e-6)
+    counts = [name for name in after if name.endswith("num_batches_tracked")]
+    assert [int(after[name]) for name in counts] == [int(before[name]) for name in counts] == [1, 1]
+    for worker in workers:
+        assert np.array_equal(worker.weights(), workers[0].weights())
+
+
+def test_a_loss_that_is_not_finite_is_told_to_all_and_leaves_nothing_to_learn():
+    one, other, whole = dense(batch_norm=True), dense(batch_norm=True), batch(0, 20)
+    whole[1][3, 0] = np.inf
+    before = one.weights()
+    computed = one.compute(*part(whole, 0, 10))
+    assert not computed.finite
+    assert not np.isfinite(computed.loss)
+    assert not computed.grad_inputs_BI.any()
+    assert not np.isfinite(one.gradient()[LOSS])
+    assert np.array_equal(one.weights(), before)
+    assert other.compute(*part(whole, 10, 20)).finite
+    assert not np.isfinite((one.gradient() + other.gradient())[LOSS])
+    assert learn(one, batch(1, 20)) == learn(dense(batch_norm=True), batch(1, 20))
+
+
+def test_the_error_about_it_survives_the_way_from_another_process():
+    error = pickle.loads(pickle.dumps(Diverged(float("nan"), batch(0, 3)[0])))  # noqa: S301
+    assert "the loss became nan: training has diverged." in str(error)
+    assert error.rows.rows == 3
+
+
+def test_what_is_random_follows_from_seed_step_and_rank():
+    whole = batch(0, 64)
+
+    def logits(seed: int, step: int, rank: int | None, noise: int) -> bytes:
+        one = dense(dropout=0.5, seed=seed)
+        one.load_weights(dense(dropout=0.5).weights())
+        one.step = step
+        torch.manual_seed(noise)
+        return one.compute(*whole, rank=rank).logit_B.tobytes()
+
+    assert logits(0, 0, 0, 1) == logits(0, 0, 0, 2)
+    assert len({logits(*place, 1) for place in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]}) == 4
+    assert logits(0, 0, None, 1) != logits(0, 0, None, 2)
+
+
+def test_weights_go_to_another_process_as_one_vector():
+    one, other = dense(batch_norm=True), dense(batch_norm=True, seed=9)
+    for seed in range(3):
+        learn(one, batch(seed, 32))
+    vector = one.weights()
+    kept = vector.copy()
+    vector.flags.writeable = False
+    other.load_weights(vector)
+    for name, value in one.network.state_dict().items():
+        assert torch.equal(value, other.network.state_dict()[name]), name
+    assert other.compute(*batch(7, 32)).logit_B.tobytes() == one.compute(*batch(7, 32)).logit_B.tobytes()
+    learn(one, batch(3, 32))
+    assert np.array_equal(vector, kept)
+
+
+def test_the_state_is_all_there_is_and_its_names_stay():
+    one, other = dense(dropout=0.3), dense(dropout=0.3, seed=4)
+    for seed in range(3):
+        learn(one, batch(seed, 32))
+    state = one.state()
+    names = set(one.network.state_dict())
+    assert {name for name in state if name.startswith("network/")} == {f"network/{name}" for name in names}
+    assert {name for name in state if name.startswith("optimizer/0/")} == {
+        "optimizer/0/step",
+        "optimizer/0/exp_avg",
+        "optimizer/0/exp_avg_sq",
+    }
+    assert "random" in state
+    after = [learn(one, batch(seed, 32)) for seed in range(3, 6)]
+    other.load_state(state, step=3)
+    assert [learn(other, batch(seed, 32)) for seed in range(3, 6)] == after
+    with pytest.raises(ArtifactError, match="the stored weights do not fit the network"):
+        dense(network="dlrm").load_state(state, step=3)
+
+
+class Half(nn.Module):
+    """Uses one of its two weights, and keeps a third as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Parameter(torch.ones(2))
+        self.fixed = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.used = nn.Parameter(torch.zeros(SPEC.width))
+
+    def forward(self, inputs_BI, wide_B):
+        return inputs_BI @ self.used
+
+
+@pytest.mark.parametrize("extra", [1.0, 0.25])
+@pytest.mark.parametrize("by_vector", [False, True])
+def test_a_network_and_an_optimizer_of_the_user(extra, by_vector):
+    network = Half()
+    custom = CustomModel(network, False, optimizer=lambda weights: torch.optim.SGD(weights, lr=0.5))
+    one = Dense(network, plan(schedule=Cosine(4)), custom)
+    one.step = 2  # half of the rate
+    rows, inputs_BI, wide_B = batch(0, 16)
+    computed = one.compute(rows, inputs_BI, wide_B)
+    assert not computed.grad_wide_B.any()
+    one.learn(one.gradient() if by_vector else None, computed.total, extra)
+    slope_B = rows.weight_B * (0.5 - rows.label_B)
+    expected = -0.5 * 0.5 * extra * (slope_B @ inputs_BI) / rows.weight_B.sum()
+    assert np.allclose(network.used.detach().numpy(), expected, atol=1e-6)
+    assert network.idle.tolist() == network.fixed.tolist() == [1.0, 1.0]

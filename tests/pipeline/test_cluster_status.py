@@ -1,0 +1,214 @@
+"""What `status` and `logs` show of training on a cluster, as a user types them. The driver's files are real."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from up_home import Home, eventually
+
+from clickline.cluster.state import (
+    CutStatus,
+    Event,
+    Figures,
+    LeaseCounts,
+    ShardStatus,
+    Status,
+    WorkerStatus,
+    ask_workers,
+    driving,
+    logs_of,
+    write_status,
+)
+
+GIB = 2**30
+
+
+def ago(seconds: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+
+
+def running() -> Status:
+    return Status(
+        "running",
+        "async",
+        generation=1,
+        workers=(
+            WorkerStatus("worker-0", "10.0.0.4", "learning", "unit 12, batch 7", 820_112, 6100.0, GIB),
+            WorkerStatus("worker-10", "10.0.0.5", "starting"),
+        ),
+        shards=(ShardStatus("shard-0", "10.0.0.4", 1_204_332, 2 * GIB, 8 * GIB),),
+        network=ShardStatus("network", "10.0.0.4", memory=GIB // 2),
+        leases=LeaseCounts(61, 1, 12),
+        last_cut=CutStatus(1000, ago(120), 1.25, 0.3),
+        figures=Figures(1204, 2_465_792, 9_863_168, 6100.0, 0.7312, 0.4411),
+        events=(
+            Event(ago(60), "restart", "shard-0 crashed"),
+            Event(ago(60), "resize", "worker-1 left with its node: 1 worker goes on"),
+        ),
+        most=4,
+    )
+
+
+@pytest.fixture
+def run(home: Home) -> Path:
+    return home.folder / ".clickline" / "runs" / "abc"
+
+
+@pytest.fixture
+def driven(home: Home, run: Path) -> Iterator[Path]:
+    """A run whose driver is this process, begun without `up`."""
+    with driving(run.parents[1], run):
+        write_status(run, running())
+        yield run
+
+
+def test_a_run_begun_by_train_is_shown_process_by_process(home: Home, driven: Path) -> None:
+    ask_workers(driven.parents[1], 3)
+    code, out, err = home.run("status")
+    assert (code, err) == (0, "")
+    lines = [re.sub(r"\d+\.\d s ago|\d min \d\d s ago", "some time ago", line) for line in out.splitlines()]
+    assert lines[0] == f"`clickline train` runs for {driven.parents[1]}, without `clickline up`"
+    assert re.fullmatch(
+        r"  cluster: running, run abc, async, driver pid \d+ on \S+, went back to a cut 1 time", lines[2]
+    )
+    assert lines[4:16] == [
+        "  worker-0   10.0.0.4  learning  unit 12, batch 7   820,112 rows  6,100 rows/s  1.0 GiB",
+        "  worker-10  10.0.0.5  starting",
+        "  shard-0    10.0.0.4                              1,204,332 ids                2.0 GiB of 8.0 GiB (25%)",
+        "  network    10.0.0.4                                                           512.0 MiB",
+        "",
+        "  progress   2,465,792 of 9,863,168 rows (25%), step 1,204, 6,100 rows/s, about 20 min 12 s left",
+        "  so far     AUC 0.7312, loss 0.4411",
+        "  units      12 done, 1 leased, 61 to do",
+        "  last cut   step 1,000, some time ago, took 1.2 s, stalled training for 0.3 s",
+        "  decision   resize, some time ago: worker-1 left with its node: 1 worker goes on",
+        "  asked      3 workers, by `clickline scale`",
+        "",
+    ]
+    assert f"  logs       {driven}/cluster/logs" in lines
+
+
+def test_as_json_it_is_the_drivers_document(home: Home, driven: Path) -> None:
+    code, out, _ = home.run("status", "--json")
+    document = json.loads(out)
+    assert (code, document["state"]) == (0, "never")
+    cluster = document["cluster"]
+    assert (cluster["state"], cluster["alive"], cluster["run"]) == ("running", True, "abc")
+    assert [one["name"] for one in cluster["workers"]] == ["worker-0", "worker-10"]
+    assert cluster["figures"]["auc"] == 0.7312
+
+
+def test_a_driver_that_has_said_nothing_yet(home: Home, run: Path) -> None:
+    with driving(run.parents[1], run):
+        code, out, err = home.run("status")
+    assert (code, err) == (0, "")
+    assert re.search(r"\n\n  cluster: starting, run abc, driver pid \d+ on \S+\n\n", out)
+
+
+def test_a_driver_that_waits_for_room_says_what_is_missing(home: Home, run: Path) -> None:
+    with driving(run.parents[1], run):
+        write_status(run, Status("waiting", "sync", message="waits for room: 2 workers must fit to begin"))
+        out = home.run("status")[1]
+    assert "  cluster: waiting, run abc, sync, " in out
+    assert "  message    waits for room: 2 workers must fit to begin\n" in out
+
+
+def test_a_driver_that_is_gone_without_a_word(home: Home, run: Path) -> None:
+    with driving(run.parents[1], run):
+        write_status(run, running())
+    code, out, _ = home.run("status")
+    assert code == 1
+    assert out.startswith("`clickline train` ran for ")
+    assert re.search(
+        r"cluster: training of run abc ended without a word, last heard of at .* UTC \(.* ago\)\. "
+        r"The same command goes on from its last cut\.\n",
+        out,
+    )
+    assert "worker-0" not in out and "left\n" not in out, "nothing of it lives"
+    assert "  last cut   step 1,000, " in out
+
+
+def test_a_run_that_ended_in_order_is_not_shown(home: Home, run: Path) -> None:
+    with driving(run.parents[1], run):
+        write_status(run, Status("done", "sync"))
+    code, out, _ = home.run("status", "--json")
+    assert (code, json.loads(out)["cluster"]) == (0, None)
+    assert home.run("status")[1].startswith("nothing was run in ")
+
+
+def test_a_lost_run_is_forgotten_when_up_ran_since(home: Home, run: Path) -> None:
+    with driving(run.parents[1], run):
+        write_status(run, Status("running", "sync"))
+    assert home.run("up", "--no-serve", "-q")[0] == 0
+    code, out, _ = home.run("status", "--json")
+    document = json.loads(out)
+    assert (code, document["state"], document["cluster"]) == (0, "done", None)
+
+
+# ── logs ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def write(run: Path, role: str, second: int, text: str) -> None:
+    with (logs_of(run) / f"{role}.log").open("a") as file:
+        file.write(f"2030-01-01T00:00:{second:02d}.000000Z {text}\n")
+
+
+def shown(out: str) -> list[str]:
+    return [line.partition(" ")[2] for line in out.splitlines()]
+
+
+@pytest.mark.slow
+def test_logs_of_all_roles_come_in_the_order_of_time(home: Home, driven: Path) -> None:
+    write(driven, "worker-0", 3, "third")
+    write(driven, "driver", 1, "first\n  File anywhere.py, line 1\nValueError: of a traceback")
+    write(driven, "shard-0", 2, "second")
+    write(driven, "worker-10", 4, "fourth")
+    code, out, _ = home.run("logs")
+    assert code == 0
+    assert shown(out) == [
+        "driver   first",
+        "driver     File anywhere.py, line 1",
+        "driver   ValueError: of a traceback",
+        "shard-0  second",
+        "worker-0 third",
+        "worker-10 fourth",
+    ]
+    assert shown(home.run("logs", "worker")[1]) == ["worker-0 third", "worker-10 fourth"]
+    assert shown(home.run("logs", "shard-0")[1]) == ["second"]
+    assert shown(home.run("logs", "-n", "1")[1]) == ["worker-10 fourth"]
+    assert home.run("logs", "train") == (0, "", "")
+    code, _, err = home.run("logs", "shards")
+    assert code == 2
+    assert err == (
+        "STAGE is 'shards'. There are logs of: driver, shard-0, worker-0, worker-10. Allowed: up, prepare, train, "
+        "evaluate, gate, publish, follow, serve, driver, network, worker, worker-N, shard, shard-N.\n"
+    )
+
+
+def test_logs_of_stages_and_roles_are_shown_together(home: Home, run: Path) -> None:
+    assert home.run("up", "--no-serve", "-q")[0] == 0
+    with driving(run.parents[1], run):
+        write(run, "worker-0", 1, "later than all")
+        out = home.run("logs")[1]
+    assert shown(out)[0].startswith("up       ")
+    assert shown(out)[-1] == "worker-0 later than all"
+
+
+def test_following_sees_workers_that_join_later_and_ends_with_the_driver(home: Home, run: Path) -> None:
+    with driving(run.parents[1], run):
+        write(run, "worker-0", 1, "begins")
+        following = home.start("logs", "-f", "worker")
+        eventually(lambda: "begins" in home.said(following)[0])
+        write(run, "worker-1", 2, "joins")
+        eventually(lambda: "joins" in home.said(following)[0])
+        write(run, "driver", 3, "not asked for")
+        write(run, "worker-0", 4, "goes on")
+        eventually(lambda: "goes on" in home.said(following)[0])
+        assert following.poll() is None
+    assert following.wait(10) == 0
+    assert shown(home.said(following)[0]) == ["worker-0 begins", "worker-1 joins", "worker-0 goes on"]
