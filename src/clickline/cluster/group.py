@@ -118,7 +118,7 @@ class Group:
             act()
             return
         except RuntimeError as error:
-            reason = re.sub(r"^\[[^]]*\] *", "", str(error).split("\n")[0])
+            reason = re.sub(r"\[/[^]]*\] *", "", str(error).split("\n")[0])  # without places in gloo's source
         # Only here, behind the error, is there no frame any more that keeps a piece of the group alive.
         self.close()
         raise PeerLost(

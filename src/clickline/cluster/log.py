@@ -18,3 +18,6 @@ class RoleLog:
     def say(self, message: str) -> None:
         stamp = datetime.now(UTC).isoformat(timespec="microseconds").removesuffix("+00:00")
         self._file.write("".join(f"{stamp}Z {line}\n" for line in message.splitlines()))
+
+    def close(self) -> None:
+        self._file.close()

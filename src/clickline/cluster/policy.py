@@ -39,6 +39,7 @@ _LONGEST_GROW_SECONDS = 60.0
 _CALM_SECONDS = 60.0  # without a loss, then growth is quick again
 ROOM_SECONDS = 600.0
 _FORGET_SHARE, _GIVE_UP_SHARE = 0.85, 0.95
+_RESTARTS = 3  # times `crashes`: how often everything may go back to the same cut
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class Seen:
     lost: tuple[Loss, ...] = ()
     asked: int | None = None  # by `clickline scale`
     learned: int = 0  # rows: what shows progress
+    cut: int = 0  # step of the last cut
     has: str = ""  # what the cluster has, in words: "4 CPUs, 1 of them free"
 
 
@@ -158,17 +160,18 @@ def decide(rules: Rules, past: Past, seen: Seen, now: float) -> tuple[Decision, 
 def decide_memory(seen: MemorySeen, *, evicts: bool) -> Keep | Forget | GiveUp:
     """What to do about a shard's memory; `evicts`: train.eviction is set."""
     share = seen.used / seen.limit
+    may_forget = evicts and not seen.forgot
     found = f"shard {seen.shard} uses {human_size(seen.used)} of {human_size(seen.limit)} ({share:.0%})"
-    if share >= _GIVE_UP_SHARE:
+    if share >= _GIVE_UP_SHARE and not may_forget:
         forget = "forget more ids (train.eviction)" if evicts else "set train.eviction to forget old ids"
         return GiveUp(
             f"{found}, and the system would kill it soon. Raise train.shards, give each more memory "
             f"(cluster.shard.memory), admit fewer ids (train.admission), or {forget}; "
             "the same command then goes on from the last checkpoint"
         )
-    if share >= _FORGET_SHARE and evicts:
+    if share >= _FORGET_SHARE and may_forget:
         return Forget(seen.shard, f"{found}: it forgets ids by train.eviction")
-    if share >= _FORGET_SHARE:
+    if share >= _FORGET_SHARE and not evicts:
         return Keep(
             f"{found}; training ends at {_GIVE_UP_SHARE:.0%}. train.eviction, which would make room, is not set"
         )
@@ -182,6 +185,7 @@ class MemorySeen:
     shard: int
     used: int
     limit: int
+    forgot: bool = False  # it has evicted since it was crowded, and is crowded still
 
 
 _WHY = {
@@ -195,6 +199,8 @@ _WHY = {
 
 def _with_losses(past: Past, seen: Seen, now: float) -> Past:
     failed = {_failure(loss, seen) for loss in seen.lost if loss.why != "preempted"}
+    if failed and (seen.workers == 0 or any(loss.role != "worker" for loss in seen.lost)):
+        failed.add(_since_cut(seen))  # everything goes back to it
     if not failed:  # nodes come and go: no reason to grow slowly
         return past
     failures = Counter(past.failures)
@@ -202,6 +208,10 @@ def _with_losses(past: Past, seen: Seen, now: float) -> Past:
     calm = now - past.lost_at >= _CALM_SECONDS
     wait = GROW_SECONDS if calm else min(2 * past.grow_seconds, _LONGEST_GROW_SECONDS)
     return replace(past, failures=failures, lost_at=now, grow_after=now + wait, grow_seconds=wait)
+
+
+def _since_cut(seen: Seen) -> str:
+    return f"the work after the cut at step {seen.cut:,}"
 
 
 def _failure(loss: Loss, seen: Seen) -> str:
@@ -218,6 +228,11 @@ def _after_losses(rules: Rules, past: Past, seen: Seen) -> Decision:
                 f"{place} failed {past.failures[place]} times with no progress between (cluster.crashes is "
                 f"{rules.crashes}). The last time: {loss}"
             )
+    again = past.failures.get(_since_cut(seen), 0)
+    if again >= _RESTARTS * rules.crashes:
+        return GiveUp(
+            f"{_since_cut(seen)} was begun {again} times and never came to another cut. The last time: {told}"
+        )
     if any(loss.role != "worker" for loss in seen.lost):
         return Restart(f"{told}: what it held is gone, so everything goes back to the last cut")
     if seen.workers == 0:

@@ -12,16 +12,16 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import clickline
 from clickline.errors import ClusterError
-from clickline.learner.hardware import memory_limit
 from clickline.progress import Progress, human_size
 
 __all__ = ["Node", "Session", "session"]
@@ -132,7 +132,7 @@ def session(
             _check_nodes(opened, home)
         yield opened
     finally:
-        ray.shutdown()
+        _end()
 
 
 # ── settings that Ray takes from the environment ───────────────────────────────────────────────
@@ -148,8 +148,9 @@ def _before_import() -> None:
 
 
 def _has_token() -> bool:
-    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
+    Config.initialize("")  # reads the variables anew: Ray may have been loaded before they were set
     loader = AuthenticationTokenLoader.instance()
     loader.reset_cache()  # it remembers what it did not find
     return bool(loader.has_token(ignore_auth_mode=True))
@@ -204,6 +205,8 @@ def _start(cpus: int | None, progress: Progress) -> None:
 
 def _object_store(progress: Progress) -> tuple[int, str]:
     """How many bytes, and where they lie."""
+    from clickline.learner.hardware import memory_limit  # here, because PyTorch comes with it
+
     size = min(int(memory_limit() * _STORE_SHARE), _LARGEST_STORE)
     shared = Path("/dev/shm")
     room = int(shutil.disk_usage(shared).free * 0.9) if shared.is_dir() else 0
@@ -214,6 +217,20 @@ def _object_store(progress: Progress) -> tuple[int, str]:
         "/tmp, which is slower. In a container, give it more: --shm-size=2g"
     )
     return min(size, _SMALLEST_STORE * 2), "/tmp"
+
+
+def _end() -> None:
+    import ray
+    from ray._private import worker
+
+    node = worker._global_node
+    started: list[Any] = (
+        [] if node is None else [info.process for own in node.all_processes.values() for info in own]
+    )
+    ray.shutdown()
+    for process in started:  # Ray ends its processes without a look at how they ended
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_ANSWER_SECONDS)
 
 
 # ── an existing cluster ────────────────────────────────────────────────────────────────────────
@@ -251,7 +268,8 @@ def _reach(address: str) -> None:
     except OSError as error:
         raise ClusterError(
             f"no Ray cluster answers at {address}: {error.strerror or error}. Look whether its head runs "
-            "(`ray status`) and cluster.address names its port, usually 6379; or leave cluster.address out for one on this machine."
+            "(`ray status`) and cluster.address names its port, usually 6379; or leave it out for a cluster of this "
+            "machine's own."
         ) from error
 
 
@@ -281,7 +299,7 @@ def _first_line(error: BaseException) -> str:
 
 def _look(file: str | None) -> tuple[bool, str]:
     """In a process of a node: whether it sees the file, and the release of Clickline it has."""
-    return file is None or Path(file).exists(), clickline.__version__
+    return file is None or Path(file).exists(), version("clickline")
 
 
 def _check_nodes(opened: Session, home: Path | None) -> None:
@@ -307,7 +325,7 @@ def _check_nodes(opened: Session, home: Path | None) -> None:
         until = time.monotonic() + _LOOK_SECONDS
         for node, answer in asked.items():
             try:
-                seen, version = ray.get(answer, timeout=max(until - time.monotonic(), 1.0))
+                seen, release = ray.get(answer, timeout=max(until - time.monotonic(), 1.0))
             except ray.exceptions.GetTimeoutError:
                 complaints.append(f"{node.host} did not answer within {_LOOK_SECONDS:.0f} s")
                 continue
@@ -315,10 +333,8 @@ def _check_nodes(opened: Session, home: Path | None) -> None:
                 if any(now.id == node.id and now.alive for now in opened.nodes()):
                     complaints.append(f"{node.host} cannot run clickline: {_last_line(error)}")
                 continue
-            if version != clickline.__version__:
-                complaints.append(
-                    f"{node.host} has clickline {version}, this process {clickline.__version__}"
-                )
+            if release != version("clickline"):
+                complaints.append(f"{node.host} has clickline {version}, this process {version('clickline')}")
             elif not seen:
                 complaints.append(f"{node.host} does not see {home}")
     finally:

@@ -1,8 +1,8 @@
 """A shard: its part of the sparse rows, and the order in which it takes what workers say.
 
 A batch of a stream may come in several parts, one from each worker of a group. It is found, counted and answered when
-all parts have asked, and applied when all have pushed: as one batch, with one optimizer step an id. A batch waits
-until the batch `ahead` places before it is applied: none ahead makes every worker see all steps before its own.
+all parts have asked, and applied when all have pushed: as one batch, with one optimizer step an id. A batch may be
+asked for early; it is answered when the one before it is applied, so that nobody learns from rows of the past.
 
 The class knows nothing of Ray but that its methods run in one event loop; the driver makes an actor of it.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from clickline.embedding import (
 )
 from clickline.errors import Fenced
 
-__all__ = ["Place", "Shard", "ShardSpec", "ShardState"]
+__all__ = ["Place", "Shard", "ShardSpec", "ShardState", "join_reports"]
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class ShardState(NamedTuple):
     """What a shard holds."""
 
     ids: int
-    table_bytes: int
-    process_bytes: int
+    memory: int  # bytes of the process, without what its tables hold free for new ids
+    node: str
     newest_hour: int
     rows: int  # that were learned, each once
     slots: tuple[SlotReport, ...]
@@ -101,6 +102,7 @@ class Shard:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="cut")
         self._snapshot: Snapshot | None = None
         self._writing: Future[Saved] | None = None
+        self._node = socket.gethostname()
         self._log.say(f"shard {spec.number} of {spec.of} with {tables.size:,} ids, process {os.getpid()}")
 
     # ── owners ─────────────────────────────────────────────────────────────────────────────────
@@ -126,9 +128,9 @@ class Shard:
 
     # ── batches ────────────────────────────────────────────────────────────────────────────────
 
-    async def pull(self, place: Place, ahead: int, request: Request) -> Reply:
+    async def pull(self, place: Place, request: Request) -> Reply:
         """The rows of one part of a batch; its ids are counted and created with those of the other parts."""
-        stream = await self._turn(place, ahead)
+        stream = await self._turn(place)
         if place.sequence < stream.applied:  # done before a fault, here but not everywhere
             return self._tables.look(request)
         batch = self._batch(place)
@@ -164,12 +166,12 @@ class Shard:
         """Rows to score with; nothing is counted or created."""
         return self._tables.look(request)
 
-    async def _turn(self, place: Place, ahead: int) -> Stream:
+    async def _turn(self, place: Place) -> Stream:
         """Wait until the batches before it are applied."""
         async with self._moved:
             while True:
                 stream = self._streams.of(place.stream, place.token)
-                if place.sequence <= stream.applied + ahead:
+                if place.sequence <= stream.applied:
                     return stream
                 await self._moved.wait()
 
@@ -195,12 +197,12 @@ class Shard:
         return True
 
     async def written(self) -> str:
-        """The digest of the part, once it is on disk."""
+        """The SHA-256 of the part, once it is on disk."""
         assert self._writing is not None
         saved = await asyncio.wrap_future(self._writing)
         self._snapshot = self._writing = None
         self._log.say(f"wrote {saved.rows:,} rows, {saved.size:,} bytes")
-        return saved.digest
+        return saved.sha256
 
     async def hurry(self) -> None:
         """Somebody waits for the part."""
@@ -230,8 +232,8 @@ class Shard:
     async def state(self) -> ShardState:
         return ShardState(
             self._inner.size,
-            self._inner.memory_bytes,
-            _resident(),
+            _resident() - max(0, self._inner.memory_bytes - self._inner.needed_bytes),
+            self._node,
             self._tables.newest_hour,
             self._rows,
             self._inner.report(),

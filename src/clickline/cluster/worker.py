@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import threading
 import time
 from collections import deque
@@ -139,12 +140,8 @@ class Worker:
         """Be where the dense state was taken."""
         self._dense.load_state(state, step=step)
 
-    def load_weights(self, weights: NDArray[np.float32]) -> None:
-        """The network as its holder has it, to score with."""
-        self._dense.load_weights(weights)
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        return self._dense.state()
+    def state(self) -> tuple[int, dict[str, NDArray[Any]]]:
+        return self._dense.step, self._dense.state()
 
     def step(self) -> int:
         return self._dense.step
@@ -154,8 +151,8 @@ class Worker:
         return dict(self._recent)
 
     def where(self) -> str:
-        """Which node it is on; the first answer says that it is there."""
-        return self._address
+        """Which machine it is on; the first answer says that it is there."""
+        return socket.gethostname()
 
     def report(self) -> Report:
         auc, loss = self._window.measure()
@@ -247,7 +244,7 @@ class Worker:
             if portion is None:
                 return None
             place = Place(SYNC_STREAM, token, number, group.rank, group.size)
-            return portion, self._pull(portion.rows, place, ahead=0)
+            return portion, self._pull(portion.rows, place)
 
         coming = ask(self._next(portions), step)
         pushed: list[Any] = []
@@ -327,7 +324,7 @@ class Worker:
                 return None
             start, stop, _, _ = places[batch]
             place = Place(lease.stream, lease.token, batch, 0, 1)
-            return self._pull(rows.part(start, stop), place, ahead=1)
+            return self._pull(rows.part(start, stop), place)
 
         batch = lease.start
         coming = ask(batch)
@@ -343,7 +340,7 @@ class Worker:
                 self._dense.load_weights(weights)
                 self._dense.step = version
             with self._timed("compute"):
-                computed = self._dense.compute(pulled.rows, inputs_BI, wide_B, rank=0)
+                computed = self._dense.compute(pulled.rows, inputs_BI, wide_B, rank=lease.unit)
             if not computed.finite:
                 raise Diverged(computed.mean, pulled.rows)
             ray.get(pushed)  # of the batch before: errors are told here
@@ -382,10 +379,10 @@ class Worker:
 
     # ── a step's parts ─────────────────────────────────────────────────────────────────────────
 
-    def _pull(self, rows: LabelledRows, place: Place, ahead: int) -> _Pulled:
+    def _pull(self, rows: LabelledRows, place: Place) -> _Pulled:
         with self._timed("ask"):
             custom = self._model.custom
-            if custom is not None and custom.feed is not None:
+            if custom is not None and custom.feed is not None and rows.rows:
                 rows = custom.feed(rows)
             asked = self._tables.ask(
                 rows.encoded.slots,
@@ -396,7 +393,7 @@ class Worker:
                 count=True,
             )
             sent = [
-                shard.pull.remote(place, ahead, request)
+                shard.pull.remote(place, request)
                 for shard, request in zip(self._shards, asked.requests, strict=True)
             ]
         return _Pulled(rows, asked, place, sent)

@@ -12,7 +12,8 @@ from clickline.embedding.optimizers import (
     Sgd,
 )
 from clickline.embedding.packed import Gradients, Reply, Request
-from clickline.embedding.partition import Asked, Found, RemoteTables, ShardTables, inner_shards
+from clickline.embedding.partition import Found, ShardTables, inner_shards
+from clickline.embedding.remote import Asked, RemoteTables
 from clickline.embedding.schedules import Constant, Cosine, Schedule, Settle, StepDrop
 from clickline.embedding.sizing import TableBytes, shadow_bytes, snapshot_bytes, table_bytes
 from clickline.embedding.snapshot import Saved, Snapshot, freeze, load, read_header, save, snapshot_digest

@@ -26,19 +26,26 @@ from clickline.embedding.optimizers import Learning
 from clickline.embedding.pooling import Columns, step_row, step_shard, sum_default, sum_shard
 
 __all__ = [
+    "NO_FLOATS",
+    "NO_MARKS",
     "Gradients",
     "Reply",
     "Request",
     "apply_packed",
+    "check_floats",
     "name_rows",
     "number_ids",
     "pack_rows",
+    "starts_of",
     "step_defaults",
     "sum_default_gradients",
     "sum_gradients",
     "take_rows",
     "write_request",
 ]
+
+NO_FLOATS: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
+NO_MARKS: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 
 _AHEAD = 16
 
@@ -69,6 +76,16 @@ class Gradients(NamedTuple):
     rows: NDArray[np.float32]  # as in the reply; of ids without a vector of their own nobody reads it
     default_rows: NDArray[np.float32]  # only to shard 0, and only if there are any
     defaults_used_S: NDArray[np.bool_]  # which of them the part has, table after table
+
+
+def starts_of(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each begins that has such a size, and where the last ends."""
+    return np.append(0, np.cumsum(sizes))
+
+
+def check_floats(array: NDArray[np.float32], size: int, what: str) -> None:
+    if array.dtype != np.float32 or array.size != size or not array.flags.c_contiguous:
+        raise ValueError(f"{what}: {array.size} values of {array.dtype} given, {size} of float32 expected")
 
 
 # ── the worker's side ──────────────────────────────────────────────────────────────────────────

@@ -26,6 +26,7 @@ from clickline.intake.layout import Layout, layout, target_fields
 from clickline.intake.stores import storage_of
 from clickline.progress import Progress
 from clickline.records import SourceFile
+from clickline.stages.prepare.crew import Threads
 from clickline.stages.prepare.making import Making, identity_of, no_slots, tell_damage
 from clickline.stages.prepare.measuring import measure
 from clickline.storage.sources import hour_files, hour_label, hour_step
@@ -132,12 +133,13 @@ def _make(
     progress: Progress,
 ) -> Dataset:
     known = features is not None
+    crew = Threads()  # an hour is too little to send around
     fields = making.fields(files, progress) if features is None else _given(making, files, features, progress)
     raw = open_reader(making.config.data, fields)
     inputs = Inputs(files, raw, making.cache, making.storage)
-    features = fields.features if known else measure(inputs, fields.features, cores(), progress)
+    features = fields.features if known else measure(inputs, fields.features, crew, progress)
     reader = LabelledReader(raw, features, fields.targets)
-    train = making.split("train", inputs, reader, progress, title=f"prepare {label}", may_be_empty=True)
+    train = making.split("train", inputs, reader, crew, progress, title=f"prepare {label}", may_be_empty=True)
     if train.rows and not features.fields:
         raise no_slots(making.config, files)
     return making.finish(identity, features, {"train": train})

@@ -24,7 +24,7 @@ from clickline.intake.layout import Layout, layout, named_slots, target_fields
 from clickline.progress import Progress
 from clickline.readers.slots import read_slot_conf
 from clickline.records import SourceFile
-from clickline.stages.prepare.shards import Finished, Maker, make_shards
+from clickline.stages.prepare.shards import Finished, Maker, MakesShards, make_shards
 from clickline.stages.prepare.statistics import Tally
 from clickline.storage.atomic import remove_leftovers
 from clickline.storage.cache import Cache
@@ -143,6 +143,7 @@ class Making:
         name: str,
         inputs: Inputs,
         reader: LabelledReader,
+        crew: MakesShards,
         progress: Progress,
         *,
         title: str,
@@ -156,7 +157,7 @@ class Making:
         size = 0
         progress.begin(title, total_bytes=total)
         try:
-            for item in make_shards(maker, inputs, self.config.data.shard_size, cores(), progress):
+            for item in make_shards(maker, inputs, self.config.data.shard_size, crew, progress):
                 done.append(item)
                 seen.rows += item.tally.rows
                 seen.bad.update(item.tally.bad)

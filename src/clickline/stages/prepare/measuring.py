@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
 from clickline.features import FeatureSpec, SlotField
 from clickline.features.columns import nothing, numbers, without
-from clickline.intake.inputs import Inputs, in_order
+from clickline.intake.inputs import Inputs
 from clickline.progress import Progress
+from clickline.readers import Reader
 from clickline.records import Block
 from clickline.stages.prepare.statistics import Numbers
 
-__all__ = ["measure"]
+__all__ = ["Looks", "Seen", "look", "measure"]
 
 
-def measure(inputs: Inputs, features: FeatureSpec, threads: int, progress: Progress) -> FeatureSpec:
+class Seen(NamedTuple):
+    """What one block holds of the columns that need statistics."""
+
+    rows: int
+    size: int
+    numbers: dict[str, Numbers]
+
+
+class Looks(Protocol):
+    """Who looks at the blocks."""
+
+    def look(self, inputs: Inputs, features: FeatureSpec, progress: Progress) -> Iterator[Seen]:
+        """`look` at every block, in their order: so sums come out the same."""
+        ...
+
+
+def look(reader: Reader, features: FeatureSpec, number: int, block: Block) -> Seen:
+    """Measure one block, the `number`-th of the input."""
+    raw = reader.parse(block)
+    found = {}
+    for column in features.columns_needing_statistics:
+        there = raw.columns.get(column, nothing(raw.rows))  # logs of another format than the fields are for
+        values_B, _ = numbers(without(there, features.missing), column, raw.rows)
+        found[column] = Numbers.of(values_B, number)
+    return Seen(raw.rows, block.size, found)
+
+
+def measure(inputs: Inputs, features: FeatureSpec, crew: Looks, progress: Progress) -> FeatureSpec:
     """The features with the statistics of the training data, where any field needs them."""
     columns = features.columns_needing_statistics
     if not columns:
         return features
     totals = {column: Numbers() for column in columns}
-
-    def look(number: int, block: Block) -> tuple[int, dict[str, Numbers]]:
-        raw = inputs.reader.parse(block)
-        found = {}
-        for column in columns:
-            there = raw.columns.get(
-                column, nothing(raw.rows)
-            )  # logs of another format than the fields are for
-            values_B, _ = numbers(without(there, features.missing), column, raw.rows)
-            found[column] = Numbers.of(values_B, number)
-        return raw.rows, found
-
     progress.begin("measure train", total_bytes=inputs.text_bytes(progress))
-    blocks = (block for _, block, _ in inputs.blocks(progress) if block.payload is not None)
-    for block, (rows, found) in in_order(look, blocks, threads):
+    for seen in crew.look(inputs, features, progress):
         for column in columns:
-            totals[column].merge(found[column])
-        progress.advance(rows=rows, size=block.size)
+            totals[column].merge(seen.numbers[column])
+        progress.advance(rows=seen.rows, size=seen.size)
     progress.end()
     known = {}
     for field in features.fields:

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clickline.artifacts.dataset import Dataset, current_id, dataset_folder
 from clickline.artifacts.manifest import MANIFEST, as_json, fingerprint
+from clickline.cluster.session import session
 from clickline.config import Config
 from clickline.errors import ArtifactError
-from clickline.intake.inputs import Inputs, cores, open_reader
+from clickline.intake.inputs import Inputs, open_reader
 from clickline.intake.labelled import LabelledReader
+from clickline.intake.layout import Layout
 from clickline.intake.stores import storage_of
 from clickline.progress import Progress, usual
 from clickline.records import SourceFile
+from clickline.stages.prepare.crew import Threads
 from clickline.stages.prepare.making import Making, identity_of, no_slots, tell_damage
 from clickline.stages.prepare.measuring import measure
 from clickline.storage.sources import DateRange, resolve
 from clickline.storage.stores import Storage
+
+if TYPE_CHECKING:
+    from clickline.stages.prepare.spread import Spread
 
 __all__ = ["PrepareResult", "find_sources", "find_split", "prepare"]
 
@@ -89,13 +96,27 @@ def _make(
         raise no_slots(config, sources["train"])
     raw = open_reader(config.data, fields)
     inputs = {split: Inputs(files, raw, making.cache, making.storage) for split, files in sources.items()}
-    features = measure(inputs["train"], fields.features, cores(), progress)
-    reader = LabelledReader(raw, features, fields.targets)
-    splits = {
-        split: making.split(split, inputs[split], reader, progress, title=f"prepare {split}")
-        for split in sources
-    }
+    with _crew(config, fields, progress) as crew:
+        features = measure(inputs["train"], fields.features, crew, progress)
+        reader = LabelledReader(raw, features, fields.targets)
+        splits = {
+            split: making.split(split, inputs[split], reader, crew, progress, title=f"prepare {split}")
+            for split in sources
+        }
     return making.finish(identity, features, splits)
+
+
+@contextmanager
+def _crew(config: Config, fields: Layout, progress: Progress) -> Iterator[Threads | Spread]:
+    """This machine's threads, or the processes of the cluster that the model is trained on."""
+    if config.train.mode != "cluster" or config.cluster.address is None:
+        yield Threads()
+        return
+    home = Path(config.home) if Storage.is_local(config.home) else None
+    with session(config.cluster.address, home=home, progress=progress) as opened:
+        from clickline.stages.prepare.spread import Spread  # here, because Ray takes a while to load
+
+        yield Spread(opened, config, fields)
 
 
 def find_sources(config: Config, storage: Storage, progress: Progress) -> dict[str, list[SourceFile]]:

@@ -1,19 +1,19 @@
 """From blocks of input to shards of the dataset, on all cores, and again from where it stopped.
 
-One thread cuts the files into blocks; consecutive blocks make a group of about `shard_size` bytes;
-each group becomes one shard in a worker thread. Which rows a shard holds follows from the input
+The files are cut into blocks; consecutive blocks make a group of about `shard_size` bytes; a crew, of threads
+or of a cluster's processes, makes one shard of each group. Which rows a shard holds follows from the input
 alone, so a second run finds the finished shards valid and makes the others the same.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from clickline.artifacts.dataset import Shard, ShardWriter
 from clickline.artifacts.manifest import as_json
@@ -25,9 +25,13 @@ from clickline.records import BadRow, Block, LabelledRows, SourceFile
 from clickline.stages.prepare.statistics import Tally
 from clickline.storage.stores import Storage
 
-__all__ = ["Finished", "Maker", "finished_shards", "make_shards"]
+__all__ = ["Cut", "Finished", "Group", "Maker", "MakesShards", "finished_shards", "make_shards"]
 
 _ROW_GROUP_BYTES = 8 << 20  # of input: some 35,000 Criteo rows, a comfortable unit to shuffle and to lease
+
+
+Cut = tuple[int, Block, bool]
+"""Number of the file, a block of it, whether the file ends with it."""
 
 
 class _Stopped(Exception):
@@ -68,33 +72,52 @@ class Finished:
 
 
 @dataclass
-class _Group:
+class Group:
     """Consecutive blocks that make one shard."""
 
     number: int
-    blocks: list[tuple[SourceFile, Block]] = field(default_factory=list)
+    blocks: Iterable[tuple[SourceFile, Block]]
     parts: list[Part] = field(default_factory=list)
     size: int = 0
 
 
-def _groups(inputs: Inputs, size: int, done: Sequence[Finished], progress: Progress) -> Iterator[_Group]:
-    """The groups that are not among the first `done` shards, in order."""
+class MakesShards(Protocol):
+    """Who cuts files into blocks and makes shards of them."""
+
+    def blocks(self, inputs: Inputs, progress: Progress, after: Part | None = None) -> Iterator[Cut]:
+        """The blocks of all files in order, going on behind `after`."""
+        ...
+
+    def make(self, maker: Maker, groups: Iterable[Group]) -> Iterator[Finished]:
+        """A shard of every group, in no particular order; the next group is asked for when it can be begun soon."""
+        ...
+
+
+def _behind(done: Sequence[Finished]) -> Part | None:
+    """How far the input was read for these first shards."""
     after: Part | None = None
     for finished in done:  # blocks of a file that runs through several shards add up
         for part in finished.parts:
             before = after.blocks if after is not None and after.file == part.file else 0
             after = Part(part.file, before + part.blocks, part.last)
-    group = _Group(len(done))
-    for number, block, last in inputs.blocks(progress, after):
+    return after
+
+
+def _groups(files: Sequence[SourceFile], blocks: Iterable[Cut], size: int, first: int) -> Iterator[Group]:
+    """The blocks in groups of about `size` bytes, numbered from `first` on."""
+    own: list[tuple[SourceFile, Block]] = []
+    group = Group(first, own)
+    for number, block, last in blocks:
         if group.parts and group.parts[-1].file == number:
             group.parts[-1] = Part(number, group.parts[-1].blocks + 1, last)
         else:
             group.parts.append(Part(number, 1, last))
-        group.blocks.append((inputs.files[number], block))
+        own.append((files[number], block))
         group.size += block.size
         if group.size >= size:
             yield group
-            group = _Group(group.number + 1)
+            own = []
+            group = Group(group.number + 1, own)
     if group.parts:
         yield group
 
@@ -110,10 +133,11 @@ class Maker:
     reader: LabelledReader
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def make(self, group: _Group) -> Finished:
+    def make(self, group: Group) -> Finished:
         """Parse, encode, count and write; the note that it is finished is written last."""
         name = f"{self.split}-{group.number:05d}"
-        temporary = self.scratch / f"{name}.parquet.tmp"
+        # A process that was given up may still write when the next one makes the same shard.
+        temporary = self.scratch / f"{name}.{secrets.token_hex(4)}.parquet.tmp"
         features = self.reader.features
         missing_ids = [slot.missing_id for slot in features.slots]
         tally = Tally.empty(len(missing_ids))
@@ -176,7 +200,7 @@ def finished_shards(storage: Storage, folder: str, split: str) -> dict[int, Fini
 
 
 def make_shards(
-    maker: Maker, inputs: Inputs, shard_size: int, threads: int, progress: Progress
+    maker: Maker, inputs: Inputs, shard_size: int, crew: MakesShards, progress: Progress
 ) -> Iterator[Finished]:
     """Make every shard that is not there yet; yields all of them, in no particular order."""
     there = finished_shards(maker.storage, maker.folder, maker.split)
@@ -184,25 +208,15 @@ def make_shards(
     while len(prefix) in there:
         prefix.append(there[len(prefix)])
     yield from prefix
-    pool = ThreadPoolExecutor(threads, thread_name_prefix=f"prepare-{maker.split}")
-    running: set[Future[Finished]] = set()
+    found: list[Finished] = []
 
-    def collect(limit: int) -> Iterator[Finished]:
-        """Wait until at most `limit` groups are in work."""
-        while len(running) > limit:
-            done, left = wait(running, return_when=FIRST_COMPLETED)
-            running.intersection_update(left)
-            for future in done:
-                yield future.result()
-
-    try:
-        for group in _groups(inputs, shard_size, prefix, progress):
+    def missing() -> Iterator[Group]:
+        blocks = crew.blocks(inputs, progress, _behind(prefix))
+        for group in _groups(inputs.files, blocks, shard_size, len(prefix)):
             if group.number in there:
-                yield there[group.number]
-                continue
-            running.add(pool.submit(maker.make, group))
-            yield from collect(threads)  # one more than there are threads, so that none of them waits
-        yield from collect(0)
-    finally:
-        maker.stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+                found.append(there[group.number])
+            else:
+                yield group
+
+    yield from crew.make(maker, missing())
+    yield from found

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.checkpoint import Checkpoint, begin_checkpoint, finish_checkpoint, latest
 from clickline.artifacts.dataset import Dataset, to_table
-from clickline.cluster.driver import Driver, Job, Lost
+from clickline.cluster.driver import Driver
+from clickline.cluster.job import Job, Lost
 from clickline.cluster.policy import Rules
 from clickline.cluster.state import Figures, driving
 from clickline.config import Config
@@ -60,7 +61,8 @@ def cluster_trainer(
             progress,
             job,
         )
-        state, message = "failed", ""
+        state: Literal["done", "stopped", "failed"] = "failed"
+        message = ""
         try:
             yield trainer
             state = "done"
@@ -168,12 +170,13 @@ class ClusterTrainer(Epochs):
 
     def _go_back(self) -> None:
         """To the last checkpoint; without one to the beginning."""
+        self._driver.restarted()
         self._position, self._units, self._learned, self._newest_hour = Position(), None, 0, -1
         self._evicted, self._epochs, self._measured = {}, [], {}
         self._writing = None
         self.resume(self._start)
 
-    def close(self, state: str, message: str = "") -> None:
+    def close(self, state: Literal["done", "stopped", "failed"], message: str = "") -> None:
         self._driver.close(state, message)
 
     # ── an epoch ───────────────────────────────────────────────────────────────────────────────
@@ -233,8 +236,6 @@ class ClusterTrainer(Epochs):
     def _begin_checkpoint(self, pool: ThreadPoolExecutor, *, epoch_end: bool = False) -> Future[Checkpoint]:
         """Nothing is under way: every shard cuts now and writes on while training goes on."""
         began = time.monotonic()
-        if self._writing is not None:
-            self._writing.result()
         states = self._driver.states()
         self._newest_hour = max([self._newest_hour, *(state.newest_hour for state in states)])
         self._learned = states[0].rows
@@ -243,6 +244,7 @@ class ClusterTrainer(Epochs):
         dense = self._driver.dense_state()
         folder = begin_checkpoint(self._run, step)
         parts = self._driver.freeze(folder, 1.0 if epoch_end else _WRITER_SHARE)
+        stalled = time.monotonic() - began
         body = {
             **self._story(epoch_end=epoch_end),
             "units": None if epoch_end else self._units,
@@ -251,7 +253,7 @@ class ClusterTrainer(Epochs):
 
         def write() -> Checkpoint:
             made = finish_checkpoint(folder, step, self._driver.written(parts), dense, body)
-            self._driver.cut_done(step, time.monotonic() - began)
+            self._driver.cut_done(step, time.monotonic() - began, stalled)
             self._prune()
             return made
 

@@ -1,0 +1,412 @@
+"""The processes of a job: started, asked, lost, replaced. What is to be done about a loss, the policy decides.
+
+Workers can be replaced while training runs. Shards and the network's holder keep state: when one is lost, `Lost` is
+raised, and everything goes back to the last cut.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from clickline.cluster.job import Job, Lost
+from clickline.cluster.policy import Decision, GiveUp, Loss, Past, Resize, Restart, Seen, Why, decide
+from clickline.cluster.session import Session, session
+from clickline.cluster.shard import Shard, ShardSpec
+from clickline.cluster.state import asked_workers, logs_of
+from clickline.cluster.watch import Watch
+from clickline.errors import ClicklineError, ClusterError
+from clickline.progress import Progress, human_size
+
+__all__ = ["Crew", "Failed", "Member"]
+
+_START_SECONDS = 180.0  # for a process to be there, once it was asked for
+_ANSWER_SECONDS = 30.0  # for a call that takes no time
+_WAIT_SECONDS = 0.2
+_SHARD_SHARE = 0.6  # of a node's memory; the rest is the workers' and the object store's
+
+
+class Failed(Exception):
+    """A worker gave no answer. What became of it is noted among the losses."""
+
+
+@dataclass
+class Member:
+    """A worker."""
+
+    name: str
+    actor: Any
+    arrival: Any  # answers with its machine, once it is there
+    since: float
+    machine: str = ""
+    lease: Any = None  # async: what it works at
+
+    @property
+    def here(self) -> bool:
+        return self.machine != ""
+
+
+class Crew:
+    """Shards, the network's holder, workers, and the cluster they run on."""
+
+    def __init__(self, job: Job, watch: Watch, progress: Progress) -> None:
+        self.job = job
+        self.watch = watch
+        self.shards: list[Any] = []
+        self.network: Any = None
+        self.members: dict[str, Member] = {}
+        self.losses: list[Loss] = []
+        self.shard_limit = 0  # bytes
+        self._progress = progress
+        self._stack = ExitStack()
+        self._session: Session | None = None
+        self._named = 0
+        self._past = Past()
+
+    # ── beginning and end ──────────────────────────────────────────────────────────────────────
+
+    def begin(self, restore: Sequence[Path], dense: Mapping[str, NDArray[Any]], step: int, rows: int) -> None:
+        """Start the keepers of state, with what a checkpoint holds."""
+        self.end_roles()
+        if self._session is not None and self._session.lost():
+            self.close()
+        if self._session is None:
+            self._session = self._stack.enter_context(
+                session(
+                    self.job.address, cpus=self._logical_cpus(), home=self.job.home, progress=self._progress
+                )
+            )
+        import ray  # not before the session has set what Ray reads when it is imported
+
+        job, logs = self.job, logs_of(self.job.run)
+        options: dict[str, Any] = {"max_restarts": 0, "max_concurrency": 1000}
+        memory = {} if job.shard_memory is None else {"memory": job.shard_memory}
+        self.shard_limit = self._limit_of_a_shard()
+        shard = ray.remote(Shard).options(
+            **options, **memory, num_cpus=job.shard_cpus, scheduling_strategy="SPREAD"
+        )
+        threads = max(1, int(job.shard_cpus))
+        self.shards = [
+            shard.remote(
+                ShardSpec(
+                    number,
+                    job.shards,
+                    job.tables,
+                    threads,
+                    tuple(restore),
+                    rows,
+                    logs / f"shard-{number}.log",
+                )
+            )
+            for number in range(job.shards)
+        ]
+        if not job.sync:
+            from clickline.cluster.network import Network
+
+            self.network = (
+                ray.remote(Network)
+                .options(**options, num_cpus=0)
+                .remote(
+                    job.dataset,
+                    job.plan,
+                    job.model_file,
+                    job.staleness,
+                    job.staleness_rate,
+                    dense,
+                    step,
+                    logs / "network.log",
+                )
+            )
+        self._await_keepers()
+
+    def _await_keepers(self) -> None:
+        """Until all are there; what finds no place is named."""
+        import ray
+
+        waiting = [shard.state.remote() for shard in self.shards]
+        if self.network is not None:
+            waiting.append(self.network.step.remote())
+        began = time.monotonic()
+        while True:
+            _, missing = ray.wait(waiting, num_returns=len(waiting), timeout=1.0)
+            if not missing:
+                break
+            self.check_cluster()
+            if time.monotonic() - began > _START_SECONDS:
+                job = self.job
+                memory = "" if job.shard_memory is None else f" and {human_size(job.shard_memory)}"
+                raise ClusterError(
+                    f"{len(missing)} of {job.shards} shards found no place within {_START_SECONDS:.0f} s: each asks "
+                    f"for {job.shard_cpus:g} CPUs{memory} (cluster.shard). The cluster has {self.has()}. "
+                    "Add nodes, ask for less, or use fewer shards (train.shards)."
+                )
+        self.watch.shards = tuple(self.keepers(waiting)[: self.job.shards])
+
+    def end_roles(self) -> None:
+        """End every process that was started."""
+        if self._session is not None and not self._session.lost():
+            import ray
+
+            keepers = [*self.shards, *([self.network] if self.network is not None else [])]
+            for actor in [*(member.actor for member in self.members.values()), *keepers]:
+                ray.kill(actor)
+        self.shards, self.network, self.members, self.losses = [], None, {}, []
+
+    def close(self) -> None:
+        """Leave the cluster; one of our own goes."""
+        self._stack.close()
+        self._session = None
+
+    # ── workers ────────────────────────────────────────────────────────────────────────────────
+
+    def here(self) -> list[Member]:
+        """The workers that can be asked."""
+        return [member for member in self.members.values() if member.here]
+
+    def await_workers(self, least: int = 1) -> list[Member]:
+        """The workers, once there are so many; more come while training runs."""
+        while True:
+            self.welcome()
+            here = self.here()
+            if here and (len(here) >= least or len(here) == len(self.members)):
+                return here
+            self.check_cluster()
+            self.act_on_losses()
+            if not self.members:
+                decision = self.decide()
+                if isinstance(decision, Resize):
+                    self.resize(decision)
+                else:
+                    self.watch.wait_for(decision.reason)
+            time.sleep(_WAIT_SECONDS)
+
+    def resize(self, decision: Resize) -> None:
+        """Start what is missing. Who lets workers go that are too many, knows when they can."""
+        self.watch.say("resize", decision.reason)
+        missing = decision.workers - len(self.members)
+        if missing > 0:
+            self._ask_autoscaler(decision.workers)
+        for _ in range(missing):
+            self._start_worker()
+
+    def _start_worker(self) -> None:
+        import ray
+
+        from clickline.cluster.worker import Worker, WorkerSpec
+
+        job, name = self.job, f"worker-{self._named}"
+        self._named += 1
+        memory = {} if job.worker_memory is None else {"memory": job.worker_memory}
+        spec = WorkerSpec(
+            name,
+            job.dataset,
+            job.batches,
+            job.plan,
+            job.model_file,
+            job.threads,
+            job.group_seconds,
+            logs_of(job.run) / f"{name}.log",
+        )
+        worker = ray.remote(Worker).options(
+            **memory, num_cpus=job.worker_cpus, max_restarts=0, max_concurrency=8
+        )
+        actor: Any = worker.remote(spec, self.shards, self.network)
+        self.members[name] = Member(name, actor, actor.where.remote(), time.monotonic())
+
+    def welcome(self) -> None:
+        """Take in the workers that have come."""
+        import ray
+
+        for member in list(self.members.values()):
+            if member.here:
+                continue
+            if ray.wait([member.arrival], timeout=0)[0]:
+                try:
+                    member.machine = self.ask(member, member.arrival)
+                except Failed:
+                    continue
+            elif time.monotonic() - member.since > _START_SECONDS:
+                self.dismiss(member)  # the room it was asked for was not there after all
+
+    def dismiss(self, member: Member) -> None:
+        """Let a worker go that has nothing to do."""
+        import ray
+
+        ray.kill(member.actor)
+        self.members.pop(member.name, None)
+
+    def decide(self) -> Decision:
+        """Whether there should be more or fewer workers. Raises ClusterError when there will never be enough."""
+        arriving = any(not member.here for member in self.members.values())
+        seen = Seen(
+            workers=len(self.members),
+            room=0 if arriving else self._room(),
+            asked=asked_workers(self.job.run),
+            learned=self.watch.rows,
+            has=self.has(),
+        )
+        decision, self._past = decide(self.job.rules, self._past, seen, time.monotonic())
+        if isinstance(decision, GiveUp):
+            raise ClusterError(f"{decision.reason}.")
+        return decision
+
+    def _room(self) -> int:
+        """How many more workers fit now."""
+        assert self._session is not None
+        if self.job.worker_cpus <= 0:  # nothing is reserved for them: one for each core
+            return max(0, int(self._session.cpus()) - len(self.members))
+        return int(self._session.free_cpus() / self.job.worker_cpus + 1e-6)
+
+    def _ask_autoscaler(self, workers: int) -> None:
+        """Where there is an autoscaler, nodes come; where there is none, nothing happens."""
+        if self.job.address is not None:
+            from ray.autoscaler.sdk import request_resources
+
+            request_resources(bundles=[{"CPU": self.job.worker_cpus}] * workers)
+
+    # ── answers and losses ─────────────────────────────────────────────────────────────────────
+
+    def ask(self, member: Member, answer: Any, seconds: float = _ANSWER_SECONDS) -> Any:
+        """A worker's answer. One that died, is silent, or raised what nobody expects, is lost: Failed."""
+        import ray
+        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+        try:
+            return ray.get(answer, timeout=seconds)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, ClicklineError) and not isinstance(cause, ClusterError):
+                raise cause from None
+            self.lose(member, "crashed", f"{type(cause).__name__}: {cause}")
+        except RayActorError as error:
+            self.lose(member, _why(error), str(error))
+        except GetTimeoutError:
+            self.lose(member, "partitioned", f"it did not answer within {seconds:.0f} s")
+        raise Failed(member.name)
+
+    def lose(self, member: Member, why: Why, error: str) -> None:
+        """Give a worker up. What it still sends is refused by its token; killing it frees its place."""
+        if self.members.pop(member.name, None) is None:
+            return
+        import ray
+
+        ray.kill(member.actor)
+        loss = Loss("worker", member.name, why, self.watch.place_of(member.name), error)
+        self.watch.log.say(f"lost: {loss}\n{error}")
+        self.losses.append(loss)
+
+    def keepers(self, answers: Sequence[Any]) -> list[Any]:
+        """Answers of shards and the network's holder. Raises Lost when one of them is gone."""
+        import ray
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            found: list[Any] = ray.get(list(answers))
+        except RayTaskError as error:
+            raise error.cause from None
+        except RayActorError as error:
+            name = self._dead_keeper()
+            loss = Loss("network" if name == "network" else "shard", name, _why(error), "", str(error))
+            self.watch.log.say(f"lost: {loss}\n{error}")
+            self.losses.append(loss)
+            self.act_on_losses()
+            raise Lost(str(loss)) from error
+        return found
+
+    def _dead_keeper(self) -> str:
+        import ray
+        from ray.exceptions import RayError
+
+        calls = {f"shard-{number}": shard.state for number, shard in enumerate(self.shards)}
+        if self.network is not None:
+            calls["network"] = self.network.step
+        for name, call in calls.items():
+            try:
+                ray.get(call.remote(), timeout=5)
+            except RayError:
+                return name
+        return "shard"
+
+    def look_for_losses(self) -> None:
+        """Something broke: find out what is gone, and act on it."""
+        self.check_cluster()
+        self.keepers([shard.state.remote() for shard in self.shards])
+        if self.network is not None:
+            self.keepers([self.network.step.remote()])
+        for member in self.here():
+            try:
+                self.ask(member, member.actor.step.remote())
+            except Failed:
+                continue
+        self.act_on_losses()
+
+    def act_on_losses(self) -> None:
+        """Go on with those that are left; or raise Lost, or ClusterError."""
+        if not self.losses:
+            return
+        lost, self.losses = tuple(self.losses), []
+        seen = Seen(
+            workers=len(self.here()),
+            room=0,
+            lost=lost,
+            asked=asked_workers(self.job.run),
+            learned=self.watch.rows,
+            cut=self.watch.cut_step,
+        )
+        decision, self._past = decide(self.job.rules, self._past, seen, time.monotonic())
+        if isinstance(decision, GiveUp):
+            raise ClusterError(f"{decision.reason}.")
+        if isinstance(decision, Restart):
+            self.watch.say("restart", decision.reason)
+            raise Lost(decision.reason)
+        self.watch.say("resize", decision.reason)
+
+    def check_cluster(self) -> None:
+        """Raises Lost when the cluster itself is gone."""
+        if self._session is not None and self._session.lost():
+            reason = (
+                "the cluster's head or this machine's node is gone, so everything goes back to the last cut"
+            )
+            self.watch.say("restart", reason)
+            raise Lost(reason)
+
+    # ── room ───────────────────────────────────────────────────────────────────────────────────
+
+    def has(self) -> str:
+        """What the cluster has, in words."""
+        assert self._session is not None
+        free = self._session.free_cpus()
+        return f"{self._session.cpus():g} CPUs, {free:g} of them free"
+
+    def _logical_cpus(self) -> int:
+        """What a cluster of our own declares: room for the workers that may come, and at least the cores there are."""
+        rules = self.job.rules
+        most = max(rules.min, rules.max or 0)
+        needed = most * self.job.worker_cpus + self.job.shards * self.job.shard_cpus
+        return max(len(os.sched_getaffinity(0)), math.ceil(needed))
+
+    def _limit_of_a_shard(self) -> int:
+        if self.job.shard_memory is not None:
+            return self.job.shard_memory
+        assert self._session is not None
+        nodes = [node for node in self._session.nodes() if node.alive]
+        on_one = math.ceil(self.job.shards / len(nodes))
+        return int(_SHARD_SHARE * min(node.memory for node in nodes) / on_one)
+
+
+def _why(error: Any) -> Why:
+    """What ended an actor."""
+    words = str(error).lower()
+    if getattr(error, "preempted", False) or "node was terminated" in words or "node died" in words:
+        return "preempted"
+    if "out of memory" in words or "oom" in words or "memory pressure" in words:
+        return "out_of_memory"
+    return "crashed"

@@ -1,0 +1,157 @@
+"""An epoch in async mode: units are leased to workers, each learned once, whoever is lost on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from clickline.cluster.crew import Crew, Failed, Member
+from clickline.cluster.job import Pause
+from clickline.cluster.leases import Lease, Leases
+from clickline.cluster.policy import Resize
+from clickline.cluster.state import LeaseCounts
+from clickline.cluster.units import Unit
+from clickline.learner.batches import Position
+
+__all__ = ["Leasing"]
+
+_TICK_SECONDS = 0.2
+
+
+class Leasing:
+    """Deals out the units of one epoch."""
+
+    def __init__(
+        self, crew: Crew, units: Sequence[Unit], known: Mapping[str, Any] | None, token: int
+    ) -> None:
+        self._crew = crew
+        self.leases = Leases(units, token) if known is None else Leases.from_json(units, known, token)
+        self._tasks: dict[Any, Member] = {}
+        self._torn: set[int] = set()  # units left in the middle of a batch, until somebody has finished that
+        self._leaving: set[str] = set()
+
+    def learn(
+        self, start: Position, cut_due: Callable[[int], bool], moved: Callable[[int], None], step: int
+    ) -> Iterator[Pause]:
+        """Every unit that is not done yet; yields where a cut is due."""
+        crew, leases = self._crew, self.leases
+        pausing = False
+        while not leases.all_done:
+            crew.await_workers()
+            if not pausing:
+                self._grant_all()
+            self._take_ended()
+            self._give_back_lost()
+            crew.watch.look(crew, step, LeaseCounts(leases.todo, len(leases.open), leases.done))
+            if pausing and not self._tasks:
+                pausing = False
+                if not self._torn:
+                    [step] = crew.keepers([crew.network.step.remote()])
+                    moved(step)
+                    yield Pause(start, leases.to_json())
+                self._tell_all("resume")
+            elif not pausing and cut_due(crew.watch.step(step)):
+                pausing = True
+                self._tell_all("pause")
+            elif not pausing:
+                self._resize()
+        [step] = crew.keepers([crew.network.step.remote()])
+        moved(step)
+
+    def _tell_all(self, method: str) -> None:
+        for member in self._crew.here():
+            getattr(member.actor, method).remote()
+
+    # ── leases ─────────────────────────────────────────────────────────────────────────────────
+
+    def _grant_all(self) -> None:
+        for member in self._crew.here():
+            if member.lease is None and member.name not in self._leaving:
+                lease = self.leases.grant(member.name, time.monotonic())
+                if lease is not None:
+                    self._grant(member, lease)
+
+    def _grant(self, member: Member, lease: Lease) -> None:
+        """Give a unit to a worker; from now on nobody else can speak for it."""
+        from clickline.cluster.worker import UnitLease
+
+        crew, stream = self._crew, _stream(lease.unit)
+        if lease.taken_from is not None:
+            crew.watch.say(
+                "lease",
+                f"unit {lease.unit.number} goes from {lease.taken_from}, which is slow, to {member.name}",
+            )
+            self._torn.add(lease.unit.number)
+        opened = crew.keepers(
+            [
+                role.open.remote(stream, lease.token, lease.start_batch)
+                for role in [*crew.shards, crew.network]
+            ]
+        )
+        begin = min([*(applied for _, applied in opened[:-1]), opened[-1]])
+        member.lease = lease
+        granted = UnitLease(stream, lease.token, lease.unit.epoch, lease.unit.number, begin)
+        self._tasks[member.actor.unit.remote(granted)] = member
+        coming = self.leases.coming()
+        if coming is not None:
+            member.actor.read_ahead.remote(coming.epoch, coming.number)
+
+    def _take_ended(self) -> None:
+        import ray
+
+        crew, leases = self._crew, self.leases
+        ready, _ = ray.wait(list(self._tasks), timeout=_TICK_SECONDS) if self._tasks else ([], [])
+        for task in ready:
+            member = self._tasks.pop(task)
+            lease, member.lease = member.lease, None
+            number = lease.unit.number
+            try:
+                ended = crew.ask(member, task)
+            except Failed:
+                continue
+            if ended.why == "broken":
+                crew.watch.log.say(f"{member.name} broke off unit {number}: {ended.error}")
+                if leases.progress(lease.token, 0):
+                    self._torn.add(number)
+                leases.lost(member.name)
+                crew.look_for_losses()
+            elif ended.why == "paused":
+                if leases.progress(lease.token, ended.step):
+                    self._torn.discard(number)
+                leases.lost(member.name)  # it goes on from there, with whoever is free
+            elif leases.finished(lease.token, time.monotonic()):
+                self._torn.discard(number)
+                stream = _stream(lease.unit)
+                crew.keepers([role.close.remote(stream) for role in [*crew.shards, crew.network]])
+            if member.name in self._leaving:
+                self._leaving.discard(member.name)
+                crew.dismiss(member)
+
+    def _give_back_lost(self) -> None:
+        """Units of workers that are gone are to do again."""
+        crew = self._crew
+        holders = {lease.worker for lease in self.leases.open}
+        for name in holders - set(crew.members):
+            self._torn.update(unit.number for unit in self.leases.lost(name))
+        self._tasks = {task: member for task, member in self._tasks.items() if member.name in crew.members}
+        crew.act_on_losses()
+
+    # ── workers ────────────────────────────────────────────────────────────────────────────────
+
+    def _resize(self) -> None:
+        crew = self._crew
+        decision = crew.decide()
+        if not isinstance(decision, Resize):
+            return
+        crew.resize(decision)
+        for member in list(crew.members.values())[decision.workers :]:
+            if member.lease is None:
+                crew.dismiss(member)
+            else:
+                self._leaving.add(member.name)
+                member.actor.pause.remote()
+
+
+def _stream(unit: Unit) -> int:
+    return 1 + unit.epoch * (1 << 32) + unit.number

@@ -1,0 +1,170 @@
+"""An epoch in sync mode: groups of workers that step together, formed anew when members come, go or are lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from clickline.cluster.crew import Crew, Failed, Member
+from clickline.cluster.job import Pause
+from clickline.cluster.policy import Resize
+from clickline.errors import ClicklineError
+from clickline.learner.batches import Position
+
+__all__ = ["Together"]
+
+_TICK_SECONDS = 0.2
+_SILENT_SECONDS = 10.0  # beyond the group's own patience
+
+
+class Together:
+    """The one group that a run has at a time."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._generation = 0  # of the group, and its token: what members of an earlier one send is refused
+        self._leaving: list[Member] = []
+
+    def learn(
+        self,
+        start: Position,
+        step: int,
+        load: Callable[[Member], None],
+        cut_due: Callable[[int], bool],
+        moved: Callable[[int], None],
+    ) -> Iterator[Pause]:
+        """From a position, which is that of `step`, to the end of its epoch; yields where a cut is due."""
+        crew, position = self._crew, start
+        while True:
+            team = crew.await_workers()
+            try:
+                position, step = self._form(team, position, step, load)
+            except Failed:
+                crew.look_for_losses()
+                continue
+            while True:
+                ended, pausing = self._stretch(team, step, cut_due)
+                if ended is None:
+                    crew.look_for_losses()
+                    break
+                step = ended[0].step
+                moved(step)
+                if all(one.why == "done" for one in ended):
+                    return
+                position = self._position_of(step, team, position)
+                if pausing == "cut":
+                    yield Pause(position, None)
+                elif pausing == "forget":
+                    self._make_room()
+                else:
+                    for member in self._leaving:
+                        crew.dismiss(member)
+                    self._leaving = []
+                    break
+
+    def _form(
+        self, team: Sequence[Member], position: Position, step: int, load: Callable[[Member], None]
+    ) -> tuple[Position, int]:
+        """One group of all; the position and step it begins with. What was half done is done again."""
+        crew = self._crew
+        applied = [done for _, done in self._fence(step)]
+        first = team[0]
+        load(first)
+        steps: list[int] = [crew.ask(member, member.actor.step.remote()) for member in team]
+        source = max(range(len(team)), key=steps.__getitem__)  # who has the newest network
+        begin = min([*applied, steps[source]])
+        if begin != step:
+            position = self._position_of(begin, team, position)
+        meeting = crew.ask(first, first.actor.meet.remote()) if len(team) > 1 else ""
+        peers = [member.actor for member in team]
+        joining = [
+            member.actor.join.remote(self._generation, rank, peers, meeting, source, position)
+            for rank, member in enumerate(team)
+        ]
+        for member, joined in zip(team, joining, strict=True):
+            crew.ask(member, joined, crew.job.group_seconds + _SILENT_SECONDS)
+        crew.watch.log.say(
+            f"generation {self._generation}: {', '.join(member.name for member in team)} from step {begin}, {position}"
+        )
+        return position, begin
+
+    def _fence(self, step: int) -> list[tuple[int, int]]:
+        """Take the stream from whoever has it; how far each shard is."""
+        from clickline.cluster.worker import SYNC_STREAM
+
+        self._generation += 1
+        shards = self._crew.shards
+        return self._crew.keepers(
+            [shard.open.remote(SYNC_STREAM, self._generation, step) for shard in shards]
+        )
+
+    def _stretch(
+        self, team: Sequence[Member], step: int, cut_due: Callable[[int], bool]
+    ) -> tuple[list[Any] | None, str]:
+        """Let the group learn until it ends: how it ended for each, and what it was paused for. None if it broke."""
+        import ray
+
+        crew = self._crew
+        tasks = {member.actor.together.remote(step, self._generation): member for member in team}
+        ended: list[Any] = []
+        pausing, broken_at = "", 0.0
+        while tasks:
+            ready, _ = ray.wait(list(tasks), timeout=_TICK_SECONDS)
+            for task in ready:
+                try:
+                    ended.append(crew.ask(tasks.pop(task), task))
+                except Failed:
+                    ended.append(None)
+                if (ended[-1] is None or ended[-1].why == "broken") and not broken_at:
+                    broken_at = time.monotonic()
+                    self._fence(step)  # wakes those that wait for a part that will not come
+            if broken_at:
+                if time.monotonic() - broken_at > crew.job.group_seconds + _SILENT_SECONDS:
+                    for member in tasks.values():
+                        crew.lose(member, "partitioned", "it neither answered nor ended")
+                    tasks = {}
+            elif tasks:
+                crew.watch.look(crew, step)
+                if not pausing:
+                    pausing = self._reason_to_pause(team, cut_due(crew.watch.step(step)))
+                    if pausing:  # the others hear of it from the one
+                        team[0].actor.pause.remote()
+        if any(one is not None and one.why == "diverged" for one in ended):
+            raise ClicklineError("training has diverged: the loss is not a number any more.")
+        return (None if broken_at else ended), pausing
+
+    def _reason_to_pause(self, team: Sequence[Member], cut_due: bool) -> str:
+        """What the group should stop for; empty: nothing."""
+        crew = self._crew
+        if cut_due:
+            return "cut"
+        if crew.watch.crowded is not None:
+            return "forget"
+        crew.welcome()
+        decision = crew.decide()
+        if isinstance(decision, Resize):
+            crew.resize(decision)
+            self._leaving = list(crew.members.values())[decision.workers :]
+        come = any(member not in team for member in crew.here())
+        return "resize" if come or self._leaving else ""
+
+    def _position_of(self, step: int, team: Sequence[Member], known: Position) -> Position:
+        """Where a step is that the workers have done last, or would do next."""
+        for member in team:
+            try:
+                places: dict[int, Position] = self._crew.ask(member, member.actor.places.remote())
+            except Failed:
+                continue
+            if step in places:
+                return places[step]
+        return known
+
+    def _make_room(self) -> None:
+        """Let the crowded shard forget ids, while nothing is under way."""
+        crew, number = self._crew, self._crew.watch.crowded
+        assert number is not None
+        newest = max(state.newest_hour for state in crew.watch.shards)
+        [gone] = crew.keepers([crew.shards[number].evict.remote(crew.job.eviction, newest)])
+        crew.watch.forgot(number)
+        crew.watch.say("forget", f"shard {number} forgot {sum(s.ids + s.candidates for s in gone):,} ids")

@@ -1,0 +1,225 @@
+"""What is seen of a job while it runs, and told to whoever looks: progress, `clickline status`, the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from clickline.cluster.job import Job
+from clickline.cluster.log import RoleLog
+from clickline.cluster.policy import Forget, GiveUp, MemorySeen, decide_memory
+from clickline.cluster.shard import ShardState
+from clickline.cluster.state import (
+    CutStatus,
+    Event,
+    Figures,
+    LeaseCounts,
+    ShardStatus,
+    Status,
+    WorkerStatus,
+    logs_of,
+    write_status,
+)
+from clickline.errors import ClusterError
+from clickline.progress import Progress
+
+if TYPE_CHECKING:
+    from clickline.cluster.crew import Crew
+
+__all__ = ["Watch"]
+
+_LOOK_SECONDS = 1.0
+_LATE_SECONDS = 10.0  # after which a look does without those that did not answer
+
+
+class Watch:
+    """Asks all roles for their figures now and then, without waiting for an answer."""
+
+    def __init__(self, job: Job, progress: Progress, tell: Callable[[Figures], None]) -> None:
+        self.log = RoleLog(logs_of(job.run) / "driver.log")
+        self.shards: tuple[ShardState, ...] = ()
+        self.crowded: int | None = None  # a shard that must forget ids
+        self._forgot: set[int] = set()
+        self._job = job
+        self._progress = progress
+        self._tell = tell
+        self._status = Status("starting", "sync" if job.sync else "async", most=job.rules.max)
+        self._reports: dict[str, Any] = {}
+        self._rates: dict[str, float] = {}
+        self._machines: dict[str, str] = {}
+        self._asked: tuple[list[str], list[Any]] = ([], [])
+        self._at = 0.0
+
+    # ── looking ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def rows(self) -> int:
+        """Rows that were learned, each once."""
+        return self.shards[0].rows if self.shards else 0
+
+    @property
+    def cut_step(self) -> int:
+        return 0 if self._status.last_cut is None else self._status.last_cut.step
+
+    def step(self, known: int) -> int:
+        """The furthest that any role told of."""
+        steps: list[int] = [report.step for report in self._reports.values()]
+        return max([known, *steps])
+
+    def place_of(self, worker: str) -> str:
+        """What a worker was at when it was last heard of."""
+        report = self._reports.get(worker)
+        return "" if report is None else str(report.at)
+
+    def look(self, crew: Crew, step: int, leases: LeaseCounts | None = None) -> None:
+        """Every second: take what the roles answered to the look before, tell it, and ask again."""
+        import ray
+
+        now = time.monotonic()
+        if now - self._at < _LOOK_SECONDS:
+            return
+        names, answers = self._asked
+        if answers:
+            ready, missing = ray.wait(answers, num_returns=len(answers), timeout=0)
+            if missing and now - self._at < _LATE_SECONDS:
+                return
+            self._take(crew, names, answers, set(ready), now - self._at)
+        crew.check_cluster()
+        here = crew.here()
+        self._machines = {member.name: member.machine for member in crew.members.values()}
+        self._reports = {name: report for name, report in self._reports.items() if name in crew.members}
+        self._asked = (
+            [member.name for member in here],
+            [
+                *(member.actor.report.remote() for member in here),
+                *(shard.state.remote() for shard in crew.shards),
+            ],
+        )
+        self._at = now
+        self._watch_memory(crew.shard_limit)
+        reports = list(self._reports.values())
+        figures = Figures(
+            step=self.step(step),
+            rows=self.rows,
+            total_rows=self._job.total_rows,
+            rows_per_second=sum(self._rates.get(member.name, 0.0) for member in here),
+            auc=_mean(report.auc for report in reports),
+            loss=_mean(report.loss for report in reports),
+        )
+        self._status = replace(self._status, figures=figures, leases=leases)
+        self._tell(figures)
+        self.write("running", crew.shard_limit)
+
+    def _take(
+        self, crew: Crew, names: list[str], answers: list[Any], ready: set[Any], seconds: float
+    ) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        for name, answer in zip(names, answers, strict=False):
+            if name in crew.members and answer in ready:
+                try:
+                    report = ray.get(answer)
+                except RayError:
+                    continue  # its own task tells what became of it
+                before = self._reports.get(name)
+                self._rates[name] = (report.rows - (before.rows if before else 0)) / seconds
+                self._reports[name] = report
+        states = answers[len(names) :]
+        if ready.issuperset(states):
+            self.shards = tuple(crew.keepers(states))
+
+    def _watch_memory(self, limit: int) -> None:
+        for number, state in enumerate(self.shards):
+            seen = MemorySeen(number, state.memory, limit, number in self._forgot)
+            decision = decide_memory(seen, evicts=self._job.eviction is not None)
+            if isinstance(decision, GiveUp):
+                raise ClusterError(f"{decision.reason}.")
+            if isinstance(decision, Forget):
+                self.crowded = number
+            elif not decision.reason and state.memory < limit / 2:
+                self._forgot.discard(number)
+            if decision.reason and decision.reason != self._status.message:
+                self._progress.say(f"cluster: {decision.reason}")
+                self._status = replace(self._status, message=decision.reason)
+
+    def forgot(self, number: int) -> None:
+        """A crowded shard has forgotten ids."""
+        self.crowded = None
+        self._forgot.add(number)
+        self._status = replace(self._status, message="")
+
+    # ── telling ────────────────────────────────────────────────────────────────────────────────
+
+    def say(self, decision: str, reason: str) -> None:
+        """A decision, for everybody who watches."""
+        self._progress.say(f"cluster: {reason}")
+        self.log.say(f"{decision}: {reason}")
+        self._status = replace(self._status, events=(*self._status.events, Event.now(decision, reason))[-20:])
+
+    def wait_for(self, reason: str) -> None:
+        """Nothing can be done until something comes."""
+        if reason and reason != self._status.message:
+            self._progress.say(f"cluster: {reason}")
+            self.write("waiting", message=reason)
+
+    def cut_done(self, step: int, seconds: float, stalled: float) -> None:
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._status = replace(self._status, last_cut=CutStatus(step, at, seconds, stalled))
+        self.log.say(
+            f"cut at step {step}: written in {seconds:.2f} s, training stood still for {stalled:.3f} s"
+        )
+
+    def words(self) -> str:
+        """The roles in one line."""
+        rates = " + ".join(f"{self._rates.get(name, 0):,.0f}" for name in self._machines)
+        ids = sum(state.ids for state in self.shards)
+        parts = [
+            f"{len(self._machines)} workers ({rates} rows/s)",
+            f"{len(self.shards)} shards ({ids:,} ids)",
+        ]
+        if self._status.leases is not None:
+            parts.append(f"{self._status.leases.open} leases, {self._status.leases.todo} units to do")
+        if self._status.last_cut is not None:
+            parts.append(f"last cut at step {self._status.last_cut.step:,}")
+        return ", ".join(parts)
+
+    def write(
+        self,
+        state: Literal["starting", "waiting", "running", "done", "stopped", "failed"],
+        limit: int | None = None,
+        *,
+        message: str | None = None,
+    ) -> None:
+        """For `clickline status`."""
+        self._status = replace(
+            self._status,
+            state=state,
+            workers=tuple(self._worker(name, machine) for name, machine in self._machines.items()),
+            shards=tuple(
+                ShardStatus(f"shard-{number}", shard.node, shard.ids, shard.memory, limit)
+                for number, shard in enumerate(self.shards)
+            ),
+            message=self._status.message if message is None else message,
+        )
+        write_status(self._job.run, self._status)
+
+    def _worker(self, name: str, machine: str) -> WorkerStatus:
+        report = self._reports.get(name)
+        if report is None:
+            return WorkerStatus(name, machine, "idle" if machine else "starting")
+        rate = self._rates.get(name, 0.0)
+        return WorkerStatus(name, machine, "learning", report.at, report.rows, rate, report.memory)
+
+    def restarted(self) -> None:
+        """Everything went back to the last cut."""
+        self._status = replace(self._status, generation=self._status.generation + 1)
+        self._reports, self._asked = {}, ([], [])
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

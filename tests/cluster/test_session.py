@@ -1,0 +1,285 @@
+"""The connection to Ray: its own, only on this machine and behind a token; another's, checked before it is used."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clickline.cluster.dealing import deal
+from clickline.cluster.session import Session, session
+from clickline.errors import ClusterError, ConfigError, Mistake
+from clickline.progress import Progress
+
+CONNECT = """
+import sys
+from pathlib import Path
+from clickline.cluster.session import session
+from clickline.errors import ClusterError
+from clickline.progress import Progress
+try:
+    with session(sys.argv[1], home=Path(sys.argv[2]), progress=Progress()) as opened:
+        print("connected", len(opened.nodes()), opened.embedded)
+except ClusterError as error:
+    print("refused", error)
+"""
+
+
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def connect(address: str, home: Path, **environment: str) -> str:
+    """What another process gets that connects."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECT, address, str(home)],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout or done.stderr
+
+
+def listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+# ── one of our own ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_known_of_the_cluster(ray_session: Session) -> None:
+    (node,) = ray_session.nodes()
+    assert ray_session.embedded
+    assert node.alive and node.cpus == 4 and node.memory > 1 << 28
+    assert node.id == ray_session.node_id
+    assert ray_session.cpus() == 4
+    assert 0 <= ray_session.free_cpus() <= 4
+    assert not ray_session.lost()
+
+
+def test_a_connection_that_is_there_is_used_and_left(ray_session: Session, tmp_path: Path) -> None:
+    with session("somewhere:1", home=tmp_path, progress=Progress()) as second:
+        assert second.address == ray_session.address
+        assert not second.embedded
+    assert not ray_session.lost()
+    assert list(tmp_path.iterdir()) == []  # the mark that nodes looked for is gone
+
+
+def test_a_signal_still_means_what_it_did(ray_session: Session) -> None:
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_it_listens_on_this_machine_alone(ray_session: Session) -> None:
+    raylet = _raylet()
+    own = {os.getpid(), raylet, *_children(os.getpid()), *_children(raylet)}
+    inodes = {link for process in own for link in _sockets(process)}
+    heard = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[place] for place in (1, 3, 9))
+            if state == "0A" and inode in inodes:
+                heard.append(local.rpartition(":")[0])
+    assert len(heard) >= 4
+    assert set(heard) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+def _raylet() -> int:
+    (found,) = [child for child in _children(os.getpid()) if b"raylet/raylet" in _title(child)]
+    return found
+
+
+def _title(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _children(process: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == process and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def _sockets(process: int) -> list[str]:
+    try:
+        links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
+    except OSError:
+        return []
+    return [link[8:-1] for link in links if link.startswith("socket:[")]
+
+
+# ── pieces of work ─────────────────────────────────────────────────────────────────────────────
+
+
+def _square(shared: int, piece: int) -> int:
+    return shared + piece * piece
+
+
+def _fail(shared: None, piece: int) -> None:
+    raise ConfigError([Mistake("clickline.yaml", 3, "data.train", f"is {piece}.", "Mend it.")])
+
+
+def _bug(shared: None, piece: int) -> None:
+    raise ZeroDivisionError(f"piece {piece}")
+
+
+def _die(folder: str, piece: int) -> int:
+    """Kills its own process, the first times that a file in the folder asks for."""
+    for left in sorted(Path(folder).glob(f"{piece}-*")):
+        left.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return piece
+
+
+def test_results_come_in_order_and_no_more_is_taken_than_is_worked_on(ray_session: Session) -> None:
+    taken: list[int] = []
+
+    def pieces() -> Iterator[int]:
+        for piece in range(12):
+            taken.append(piece)
+            yield piece
+
+    given = 0
+    for result in deal(ray_session, _square, 1, pieces(), at_once=3, in_order=True):
+        assert result == 1 + given * given
+        given += 1
+        assert len(taken) - given < 3
+    assert given == 12
+    assert sorted(deal(ray_session, _square, 0, range(5), at_once=2)) == [0, 1, 4, 9, 16]
+    assert list(deal(ray_session, _square, 0, [], at_once=2)) == []
+
+
+@pytest.mark.slow
+def test_a_piece_whose_process_dies_is_dealt_again(ray_session: Session, tmp_path: Path) -> None:
+    for name in ("1-a", "1-b", "2-a"):
+        (tmp_path / name).touch()
+    assert list(deal(ray_session, _die, str(tmp_path), range(4), at_once=2, in_order=True)) == [0, 1, 2, 3]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_piece_that_kills_three_times_is_given_up(ray_session: Session, tmp_path: Path) -> None:
+    for name in ("1-a", "1-b", "1-c", "1-d"):
+        (tmp_path / name).touch()
+    with pytest.raises(ClusterError, match="died 3 times at the same piece"):
+        list(deal(ray_session, _die, str(tmp_path), range(4), at_once=2))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_error_of_the_work_is_raised_as_it_is(ray_session: Session) -> None:
+    with pytest.raises(ConfigError) as told:
+        list(deal(ray_session, _fail, None, [7, 8], at_once=1))
+    assert str(told.value) == "clickline.yaml:3 data.train is 7. Mend it."
+    assert told.value.mistakes[0].line == 3
+    with pytest.raises(ZeroDivisionError, match="piece 7"):
+        list(deal(ray_session, _bug, None, [7, 8], at_once=1))
+
+
+# ── another's ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_a_client_with_another_token_is_refused(ray_session: Session, tmp_path: Path) -> None:
+    told = connect(ray_session.address, tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="f" * 64)
+    assert told.startswith("refused") and "does not take this token" in told
+
+
+def test_without_a_token_it_says_where_one_is_expected(ray_session: Session, tmp_path: Path) -> None:
+    told = connect(ray_session.address, tmp_path, HOME=str(tmp_path))
+    assert told.startswith("refused") and "RAY_AUTH_TOKEN_PATH" in told
+
+
+def test_where_nothing_answers_it_says_so(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        told = connect(f"127.0.0.1:{taken.getsockname()[1]}", tmp_path, RAY_AUTH_TOKEN="a" * 64)
+    assert told.startswith("refused no Ray cluster answers at 127.0.0.1:")
+    assert "auto or host:port" in connect("ray://127.0.0.1:10001", tmp_path, RAY_AUTH_TOKEN="a" * 64)
+    assert "auto or host:port" in connect("127.0.0.1", tmp_path, RAY_AUTH_TOKEN="a" * 64)
+
+
+@pytest.mark.slow
+def test_an_existing_cluster_is_used_and_goes_on(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64}
+    head = subprocess.Popen(
+        [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}"]
+        + ["--num-cpus=1", "--object-store-memory=100000000", "--include-dashboard=false"]
+        + ["--node-ip-address=127.0.0.1", f"--temp-dir={tmp_path / 'ray'}", "--disable-usage-stats"],
+        env={**os.environ, **token},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    workers: list[int] = []
+    try:
+        until(lambda: listening(port))
+        answers: list[str] = []
+
+        def connected() -> bool:  # the port is there some time before the node is
+            answers.append(connect(f"127.0.0.1:{port}", tmp_path / "home", **token))
+            return answers[-1].startswith("connected")
+
+        until(connected, 90)
+        assert answers[-1].split() == ["connected", "1", "False"]
+        assert head.poll() is None and listening(port)
+        assert list((tmp_path / "home").iterdir()) == []
+        workers = [own for child in _children(head.pid) for own in _children(child)]
+    finally:
+        os.killpg(head.pid, signal.SIGKILL)
+        head.wait()
+    until(lambda: not any(_title(worker).startswith(b"ray::IDLE") for worker in workers), 60)
+
+
+LOSE = """
+import os, signal, sys, time
+from pathlib import Path
+from clickline.cluster.session import session
+from clickline.progress import Progress
+from ray._private import worker
+for part in ("raylet", "gcs_server"):
+    with session(None, cpus=1, home=None, progress=Progress()) as opened:
+        assert not opened.lost()
+        os.kill(worker._global_node.all_processes[part][0].process.pid, signal.SIGKILL)
+        began = time.monotonic()
+        while not opened.lost():
+            assert time.monotonic() - began < 5
+with session(None, cpus=1, home=None, progress=Progress()) as opened:
+    print("went on", opened.cpus())
+"""
+
+
+@pytest.mark.slow
+def test_a_lost_node_or_head_is_seen_at_once_and_another_can_follow() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LOSE], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.stdout == "went on 1.0\n", done.stderr
+    assert done.stderr == ""
