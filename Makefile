@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test check lint types fast-tests soak protos docs bench clean
+.PHONY: setup demo test check lint types fast-tests faults soak protos docs bench clean
 
 setup: $(READY)  ## the environment alone; afterwards .venv/bin/clickline works
 
@@ -33,12 +33,15 @@ types: setup
 	$(BIN)/mypy
 
 fast-tests: setup
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not soak'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not soak and not faults'
 
 check: lint types fast-tests  ## yes or no in under two minutes
 
 test: lint types  ## everything
 	$(BIN)/pytest -n 2 --dist loadfile
+
+faults: setup  ## kill every role of a cluster run at every named moment
+	$(BIN)/pytest -m faults
 
 soak: setup  ## the long runs: a thousand switches under load, a million requests
 	$(BIN)/pytest -m soak -s

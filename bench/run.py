@@ -10,7 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-NAMES = ("prepare", "embedding", "frozen", "lookup", "serve", "train", "quality", "follow")
+NAMES = ("prepare", "embedding", "frozen", "lookup", "serve", "train", "quality", "follow", "cluster")
 
 chosen = sys.argv[1:] or NAMES
 unknown = [name for name in chosen if name not in NAMES]

@@ -49,14 +49,22 @@ def test_the_unit_of_a_lost_worker_is_the_next_one_granted_from_the_batch_it_was
 
 
 def test_the_unit_that_comes_next_can_be_read_ahead() -> None:
-    leases = Leases(units(2))
+    leases = Leases(units(3))
     first = granted(leases, "a")
-    coming = leases.coming()
+    coming = leases.coming(set())
     assert coming is not None
-    assert coming == granted(leases, "b").unit
-    assert leases.coming() is None, "what others have is not to be read"
+    other = leases.coming({coming.number})
+    assert other is not None
+    assert other != coming, "another one makes ready for that"
+    granted_b = leases.grant("b", 0.0, other.number)
+    assert granted_b is not None
+    assert granted_b.unit == other, "who has read a unit gets it"
+    assert leases.coming({coming.number}) is None, "what others have is not to be read"
     leases.lost("a")
-    assert leases.coming() == first.unit
+    assert leases.coming(set()) == first.unit
+    unready = leases.grant("c", 0.0, other.number)
+    assert unready is not None
+    assert unready.unit == first.unit, "what it has read is not to do any more"
 
 
 def test_progress_told_late_does_not_take_a_lease_back() -> None:

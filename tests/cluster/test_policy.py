@@ -281,6 +281,11 @@ def test_a_shard_is_nearly_full_and_may_forget() -> None:
     )
 
 
+def test_a_shard_that_filled_up_at_once_forgets_first() -> None:
+    decision = decide_memory(MemorySeen(1, 99 * GIB, 100 * GIB), evicts=True)
+    assert isinstance(decision, Forget)
+
+
 def test_a_shard_is_nearly_full_and_may_not_forget() -> None:
     assert decide_memory(MemorySeen(1, 90 * GIB, 100 * GIB), evicts=False) == Keep(
         "shard 1 uses 90.0 GiB of 100.0 GiB (90%); training ends at 95%. "
@@ -296,8 +301,22 @@ def test_a_shard_is_nearly_full_and_may_not_forget() -> None:
     ],
 )
 def test_a_shard_is_full(evicts: bool, last: str) -> None:
-    assert decide_memory(MemorySeen(2, 19 * GIB, 20 * GIB), evicts=evicts) == GiveUp(
+    assert decide_memory(MemorySeen(2, 19 * GIB, 20 * GIB, forgot=True), evicts=evicts) == GiveUp(
         "shard 2 uses 19.0 GiB of 20.0 GiB (95%), and the system would kill it soon. Raise train.shards, give "
         f"each more memory (cluster.shard.memory), admit fewer ids (train.admission), {last}; the same command "
         "then goes on from the last checkpoint"
+    )
+
+
+def test_work_that_never_comes_to_another_cut_is_given_up() -> None:
+    story = Story(Rules(crashes=2))
+    for again in range(5):
+        lost = Loss("shard", "shard-0", "crashed", f"step {again}")
+        assert isinstance(story.sees(float(again), Seen(2, 0, lost=(lost,), cut=7)), Restart)
+    lost = Loss("shard", "shard-0", "crashed", "step 99")
+    decision = story.sees(9.0, Seen(2, 0, lost=(lost,), cut=7))
+    assert isinstance(decision, GiveUp)
+    assert "the work after the cut at step 7 was begun 6 times" in decision.reason
+    assert isinstance(story.sees(10.0, Seen(2, 0, lost=(lost,), cut=8)), Restart), (
+        "another cut, another budget"
     )

@@ -124,7 +124,15 @@ def test_the_python_program_and_the_single_stages_of_the_readme(ads, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/data.md", "docs/training.md", "docs/serving.md", "docs/continuous.md"]
+    "page",
+    [
+        "README.md",
+        "docs/cluster.md",
+        "docs/data.md",
+        "docs/training.md",
+        "docs/serving.md",
+        "docs/continuous.md",
+    ],
 )
 def test_every_yaml_example_passes_the_check(page, tmp_path):
     for text in blocks(page, "yaml"):

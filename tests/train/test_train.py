@@ -28,10 +28,10 @@ def test_training_without_a_dataset_says_what_to_do(tmp_path):
         train(load_config(tmp_path / "clickline.yaml"))
 
 
-@pytest.mark.parametrize("override", ["train.mode=cluster", "home=memory://x"])
-def test_what_is_to_come_is_refused(project, override):
-    with pytest.raises(ConfigError, match="this release trains"):
-        train(load_config(project / "clickline.yaml", [override]))
+@pytest.mark.parametrize("mode", ["local", "cluster"])
+def test_what_is_to_come_is_refused(project, mode):
+    with pytest.raises(ConfigError, match="this release trains with a home on local disk"):
+        train(load_config(project / "clickline.yaml", [f"train.mode={mode}", "home=memory://x"]))
 
 
 def test_the_final_checkpoint_stands_at_the_end_of_the_last_epoch(project):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
@@ -30,7 +30,15 @@ __all__ = ["Crew", "Failed", "Member"]
 
 _START_SECONDS = 180.0  # for a process to be there, once it was asked for
 _ANSWER_SECONDS = 30.0  # for a call that takes no time
+_PLACE_SECONDS = 15.0  # for a node to be found for a process, and to start it
 _WAIT_SECONDS = 0.2
+# Messages of a batch, some hundred kB each, go straight from process to process. Through the object store, as Ray does
+# with all above 100 kB, each costs the node's daemon more than a millisecond: a tenth of all work on two cores.
+_STRAIGHT = {
+    "RAY_max_direct_call_object_size": str(8 << 20),
+    "RAY_task_rpc_inlined_bytes_limit": str(32 << 20),
+}
+_GUESSES = " Some common causes include"  # Ray says so of every process that ends, and names memory first
 _SHARD_SHARE = 0.6  # of a node's memory; the rest is the workers' and the object store's
 
 
@@ -48,6 +56,7 @@ class Member:
     since: float
     machine: str = ""
     lease: Any = None  # async: what it works at
+    ready: int | None = None  # async: the unit that it reads ahead
 
     @property
     def here(self) -> bool:
@@ -87,7 +96,11 @@ class Crew:
         import ray  # not before the session has set what Ray reads when it is imported
 
         job, logs = self.job, logs_of(self.job.run)
-        options: dict[str, Any] = {"max_restarts": 0, "max_concurrency": 1000}
+        options: dict[str, Any] = {
+            "max_restarts": 0,
+            "max_concurrency": 1000,
+            "runtime_env": {"env_vars": _STRAIGHT},
+        }
         memory = {} if job.shard_memory is None else {"memory": job.shard_memory}
         self.shard_limit = self._limit_of_a_shard()
         shard = ray.remote(Shard).options(
@@ -136,19 +149,32 @@ class Crew:
             waiting.append(self.network.step.remote())
         began = time.monotonic()
         while True:
-            _, missing = ray.wait(waiting, num_returns=len(waiting), timeout=1.0)
+            ready, missing = ray.wait(waiting, num_returns=len(waiting), timeout=1.0)
+            self.keepers(ready)  # one that is lost is told now, not when the others have come
             if not missing:
                 break
             self.check_cluster()
-            if time.monotonic() - began > _START_SECONDS:
-                job = self.job
-                memory = "" if job.shard_memory is None else f" and {human_size(job.shard_memory)}"
-                raise ClusterError(
-                    f"{len(missing)} of {job.shards} shards found no place within {_START_SECONDS:.0f} s: each asks "
-                    f"for {job.shard_cpus:g} CPUs{memory} (cluster.shard). The cluster has {self.has()}. "
-                    "Add nodes, ask for less, or use fewer shards (train.shards)."
-                )
+            self._tell_homeless(time.monotonic() - began)
         self.watch.shards = tuple(self.keepers(waiting)[: self.job.shards])
+
+    def _tell_homeless(self, seconds: float) -> None:
+        """Shards without a place: said after a while, an error when it takes too long. What restores takes its time."""
+        assert self._session is not None
+        homeless = sum(not self._session.has_place(shard) for shard in self.shards)
+        if seconds < _PLACE_SECONDS or not homeless:
+            return
+        job = self.job
+        memory = "" if job.shard_memory is None else f" and {human_size(job.shard_memory)}"
+        found = (
+            f"{homeless} of {job.shards} shards found no place: each asks for {job.shard_cpus:g} CPUs{memory} "
+            f"(cluster.shard). The cluster has {self.has()}."
+        )
+        if seconds > job.rules.room_seconds:
+            raise ClusterError(
+                f"{found} Waited {seconds:,.0f} s for more. Add nodes, ask for less, or use fewer shards "
+                "(train.shards); the same command then goes on from the last checkpoint."
+            )
+        self.watch.wait_for(f"waits for room: {found}")
 
     def end_roles(self) -> None:
         """End every process that was started."""
@@ -216,7 +242,11 @@ class Crew:
             logs_of(job.run) / f"{name}.log",
         )
         worker = ray.remote(Worker).options(
-            **memory, num_cpus=job.worker_cpus, max_restarts=0, max_concurrency=8
+            **memory,
+            num_cpus=job.worker_cpus,
+            max_restarts=0,
+            max_concurrency=8,
+            runtime_env={"env_vars": _STRAIGHT},
         )
         actor: Any = worker.remote(spec, self.shards, self.network)
         self.members[name] = Member(name, actor, actor.where.remote(), time.monotonic())
@@ -285,21 +315,24 @@ class Crew:
             cause = error.cause
             if isinstance(cause, ClicklineError) and not isinstance(cause, ClusterError):
                 raise cause from None
-            self.lose(member, "crashed", f"{type(cause).__name__}: {cause}")
+            place = next(iter(getattr(cause, "__notes__", ())), "")
+            self.lose(member, "crashed", f"{type(cause).__name__}: {cause}", place)
         except RayActorError as error:
-            self.lose(member, _why(error), str(error))
+            self.lose(member, self._why(error, member.actor), str(error))
         except GetTimeoutError:
             self.lose(member, "partitioned", f"it did not answer within {seconds:.0f} s")
         raise Failed(member.name)
 
-    def lose(self, member: Member, why: Why, error: str) -> None:
-        """Give a worker up. What it still sends is refused by its token; killing it frees its place."""
+    def lose(self, member: Member, why: Why, error: str, place: str = "") -> None:
+        """Give a worker up. What it still sends is refused by its token; killing it frees its place. Where it was,
+        it told as it failed, or a little earlier."""
         if self.members.pop(member.name, None) is None:
             return
         import ray
 
         ray.kill(member.actor)
-        loss = Loss("worker", member.name, why, self.watch.place_of(member.name), error)
+        place = place or self.watch.place_of(member.name)
+        loss = Loss("worker", member.name, why, place, _words(why, error))
         self.watch.log.say(f"lost: {loss}\n{error}")
         self.losses.append(loss)
 
@@ -313,27 +346,35 @@ class Crew:
         except RayTaskError as error:
             raise error.cause from None
         except RayActorError as error:
-            name = self._dead_keeper()
-            loss = Loss("network" if name == "network" else "shard", name, _why(error), "", str(error))
+            name, actor = self._dead_keeper()
+            why = _why(error) if actor is None else self._why(error, actor)
+            role: Literal["network", "shard"] = "network" if name == "network" else "shard"
+            loss = Loss(role, name, why, "", _words(why, str(error)))
             self.watch.log.say(f"lost: {loss}\n{error}")
             self.losses.append(loss)
             self.act_on_losses()
             raise Lost(str(loss)) from error
         return found
 
-    def _dead_keeper(self) -> str:
+    def _dead_keeper(self) -> tuple[str, Any]:
         import ray
         from ray.exceptions import RayError
 
-        calls = {f"shard-{number}": shard.state for number, shard in enumerate(self.shards)}
+        calls = {f"shard-{number}": (shard, shard.state) for number, shard in enumerate(self.shards)}
         if self.network is not None:
-            calls["network"] = self.network.step
-        for name, call in calls.items():
+            calls["network"] = self.network, self.network.step
+        for name, (actor, call) in calls.items():
             try:
                 ray.get(call.remote(), timeout=5)
             except RayError:
-                return name
-        return "shard"
+                return name, actor
+        return "shard", None
+
+    def _why(self, error: Any, actor: Any) -> Why:
+        why = _why(error)
+        if why == "crashed" and self._session is not None and self._session.has_left(actor):
+            return "preempted"
+        return why
 
     def look_for_losses(self) -> None:
         """Something broke: find out what is gone, and act on it."""
@@ -402,11 +443,16 @@ class Crew:
         return int(_SHARD_SHARE * min(node.memory for node in nodes) / on_one)
 
 
+def _words(why: Why, error: str) -> str:
+    """What is told of an error; that its node left says it all."""
+    return "" if why == "preempted" else error.partition(_GUESSES)[0]
+
+
 def _why(error: Any) -> Why:
     """What ended an actor."""
-    words = str(error).lower()
+    words = str(error).partition(_GUESSES)[0].lower()
     if getattr(error, "preempted", False) or "node was terminated" in words or "node died" in words:
         return "preempted"
-    if "out of memory" in words or "oom" in words or "memory pressure" in words:
+    if any(sign in words for sign in ("out of memory", "low on memory", "memory pressure")):
         return "out_of_memory"
     return "crashed"

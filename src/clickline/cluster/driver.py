@@ -31,6 +31,7 @@ from clickline.cluster.watch import Watch
 from clickline.embedding import Eviction, SlotReport
 from clickline.errors import ClusterError
 from clickline.learner.batches import Position
+from clickline.metrics.binary import HourlyCounts
 from clickline.progress import Progress
 from clickline.records import LabelledRows
 from clickline.storage.stores import Storage
@@ -57,11 +58,12 @@ class Driver:
 
     def begin(self, restore: Sequence[Path], dense: Mapping[str, NDArray[Any]], step: int, rows: int) -> None:
         """Hold what a checkpoint holds; workers follow when there is something to do."""
+        self._together.begin()
         self._crew.begin(restore, dense, step, rows)
         self._dense, self.step, self._fresh, self._scoring_with = dense, step, True, None
 
-    def restarted(self) -> None:
-        self._watch.restarted()
+    def restarted(self, reason: str) -> None:
+        self._watch.restarted(reason)
 
     def close(self, state: Literal["done", "stopped", "failed"], message: str = "") -> None:
         """End everything that was started."""
@@ -108,9 +110,8 @@ class Driver:
 
     def _load(self, member: Member) -> None:
         """The first worker of the first group gets what the run began with."""
-        if self._fresh:
-            self._crew.ask(member, member.actor.load.remote(self._dense, self.step))
-            self._fresh = False
+        self._crew.ask(member, member.actor.load.remote(self._dense, self.step))
+        self._fresh = False
 
     # ── cuts ───────────────────────────────────────────────────────────────────────────────────
 
@@ -131,6 +132,16 @@ class Driver:
                 return dict(state)
         crew.act_on_losses()
         raise Lost("no worker is left that has the network")
+
+    def hours(self) -> list[HourlyCounts]:
+        """How well rows were predicted before they were learned, since the last time; without those of lost workers."""
+        counted = []
+        for member in self._crew.here():
+            try:
+                counted.append(self._crew.ask(member, member.actor.hours.remote()))
+            except Failed:
+                continue
+        return counted
 
     def freeze(self, folder: Path, share: float) -> dict[str, Any]:
         """Every shard cuts now and begins to write its part; for each part what will answer with its digest."""

@@ -7,8 +7,8 @@ token, and the one before finishes nothing any more.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping, Sequence
+from bisect import insort
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -41,7 +41,7 @@ class Leases:
         self, units: Sequence[Unit], token: int = 1, *, patience_seconds: float = PATIENCE_SECONDS
     ) -> None:
         self._units = {unit.number: unit for unit in units}
-        self._todo = sorted((unit.number, 0) for unit in units)  # a heap of (unit, next batch)
+        self._todo = sorted((unit.number, 0) for unit in units)  # (unit, next batch), in order
         self._open: dict[int, Lease] = {}  # by token
         self._done: set[int] = set()
         self._token = token
@@ -68,10 +68,12 @@ class Leases:
     def all_done(self) -> bool:
         return len(self._done) == len(self._units)
 
-    def grant(self, worker: str, now: float) -> Lease | None:
-        """Work for an idle worker: the first unit to do, else that of the slowest straggler; None if there is none."""
+    def grant(self, worker: str, now: float, ready: int | None = None) -> Lease | None:
+        """Work for an idle worker: the unit it has `ready` if that is still to do, else the first there is, else that
+        of the slowest straggler; None if there is none."""
         if self._todo:
-            number, batch = heapq.heappop(self._todo)
+            at = next((at for at, (number, _) in enumerate(self._todo) if number == ready), 0)
+            number, batch = self._todo.pop(at)
             return self._lease(self._units[number], worker, batch, now)
         for slow in self.stragglers(now):
             if slow.worker != worker:
@@ -79,9 +81,14 @@ class Leases:
                 return self._lease(slow.unit, worker, slow.batches_done, now, taken_from=slow.worker)
         return None
 
-    def coming(self) -> Unit | None:
-        """The unit that is granted next."""
-        return self._units[self._todo[0][0]] if self._todo else None
+    def fence(self) -> int:
+        """A token that nobody holds, above all others: whoever has an earlier one is refused."""
+        self._token += 1
+        return self._token - 1
+
+    def coming(self, taken: Set[int]) -> Unit | None:
+        """The first unit to do that is not among those others make ready for."""
+        return next((self._units[number] for number, _ in self._todo if number not in taken), None)
 
     def progress(self, token: int, batches_done: int) -> bool:
         """How far a lease is; False if it is fenced or finished."""
@@ -106,7 +113,7 @@ class Leases:
         returned = [lease for lease in self._open.values() if lease.worker == worker]
         for lease in returned:
             del self._open[lease.token]
-            heapq.heappush(self._todo, (lease.unit.number, lease.batches_done))
+            insort(self._todo, (lease.unit.number, lease.batches_done))
         return [lease.unit for lease in returned]
 
     def stragglers(self, now: float) -> list[Lease]:

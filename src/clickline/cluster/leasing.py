@@ -42,8 +42,12 @@ class Leasing:
             if not pausing:
                 self._grant_all()
             self._take_ended()
+            for member in crew.watch.silent(crew):
+                crew.lose(
+                    member, "partitioned", f"it has not answered for more than {crew.job.group_seconds:.0f} s"
+                )
             self._give_back_lost()
-            crew.watch.look(crew, step, LeaseCounts(leases.todo, len(leases.open), leases.done))
+            looked = crew.watch.look(crew, step, LeaseCounts(leases.todo, len(leases.open), leases.done))
             if pausing and not self._tasks:
                 pausing = False
                 if not self._torn:
@@ -54,7 +58,7 @@ class Leasing:
             elif not pausing and cut_due(crew.watch.step(step)):
                 pausing = True
                 self._tell_all("pause")
-            elif not pausing:
+            elif looked and not pausing:
                 self._resize()
         [step] = crew.keepers([crew.network.step.remote()])
         moved(step)
@@ -68,7 +72,7 @@ class Leasing:
     def _grant_all(self) -> None:
         for member in self._crew.here():
             if member.lease is None and member.name not in self._leaving:
-                lease = self.leases.grant(member.name, time.monotonic())
+                lease = self.leases.grant(member.name, time.monotonic(), member.ready)
                 if lease is not None:
                     self._grant(member, lease)
 
@@ -93,7 +97,9 @@ class Leasing:
         member.lease = lease
         granted = UnitLease(stream, lease.token, lease.unit.epoch, lease.unit.number, begin)
         self._tasks[member.actor.unit.remote(granted)] = member
-        coming = self.leases.coming()
+        taken = {other.ready for other in crew.here() if other.ready is not None and other is not member}
+        coming = self.leases.coming(taken)
+        member.ready = None if coming is None else coming.number
         if coming is not None:
             member.actor.read_ahead.remote(coming.epoch, coming.number)
 
@@ -133,7 +139,11 @@ class Leasing:
         crew = self._crew
         holders = {lease.worker for lease in self.leases.open}
         for name in holders - set(crew.members):
-            self._torn.update(unit.number for unit in self.leases.lost(name))
+            for unit in self.leases.lost(name):
+                self._torn.add(unit.number)
+                # Else the others wait for it, until somebody is free to take the unit: nobody, if all wait.
+                token, keepers = self.leases.fence(), [*crew.shards, crew.network]
+                crew.keepers([role.open.remote(_stream(unit), token, 0) for role in keepers])
         self._tasks = {task: member for task, member in self._tasks.items() if member.name in crew.members}
         crew.act_on_losses()
 

@@ -85,12 +85,37 @@ class Session:
 
         Ray itself tells a lost node only after 15 seconds, and for a lost head it ends the whole process after 60:
         so whoever works with it asks here every second or so, without a call to Ray that could hang."""
-        for place in self._pulse:
-            try:
-                socket.create_connection(place, timeout=_ANSWER_SECONDS).close()
-            except OSError:
-                return True
+        return not all(_answers(place) for place in self._pulse)
+
+    def has_left(self, actor: Any) -> bool:
+        """Whether the node is gone that an actor runs on. Ray itself calls it alive until it has missed its heart
+        beats for a while; meanwhile its actors are just not there."""
+        place = _address_of(actor)["NodeID"]
+        return any(
+            not node["Alive"] or not _answers((node["NodeManagerAddress"], node["NodeManagerPort"]))
+            for node in _ray_nodes()
+            if node["NodeID"] == place
+        )
+
+    def has_place(self, actor: Any) -> bool:
+        """Whether an actor has a process; it may still be starting there."""
+        return bool(_address_of(actor)["Port"])
+
+
+def _address_of(actor: Any) -> dict[str, Any]:
+    """Of an actor that waits, the node that was asked for a process, and no port."""
+    from ray._private import state
+
+    found: dict[str, Any] = state.actors(actor._actor_id.hex())["Address"]
+    return found
+
+
+def _answers(place: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(place, timeout=_ANSWER_SECONDS).close()
+    except OSError:
         return False
+    return True
 
 
 def _ray_nodes() -> list[dict[str, Any]]:
@@ -334,7 +359,7 @@ def _check_nodes(opened: Session, home: Path | None) -> None:
                     complaints.append(f"{node.host} cannot run clickline: {_last_line(error)}")
                 continue
             if release != version("clickline"):
-                complaints.append(f"{node.host} has clickline {version}, this process {version('clickline')}")
+                complaints.append(f"{node.host} has clickline {release}, this process {version('clickline')}")
             elif not seen:
                 complaints.append(f"{node.host} does not see {home}")
     finally:

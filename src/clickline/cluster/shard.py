@@ -145,7 +145,7 @@ class Shard:
 
     async def push(self, place: Place, gradients: Gradients, rows: int, factor: float) -> None:
         """Learn one part of a batch; with the last part all of it. A repeated push changes nothing."""
-        stream = self._streams.of(place.stream, place.token)
+        stream = self._owned(place)
         if place.sequence < stream.applied:
             return
         batch = self._batch(place)
@@ -166,11 +166,19 @@ class Shard:
         """Rows to score with; nothing is counted or created."""
         return self._tables.look(request)
 
+    def _owned(self, place: Place) -> Stream:
+        """The stream that is the sender's. That one was refused is worth a line: it is how a late one is known."""
+        try:
+            return self._streams.of(place.stream, place.token)
+        except Fenced as error:
+            self._log.say(f"refused part {place.part} of batch {place.sequence}: {error}")
+            raise
+
     async def _turn(self, place: Place) -> Stream:
         """Wait until the batches before it are applied."""
         async with self._moved:
             while True:
-                stream = self._streams.of(place.stream, place.token)
+                stream = self._owned(place)
                 if place.sequence <= stream.applied:
                     return stream
                 await self._moved.wait()

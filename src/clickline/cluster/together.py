@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from clickline.cluster.crew import Crew, Failed, Member
-from clickline.cluster.job import Pause
+from clickline.cluster.job import Lost, Pause
 from clickline.cluster.policy import Resize
 from clickline.errors import ClicklineError
 from clickline.learner.batches import Position
@@ -25,6 +25,11 @@ class Together:
         self._crew = crew
         self._generation = 0  # of the group, and its token: what members of an earlier one send is refused
         self._leaving: list[Member] = []
+        self._with_network: set[str] = set()  # who was in the last group: only they have what was learned
+
+    def begin(self) -> None:
+        """There are new shards, and no worker has anything."""
+        self._with_network = set()
 
     def learn(
         self,
@@ -52,7 +57,7 @@ class Together:
                 moved(step)
                 if all(one.why == "done" for one in ended):
                     return
-                position = self._position_of(step, team, position)
+                position = self._position_of(step, team)
                 if pausing == "cut":
                     yield Pause(position, None)
                 elif pausing == "forget":
@@ -70,12 +75,16 @@ class Together:
         crew = self._crew
         applied = [done for _, done in self._fence(step)]
         first = team[0]
-        load(first)
+        names = {member.name for member in team}
+        if not self._with_network:
+            load(first)
+        elif self._with_network.isdisjoint(names):  # they came too late to learn it from the others
+            raise Lost("no worker is left that has the network, so everything goes back to the last cut")
         steps: list[int] = [crew.ask(member, member.actor.step.remote()) for member in team]
         source = max(range(len(team)), key=steps.__getitem__)  # who has the newest network
         begin = min([*applied, steps[source]])
         if begin != step:
-            position = self._position_of(begin, team, position)
+            position = self._position_of(begin, team)
         meeting = crew.ask(first, first.actor.meet.remote()) if len(team) > 1 else ""
         peers = [member.actor for member in team]
         joining = [
@@ -84,6 +93,7 @@ class Together:
         ]
         for member, joined in zip(team, joining, strict=True):
             crew.ask(member, joined, crew.job.group_seconds + _SILENT_SECONDS)
+        self._with_network = names
         crew.watch.log.say(
             f"generation {self._generation}: {', '.join(member.name for member in team)} from step {begin}, {position}"
         )
@@ -106,7 +116,8 @@ class Together:
         import ray
 
         crew = self._crew
-        tasks = {member.actor.together.remote(step, self._generation): member for member in team}
+        generation = self._generation
+        tasks = {member.actor.together.remote(step, generation): member for member in team}
         ended: list[Any] = []
         pausing, broken_at = "", 0.0
         while tasks:
@@ -119,26 +130,30 @@ class Together:
                 if (ended[-1] is None or ended[-1].why == "broken") and not broken_at:
                     broken_at = time.monotonic()
                     self._fence(step)  # wakes those that wait for a part that will not come
+                    for member in tasks.values():  # or for rows that nobody reads any more
+                        member.actor.leave.remote(generation)
             if broken_at:
                 if time.monotonic() - broken_at > crew.job.group_seconds + _SILENT_SECONDS:
                     for member in tasks.values():
                         crew.lose(member, "partitioned", "it neither answered nor ended")
                     tasks = {}
             elif tasks:
-                crew.watch.look(crew, step)
+                looked = crew.watch.look(crew, step)
                 if not pausing:
-                    pausing = self._reason_to_pause(team, cut_due(crew.watch.step(step)))
+                    pausing = self._reason_to_pause(team, cut_due(crew.watch.step(step)), looked)
                     if pausing:  # the others hear of it from the one
                         team[0].actor.pause.remote()
         if any(one is not None and one.why == "diverged" for one in ended):
             raise ClicklineError("training has diverged: the loss is not a number any more.")
         return (None if broken_at else ended), pausing
 
-    def _reason_to_pause(self, team: Sequence[Member], cut_due: bool) -> str:
-        """What the group should stop for; empty: nothing."""
+    def _reason_to_pause(self, team: Sequence[Member], cut_due: bool, looked: bool) -> str:
+        """What the group should stop for; empty: nothing. Whether there is room is asked only now and then."""
         crew = self._crew
         if cut_due:
             return "cut"
+        if not looked:
+            return ""
         if crew.watch.crowded is not None:
             return "forget"
         crew.welcome()
@@ -149,7 +164,7 @@ class Together:
         come = any(member not in team for member in crew.here())
         return "resize" if come or self._leaving else ""
 
-    def _position_of(self, step: int, team: Sequence[Member], known: Position) -> Position:
+    def _position_of(self, step: int, team: Sequence[Member]) -> Position:
         """Where a step is that the workers have done last, or would do next."""
         for member in team:
             try:
@@ -158,7 +173,9 @@ class Together:
                 continue
             if step in places:
                 return places[step]
-        return known
+        raise Lost(
+            f"no worker is left that knows where step {step} is, so everything goes back to the last cut"
+        )
 
     def _make_room(self) -> None:
         """Let the crowded shard forget ids, while nothing is under way."""

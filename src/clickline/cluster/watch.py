@@ -27,7 +27,7 @@ from clickline.errors import ClusterError
 from clickline.progress import Progress
 
 if TYPE_CHECKING:
-    from clickline.cluster.crew import Crew
+    from clickline.cluster.crew import Crew, Member
 
 __all__ = ["Watch"]
 
@@ -50,6 +50,7 @@ class Watch:
         self._reports: dict[str, Any] = {}
         self._rates: dict[str, float] = {}
         self._machines: dict[str, str] = {}
+        self._unheard: dict[str, float] = {}  # for how many seconds a worker was asked and did not answer
         self._asked: tuple[list[str], list[Any]] = ([], [])
         self._at = 0.0
 
@@ -74,18 +75,23 @@ class Watch:
         report = self._reports.get(worker)
         return "" if report is None else str(report.at)
 
-    def look(self, crew: Crew, step: int, leases: LeaseCounts | None = None) -> None:
-        """Every second: take what the roles answered to the look before, tell it, and ask again."""
+    def silent(self, crew: Crew) -> list[Member]:
+        """Workers that have not answered for so long that they count as lost."""
+        patience = self._job.group_seconds
+        return [member for member in crew.here() if self._unheard.get(member.name, 0.0) > patience]
+
+    def look(self, crew: Crew, step: int, leases: LeaseCounts | None = None) -> bool:
+        """Every second: take what the roles answered to the look before, tell it, ask again. Whether it was time."""
         import ray
 
         now = time.monotonic()
         if now - self._at < _LOOK_SECONDS:
-            return
+            return False
         names, answers = self._asked
         if answers:
             ready, missing = ray.wait(answers, num_returns=len(answers), timeout=0)
             if missing and now - self._at < _LATE_SECONDS:
-                return
+                return False
             self._take(crew, names, answers, set(ready), now - self._at)
         crew.check_cluster()
         here = crew.here()
@@ -112,6 +118,7 @@ class Watch:
         self._status = replace(self._status, figures=figures, leases=leases)
         self._tell(figures)
         self.write("running", crew.shard_limit)
+        return True
 
     def _take(
         self, crew: Crew, names: list[str], answers: list[Any], ready: set[Any], seconds: float
@@ -120,6 +127,7 @@ class Watch:
         from ray.exceptions import RayError
 
         for name, answer in zip(names, answers, strict=False):
+            self._unheard[name] = 0.0 if answer in ready else self._unheard.get(name, 0.0) + seconds
             if name in crew.members and answer in ready:
                 try:
                     report = ray.get(answer)
@@ -214,8 +222,10 @@ class Watch:
         rate = self._rates.get(name, 0.0)
         return WorkerStatus(name, machine, "learning", report.at, report.rows, rate, report.memory)
 
-    def restarted(self) -> None:
-        """Everything went back to the last cut."""
+    def restarted(self, reason: str) -> None:
+        """Everything goes back to the last cut, for a reason that may have been told."""
+        if not self._status.events or self._status.events[-1].reason != reason:
+            self.say("restart", reason)
         self._status = replace(self._status, generation=self._status.generation + 1)
         self._reports, self._asked = {}, ([], [])
 

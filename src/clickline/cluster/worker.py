@@ -39,6 +39,7 @@ from clickline.learner import Dense, Diverged, Model
 from clickline.learner.batches import Batches, Position
 from clickline.learner.dense import ASKED, LOSS, TOTAL
 from clickline.learner.plan import ModelPlan
+from clickline.metrics.binary import HourlyCounts
 from clickline.metrics.window import Window
 from clickline.records import LabelledRows
 from clickline.storage.stores import Storage
@@ -126,10 +127,15 @@ class Worker:
         self._recent: deque[tuple[int, Position]] = deque(maxlen=8)
         self._pause = threading.Event()
         self._window = Window()
+        self._in_time = bool(spec.batches["in_time"])
+        self._hours = (
+            HourlyCounts()
+        )  # rows of the first epoch as they were predicted, until somebody asks for them
         self._rows = 0
         self._at = "start"
         self._seconds: dict[str, float] = {}
-        self._reading: dict[tuple[int, int], Future[LabelledRows]] = {}
+        self._reading: dict[tuple[int, int], Future[LabelledRows]] = {}  # by epoch and unit
+        self._working_at = -1, -1
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read")
         self._guard = threading.Lock()
         self._log.say(f"{spec.name}, process {os.getpid()}")
@@ -154,6 +160,11 @@ class Worker:
         """Which machine it is on; the first answer says that it is there."""
         return socket.gethostname()
 
+    def hours(self) -> HourlyCounts:
+        """How well rows were predicted before they were learned, since the last time this was asked."""
+        counted, self._hours = self._hours, HourlyCounts()
+        return counted
+
     def report(self) -> Report:
         auc, loss = self._window.measure()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -171,8 +182,10 @@ class Worker:
         self._meeting = Group.host(self._address)
         return self._meeting.name
 
-    def leave(self) -> None:
-        """Be in no group any more."""
+    def leave(self, generation: int | None = None) -> None:
+        """Be in no group any more; or not in that one."""
+        if generation is not None and (self._group is None or self._group.generation != generation):
+            return
         if self._exchange is not None:
             self._exchange.close()
         if self._group is not None:
@@ -234,11 +247,14 @@ class Worker:
             if self._group is not None:
                 self._group.close()
             return Ended("broken", self._dense.step, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            error.add_note(self._at)  # the place that fails
+            raise
 
     def _together(self, step: int, token: int) -> Ended:
         group, portions = self._group, self._portions
-        assert group is not None
-        assert portions is not None
+        if group is None or portions is None:
+            raise Closed("the group broke before it began")
 
         def ask(portion: Portion | None, number: int) -> tuple[Portion, _Pulled] | None:
             if portion is None:
@@ -274,7 +290,7 @@ class Worker:
             with self._timed("learn"):
                 if self._dense.step == step:  # else it was learned before a fault, and only the rows are not
                     self._dense.learn(gradient, float(gradient[TOTAL]))
-            self._tell(pulled.rows, computed.logit_B)
+            self._tell(pulled.rows, computed.logit_B, portion.position.epoch)
             step += 1
             if stopping:
                 ray.get(pushed)
@@ -295,9 +311,11 @@ class Worker:
     # ── alone ──────────────────────────────────────────────────────────────────────────────────
 
     def read_ahead(self, epoch: int, unit: int) -> None:
-        """Read a unit that will be leased next."""
+        """Read a unit that will most likely be leased next."""
         with self._guard:
             self._unit_rows(epoch, unit)
+            for other in [key for key in self._reading if key not in (self._working_at, (epoch, unit))]:
+                del self._reading[other]  # another worker was quicker
 
     def unit(self, lease: UnitLease) -> Ended:
         """Learn the batches of a unit until it ends, a pause is asked for, or the lease is another's."""
@@ -308,12 +326,16 @@ class Worker:
                 raise
             self._log.say(f"broken at {self._at}: {error}")
             return Ended("broken", lease.start, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            error.add_note(self._at)  # the place that fails
+            raise
 
     def _unit(self, lease: UnitLease) -> Ended:
         network = self._network
         assert network is not None
         with self._timed("read"):
             with self._guard:
+                self._working_at = lease.epoch, lease.unit
                 reading = self._unit_rows(lease.epoch, lease.unit)
             rows = reading.result()
         fresh = network.weights.remote(lease.stream, lease.token)
@@ -356,7 +378,7 @@ class Worker:
                 version,
                 pulled.rows.rows,
             )
-            self._tell(pulled.rows, computed.logit_B)
+            self._tell(pulled.rows, computed.logit_B, lease.epoch)
             batch += 1
         ray.get([*pushed, fresh])
         if batch < len(places):
@@ -371,8 +393,6 @@ class Worker:
 
     def _unit_rows(self, epoch: int, unit: int) -> Future[LabelledRows]:
         key = epoch, unit
-        for other in [old for old in self._reading if old[0] != epoch]:
-            del self._reading[other]
         if key not in self._reading:
             self._reading[key] = self._reader.submit(self._batches.read_window, epoch, unit)
         return self._reading[key]
@@ -426,10 +446,12 @@ class Worker:
             found: list[Any] = ray.get(refs)
         return found
 
-    def _tell(self, rows: LabelledRows, logit_B: NDArray[np.float32]) -> None:
+    def _tell(self, rows: LabelledRows, logit_B: NDArray[np.float32], epoch: int) -> None:
         if rows.rows:
             probability_B = self._model.probabilities(torch.from_numpy(logit_B))
             self._window.add(rows.label_B, rows.weight_B, probability_B)
+            if self._in_time and epoch == 0:
+                self._hours.add(rows.event_hour_B, rows.label_B, rows.weight_B, probability_B)
             self._rows += rows.rows
 
     @contextmanager

@@ -1007,6 +1007,14 @@ class RoleSection(Section):
     ] = Field("auto", description="Memory it may use; auto: a share of its node's, none of it reserved.")
 
 
+class ShardRoleSection(RoleSection):
+    """What a shard asks the cluster for."""
+
+    cpus: float = Field(
+        0.0, ge=0, le=1024, description="Cores that are reserved for it; it computes little beside a worker."
+    )
+
+
 class ClusterSection(Section):
     """The Ray cluster of `train.mode: cluster`."""
 
@@ -1014,9 +1022,7 @@ class ClusterSection(Section):
         None, description="host:port of an existing cluster, or auto; null: one is started on this machine."
     )
     worker: RoleSection = RoleSection()
-    shard: RoleSection = Field(
-        RoleSection(cpus=0), description="Shards are placed by their memory: they compute little."
-    )
+    shard: ShardRoleSection = ShardRoleSection()
     crashes: int = Field(
         3,
         ge=1,

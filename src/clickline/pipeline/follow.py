@@ -80,10 +80,6 @@ def _check(config: Config) -> None:
                 "Give dates: {from: YYYYMMDD/HH}, and data.train as a {date}/{hour} pattern.",
             )
         )
-    if config.train.mode != "local":
-        wrong.append(
-            ("train.mode", f"is {config.train.mode}; following is done on one machine.", "Change it.")
-        )
     if wrong:
         raise ConfigError([Mistake("clickline.yaml", 0, *mistake) for mistake in wrong])
 
@@ -102,6 +98,10 @@ class _Following:
         self._tracker.params(
             config.model_dump(mode="json", include={"name", "data", "model", "train", "follow"})
         )
+        if config.train.mode == "cluster":
+            progress.say(
+                "train.mode is cluster: the history is learned there, hours that arrive on this machine"
+            )
         self._trainer: HourlyTrainer | None = None
         self._facts: dict[str, Any] = {"state": "starting"}
         self._reached = False  # whether the source has ever answered

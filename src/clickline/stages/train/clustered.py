@@ -25,6 +25,7 @@ from clickline.embedding import Eviction, SlotReport
 from clickline.errors import ClicklineError
 from clickline.learner import Diverged, Learner
 from clickline.learner.batches import Batches, Position
+from clickline.metrics.progressive import Progressive
 from clickline.progress import Progress, human_size
 from clickline.records import LabelledRows
 from clickline.stages.train.epochs import Epochs, Result
@@ -141,9 +142,14 @@ class ClusterTrainer(Epochs):
 
     def resume(self, start: Checkpoint | None) -> None:
         self._start = start
-        if latest(self._run) is None and start is None:
-            self._driver.begin((), self._first, 0, 0)
-        super().resume(start)
+        while True:
+            try:
+                if latest(self._run) is None and start is None:
+                    self._driver.begin((), self._first, 0, 0)
+                super().resume(start)
+                return
+            except Lost as lost:  # again, while it began
+                self._drop_unwritten(lost)
 
     def _warm(self, start: Checkpoint) -> None:
         arrays = start.dense()
@@ -165,16 +171,17 @@ class ClusterTrainer(Epochs):
         while True:
             try:
                 return super().train_to(epochs)
-            except Lost:
-                self._go_back()
+            except Lost as lost:
+                self._drop_unwritten(lost)
+                self.resume(self._start)
 
-    def _go_back(self) -> None:
-        """To the last checkpoint; without one to the beginning."""
-        self._driver.restarted()
+    def _drop_unwritten(self, lost: Lost) -> None:
+        """What is not in the last checkpoint is not there."""
+        self._driver.restarted(str(lost))
         self._position, self._units, self._learned, self._newest_hour = Position(), None, 0, -1
         self._evicted, self._epochs, self._measured = {}, [], {}
+        self._hours = None if self._hours is None else Progressive()
         self._writing = None
-        self.resume(self._start)
 
     def close(self, state: Literal["done", "stopped", "failed"], message: str = "") -> None:
         self._driver.close(state, message)
@@ -202,8 +209,12 @@ class ClusterTrainer(Epochs):
             self._writing.result()
 
     def _cut_due(self, step: int) -> bool:
-        if self._writing is not None and not self._writing.done():
-            return False
+        if self._writing is not None:
+            if not self._writing.done():
+                return False
+            error = self._writing.exception()
+            if error is not None and not isinstance(error, Lost):  # of a lost shard others tell, and more
+                raise error
         steps = self._settings.checkpoint_steps
         if steps is not None and step - self._cut_step >= steps:
             return True
@@ -242,6 +253,10 @@ class ClusterTrainer(Epochs):
         step = self.step
         self._cut_at, self._cut_step = began, step
         dense = self._driver.dense_state()
+        if self._hours is not None:
+            for counted in self._driver.hours():
+                self._hours.merge(counted)
+            dense |= {f"hours/{name}": array for name, array in self._hours.to_arrays().items()}
         folder = begin_checkpoint(self._run, step)
         parts = self._driver.freeze(folder, 1.0 if epoch_end else _WRITER_SHARE)
         stalled = time.monotonic() - began

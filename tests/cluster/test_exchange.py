@@ -1,0 +1,204 @@
+"""The parts that a group's workers get of an epoch are together its batches, in order; here without Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster_home import prepared
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clickline.artifacts.dataset import Dataset, concat
+from clickline.cluster.exchange import Closed, Exchange, Portion
+from clickline.learner import batches as module
+from clickline.learner.batches import Batches, Position
+from clickline.records import LabelledRows
+from clickline.storage.stores import Storage
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dataset]:
+    folder = prepared(tmp_path_factory.mktemp("exchange"), rows=8_000, shard_size="64KiB")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "WINDOW_ROWS", 1000)
+        found = Dataset.current(Storage(), str(folder / ".clickline"))
+        assert len(module.windows(found, 0, 0)) >= 6
+        yield found
+
+
+def batches_of(dataset: Dataset, **options: Any) -> Batches:
+    return Batches(dataset, Path(dataset.folder), **{"batch_size": 300, "seed": 4, **options})
+
+
+def group(batches: Batches, start: Position, size: int) -> list[Exchange]:
+    """All members of a group, which hand each other rows at once."""
+    made: list[Exchange] = []
+    ready = threading.Event()
+
+    def send(member: int, number: int, total: int, rows: LabelledRows) -> None:
+        assert ready.wait(10)
+        made[member].take(number, total, rows)
+
+    made += [Exchange(batches, start, rank, size, send) for rank in range(size)]
+    ready.set()
+    return made
+
+
+def dealt(batches: Batches, start: Position, size: int) -> list[list[Portion]]:
+    """The portions of every member."""
+    members = group(batches, start, size)
+    found: list[list[Portion]] = [[] for _ in members]
+
+    def take(rank: int) -> None:
+        found[rank] += members[rank].portions()
+
+    threads = [threading.Thread(target=take, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return found
+
+
+def lines(rows: LabelledRows) -> list[bytes]:
+    """Each row's content."""
+    table = np.stack([slot.ids_N for slot in rows.encoded.slots], axis=1)
+    return [
+        one.tobytes() + bytes([int(click)])
+        for one, click in zip(np.ascontiguousarray(table), rows.click_B, strict=True)
+    ]
+
+
+def assert_dealt(batches: Batches, start: Position, size: int) -> list[int]:
+    """The portions are the epoch's batches; returns how many rows each batch has."""
+    expected = list(batches.epoch(start))
+    found = dealt(batches, start, size)
+    assert [len(mine) for mine in found] == [len(expected)] * size
+    before = start
+    for (rows, after), *portions in zip(expected, *found, strict=True):
+        assert {portion.of for portion in portions} == {rows.rows}
+        assert {portion.after for portion in portions} == {after}
+        assert {portion.position for portion in portions} == {before}
+        assert lines(concat([portion.rows for portion in portions])) == lines(rows)
+        shares = [portion.rows.rows for portion in portions]
+        assert max(shares) - min(shares) <= 1
+        before = after
+    return [rows.rows for rows, _ in expected]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"held_out": 0.3},
+    {"negative_sampling": 0.2},
+    {"in_time": True},
+    {"batch_size": 3, "held_out": 0.9},  # fewer rows than members
+    {"held_out": 0.2, "negative_sampling": 0.5, "batch_size": 97},
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_all_portions_together_are_the_batches_in_order(
+    dataset: Dataset, options: dict[str, Any], size: int
+) -> None:
+    assert sum(assert_dealt(batches_of(dataset, **options), Position(1), size)) > 500
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_windows_that_lost_their_rows_are_empty_batches_for_everybody(dataset: Dataset, size: int) -> None:
+    sizes = assert_dealt(batches_of(dataset, held_out=0.9995), Position(), size)
+    assert 0 in sizes
+    assert any(0 < rows < 4 for rows in sizes)  # and some members have none of a batch that has rows
+
+
+@settings(max_examples=10)
+@given(st.data(), st.integers(1, 4))
+def test_from_any_position_on(dataset: Dataset, data: st.DataObject, size: int) -> None:
+    batches = batches_of(dataset, batch_size=data.draw(st.sampled_from([130, 300, 999])))
+    epoch = data.draw(st.integers(0, 3))
+    places = [Position(epoch), *(after for _, after in batches.epoch(Position(epoch)))][:-1]
+    assert_dealt(batches, data.draw(st.sampled_from(places)), size)
+
+
+class Seen(Batches):
+    """Tells of every window that is read, at that moment."""
+
+    on_read: Callable[[int], None]
+
+    def read_window(self, epoch: int, number: int) -> LabelledRows:
+        self.on_read(number)
+        return super().read_window(epoch, number)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_nobody_reads_more_than_a_round_ahead(dataset: Dataset, size: int) -> None:
+    """A slow group: how far ahead of it each window was when it was read."""
+    seen = Seen(dataset, Path(dataset.folder), 300, 4)
+    at = 0
+    ahead: list[int] = []
+    seen.on_read = lambda number: ahead.append(number - at)
+    members = group(seen, Position(), size)
+    for portions in zip(*(member.portions() for member in members), strict=True):
+        at = portions[0].position.window
+    windows = len(seen.windows(0))
+    assert len(ahead) == windows  # each by one member
+    assert max(ahead) <= size + 1  # `at` is told when the group is there, one window after it may read on
+    assert max(ahead) >= 1 and windows > size + 2  # it does read ahead, and would have had more to read
+
+
+def test_an_error_of_the_reader_reaches_who_waits_for_the_window(dataset: Dataset) -> None:
+    seen = Seen(dataset, Path(dataset.folder), 300, 4)
+
+    def fail(number: int) -> None:
+        if number == 2:
+            raise OSError("the disk is gone")
+
+    seen.on_read = fail
+    (alone,) = group(seen, Position(), 1)
+    found: list[Portion] = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        found.extend(alone.portions())
+    assert {portion.position.window for portion in found} <= {0, 1}  # told as soon as it is known
+
+
+def test_who_waits_for_another_members_window_is_freed_when_it_is_closed(dataset: Dataset) -> None:
+    def send(member: int, number: int, total: int, rows: LabelledRows) -> None:
+        pass  # the other member is lost: nothing comes from it, and nothing arrives
+
+    exchange = Exchange(batches_of(dataset), Position(), 1, 2, send)
+    ended: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            next(exchange.portions())
+        except Closed as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=take)
+    waiting.start()
+    exchange.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert len(ended) == 1
+
+
+def test_members_may_be_slow_in_turn(dataset: Dataset) -> None:
+    """One is a whole window ahead of the other, and nobody waits for ever."""
+    batches = batches_of(dataset)
+    first, second = group(batches, Position(), 2)
+    expected = [after for _, after in batches.epoch(Position())]
+    fast, slow = first.portions(), second.portions()
+    taken: dict[str, list[Position]] = {"fast": [], "slow": []}
+    for portion in fast:
+        taken["fast"].append(portion.after)
+        behind = len(taken["fast"]) - len(taken["slow"])
+        if behind == 4:  # more than a window's batches
+            taken["slow"] += [next(slow).after for _ in range(behind)]
+    taken["slow"] += [portion.after for portion in slow]
+    assert taken["fast"] == taken["slow"] == expected
