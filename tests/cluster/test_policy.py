@@ -317,6 +317,7 @@ def test_work_that_never_comes_to_another_cut_is_given_up() -> None:
     decision = story.sees(9.0, Seen(2, 0, lost=(lost,), cut=7))
     assert isinstance(decision, GiveUp)
     assert "the work after the cut at step 7 was begun 6 times" in decision.reason
+    lost = Loss("shard", "shard-0", "crashed", "step 100")
     assert isinstance(story.sees(10.0, Seen(2, 0, lost=(lost,), cut=8)), Restart), (
         "another cut, another budget"
     )

@@ -296,7 +296,7 @@ def test_the_unit_of_a_straggler_is_leased_again_and_what_it_sends_late_is_refus
     ids=BOTH,
 )
 def test_a_place_that_fails_again_and_again_ends_the_run_with_its_name(project, calm, mode, batch, place):
-    run = ClusterRun(project, mode, calm(mode))
+    run = ClusterRun(project, mode, calm(mode), **{"train.checkpoint_steps": 15})  # one before it fails
     run.strike(Fault(WORKER, "_push", batch, do="raise"))
     run.start()
     ended = run.wait()

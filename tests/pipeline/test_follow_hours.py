@@ -360,7 +360,6 @@ def test_another_shape_is_refused_and_another_step_size_is_not(world: HourWorld)
     [
         (["data.dates=null", "data.train=arrived/20260101/00/*.csv"], "data.dates is missing"),
         (["home=memory://x"], "following needs a home on local disk"),
-        (["train.mode=cluster"], "following is done on one machine"),
     ],
 )
 def test_what_following_needs(world: HourWorld, overrides: list[str], words: str):
