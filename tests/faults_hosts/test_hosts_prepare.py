@@ -24,7 +24,7 @@ def content(home: Path) -> dict[str, bytes]:
 
 def test_a_node_that_leaves_changes_nothing(cluster: Cluster, ads: Path, tmp_path: Path) -> None:
     expected = content(ads / ".clickline")
-    assert sum(name.endswith(".parquet") for name in expected) > 20
+    assert sum(name.endswith(".parquet") for name in expected) >= 10
     shutil.rmtree(ads / ".clickline")
     cluster.head(1)
     cluster.await_hosts()

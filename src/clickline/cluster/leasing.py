@@ -120,12 +120,13 @@ class Leasing:
                 crew.watch.log.say(f"{member.name} broke off unit {number}: {ended.error}")
                 if leases.progress(lease.token, 0):
                     self._torn.add(number)
-                leases.lost(member.name)
+                self._give_back(member.name)
                 crew.look_for_losses()
             elif ended.why == "paused":
                 if leases.progress(lease.token, ended.step):
                     self._torn.discard(number)
-                leases.lost(member.name)  # it goes on from there, with whoever is free
+                    member.ready = number  # it goes on where it was, unless it leaves
+                self._give_back(member.name)
             elif leases.finished(lease.token, time.monotonic()):
                 self._torn.discard(number)
                 stream = _stream(lease.unit)
@@ -139,13 +140,18 @@ class Leasing:
         crew = self._crew
         holders = {lease.worker for lease in self.leases.open}
         for name in holders - set(crew.members):
-            for unit in self.leases.lost(name):
-                self._torn.add(unit.number)
-                # Else the others wait for it, until somebody is free to take the unit: nobody, if all wait.
-                token, keepers = self.leases.fence(), [*crew.shards, crew.network]
-                crew.keepers([role.open.remote(_stream(unit), token, 0) for role in keepers])
+            self._torn.update(lease.unit.number for lease in self.leases.open if lease.worker == name)
+            self._give_back(name)
         self._tasks = {task: member for task, member in self._tasks.items() if member.name in crew.members}
         crew.act_on_losses()
+
+    def _give_back(self, worker: str) -> None:
+        """Units that a worker has no more are to do. Nobody speaks for them until they are granted again: else the
+        others would wait for their next batch, within the bounds of staleness, and none be free to take them."""
+        crew = self._crew
+        for unit in self.leases.lost(worker):
+            token, keepers = self.leases.fence(), [*crew.shards, crew.network]
+            crew.keepers([role.open.remote(_stream(unit), token, 0) for role in keepers])
 
     # ── workers ────────────────────────────────────────────────────────────────────────────────
 

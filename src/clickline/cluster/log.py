@@ -1,11 +1,12 @@
-"""What a role of a cluster run tells of itself, in a file of its own that all machines see."""
+"""What a role of a cluster run tells of itself: lines in a file of its own that all machines see, and its memory."""
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-__all__ = ["RoleLog"]
+__all__ = ["RoleLog", "resident"]
 
 
 class RoleLog:
@@ -21,3 +22,9 @@ class RoleLog:
 
     def close(self) -> None:
         self._file.close()
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

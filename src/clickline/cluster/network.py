@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.dataset import Dataset
 from clickline.cluster.holder import Holder
-from clickline.cluster.log import RoleLog
+from clickline.cluster.log import RoleLog, resident
 from clickline.learner import Dense, Model
 from clickline.learner.plan import ModelPlan
 from clickline.storage.stores import Storage
@@ -65,6 +66,10 @@ class Network:
 
     async def state(self) -> dict[str, NDArray[Any]]:
         return self._dense.state()
+
+    async def where(self) -> tuple[str, int]:
+        """Its machine, and its memory in bytes."""
+        return socket.gethostname(), resident()
 
     async def step(self) -> int:
         return self._dense.step

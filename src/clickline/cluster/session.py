@@ -168,6 +168,8 @@ def _before_import() -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     # Under `uv run` Ray would pack the working folder, logs and all, and send it to every node.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    # Ray's processes would give way to everything else on the machine.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray hides the accelerators from what asks for none, and warns that it will not for ever.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clickline.cluster.log import RoleLog
+from clickline.cluster.log import RoleLog, resident
 from clickline.cluster.streams import Stream, Streams
 from clickline.embedding import (
     Eviction,
@@ -240,7 +240,7 @@ class Shard:
     async def state(self) -> ShardState:
         return ShardState(
             self._inner.size,
-            _resident() - max(0, self._inner.memory_bytes - self._inner.needed_bytes),
+            resident() - max(0, self._inner.memory_bytes - self._inner.needed_bytes),
             self._node,
             self._tables.newest_hour,
             self._rows,
@@ -253,11 +253,6 @@ def _write(snapshot: Snapshot, path: Path) -> Saved:
     with path.open("rb") as file:  # on disk before anybody says so
         os.fsync(file.fileno())
     return saved
-
-
-def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def join_reports(reports: Sequence[tuple[SlotReport, ...]]) -> tuple[SlotReport, ...]:

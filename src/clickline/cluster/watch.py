@@ -102,6 +102,7 @@ class Watch:
             [
                 *(member.actor.report.remote() for member in here),
                 *(shard.state.remote() for shard in crew.shards),
+                *([crew.network.where.remote()] if crew.network is not None else []),
             ],
         )
         self._at = now
@@ -136,9 +137,13 @@ class Watch:
                 before = self._reports.get(name)
                 self._rates[name] = (report.rows - (before.rows if before else 0)) / seconds
                 self._reports[name] = report
-        states = answers[len(names) :]
-        if ready.issuperset(states):
-            self.shards = tuple(crew.keepers(states))
+        keepers = answers[len(names) :]
+        if ready.issuperset(keepers):
+            found = crew.keepers(keepers)
+            self.shards = tuple(found[: self._job.shards])
+            if not self._job.sync:
+                machine, memory = found[-1]
+                self._status = replace(self._status, network=ShardStatus("network", machine, memory=memory))
 
     def _watch_memory(self, limit: int) -> None:
         for number, state in enumerate(self.shards):
@@ -203,6 +208,8 @@ class Watch:
         message: str | None = None,
     ) -> None:
         """For `clickline status`."""
+        if message is None and self._status.state == "waiting" and state != "waiting":
+            message = ""  # what it waited for has come
         self._status = replace(
             self._status,
             state=state,

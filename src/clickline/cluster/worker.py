@@ -31,7 +31,7 @@ from ray.exceptions import RayError, RayTaskError
 from clickline.artifacts.dataset import Dataset
 from clickline.cluster.exchange import Closed, Exchange, Portion
 from clickline.cluster.group import Group, Meeting, PeerLost
-from clickline.cluster.log import RoleLog
+from clickline.cluster.log import RoleLog, resident
 from clickline.cluster.shard import Place
 from clickline.embedding import Asked, RemoteTables, Reply
 from clickline.errors import Fenced
@@ -167,9 +167,7 @@ class Worker:
 
     def report(self) -> Report:
         auc, loss = self._window.measure()
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        memory = pages * os.sysconf("SC_PAGE_SIZE")
-        return Report(self._at, self._dense.step, self._rows, memory, auc, loss, dict(self._seconds))
+        return Report(self._at, self._dense.step, self._rows, resident(), auc, loss, dict(self._seconds))
 
     def pause(self) -> None:
         """End at the next place where nothing is under way: with the group, all of it."""
