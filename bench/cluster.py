@@ -163,7 +163,7 @@ def main() -> None:
     tiny, write = arguments.tiny, not arguments.tiny
     with world(50_000 if tiny else MILLION) as home:
         if "speed" in chosen:
-            speed(home, 1 if tiny else 7, 0.0 if tiny else 3.0, write)
+            speed(home, 1 if tiny else 5, 0.0 if tiny else 3.0, write)
         if "costs" in chosen:
             costs(home, 4 if tiny else 60, write)
         if "cuts" in chosen:
