@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,13 @@ class Heard(Progress):
         self.notes.append(figures)
 
 
-def prepared(folder: Path, rows: int = 12_000, shard_size: str = "1MiB", **sample: Any) -> Path:
-    """A project whose data are prepared."""
+def prepared(
+    folder: Path, rows: int = 12_000, shard_size: str = "1MiB", *, of_preset: bool = False, **sample: Any
+) -> Path:
+    """A project whose data are prepared; with a small model, or that of the preset."""
     generate(SampleOptions(format="criteo", rows=rows, out=folder / "data", seed=5, **sample), Progress())
-    (folder / "clickline.yaml").write_text(CONFIG)
+    preset = files("clickline.config.presets").joinpath("criteo.yaml").read_text()
+    (folder / "clickline.yaml").write_text(preset if of_preset else CONFIG)
     prepare(config_of(folder, f"data.shard_size={shard_size}"))
     return folder
 

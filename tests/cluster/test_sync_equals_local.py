@@ -168,22 +168,21 @@ def test_one_worker_by_itself_learns_what_one_machine_learns(
     assert_equal(run(base), far)
 
 
-def test_two_workers_by_themselves_learn_every_row_once_and_come_to_the_auc_of_sync(
+@pytest.mark.faults
+def test_two_workers_by_themselves_come_to_the_auc_of_sync(
     tmp_path_factory: pytest.TempPathFactory, ray_session: Session
 ) -> None:
-    """With two units, so that both have work at once. What local mode comes to is what sync comes to: the tests above.
+    """The model and the data of `clickline init` and `clickline sample`; what sync comes to is what local mode comes to.
 
-    Two workers that step at once are like one with batches of twice the size. So there must be enough steps and shows
-    of each id that the size of a batch does not matter much: with 1,000 ids a slot, seeds 0 to 2 differed by less than 0.001;
-    with the sampler's usual 100,000 and 235 steps, async lost 0.002 to 0.003, as sync does with larger batches."""
-    folder = prepared(tmp_path_factory.mktemp("async"), 300_000, "16MiB", cardinality=1000)
-    usual = ["train.batch_size=256", "train.learning_rate=0.001", "train.embedding.learning_rate=0.05"]
-    local, far = run(folder, *usual), run(folder, *usual, *crew(2, 2), "train.sync=false")
+    How far behind a gradient is depends on how evenly the workers get on, so on the load of the machine."""
+    folder = prepared(tmp_path_factory.mktemp("async"), 500_000, "16MiB", of_preset=True)
+    steps = "train.batch_size=512"  # some 800 steps: two workers that step at once learn less from a few
+    local, far = run(folder, steps), run(folder, steps, *crew(2, 2), "train.sync=false")
     assert far.checkpoint.step == local.checkpoint.step
-    assert far.checkpoint.body["learned_rows"] == 240_000
+    assert far.checkpoint.body["learned_rows"] == 400_000
     mine, theirs = rows_of(local.checkpoint)["admitted"], rows_of(far.checkpoint)["admitted"]
     for field in ("id", "show", "click", "hour", "slot"):
         assert (mine[field] == theirs[field]).all()
     assert local.evaluation is not None and far.evaluation is not None
     assert local.evaluation.total.auc is not None and far.evaluation.total.auc is not None
-    assert far.evaluation.total.auc > local.evaluation.total.auc - 0.001
+    assert abs(far.evaluation.total.auc - local.evaluation.total.auc) < 0.001
