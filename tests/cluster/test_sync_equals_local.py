@@ -176,7 +176,7 @@ def test_two_workers_by_themselves_come_to_the_auc_of_sync(
 
     How far behind a gradient is depends on how evenly the workers get on, so on the load of the machine."""
     folder = prepared(tmp_path_factory.mktemp("async"), 500_000, "16MiB", of_preset=True)
-    steps = "train.batch_size=512"  # some 800 steps: two workers that step at once learn less from a few
+    steps = "train.batch_size=512"
     local, far = run(folder, steps), run(folder, steps, *crew(2, 2), "train.sync=false")
     assert far.checkpoint.step == local.checkpoint.step
     assert far.checkpoint.body["learned_rows"] == 400_000
