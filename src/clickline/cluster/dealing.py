@@ -26,7 +26,7 @@ _LOOK_SECONDS = 1.0  # between two looks whether the cluster is still there
 
 
 class _Refused(NamedTuple):
-    """An error of ours as plain values: some of its kinds do not survive being pickled as they are."""
+    """An error of ours as plain values: some of its kinds do not come through to another process as they are."""
 
     kind: type[ClicklineError]
     arguments: tuple[Any, ...]

@@ -193,18 +193,20 @@ class ClusterTrainer(Epochs):
         return super()._at_epoch_end and self._units is None
 
     def _learn_epoch(self, pool: ThreadPoolExecutor) -> None:
-        rows = self._dataset.splits["train"].rows
-        self._progress.begin(f"train epoch {self._position.epoch + 1}", total_rows=rows)
+        rows, epoch = self._dataset.splits["train"].rows, self._position.epoch
+        self._progress.begin(f"train epoch {epoch + 1}", total_rows=rows)
         self._advanced = self._learned
         try:
             for pause in self._driver.learn(self._position, self._units, self._cut_due):
+                if pause.position.epoch > epoch:  # behind the last step: the epoch's own checkpoint comes now
+                    continue
                 self._position, self._units = pause.position, pause.units
                 self._writing = self._begin_checkpoint(pool)
         except Diverged as error:
             raise ClicklineError(f"{error} The batch is kept in {self._keep_batch(error.rows)}.") from error
         finally:
             self._progress.end()
-        self._position, self._units = Position(self._position.epoch + 1), None
+        self._position, self._units = Position(epoch + 1), None
         if self._writing is not None:
             self._writing.result()
 
