@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from clickline.artifacts.checkpoint import Checkpoint, begin_checkpoint, finish_checkpoint, latest
-from clickline.artifacts.dataset import Dataset, to_table
+from clickline.artifacts.dataset import Dataset
 from clickline.cluster.driver import Driver
 from clickline.cluster.job import Job, Lost
 from clickline.cluster.policy import Rules
@@ -221,11 +220,6 @@ class ClusterTrainer(Epochs):
         if steps is not None and step - self._cut_step >= steps:
             return True
         return time.monotonic() - self._cut_at > self._settings.checkpoint_every
-
-    def _keep_batch(self, rows: LabelledRows) -> Path:
-        path = self._run / f"diverged-step-{self.step:09d}.parquet"
-        pq.write_table(to_table([rows], self._dataset.features), path)
-        return path
 
     def _tell(self, figures: Figures) -> None:
         """One line of how it goes, and the tracked figures."""

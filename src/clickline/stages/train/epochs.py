@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from clickline.artifacts.checkpoint import (
@@ -20,7 +21,7 @@ from clickline.artifacts.checkpoint import (
     open_checkpoint_folder,
     prune,
 )
-from clickline.artifacts.dataset import Dataset
+from clickline.artifacts.dataset import Dataset, to_table
 from clickline.artifacts.manifest import as_json
 from clickline.config.sections import TrainSection
 from clickline.embedding import Eviction, SlotReport
@@ -192,6 +193,12 @@ class Epochs(ABC):
             "newest_hour": self._newest_hour,
             "evicted": dict(self._evicted),
         }
+
+    def _keep_batch(self, rows: LabelledRows) -> Path:
+        """The batch at fault as Parquet, for whoever looks into it."""
+        path = self._run / f"diverged-step-{self.step:09d}.parquet"
+        pq.write_table(to_table([rows], self._dataset.features), path)
+        return path
 
     def _prune(self) -> None:
         best = self._best()

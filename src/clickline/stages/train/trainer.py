@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from clickline.artifacts.checkpoint import Checkpoint, write_checkpoint
-from clickline.artifacts.dataset import Dataset, to_table
+from clickline.artifacts.dataset import Dataset
 from clickline.config.sections import TrainSection
 from clickline.embedding import Eviction, SlotReport, Snapshot, freeze
 from clickline.errors import ClicklineError
@@ -142,12 +141,6 @@ class Trainer(Epochs):
             figures |= {"loss": loss, "auc": auc}
         self._tracker.metrics(self._learner.step, figures)
         self._told, self._rows_told = now, 0
-
-    def _keep_batch(self, rows: LabelledRows) -> Path:
-        """The batch at fault as Parquet, for whoever looks into it."""
-        path = self._run / f"diverged-step-{self._learner.step:09d}.parquet"
-        pq.write_table(to_table([rows], self._dataset.features), path)
-        return path
 
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────
 
