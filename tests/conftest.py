@@ -34,6 +34,11 @@ os.environ["GOMP_SPINCOUNT"] = "0"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes go by their argument's name: what they hold may differ between two processes (gzip writes the time)."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def exporter_library() -> Iterator[None]:
     """PyTorch's ONNX exporter reads the source of all its operators anew for every network, for half a second."""
