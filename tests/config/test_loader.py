@@ -235,7 +235,7 @@ def test_a_section_may_be_empty_but_not_a_word(load: Load, mistakes: Mistakes) -
         (
             "zzzz: 1\n",
             "zzzz",
-            "Allowed here: name, data, cache, storage, model, train, tracking, gate, publish, serve, follow, cluster, home.",
+            "Allowed here: name, data, cache, storage, model, train, tracking, gate, publish, serve, follow, cluster, deploy, home.",
         ),
     ],
 )

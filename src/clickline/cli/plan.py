@@ -55,7 +55,7 @@ def plan(
 def _bytes(text: str) -> int:
     from pydantic import TypeAdapter, ValidationError
 
-    from clickline.config.sections import Size
+    from clickline.config.values import Size
     from clickline.errors import ConfigError, Mistake
 
     try:

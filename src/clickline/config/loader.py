@@ -17,11 +17,9 @@ from clickline.config.sections import (
     Config,
     FieldConfig,
     Kind,
-    Section,
-    holds_password,
-    looks_secret,
 )
 from clickline.config.tree import Node, parse, set_key
+from clickline.config.values import Section, holds_password, looks_secret
 from clickline.config.wording import allowed, alternatives, dotted, shown
 from clickline.errors import ConfigError, Mistake
 
@@ -32,8 +30,14 @@ MAX_BYTES = 2**20
 KeyPath = tuple[str | int, ...]
 
 
-def load_config(path: str | Path = "clickline.yaml", overrides: Sequence[str] = ()) -> Config:
-    """Reads and checks a config. `overrides` are `section.key=value` texts; they win over the file."""
+def load_config(
+    path: str | Path = "clickline.yaml", overrides: Sequence[str] = (), *, folder: Path | None = None
+) -> Config:
+    """Reads and checks a config. `overrides` are `section.key=value` texts; they win over the file.
+
+    Relative paths begin in the file's folder; `folder` is another, of a machine where the config will be used: whether
+    the files that it names are there is not asked then.
+    """
     mistakes: list[Mistake] = []
     root = parse(_read(Path(path)), str(path), mistakes)
     if root.value is None:
@@ -46,7 +50,9 @@ def load_config(path: str | Path = "clickline.yaml", overrides: Sequence[str] = 
         set_key(root, override, mistakes)
     if unreadable:  # what the file lacks now is no news
         raise ConfigError(mistakes)
-    config = _validate(root, Path(path).absolute().parent, mistakes)
+    config = _validate(root, folder or Path(path).absolute().parent, mistakes)
+    if config is not None and folder is None:
+        mistakes += _absent_files(config, root)
     if config is None or mistakes:
         raise ConfigError(sorted(mistakes, key=lambda m: (m.line == 0, m.line)))
     return config
@@ -97,10 +103,7 @@ def _validate(root: Node, base: Path, mistakes: list[Mistake]) -> Config | None:
             raw = node.plainly(typed=name == "storage")
             whole[name] = _validate_section(section, raw, root, (name,), base, mistakes)
     config = _try(Config, whole, root, (), base, "all", mistakes)
-    if not isinstance(config, Config):
-        return None
-    mistakes += _absent_files(config, root)
-    return config
+    return config if isinstance(config, Config) else None
 
 
 def _validate_section(

@@ -6,26 +6,38 @@ section: it yields complaints instead of raising, so that all of them are report
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from fractions import Fraction
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    model_validator,
+from pydantic import BeforeValidator, Field, model_validator
+
+from clickline.config.deploy import DeploySection
+from clickline.config.values import (
+    BYTES,
+    Address,
+    Complaint,
+    Hour,
+    LocalPath,
+    ModelAlias,
+    Name,
+    Patterns,
+    Place,
+    Port,
+    Seconds,
+    Section,
+    Separator,
+    Size,
+    Texts,
+    TimeFormat,
+    as_type,
+    complain,
+    holds_password,
+    looks_secret,
+    parse_bytes,
 )
-from pydantic_core import PydanticCustomError
 
 __all__ = [
     "AdmissionSection",
@@ -33,7 +45,6 @@ __all__ = [
     "CacheSection",
     "CalibrationSection",
     "ClassWeights",
-    "Complaint",
     "Config",
     "DataSection",
     "Dates",
@@ -47,7 +58,6 @@ __all__ = [
     "ModelSection",
     "PublishSection",
     "ScheduleSection",
-    "Section",
     "ServeSection",
     "SlotModel",
     "StorageSection",
@@ -55,9 +65,7 @@ __all__ = [
     "TrackingSection",
     "TrainSection",
     "WideSection",
-    "holds_password",
     "is_glob",
-    "looks_secret",
 ]
 
 Format = Literal["criteo", "slots", "paddlerec", "csv", "parquet", "recordio", "tfrecord"]
@@ -79,225 +87,7 @@ FORMATS_WITH_FIELDS = ("criteo", "slots", "paddlerec")
 RESERVED_NAMES = ("label", "weight", "show", "click", "event_hour")
 """Columns that every dataset has; a slot or dense field would overwrite them."""
 
-_SECRET = re.compile(
-    r"secret|token|passw|pwd|credential|authoriz|signature|connection_string"
-    r"|(api|access|account|private|shared)_?key|(^|[^a-z])(key|auth|sas|sig)s?([^a-z]|$)",
-    re.IGNORECASE,
-)
-_URI = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
-_URI_SECRET = re.compile(
-    r"://[^/@]*:[^/@]*@|[?&]([^=&]*(signature|token|passw|secret|credential|accesskey)[^=&]*|sig)=",
-    re.IGNORECASE,
-)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i)?)?B?", re.IGNORECASE)
-_DURATION = re.compile(r"(\d+)\s*([smhd])?")
-_SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a key or variable of this name should never be printed or stored."""
-    return _SECRET.search(name) is not None
-
-
-def holds_password(uri: str) -> bool:
-    """Whether a URI carries a password, a token or a signature."""
-    return _URI.match(uri) is not None and _URI_SECRET.search(uri) is not None
-
-
-class Complaint(NamedTuple):
-    """Keys of one section that do not agree. `also` names the other keys that were looked at."""
-
-    key: tuple[str, ...]
-    problem: str
-    remedy: str
-    also: tuple[str, ...] = ()
-
-
-def _complain(complaints: list[Complaint]) -> PydanticCustomError:
-    text = "\n".join(" ".join((".".join(c.key), c.problem, c.remedy)) for c in complaints)
-    return PydanticCustomError("complaints", "{text}", {"text": text, "complaints": complaints})
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        validate_default=True,
-        allow_inf_nan=False,
-        hide_input_in_errors=True,  # a value may be a secret put in the wrong place
-    )
-
-    def checks(self) -> Iterator[Complaint]:
-        """What keys of this section say against each other."""
-        yield from ()
-
-    @model_validator(mode="after")
-    def _keys_agree(self, info: ValidationInfo) -> Self:
-        # A key that is wrong by itself stands at its default here, so what it seems to contradict is no news.
-        broken = (info.context or {}).get("broken", frozenset())
-        if broken == "all":
-            return self
-        found = [c for c in self.checks() if broken.isdisjoint((c.key[0], *c.also))]
-        if found:
-            raise _complain(found)
-        return self
-
-
-def _absolute(text: str, info: ValidationInfo) -> str:
-    """Paths are relative to the folder of the config; `~` is the home folder; URIs stay as they are."""
-    if _URI.match(text):
-        if holds_password(text):
-            raise ValueError(text)
-        return text
-    folder, way = _beginning(text, info)
-    return str(Path(folder, *way))
-
-
-def _absolute_pattern(text: str, info: ValidationInfo) -> str:
-    """As `_absolute`; the folder, which the user did not write, is no pattern whatever signs it holds."""
-    if _URI.match(text):
-        return _absolute(text, info)
-    folder, way = _beginning(text, info)
-    return str(Path(glob.escape(str(folder)), *way))
-
-
-def _beginning(text: str, info: ValidationInfo) -> tuple[Path, tuple[str, ...]]:
-    """The folder that a path begins in, and the way from there."""
-    first, *rest = Path(text).parts or ("",)
-    if not first.startswith("~"):
-        return Path((info.context or {}).get("base") or ""), (first, *rest)
-    try:
-        return Path(first).expanduser(), tuple(rest)
-    except RuntimeError as error:  # ~somebody, and there is no such user
-        raise ValueError(text) from error
-
-
-def _local(text: str) -> str:
-    if _URI.match(text):
-        raise ValueError(text)
-    return text
-
-
-def _one_or_many(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
-def _bytes(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value.strip())
-    if match is None:
-        raise ValueError(value)
-    number, unit, binary = match.groups()
-    step = 1024 if binary else 1000
-    return int(Fraction(number) * step ** (" KMGT".index(unit.upper()) if unit else 0))
-
-
-def _seconds(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    match = _DURATION.fullmatch(value.strip())
-    if match is None:
-        raise ValueError(value)
-    return int(match[1]) * _SECONDS[match[2]]
-
-
-def _hour_text(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _calendar(text: str) -> str:
-    if re.fullmatch(r"[0-9]{8}(/[0-9]{2})?", text) is None:
-        raise ValueError(text)
-    datetime.strptime(text, "%Y%m%d/%H" if "/" in text else "%Y%m%d")
-    return text
-
-
-def _time_format(text: str) -> str:
-    # A format that cannot read what it has written is no format that can read the user's file.
-    if "%" not in text:
-        raise ValueError(text)
-    sample = datetime(2024, 2, 29, 23, 58, 59, tzinfo=UTC)
-    datetime.strptime(sample.strftime(text), text)
-    return text
-
-
-def _as_type(name: str | list[str], allowed: str, **more: Any) -> Any:
-    """JSON Schema of a key whose text we parse ourselves; `x-allowed` is how messages and docs put it."""
-    extra: dict[str, Any] = {"type": name, "x-allowed": allowed, **more}
-    return Field(json_schema_extra=extra)
-
-
-_PLACE = "a path (~ is the home folder) or a URI without password or signature"
-_PATTERN = "a path, glob, URI without password or signature, or {date}/{hour} pattern; or a list of them"
-_BYTES = "a whole number of bytes, or a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB"
-
-Place = Annotated[
-    str,
-    Field(min_length=1),
-    AfterValidator(_absolute),
-    _as_type("string", _PLACE),
-]
-LocalPath = Annotated[
-    str,
-    Field(min_length=1),
-    AfterValidator(_local),
-    AfterValidator(_absolute),
-    _as_type("string", "a path on this machine (~ is the home folder)"),
-]
-Pattern = Annotated[
-    str,
-    Field(min_length=1),
-    AfterValidator(_absolute_pattern),
-    _as_type("string", _PLACE),
-]
-Patterns = Annotated[
-    tuple[Pattern, ...],
-    BeforeValidator(_one_or_many),
-    _as_type(["string", "array"], _PATTERN, minItems=1),
-]
-Texts = Annotated[
-    tuple[str, ...],
-    BeforeValidator(_one_or_many),
-    _as_type(["string", "array"], "a text or a list of texts"),
-]
-Seconds = Annotated[
-    int,
-    Field(ge=0),
-    BeforeValidator(_seconds),
-    _as_type(["string", "integer"], "a duration such as 90s, 30m, 2h or 1d, or whole seconds"),
-]
-Hour = Annotated[
-    str,
-    BeforeValidator(_hour_text),
-    AfterValidator(_calendar),
-    _as_type(["string", "integer"], "a date YYYYMMDD or an hour YYYYMMDD/HH of the calendar"),
-]
-Separator = Annotated[
-    str,
-    Field(pattern=r"^[\x01-\x09\x0b\x0c\x0e-\x21\x23-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]$"),
-    _as_type("string", 'one ASCII sign: no letter, digit, quote or line end ("\\t" in quotes is a tab)'),
-]
-TimeFormat = Annotated[
-    str, AfterValidator(_time_format), _as_type("string", "a format of Python's strptime, such as %Y-%m-%d")
-]
-Name = Annotated[
-    str,
-    Field(pattern="^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"),
-    _as_type("string", "lower-case letters, digits and inner hyphens"),
-]
-ModelAlias = Annotated[
-    str, Field(pattern="^[A-Za-z0-9_.-]+$"), _as_type("string", "letters, digits, _, . and -")
-]
-Port = Annotated[int, Field(ge=1, le=65535)]
-Address = Annotated[str, Field(pattern=r"^[^\s]+:[0-9]{1,5}$"), _as_type("string", "host:port")]
-Size = Annotated[
-    int,
-    Field(ge=1024**2),
-    BeforeValidator(_bytes),
-    _as_type(["string", "integer"], f"at least 1MiB: {_BYTES}"),
-]
 
 
 class Dates(Section):
@@ -336,7 +126,7 @@ class FieldConfig(Section):
     )
     buckets: Annotated[
         Literal["log2"] | Annotated[int, Field(ge=2, le=1000)] | None,
-        _as_type(["string", "integer", "null"], "log2, or a whole number of quantiles from 2 to 1000"),
+        as_type(["string", "integer", "null"], "log2, or a whole number of quantiles from 2 to 1000"),
     ] = Field(None, description="Buckets of `transform: bucket`; log2 if left out.")
     separator: Separator | None = Field(None, description="Splits the text of a slot into several values.")
     multi: bool | None = Field(
@@ -368,7 +158,7 @@ class FieldConfig(Section):
                 near = get_close_matches(raw, SHORT_FORMS, n=1)
                 remedy = f"Did you mean {near[0]}?" if near else "Use one of them, or write the field's keys."
                 problem = f"is {raw}. Allowed in one word: {', '.join(SHORT_FORMS)}."
-                raise _complain([Complaint((), problem, remedy)])
+                raise complain([Complaint((), problem, remedy)])
         if isinstance(raw, Mapping) and raw.get("transform") is not None:
             raw = {**raw, "kind": raw.get("kind") or "dense"}
             if raw["transform"] == "bucket":
@@ -441,8 +231,8 @@ class DataSection(Section):
     shard_size: Annotated[
         int,
         Field(ge=64 * 1024),
-        BeforeValidator(_bytes),
-        _as_type(["string", "integer"], f"at least 64KiB: {_BYTES}"),
+        BeforeValidator(parse_bytes),
+        as_type(["string", "integer"], f"at least 64KiB: {BYTES}"),
     ] = Field(
         64 * 1024**2,
         description="Input that goes into one shard of the dataset.",
@@ -950,7 +740,7 @@ class TrainSection(Section):
     )
     batch_size: Annotated[
         Literal["auto"] | Annotated[int, Field(ge=1)],
-        _as_type(["string", "integer"], "auto, or a whole number of rows of at least 1"),
+        as_type(["string", "integer"], "auto, or a whole number of rows of at least 1"),
     ] = Field(
         "auto", description="Rows a step; auto: 4096, or halved down to 128 until an epoch has 200 steps."
     )
@@ -1003,7 +793,7 @@ class RoleSection(Section):
     cpus: float = Field(1.0, ge=0, le=1024, description="Cores that are reserved for it.")
     memory: Annotated[
         Literal["auto"] | Size,
-        _as_type(["string", "integer"], f"auto, or at least 1MiB: {_BYTES}"),
+        as_type(["string", "integer"], f"auto, or at least 1MiB: {BYTES}"),
     ] = Field("auto", description="Memory it may use; auto: a share of its node's, none of it reserved.")
 
 
@@ -1113,7 +903,7 @@ class LookupSection(Section):
     shards: Annotated[
         tuple[Annotated[tuple[Address, ...], Field(min_length=1)], ...],
         Field(min_length=1),
-        _as_type("array", "a list of shards, each a list of host:port"),
+        as_type("array", "a list of shards, each a list of host:port"),
     ] = Field(description="For each shard the addresses of its replicas.")
     timeout: int = Field(200, ge=1, le=60_000, description="Milliseconds after which a lookup is given up.")
     hedge: int = Field(
@@ -1201,7 +991,7 @@ class FollowSection(Section):
     )
     memory: Annotated[
         Literal["auto"] | Size,
-        _as_type(["string", "integer"], f"auto, or at least 1MiB: {_BYTES}"),
+        as_type(["string", "integer"], f"auto, or at least 1MiB: {BYTES}"),
     ] = Field(
         "auto", description="Bound on the sparse tables: beyond it ids go; auto: half of the machine's."
     )
@@ -1222,6 +1012,7 @@ class Config(Section):
     serve: ServeSection = ServeSection()
     follow: FollowSection = FollowSection()
     cluster: ClusterSection = ClusterSection()
+    deploy: DeploySection = DeploySection()
     home: Place = Field(
         ".clickline", description="Where datasets, checkpoints, versions, logs and state live."
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from clickline.config.sections import looks_secret
+from clickline.config.values import looks_secret
 from clickline.errors import Mistake
 
 __all__ = ["OVERRIDE", "Node", "parse", "set_key"]

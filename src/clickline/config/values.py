@@ -1,0 +1,268 @@
+"""What a section of clickline.yaml is, and the kinds of values that its keys take."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+__all__ = [
+    "BYTES",
+    "Address",
+    "Complaint",
+    "Hour",
+    "LocalPath",
+    "ModelAlias",
+    "Name",
+    "Pattern",
+    "Patterns",
+    "Place",
+    "Port",
+    "Seconds",
+    "Section",
+    "Separator",
+    "Size",
+    "Texts",
+    "TimeFormat",
+    "as_type",
+    "complain",
+    "holds_password",
+    "looks_secret",
+    "parse_bytes",
+]
+
+_SECRET = re.compile(
+    r"secret|token|passw|pwd|credential|authoriz|signature|connection_string"
+    r"|(api|access|account|private|shared)_?key|(^|[^a-z])(key|auth|sas|sig)s?([^a-z]|$)",
+    re.IGNORECASE,
+)
+_URI = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
+_URI_SECRET = re.compile(
+    r"://[^/@]*:[^/@]*@|[?&]([^=&]*(signature|token|passw|secret|credential|accesskey)[^=&]*|sig)=",
+    re.IGNORECASE,
+)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i)?)?B?", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+)\s*([smhd])?")
+_SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a key or variable of this name should never be printed or stored."""
+    return _SECRET.search(name) is not None
+
+
+def holds_password(uri: str) -> bool:
+    """Whether a URI carries a password, a token or a signature."""
+    return _URI.match(uri) is not None and _URI_SECRET.search(uri) is not None
+
+
+class Complaint(NamedTuple):
+    """Keys of one section that do not agree. `also` names the other keys that were looked at."""
+
+    key: tuple[str, ...]
+    problem: str
+    remedy: str
+    also: tuple[str, ...] = ()
+
+
+def complain(complaints: list[Complaint]) -> PydanticCustomError:
+    """The error that carries them through Pydantic."""
+    text = "\n".join(" ".join((".".join(c.key), c.problem, c.remedy)) for c in complaints)
+    return PydanticCustomError("complaints", "{text}", {"text": text, "complaints": complaints})
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # a value may be a secret put in the wrong place
+    )
+
+    def checks(self) -> Iterator[Complaint]:
+        """What keys of this section say against each other."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _keys_agree(self, info: ValidationInfo) -> Self:
+        # A key that is wrong by itself stands at its default here, so what it seems to contradict is no news.
+        broken = (info.context or {}).get("broken", frozenset())
+        if broken == "all":
+            return self
+        found = [c for c in self.checks() if broken.isdisjoint((c.key[0], *c.also))]
+        if found:
+            raise complain(found)
+        return self
+
+
+def _absolute(text: str, info: ValidationInfo) -> str:
+    """Paths are relative to the folder of the config; `~` is the home folder; URIs stay as they are."""
+    if _URI.match(text):
+        if holds_password(text):
+            raise ValueError(text)
+        return text
+    folder, way = _beginning(text, info)
+    return str(Path(folder, *way))
+
+
+def _absolute_pattern(text: str, info: ValidationInfo) -> str:
+    """As `_absolute`; the folder, which the user did not write, is no pattern whatever signs it holds."""
+    if _URI.match(text):
+        return _absolute(text, info)
+    folder, way = _beginning(text, info)
+    return str(Path(glob.escape(str(folder)), *way))
+
+
+def _beginning(text: str, info: ValidationInfo) -> tuple[Path, tuple[str, ...]]:
+    """The folder that a path begins in, and the way from there."""
+    first, *rest = Path(text).parts or ("",)
+    if not first.startswith("~"):
+        return Path((info.context or {}).get("base") or ""), (first, *rest)
+    try:
+        return Path(first).expanduser(), tuple(rest)
+    except RuntimeError as error:  # ~somebody, and there is no such user
+        raise ValueError(text) from error
+
+
+def _local(text: str) -> str:
+    if _URI.match(text):
+        raise ValueError(text)
+    return text
+
+
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def parse_bytes(value: Any) -> Any:
+    """12MiB and the like, as bytes."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(value)
+    number, unit, binary = match.groups()
+    step = 1024 if binary else 1000
+    return int(Fraction(number) * step ** (" KMGT".index(unit.upper()) if unit else 0))
+
+
+def _seconds(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(value)
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def _hour_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _calendar(text: str) -> str:
+    if re.fullmatch(r"[0-9]{8}(/[0-9]{2})?", text) is None:
+        raise ValueError(text)
+    datetime.strptime(text, "%Y%m%d/%H" if "/" in text else "%Y%m%d")
+    return text
+
+
+def _time_format(text: str) -> str:
+    # A format that cannot read what it has written is no format that can read the user's file.
+    if "%" not in text:
+        raise ValueError(text)
+    sample = datetime(2024, 2, 29, 23, 58, 59, tzinfo=UTC)
+    datetime.strptime(sample.strftime(text), text)
+    return text
+
+
+def as_type(name: str | list[str], allowed: str, **more: Any) -> Any:
+    """JSON Schema of a key whose text we parse ourselves; `x-allowed` is how messages and docs put it."""
+    extra: dict[str, Any] = {"type": name, "x-allowed": allowed, **more}
+    return Field(json_schema_extra=extra)
+
+
+_PLACE = "a path (~ is the home folder) or a URI without password or signature"
+_PATTERN = "a path, glob, URI without password or signature, or {date}/{hour} pattern; or a list of them"
+BYTES = "a whole number of bytes, or a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB"
+
+Place = Annotated[
+    str,
+    Field(min_length=1),
+    AfterValidator(_absolute),
+    as_type("string", _PLACE),
+]
+LocalPath = Annotated[
+    str,
+    Field(min_length=1),
+    AfterValidator(_local),
+    AfterValidator(_absolute),
+    as_type("string", "a path on this machine (~ is the home folder)"),
+]
+Pattern = Annotated[
+    str,
+    Field(min_length=1),
+    AfterValidator(_absolute_pattern),
+    as_type("string", _PLACE),
+]
+Patterns = Annotated[
+    tuple[Pattern, ...],
+    BeforeValidator(_one_or_many),
+    as_type(["string", "array"], _PATTERN, minItems=1),
+]
+Texts = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_one_or_many),
+    as_type(["string", "array"], "a text or a list of texts"),
+]
+Seconds = Annotated[
+    int,
+    Field(ge=0),
+    BeforeValidator(_seconds),
+    as_type(["string", "integer"], "a duration such as 90s, 30m, 2h or 1d, or whole seconds"),
+]
+Hour = Annotated[
+    str,
+    BeforeValidator(_hour_text),
+    AfterValidator(_calendar),
+    as_type(["string", "integer"], "a date YYYYMMDD or an hour YYYYMMDD/HH of the calendar"),
+]
+Separator = Annotated[
+    str,
+    Field(pattern=r"^[\x01-\x09\x0b\x0c\x0e-\x21\x23-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]$"),
+    as_type("string", 'one ASCII sign: no letter, digit, quote or line end ("\\t" in quotes is a tab)'),
+]
+TimeFormat = Annotated[
+    str, AfterValidator(_time_format), as_type("string", "a format of Python's strptime, such as %Y-%m-%d")
+]
+Name = Annotated[
+    str,
+    Field(pattern="^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"),
+    as_type("string", "lower-case letters, digits and inner hyphens"),
+]
+ModelAlias = Annotated[
+    str, Field(pattern="^[A-Za-z0-9_.-]+$"), as_type("string", "letters, digits, _, . and -")
+]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Address = Annotated[str, Field(pattern=r"^[^\s]+:[0-9]{1,5}$"), as_type("string", "host:port")]
+Size = Annotated[
+    int,
+    Field(ge=1024**2),
+    BeforeValidator(parse_bytes),
+    as_type(["string", "integer"], f"at least 1MiB: {BYTES}"),
+]

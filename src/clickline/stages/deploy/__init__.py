@@ -1,0 +1,1 @@
+"""Kubernetes: the whole system from the same YAML."""
