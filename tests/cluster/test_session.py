@@ -29,7 +29,7 @@ from clickline.errors import ClusterError
 from clickline.progress import Progress
 try:
     with session(sys.argv[1], home=Path(sys.argv[2]), progress=Progress()) as opened:
-        print("connected", len(opened.nodes()), opened.embedded)
+        print("connected", sum(node.alive for node in opened.nodes()), opened.embedded)
 except ClusterError as error:
     print("refused", error)
 """
@@ -56,9 +56,9 @@ def connect(address: str, home: Path, **environment: str) -> str:
     return done.stdout or done.stderr
 
 
-def listening(port: int) -> bool:
+def listening(port: int, host: str = "127.0.0.1") -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection((host, port), timeout=1).close()
     except OSError:
         return False
     return True
@@ -257,9 +257,11 @@ def test_where_nothing_answers_it_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_existing_cluster_is_used_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("host", "nodes"), [("127.0.0.1", "1"), ("127.0.0.2", "2")])
+def test_an_existing_cluster_is_used_and_goes_on(host: str, nodes: str, tmp_path: Path) -> None:
+    """To a cluster elsewhere, as that at 127.0.0.2 is to a process at 127.0.0.1, it comes with a node of its own."""
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind((host, 0))
         port = free.getsockname()[1]
     short = tempfile.mkdtemp(prefix="clickline-ray-")  # paths of sockets have at most 107 bytes
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64}
@@ -267,7 +269,7 @@ def test_an_existing_cluster_is_used_and_goes_on(tmp_path: Path) -> None:
         [
             *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}"),
             *("--num-cpus=1", "--object-store-memory=100000000", "--include-dashboard=false"),
-            *("--node-ip-address=127.0.0.1", f"--temp-dir={short}", "--disable-usage-stats"),
+            *(f"--node-ip-address={host}", f"--temp-dir={short}", "--disable-usage-stats"),
         ],
         env={**os.environ, **token},
         stdout=subprocess.DEVNULL,
@@ -276,16 +278,16 @@ def test_an_existing_cluster_is_used_and_goes_on(tmp_path: Path) -> None:
     )
     workers: list[int] = []
     try:
-        until(lambda: listening(port))
+        until(lambda: listening(port, host))
         answers: list[str] = []
 
         def connected() -> bool:  # the port is there some time before the node is
-            answers.append(connect(f"127.0.0.1:{port}", tmp_path / "home", **token))
+            answers.append(connect(f"{host}:{port}", tmp_path / "home", **token))
             return answers[-1].startswith("connected")
 
         until(connected, 90)
-        assert answers[-1].split() == ["connected", "1", "False"]
-        assert head.poll() is None and listening(port)
+        assert answers[-1].split() == ["connected", nodes, "False"]
+        assert head.poll() is None and listening(port, host)
         assert list((tmp_path / "home").iterdir()) == []
         workers = [own for child in _children(head.pid) for own in _children(child)]
     finally:
@@ -300,14 +302,21 @@ import os, signal, sys, time
 from pathlib import Path
 from clickline.cluster.session import session
 from clickline.progress import Progress
+import ray
 from ray._private import worker
+class Role:
+    def here(self): return True
 for part in ("raylet", "gcs_server"):
     with session(None, cpus=1, home=None, progress=Progress()) as opened:
         assert not opened.lost()
+        role = ray.remote(num_cpus=0)(Role).remote()
+        assert ray.get(role.here.remote()) and opened.has_place(role)
         os.kill(worker._global_node.all_processes[part][0].process.pid, signal.SIGKILL)
         began = time.monotonic()
         while not opened.lost():
             assert time.monotonic() - began < 5
+        told = opened.cpus(), opened.free_cpus(), opened.has_place(role), opened.has_left(role)
+        assert part == "raylet" or told == (1.0, 0.0, False, False)  # and not for ever, as Ray itself would ask
 with session(None, cpus=1, home=None, progress=Progress()) as opened:
     print("went on", opened.cpus())
 """

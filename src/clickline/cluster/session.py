@@ -6,6 +6,7 @@ cluster nothing is started or stopped, and every node must see the same `home` a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
@@ -16,11 +17,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from clickline.cluster.joining import joined
 from clickline.errors import ClusterError
 from clickline.progress import Progress, human_size
 
@@ -41,10 +44,14 @@ class Node(NamedTuple):
     cpus: float
     memory: int
     alive: bool
+    daemon: tuple[str, int]  # where Ray's own process there listens
 
 
 class Session:
-    """A connection to Ray that stands."""
+    """A connection to Ray that stands.
+
+    A call to Ray about the cluster waits for its head, and when that is gone, Ray ends the whole process after 60
+    seconds. So the head is asked here with a time limit; without an answer, what was known last still holds."""
 
     def __init__(self, *, embedded: bool) -> None:
         import ray
@@ -52,33 +59,45 @@ class Session:
         self.embedded = embedded
         self.address: str = ray.get_runtime_context().gcs_address
         self.node_id: str = ray.get_runtime_context().get_node_id()
-        own = next(node for node in _ray_nodes() if node["NodeID"] == self.node_id)
+        self._nodes: list[Node] = []
+        own = next(node for node in self.nodes() if node.id == self.node_id)
         gcs_host, _, gcs_port = self.address.rpartition(":")
-        raylet = (own["NodeManagerAddress"], own["NodeManagerPort"])
-        self._pulse = ((gcs_host.strip("[]"), int(gcs_port)), raylet)
+        self._pulse = ((gcs_host.strip("[]"), int(gcs_port)), own.daemon)
 
     def nodes(self) -> list[Node]:
         """All nodes that ever were, the living and the gone."""
-        return [
-            Node(
-                node["NodeID"],
-                node["NodeManagerHostname"] or node["NodeManagerAddress"],
-                float(node["Resources"].get("CPU", 0.0)),
-                int(node["Resources"].get("memory", 0)),
-                bool(node["Alive"]),
-            )
-            for node in _ray_nodes()
-        ]
+        from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
+        from ray.exceptions import RpcError
+
+        with suppress(RpcError):
+            self._nodes = [
+                Node(
+                    node.node_id.hex(),
+                    node.node_manager_hostname or node.node_manager_address,
+                    float(node.resources_total.get("CPU", 0.0)),
+                    int(node.resources_total.get("memory", 0)),
+                    node.state == GcsNodeInfo.ALIVE,
+                    (node.node_manager_address, node.node_manager_port),
+                )
+                for node in _head().get_all_node_info(timeout=_ANSWER_SECONDS).values()
+            ]
+        return self._nodes
 
     def cpus(self) -> float:
         """CPUs of all living nodes, in use or not."""
         return sum(node.cpus for node in self.nodes() if node.alive)
 
     def free_cpus(self) -> float:
-        """CPUs that nothing has reserved."""
-        import ray
+        """CPUs that nothing has reserved; none while the head does not answer."""
+        from ray.exceptions import RpcError
 
-        return float(ray.available_resources().get("CPU", 0.0))  # type: ignore[no-untyped-call]
+        try:
+            reply = _head().get_all_resource_usage(timeout=_ANSWER_SECONDS)
+        except RpcError:
+            return 0.0
+        return float(
+            sum(node.resources_available.get("CPU", 0.0) for node in reply.resource_usage_data.batch)
+        )
 
     def lost(self) -> bool:
         """Whether the cluster's head or this machine's own node is gone, so that this session cannot go on.
@@ -90,24 +109,32 @@ class Session:
     def has_left(self, actor: Any) -> bool:
         """Whether the node is gone that an actor runs on. Ray itself calls it alive until it has missed its heart
         beats for a while; meanwhile its actors are just not there."""
-        place = _address_of(actor)["NodeID"]
+        address = _address_of(actor)
         return any(
-            not node["Alive"] or not _answers((node["NodeManagerAddress"], node["NodeManagerPort"]))
-            for node in _ray_nodes()
-            if node["NodeID"] == place
+            not node.alive or not _answers(node.daemon)
+            for node in self.nodes()
+            if address is not None and node.id == address.node_id.hex()
         )
 
     def has_place(self, actor: Any) -> bool:
         """Whether an actor has a process; it may still be starting there."""
-        return bool(_address_of(actor)["Port"])
+        address = _address_of(actor)
+        return address is not None and address.port != 0
 
 
-def _address_of(actor: Any) -> dict[str, Any]:
-    """Of an actor that waits, the node that was asked for a process, and no port."""
-    from ray._private import state
+def _address_of(actor: Any) -> Any:
+    """Of an actor that waits, the node that was asked for a process, and no port. None: the head does not tell."""
+    from ray.exceptions import RpcError
 
-    found: dict[str, Any] = state.actors(actor._actor_id.hex())["Address"]
-    return found
+    async def ask() -> Any:
+        return await _head().async_get_all_actor_info(actor_id=actor._actor_id, timeout=_ANSWER_SECONDS)
+
+    with ThreadPoolExecutor(1) as apart:  # in this thread a loop may run: that of a notebook
+        try:
+            answer = apart.submit(asyncio.run, ask()).result()
+        except RpcError:
+            return None
+    return next((found.address for found in answer.values()), None)
 
 
 def _answers(place: tuple[str, int]) -> bool:
@@ -118,11 +145,11 @@ def _answers(place: tuple[str, int]) -> bool:
     return True
 
 
-def _ray_nodes() -> list[dict[str, Any]]:
-    import ray
+def _head() -> Any:
+    """The cluster's head, to be asked with a time limit."""
+    from ray._private import worker
 
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return nodes
+    return worker.global_worker.gcs_client  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -147,17 +174,21 @@ def session(
         _check_nodes(shared, home)
         yield shared
         return
-    try:
+    with ExitStack() as ends:
         if address is None:
+            ends.callback(_end)
             _start(cpus, progress)
         else:
-            _connect(address)
+            _check_address(address)
+            with _understood(address):
+                if address != "auto":
+                    ends.enter_context(joined(address))
+                ends.callback(_end)
+                _init(address=address)
         opened = Session(embedded=address is None)
         if address is not None:
             _check_nodes(opened, home)
         yield opened
-    finally:
-        _end()
 
 
 # ── settings that Ray takes from the environment ───────────────────────────────────────────────
@@ -263,11 +294,12 @@ def _end() -> None:
 # ── an existing cluster ────────────────────────────────────────────────────────────────────────
 
 
-def _connect(address: str) -> None:
+def _check_address(address: str) -> None:
+    """It is one, something answers there, and there is a token to call it with."""
     if "://" in address:
         raise ClusterError(
-            f"cluster.address is {address}; auto or host:port of the cluster's head is expected. Run clickline on one "
-            "of its nodes: it works beside them, not through Ray's client."
+            f"cluster.address is {address}; auto or host:port of the cluster's head is expected: clickline works "
+            "beside the cluster's nodes, not through Ray's client."
         )
     if address != "auto":
         _reach(address)
@@ -277,8 +309,15 @@ def _connect(address: str) -> None:
             "was started with into RAY_AUTH_TOKEN, or its file into RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token; "
             "for a cluster that was started without, set RAY_AUTH_MODE=disabled."
         )
+
+
+@contextmanager
+def _understood(address: str) -> Iterator[None]:
+    """What Ray says against a connection, in words that help."""
     try:
-        _init(address=address)
+        yield
+    except ClusterError:
+        raise
     except Exception as error:  # of many kinds, plain ones too
         raise ClusterError(f"the Ray cluster at {address} cannot be used: {_why(error)}") from error
 
