@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from clickline.config import Config, resolved
+from clickline.config import Config
 from clickline.config.deploy import DeploySection
 
 __all__ = ["WORKING_FOLDER", "Object", "Plan", "text"]
@@ -28,6 +28,8 @@ class Plan:
     config: Config
     files: Mapping[str, str]
     """Path in a pod to text."""
+    written: str
+    """The config's text in the pods."""
 
     @property
     def name(self) -> str:
@@ -93,7 +95,7 @@ class Plan:
         return mounts | {path: _key(path) for path in self.files}
 
     def _config_files(self) -> dict[str, str]:
-        return {"clickline.yaml": resolved(self.config)} | {
+        return {"clickline.yaml": self.written} | {
             _key(path): content for path, content in self.files.items()
         }
 

@@ -43,19 +43,22 @@ def pod(
     probes: Mapping[str, Object] | None = None,
     ray: bool = False,
     data: bool = False,
+    fills: bool = False,
     writes: bool = True,
     more_environment: Sequence[Object] = (),
     restart: str | None = None,
     grace: int | None = None,
     account: bool = False,
     before_stop: Object | None = None,
+    awaits: str | None = None,
 ) -> Object:
     """A pod template with one process.
 
-    `data`: it reads the click logs. `writes`: it writes to `home`. `ray`: it is a node of Ray. `account`: it calls the
-    API of Kubernetes. `restart` is the pod's restartPolicy, where it is not Always.
+    `data`: it reads the click logs; `fills`: it writes them. `writes`: it writes to `home`. `ray`: it is a node of Ray.
+    `account`: it calls the API of Kubernetes. `awaits` is a host:port that must answer before it begins. `restart` is
+    the pod's restartPolicy, where it is not Always.
     """
-    mounts = _mounts(plan, ray=ray, data=data, writes=writes)
+    mounts = _mounts(plan, ray=ray, data=data, fills=fills, writes=writes)
     shared: Object = {
         "image": plan.deploy.image,
         "imagePullPolicy": plan.deploy.pull,
@@ -66,6 +69,7 @@ def pod(
         "securityContext": security(),
     }
     checked = [] if writes else ["--read-only"]
+    checked += [] if awaits is None else ["--await", awaits]
     ready = {
         "name": "ready",
         "command": ["clickline", "deploy", "check-pod", *checked],
@@ -110,14 +114,11 @@ def data_pod(plan: Plan) -> Object:
         ["sleep", "86400"],
         takes=plan.deploy.resources.lookup,
         data=True,
+        fills=True,
         writes=False,
         restart="Never",
         grace=0,
     )
-    for one in (*template["spec"]["containers"], *template["spec"]["initContainers"]):
-        for mount in one["volumeMounts"]:
-            if mount["name"] == "data":
-                del mount["readOnly"]
     return plan.object("v1", "Pod", plan.called("data"), "data", {"spec": template["spec"]})
 
 
@@ -203,7 +204,7 @@ def claim_name(plan: Plan, volume: str) -> str | None:
     return section.claim or plan.called(volume)
 
 
-def _mounts(plan: Plan, *, ray: bool, data: bool, writes: bool) -> list[Object]:
+def _mounts(plan: Plan, *, ray: bool, data: bool, fills: bool, writes: bool) -> list[Object]:
     mounts: list[Object] = [
         {"name": "config", "mountPath": path, "subPath": key, "readOnly": True}
         for path, key in plan.mounted_files().items()
@@ -213,7 +214,8 @@ def _mounts(plan: Plan, *, ray: bool, data: bool, writes: bool) -> list[Object]:
         for path, (secret, key) in _secret_files(plan).items()
     ]
     if data and claim_name(plan, "data") is not None:
-        mounts.append({"name": "data", "mountPath": data_folder(plan), "readOnly": True})
+        logs: Object = {"name": "data", "mountPath": data_folder(plan)}
+        mounts.append(logs if fills else {**logs, "readOnly": True})
     models: Object = {"name": "models", "mountPath": plan.config.home}
     mounts.append(models if writes else {**models, "readOnly": True})
     mounts.append({"name": "scratch", "mountPath": str(SCRATCH)})
