@@ -185,7 +185,7 @@ def test_ctrl_c_ends_it_soon_and_leaves_no_process(project: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while ((read_status(project / ".clickline") or {}).get("figures") or {}).get("step", 0) < 5:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline

@@ -48,6 +48,19 @@ def test_the_unit_of_a_lost_worker_is_the_next_one_granted_from_the_batch_it_was
     assert leases.done == 2
 
 
+def test_a_fence_is_above_every_lease_before_it_and_below_the_next() -> None:
+    leases = Leases(units(2))
+    lost = granted(leases, "a")
+    leases.lost("a")
+    fence = leases.fence()
+    again = granted(leases, "b")
+    assert lost.token < fence < again.token < leases.fence()
+    assert not leases.finished(fence, 1.0), "nobody holds it"
+    assert leases.finished(again.token, 1.0)
+    later = Leases.from_json(units(2), json.loads(json.dumps(leases.to_json())))
+    assert granted(later, "c").token > again.token + 1, "a cut remembers fences too"
+
+
 def test_the_unit_that_comes_next_can_be_read_ahead() -> None:
     leases = Leases(units(3))
     first = granted(leases, "a")

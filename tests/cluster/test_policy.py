@@ -321,3 +321,18 @@ def test_work_that_never_comes_to_another_cut_is_given_up() -> None:
     assert isinstance(story.sees(10.0, Seen(2, 0, lost=(lost,), cut=8)), Restart), (
         "another cut, another budget"
     )
+
+
+def test_a_restart_that_no_loss_explains_spends_the_same_budget() -> None:
+    story = Story(Rules(crashes=2))
+    lost = Loss("shard", "shard-0", "crashed")
+    assert isinstance(story.sees(0.0, Seen(2, 0, lost=(lost,), cut=7)), Restart)
+    for again in range(1, 5):
+        decision = story.sees(float(again), Seen(0, 0, restart="the head is gone", cut=7))
+        assert decision == Restart("the head is gone")
+    decision = story.sees(9.0, Seen(0, 0, restart="the head is gone", cut=7))
+    assert decision == GiveUp(
+        "the work after the cut at step 7 was begun 6 times and never came to another cut. "
+        "The last time: the head is gone"
+    )
+    assert story.sees(9.0, Seen(0, 0, restart="the head is gone", cut=8)) == Restart("the head is gone")

@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from cluster_home import assert_same, crew, prepared, rows_of, run, sharing
 
-from clickline.cluster import together, watch
+from clickline.cluster import leasing, together, watch
+from clickline.cluster.crew import Member
+from clickline.cluster.leases import Lease
+from clickline.cluster.leasing import Leasing, at_once
 from clickline.cluster.session import Session
 from clickline.stages.train.run import TrainResult
 
@@ -168,21 +171,50 @@ def test_one_worker_by_itself_learns_what_one_machine_learns(
     assert_equal(run(base), far)
 
 
+def test_further_workers_begin_when_those_before_have_made_their_first_steps() -> None:
+    assert [at_once(step, 0.0) for step in (0, 29, 30, 89, 90, 179, 180)] == [1, 1, 2, 2, 3, 3, 4]
+    # Nobody waits for one that hangs.
+    assert [at_once(0, seconds) for seconds in (29.0, 31.0, 95.0)] == [1, 2, 4]
+    assert at_once(90, 31.0) == 3
+
+
 @pytest.mark.faults
+@pytest.mark.timeout(900)  # 4 minutes on 2 cores at a load of 10, 9 minutes at 30
 def test_two_workers_by_themselves_come_to_the_auc_of_sync(
-    tmp_path_factory: pytest.TempPathFactory, ray_session: Session
+    tmp_path_factory: pytest.TempPathFactory, ray_session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model and the data of `clickline init` and `clickline sample`; what sync comes to is what local mode comes to.
 
-    How far behind a gradient is depends on how evenly the workers get on, so on the load of the machine."""
-    folder = prepared(tmp_path_factory.mktemp("async"), 500_000, "16MiB", of_preset=True)
-    steps = "train.batch_size=512"
-    local, far = run(folder, steps), run(folder, steps, *crew(2, 2), "train.sync=false")
-    assert far.checkpoint.step == local.checkpoint.step
-    assert far.checkpoint.body["learned_rows"] == 400_000
-    mine, theirs = rows_of(local.checkpoint)["admitted"], rows_of(far.checkpoint)["admitted"]
-    for field in ("id", "show", "click", "hour", "slot"):
-        assert (mine[field] == theirs[field]).all()
-    assert local.evaluation is not None and far.evaluation is not None
-    assert local.evaluation.total.auc is not None and far.evaluation.total.auc is not None
-    assert abs(far.evaluation.total.auc - local.evaluation.total.auc) < 0.001
+    Local mode itself comes to an AUC that differs by 0.001 (one standard deviation) from seed to seed, so each async
+    run is compared with the local one of its seed, and the mean of two seeds is judged: how much one pair differs by
+    chance (rows come in another order), and how we know, is in docs/cluster.md."""
+    import ray
+
+    folder = prepared(tmp_path_factory.mktemp("async"), 500_000, "1MiB", of_preset=True)
+    begun: list[tuple[str, int]] = []
+    grant = Leasing._grant
+
+    def noted(self: Leasing, member: Member, lease: Lease) -> None:
+        begun.append((member.name, ray.get(self._crew.network.step.remote())))
+        grant(self, member, lease)
+
+    monkeypatch.setattr(Leasing, "_grant", noted)
+    monkeypatch.setattr(leasing, "_ALONE_SECONDS", 300.0)  # however slow the machine is
+    more = []
+    for seed in (1, 2):
+        begun.clear()
+        asked = ["train.batch_size=512", f"train.seed={seed}", "tracking.enabled=false"]
+        local, far = run(folder, *asked), run(folder, *asked, *crew(2, 2), "train.sync=false")
+        (first, at), (second, then) = begun[:2]
+        assert first != second
+        assert at == 0
+        assert 30 <= then < 400  # the first steps are made alone, and the rest is not
+        assert far.checkpoint.step == local.checkpoint.step
+        assert far.checkpoint.body["learned_rows"] == 400_000
+        mine, theirs = rows_of(local.checkpoint)["admitted"], rows_of(far.checkpoint)["admitted"]
+        for field in ("id", "show", "click", "hour", "slot"):
+            assert (mine[field] == theirs[field]).all()
+        assert local.evaluation is not None and far.evaluation is not None
+        assert local.evaluation.total.auc is not None and far.evaluation.total.auc is not None
+        more.append(far.evaluation.total.auc - local.evaluation.total.auc)
+    assert abs(sum(more) / len(more)) < 0.001, more

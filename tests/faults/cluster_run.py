@@ -35,10 +35,10 @@ T = TypeVar("T")
 # The real numbers are for machines that are far away and busy; a test cannot wait for them.
 SETTINGS = {
     "clickline.learner.batches": {"WINDOW_ROWS": 8192},  # several units in few rows
-    "clickline.cluster.job": {"Job.__init__": 4.0},  # group_seconds
+    "clickline.cluster.job": {"Job.__init__": 8.0},  # group_seconds
     "clickline.cluster.together": {"_SILENT_SECONDS": 4.0},
     "clickline.cluster.leases": {"Leases.__init__": 4.0, "Leases.from_json": 4.0},  # patience
-    "clickline.cluster.watch": {"_LOOK_SECONDS": 0.1, "_LATE_SECONDS": 1.0},
+    "clickline.cluster.watch": {"_LOOK_SECONDS": 0.1, "_LATE_SECONDS": 1.0, "KEEPER_SECONDS": 20.0},
     "clickline.cluster.policy": {"GROW_SECONDS": 1.0},
 }
 _AGENTS = (
@@ -85,10 +85,14 @@ class ClusterRun:
         self._process: subprocess.Popen[bytes] | None = None
         self._moments = project / "moments"
         self._moments.mkdir()
-        (self._moments / "settings.json").write_text(json.dumps(SETTINGS))
+        self.hurry({})
         self._faults = 0
 
     # ── the command ────────────────────────────────────────────────────────────────────────────
+
+    def hurry(self, settings: dict) -> None:
+        """Set more values for processes that start from now on, by module."""
+        (self._moments / "settings.json").write_text(json.dumps({**SETTINGS, **settings}))
 
     def strike(self, *faults: Fault) -> list[Path]:
         """Prepare faults for processes that start from now on; the files that tell who was struck."""

@@ -80,6 +80,7 @@ def test_a_worker_dies_as_it_starts(project, calm, mode):
     run.start()
     run.ends_exact()
     assert struck.exists()
+    assert run.decided("restart") == []  # the other one goes on, though it may not be there yet
 
 
 @pytest.mark.faults
@@ -182,16 +183,17 @@ def test_the_driver_is_killed_twice_anywhere(project, calm, mode):
 
 @pytest.mark.faults
 def test_the_one_worker_that_was_given_the_network_dies_before_the_others_have_it(project, calm):
-    """After a restart at a cut; a second worker would have a network that has learned nothing."""
+    """After a restart at a cut; the others have a network that has learned nothing."""
     run = ClusterRun(project, "sync", calm("sync"))
     run.strike(Fault(TRAINER, "finish_checkpoint", 2))
     run.start()
     assert run.wait().code == -signal.SIGKILL
     assert run.cut_step() > 0
-    [struck] = run.strike(Fault(WORKER, "load", 1, after=True))
+    [struck] = run.strike(Fault("clickline.cluster.worker", "_pack", 1))
     run.start()
     run.ends_exact()
     assert struck.exists()
+    assert run.decided("restart") == []
 
 
 @pytest.mark.faults
@@ -274,6 +276,55 @@ def test_a_silent_worker_is_given_up_and_nobody_waits_for_it_async(project, calm
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize(
+    ("place", "name", "call"),
+    [(WORKER, "_pool", 60), ("clickline.learner.batches:Batches", "read_window", 2)],
+    ids=["computing", "reading"],
+)
+def test_a_worker_that_answers_but_hangs_holds_up_nobody_async(project, calm, place, name, call):
+    """The others would wait for it, and so would a cut."""
+    run = ClusterRun(project, "async", calm("async"))
+    [held] = run.strike(Fault(place, name, call, do="hold"))
+    run.start()
+    poll("a worker that hangs", held.exists)
+    poll("a decision", lambda: any("no longer moved" in reason for reason in run.decided("resize")))
+    run.ends_exact()
+    assert run.decided("restart") == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("mode", "fault"),
+    [
+        ("sync", Fault(TABLES, "apply", LATER, do="hold")),
+        ("async", Fault(TABLES, "apply", LATER, do="hold")),
+        ("async", Fault(HOLDER, "_learn", LATER, do="hold")),
+    ],
+    ids=["shard-sync", "shard-async", "network-async"],
+)
+def test_a_keeper_of_state_that_hangs_is_given_up(project, calm, mode, fault):
+    run = ClusterRun(project, mode, calm(mode))
+    [held] = run.strike(fault)
+    run.start()
+    run.ends_exact()
+    assert held.exists()
+    [reason] = run.decided("restart")
+    assert "was cut off (it did not answer in time)" in reason
+
+
+@pytest.mark.faults
+def test_a_shard_that_hangs_as_it_restores_is_given_up(project, calm):
+    run = ClusterRun(project, "sync", calm("sync"))
+    run.hurry({"clickline.cluster.crew": {"_RESTORE_SECONDS": 60.0}})
+    struck, held = run.strike(Fault(TABLES, "apply", LATER), Fault(SHARD, "load", 1, do="hold"))
+    run.start()
+    run.ends_exact()
+    assert struck.exists() and held.exists()
+    crashed, silent = run.decided("restart")
+    assert "crashed" in crashed and "was cut off (it did not answer in time)" in silent
+
+
+@pytest.mark.faults
 def test_the_unit_of_a_straggler_is_leased_again_and_what_it_sends_late_is_refused_async(project, calm):
     run = ClusterRun(project, "async", calm("async"), **{"train.checkpoint_steps": 1000})
     held, refused = run.strike(
@@ -324,6 +375,6 @@ def test_workers_go_and_come_as_asked(project, calm, mode):
     run.command("scale", "--workers", "2")
     poll("two workers", lambda: len(run.roles("worker")) == 2)
     run.ends_exact()
-    fewer, more = run.decided("resize")[1:]
+    fewer, more = [reason for reason in run.decided("resize") if "clickline scale" in reason]
     assert "`clickline scale` asks for 1 worker, and 2 run" in fewer
     assert "from 1 to 2 workers; `clickline scale` asks for 2" in more

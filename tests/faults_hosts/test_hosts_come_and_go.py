@@ -20,9 +20,7 @@ _ROOM_FOR = ("--memory=1", "--memory=700000000", "--memory=1400000000")  # no sh
 
 
 def elastic(cluster: Cluster, ads: Path, *settings: str) -> Training:
-    return Training(
-        cluster, ads, *_SHARD, "train.workers.max=3", "train.checkpoint_steps=20", *settings, brake=0.4
-    )
+    return Training(cluster, ads, "train.workers.max=3", "train.checkpoint_steps=20", *settings, brake=0.4)
 
 
 @pytest.mark.parametrize("sync", ["true", "false"])
@@ -31,7 +29,9 @@ def test_a_node_leaves_and_another_joins(cluster: Cluster, ads: Path, exact: Exa
     cluster.await_hosts()
     cluster.node("a", 1, _ROOM_FOR[0])
     cluster.await_hosts()
-    training = elastic(cluster, ads, f"train.sync={sync}")
+    training = elastic(
+        cluster, ads, f"train.sync={sync}"
+    )  # shards ask for nothing, and yet are on the head alone
     training.until(lambda: sorted(training.workers().values()) == ["a", "head"] and training.cut)
     cluster.hosts["a"].kill()
     training.until(lambda: "left with its node" in training.events())
@@ -56,7 +56,7 @@ def test_the_shards_of_a_node_that_leaves_are_placed_on_the_others(
     cluster.node("a", 1, _ROOM_FOR[1])
     cluster.node("b", 1, _ROOM_FOR[2])
     cluster.await_hosts()
-    training = elastic(cluster, ads, f"train.sync={sync}", "cluster.crashes=1")
+    training = elastic(cluster, ads, *_SHARD, f"train.sync={sync}", "cluster.crashes=1")
     training.until(lambda: len(training.workers()) == 3 and training.cut)
     assert {training.place("shard-0"), training.place("shard-1")} <= {"a", "b"}
     leaves = training.place("shard-0")
@@ -81,7 +81,7 @@ def test_without_room_for_its_shards_a_run_waits_for_a_node(
     cluster.await_hosts()
     cluster.node("a", 1, _ROOM_FOR[1])
     cluster.await_hosts()
-    training = elastic(cluster, ads)
+    training = elastic(cluster, ads, *_SHARD)
     training.until(lambda: len(training.workers()) == 2 and training.cut)
     cluster.hosts["a"].kill()
     training.until(lambda: "waits for room: 1 of 2 shards" in training.told())
@@ -97,7 +97,7 @@ def test_a_run_that_does_not_fit_says_so_once_and_begins_when_a_node_joins(
 ) -> None:
     cluster.head(1, _ROOM_FOR[2])
     cluster.await_hosts()
-    training = elastic(cluster, ads, "train.workers.min=3")
+    training = elastic(cluster, ads, *_SHARD, "train.workers.min=3")
     reason = "3 workers of 1 CPUs each must fit to begin, and the cluster has room for 1. It has 1 CPUs"
     training.until(lambda: reason in training.told())
     assert training.status()["state"] == "waiting"

@@ -92,7 +92,10 @@ def parted(lines: Lines, tmp_path: Path) -> Iterator[Cluster]:
         address=lines.here[0],
         CLICKLINE_TEST_GROUP="8",
         RAY_health_check_period_ms="1000",
-        RAY_grpc_keepalive_time_ms="120000",  # what was sent waits in a connection that nobody closes
+        # What was sent waits in a connection that neither end closes.
+        RAY_grpc_keepalive_time_ms="120000",
+        RAY_grpc_keepalive_timeout_ms="120000",
+        RAY_grpc_client_keepalive_timeout_ms="120000",
     )
     try:
         made.head(0, "--memory=1")

@@ -9,6 +9,7 @@ import typer
 import clickline
 from clickline.cli.check import check
 from clickline.cli.data import data
+from clickline.cli.deploy import deploy
 from clickline.cli.down import down
 from clickline.cli.evaluate import evaluate
 from clickline.cli.init import init
@@ -76,3 +77,4 @@ app.command()(lookup)
 app.command()(predict)
 app.add_typer(versions, name="versions")
 app.add_typer(data, name="data")
+app.add_typer(deploy, name="deploy")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from numpy.typing import NDArray
 
@@ -22,15 +22,18 @@ from clickline.cluster.policy import Decision, GiveUp, Loss, Past, Resize, Resta
 from clickline.cluster.session import Session, session
 from clickline.cluster.shard import Shard, ShardSpec
 from clickline.cluster.state import asked_workers, logs_of
-from clickline.cluster.watch import Watch
+from clickline.cluster.watch import KEEPER_SECONDS, Watch
 from clickline.errors import ClicklineError, ClusterError
 from clickline.progress import Progress, human_size
 
-__all__ = ["Crew", "Failed", "Member"]
+__all__ = ["WORK_SECONDS", "Crew", "Failed", "Member"]
 
-_START_SECONDS = 180.0  # for a process to be there, once it was asked for
+_START_SECONDS = 180.0  # for a worker to be there, once it was asked for
+_RESTORE_SECONDS = 180.0  # for a shard to be there, once it has a place, and longer for what it restores:
+_RESTORED_BYTES = 2 << 20  # a second
 _ANSWER_SECONDS = 30.0  # for a call that takes no time
 _PLACE_SECONDS = 15.0  # for a node to be found for a process, and to start it
+WORK_SECONDS = 3600.0  # for what goes through all ids of a shard
 _WAIT_SECONDS = 0.2
 # Messages of a batch, some hundred kB each, go straight from process to process. Through the object store, as Ray does
 # with all above 100 kB, each costs the node's daemon more than a millisecond: a tenth of all work on two cores.
@@ -39,6 +42,7 @@ _STRAIGHT = {
     "RAY_task_rpc_inlined_bytes_limit": str(32 << 20),
 }
 _GUESSES = " Some common causes include"  # Ray says so of every process that ends, and names memory first
+_LEAST_MEMORY = 1 << 20  # that a shard reserves: so none is on a node that gives no memory, as a driver's own
 _SHARD_SHARE = 0.6  # of a node's memory; the rest is the workers' and the object store's
 
 
@@ -101,10 +105,10 @@ class Crew:
             "max_concurrency": 1000,
             "runtime_env": {"env_vars": _STRAIGHT},
         }
-        memory = {} if job.shard_memory is None else {"memory": job.shard_memory}
+        memory = _LEAST_MEMORY if job.shard_memory is None else job.shard_memory
         self.shard_limit = self._limit_of_a_shard()
         shard = ray.remote(Shard).options(
-            **options, **memory, num_cpus=job.shard_cpus, scheduling_strategy="SPREAD"
+            **options, memory=memory, num_cpus=job.shard_cpus, scheduling_strategy="SPREAD"
         )
         threads = max(1, int(job.shard_cpus))
         self.shards = [
@@ -138,31 +142,34 @@ class Crew:
                     logs / "network.log",
                 )
             )
-        self._await_keepers()
+        self._await_keepers(_RESTORE_SECONDS + sum(file.stat().st_size for file in restore) / _RESTORED_BYTES)
 
-    def _await_keepers(self) -> None:
-        """Until all are there; what finds no place is named."""
+    def _await_keepers(self, seconds: float) -> None:
+        """Until all are there; what finds no place is named, and who has one and does not come in time is lost."""
         import ray
 
         waiting = [shard.state.remote() for shard in self.shards]
         if self.network is not None:
             waiting.append(self.network.step.remote())
-        began = time.monotonic()
+        began = placed = time.monotonic()
         while True:
             ready, missing = ray.wait(waiting, num_returns=len(waiting), timeout=1.0)
             self.keepers(ready)  # one that is lost is told now, not when the others have come
             if not missing:
                 break
             self.check_cluster()
-            self._tell_homeless(time.monotonic() - began)
+            if self._tell_homeless(time.monotonic() - began):
+                placed = time.monotonic()
+            elif time.monotonic() - placed > seconds:
+                self.keepers(missing, 1.0)
         self.watch.shards = tuple(self.keepers(waiting)[: self.job.shards])
 
-    def _tell_homeless(self, seconds: float) -> None:
-        """Shards without a place: said after a while, an error when it takes too long. What restores takes its time."""
+    def _tell_homeless(self, seconds: float) -> int:
+        """Shards without a place: said after a while, an error when it takes too long. How many there are."""
         assert self._session is not None
         homeless = sum(not self._session.has_place(shard) for shard in self.shards)
         if seconds < _PLACE_SECONDS or not homeless:
-            return
+            return homeless
         job = self.job
         memory = "" if job.shard_memory is None else f" and {human_size(job.shard_memory)}"
         found = (
@@ -175,6 +182,7 @@ class Crew:
                 "(train.shards); the same command then goes on from the last checkpoint."
             )
         self.watch.wait_for(f"waits for room: {found}")
+        return homeless
 
     def end_roles(self) -> None:
         """End every process that was started."""
@@ -336,25 +344,31 @@ class Crew:
         self.watch.log.say(f"lost: {loss}\n{error}")
         self.losses.append(loss)
 
-    def keepers(self, answers: Sequence[Any]) -> list[Any]:
-        """Answers of shards and the network's holder. Raises Lost when one of them is gone."""
+    def keepers(self, answers: Sequence[Any], seconds: float = KEEPER_SECONDS) -> list[Any]:
+        """Answers of shards and the network's holder. Raises Lost when one of them is gone, or silent."""
         import ray
-        from ray.exceptions import RayActorError, RayTaskError
+        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
         try:
-            found: list[Any] = ray.get(list(answers))
+            found: list[Any] = ray.get(list(answers), timeout=seconds)
         except RayTaskError as error:
             raise error.cause from None
+        except GetTimeoutError:
+            self.check_cluster()
+            name, _ = self._dead_keeper()
+            self._lose_keeper(name, "partitioned", "it did not answer in time")
         except RayActorError as error:
             name, actor = self._dead_keeper()
-            why = _why(error) if actor is None else self._why(error, actor)
-            role: Literal["network", "shard"] = "network" if name == "network" else "shard"
-            loss = Loss(role, name, why, "", _words(why, str(error)))
-            self.watch.log.say(f"lost: {loss}\n{error}")
-            self.losses.append(loss)
-            self.act_on_losses()
-            raise Lost(str(loss)) from error
+            self._lose_keeper(name, _why(error) if actor is None else self._why(error, actor), str(error))
         return found
+
+    def _lose_keeper(self, name: str, why: Why, error: str) -> NoReturn:
+        role: Literal["network", "shard"] = "network" if name == "network" else "shard"
+        loss = Loss(role, name, why, "", _words(why, error))
+        self.watch.log.say(f"lost: {loss}\n{error}")
+        self.losses.append(loss)
+        self.act_on_losses()
+        raise Lost(str(loss))
 
     def _dead_keeper(self) -> tuple[str, Any]:
         import ray
@@ -395,7 +409,7 @@ class Crew:
             return
         lost, self.losses = tuple(self.losses), []
         seen = Seen(
-            workers=len(self.here()),
+            workers=len(self.members),  # those that are on their way too
             room=0,
             lost=lost,
             asked=asked_workers(self.job.run),
@@ -407,17 +421,30 @@ class Crew:
             raise ClusterError(f"{decision.reason}.")
         if isinstance(decision, Restart):
             self.watch.say("restart", decision.reason)
-            raise Lost(decision.reason)
+            raise Lost(decision.reason, decided=True)
         self.watch.say("resize", decision.reason)
+
+    def count_restart(self, lost: Lost) -> None:
+        """Everything goes back to the last cut, and the policy does not know of it. Raises ClusterError when that
+        was done too often."""
+        if self._session is not None:
+            try:
+                self.look_for_losses()  # who is gone tells more
+            except Lost as found:
+                if found.decided:
+                    return
+        seen = Seen(workers=0, room=0, restart=str(lost), learned=self.watch.rows, cut=self.watch.cut_step)
+        decision, self._past = decide(self.job.rules, self._past, seen, time.monotonic())
+        if isinstance(decision, GiveUp):
+            raise ClusterError(f"{decision.reason}.")
+        self.watch.say("restart", decision.reason)
 
     def check_cluster(self) -> None:
         """Raises Lost when the cluster itself is gone."""
         if self._session is not None and self._session.lost():
-            reason = (
+            raise Lost(
                 "the cluster's head or this machine's node is gone, so everything goes back to the last cut"
             )
-            self.watch.say("restart", reason)
-            raise Lost(reason)
 
     # ── room ───────────────────────────────────────────────────────────────────────────────────
 
@@ -438,9 +465,10 @@ class Crew:
         if self.job.shard_memory is not None:
             return self.job.shard_memory
         assert self._session is not None
-        nodes = [node for node in self._session.nodes() if node.alive]
-        on_one = math.ceil(self.job.shards / len(nodes))
-        return int(_SHARD_SHARE * min(node.memory for node in nodes) / on_one)
+        room = [node.memory for node in self._session.nodes() if node.alive and node.memory >= _LEAST_MEMORY]
+        if not room:  # then none finds a place
+            return _LEAST_MEMORY
+        return int(_SHARD_SHARE * min(room) / math.ceil(self.job.shards / len(room)))
 
 
 def _words(why: Why, error: str) -> str:

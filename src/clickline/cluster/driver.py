@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.checkpoint import part_names
 from clickline.artifacts.dataset import Dataset
-from clickline.cluster.crew import Crew, Failed, Member
+from clickline.cluster.crew import WORK_SECONDS, Crew, Failed, Member
 from clickline.cluster.job import Job, Lost, Pause
 from clickline.cluster.leasing import Leasing
 from clickline.cluster.shard import ShardState, join_reports
@@ -62,8 +62,11 @@ class Driver:
         self._crew.begin(restore, dense, step, rows)
         self._dense, self.step, self._fresh, self._scoring_with = dense, step, True, None
 
-    def restarted(self, reason: str) -> None:
-        self._watch.restarted(reason)
+    def restarted(self, lost: Lost) -> None:
+        """Everything goes back to the last cut. Raises ClusterError when that was done too often."""
+        if not lost.decided:
+            self._crew.count_restart(lost)
+        self._watch.restarted()
 
     def close(self, state: Literal["done", "stopped", "failed"], message: str = "") -> None:
         """End everything that was started."""
@@ -131,7 +134,7 @@ class Driver:
             if step == self.step:  # not one that came when the epoch was over
                 return dict(state)
         crew.act_on_losses()
-        raise Lost("no worker is left that has the network")
+        raise Lost("no worker is left that has the network, so everything goes back to the last cut")
 
     def hours(self) -> list[HourlyCounts]:
         """How well rows were predicted before they were learned, since the last time; without those of lost workers."""
@@ -148,7 +151,8 @@ class Driver:
         names = part_names(self._job.shards)
         shards = self._crew.shards
         begun = self._crew.keepers(
-            [shard.freeze.remote(folder / name, share) for shard, name in zip(shards, names, strict=True)]
+            [shard.freeze.remote(folder / name, share) for shard, name in zip(shards, names, strict=True)],
+            WORK_SECONDS,
         )
         if not all(begun):
             raise ClusterError("a cut was asked for while a batch was under way. Please report this.")
@@ -157,12 +161,16 @@ class Driver:
     def written(self, parts: Mapping[str, Any]) -> dict[str, str]:
         """The digests of the parts, once all are on disk. Any thread may wait here."""
         import ray
-        from ray.exceptions import RayError
+        from ray.exceptions import RayError, RayTaskError
 
         try:
             return dict(zip(parts, ray.get(list(parts.values())), strict=True))
+        except RayTaskError as error:  # the disk is full, most likely
+            raise error.cause from None
         except RayError as error:
-            raise Lost(f"a shard was lost while it wrote its part: {error}") from error
+            raise Lost(
+                "a shard was lost while it wrote its part, so everything goes back to the last cut"
+            ) from error
 
     def cut_done(self, step: int, seconds: float, stalled: float) -> None:
         self._watch.cut_done(step, seconds, stalled)
@@ -177,11 +185,12 @@ class Driver:
         return join_reports([state.slots for state in self.states()])
 
     def decay(self, rate: float) -> None:
-        self._crew.keepers([shard.decay.remote(rate) for shard in self._crew.shards])
+        self._crew.keepers([shard.decay.remote(rate) for shard in self._crew.shards], WORK_SECONDS)
 
     def evict(self, rule: Eviction, now_hour: int) -> tuple[SlotReport, ...]:
         shards = self._crew.shards
-        return join_reports(self._crew.keepers([shard.evict.remote(rule, now_hour) for shard in shards]))
+        gone = self._crew.keepers([shard.evict.remote(rule, now_hour) for shard in shards], WORK_SECONDS)
+        return join_reports(gone)
 
     def score(self, rows: LabelledRows) -> NDArray[np.float32]:
         """Click probabilities before calibration; the workers share the rows."""

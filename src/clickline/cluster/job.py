@@ -54,4 +54,8 @@ class Pause(NamedTuple):
 
 
 class Lost(Exception):
-    """State is gone that only the last cut has."""
+    """State is gone that only the last cut has. `decided`: the policy has counted it, and its reason was told."""
+
+    def __init__(self, reason: str, *, decided: bool = False) -> None:
+        super().__init__(reason)
+        self.decided = decided

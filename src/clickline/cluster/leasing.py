@@ -14,9 +14,23 @@ from clickline.cluster.state import LeaseCounts
 from clickline.cluster.units import Unit
 from clickline.learner.batches import Position
 
-__all__ = ["Leasing"]
+__all__ = ["Leasing", "at_once"]
 
 _TICK_SECONDS = 0.2
+_ALONE_STEPS = 30
+_ALONE_SECONDS = 30.0
+
+
+def at_once(step: int, seconds: float) -> int:
+    """How many workers may learn at once: one more whenever each of those before has made 30 steps, or 30 seconds
+    have passed, since the first may be the slowest.
+
+    Workers that step at once do not see each other's steps. What that costs in AUC was measured to arise mostly in the
+    first steps of a model (docs/cluster.md)."""
+    workers = 1
+    while step >= _ALONE_STEPS * workers * (workers + 1) // 2:
+        workers += 1
+    return max(workers, 1 + int(seconds / _ALONE_SECONDS))
 
 
 class Leasing:
@@ -30,6 +44,8 @@ class Leasing:
         self._tasks: dict[Any, Member] = {}
         self._torn: set[int] = set()  # units left in the middle of a batch, until somebody has finished that
         self._leaving: set[str] = set()
+        self._began = time.monotonic()
+        self._at_once = 1
 
     def learn(
         self, start: Position, cut_due: Callable[[int], bool], moved: Callable[[int], None], step: int
@@ -46,6 +62,7 @@ class Leasing:
                 crew.lose(
                     member, "partitioned", f"it has not answered for more than {crew.job.group_seconds:.0f} s"
                 )
+            self._give_up_stuck(pausing)
             self._give_back_lost()
             looked = crew.watch.look(crew, step, LeaseCounts(leases.todo, len(leases.open), leases.done))
             if pausing and not self._tasks:
@@ -70,11 +87,17 @@ class Leasing:
     # ── leases ─────────────────────────────────────────────────────────────────────────────────
 
     def _grant_all(self) -> None:
-        for member in self._crew.here():
-            if member.lease is None and member.name not in self._leaving:
-                lease = self.leases.grant(member.name, time.monotonic(), member.ready)
-                if lease is not None:
-                    self._grant(member, lease)
+        crew, now = self._crew, time.monotonic()
+        idle = [m for m in crew.here() if m.lease is None and m.name not in self._leaving]
+        if idle and self._at_once < len(crew.members):
+            [step] = crew.keepers([crew.network.step.remote()])
+            self._at_once = at_once(step, now - self._began)
+        for member in idle:
+            if len(self.leases.open) >= self._at_once:
+                return
+            lease = self.leases.grant(member.name, now, member.ready)
+            if lease is not None:
+                self._grant(member, lease)
 
     def _grant(self, member: Member, lease: Lease) -> None:
         """Give a unit to a worker; from now on nobody else can speak for it."""
@@ -135,6 +158,15 @@ class Leasing:
                 self._leaving.discard(member.name)
                 crew.dismiss(member)
 
+    def _give_up_stuck(self, pausing: bool) -> None:
+        """Who answers, but does not come to the end of a batch, would hold up the others for ever: they may not be
+        too far ahead of it. Who only reads holds up nobody but a cut."""
+        slow = {lease.worker for lease in self.leases.stragglers(time.monotonic())} if pausing else set()
+        for member in self._tasks.values():
+            doing = self._crew.watch.stuck_at(member.name)
+            if doing and (doing != "read" or member.name in slow):
+                self._crew.lose(member, "straggling", f"it did nothing but {doing} for too long")
+
     def _give_back_lost(self) -> None:
         """Units of workers that are gone are to do again."""
         crew = self._crew
@@ -157,6 +189,9 @@ class Leasing:
 
     def _resize(self) -> None:
         crew = self._crew
+        self._leaving &= set(crew.members)
+        if self._leaving:  # they still count, though they end with their batch
+            return
         decision = crew.decide()
         if not isinstance(decision, Resize):
             return

@@ -108,6 +108,7 @@ class Seen:
     workers: int  # alive
     room: int  # how many more the cluster could start now
     lost: tuple[Loss, ...] = ()
+    restart: str = ""  # why everything has to go back to the last cut, where no loss tells
     asked: int | None = None  # by `clickline scale`
     learned: int = 0  # rows: what shows progress
     cut: int = 0  # step of the last cut
@@ -141,6 +142,9 @@ def decide(rules: Rules, past: Past, seen: Seen, now: float) -> tuple[Decision, 
     if seen.lost:
         past = _with_losses(past, seen, now)
         return _after_losses(rules, past, seen), past
+    if seen.restart:
+        past = replace(past, failures=Counter(past.failures) + Counter([_since_cut(seen)]))
+        return _too_often(rules, past, seen, seen.restart) or Restart(seen.restart), past
     if seen.workers == 0:
         return _begin(rules, past, seen, now)
     past = replace(past, waits_since=None)
@@ -228,11 +232,8 @@ def _after_losses(rules: Rules, past: Past, seen: Seen) -> Decision:
                 f"{place} failed {past.failures[place]} times with no progress between (cluster.crashes is "
                 f"{rules.crashes}). The last time: {loss}"
             )
-    again = past.failures.get(_since_cut(seen), 0)
-    if again >= _RESTARTS * rules.crashes:
-        return GiveUp(
-            f"{_since_cut(seen)} was begun {again} times and never came to another cut. The last time: {told}"
-        )
+    if (over := _too_often(rules, past, seen, told)) is not None:
+        return over
     if any(loss.role != "worker" for loss in seen.lost):
         return Restart(f"{told}: what it held is gone, so everything goes back to the last cut")
     if seen.workers == 0:
@@ -240,6 +241,15 @@ def _after_losses(rules: Rules, past: Past, seen: Seen) -> Decision:
     below = f", below train.workers.min {rules.min}" if seen.workers < rules.min else ""
     verb = "goes" if seen.workers == 1 else "go"
     return Resize(seen.workers, f"{told}: {_workers(seen.workers)} {verb} on{below}")
+
+
+def _too_often(rules: Rules, past: Past, seen: Seen, told: str) -> GiveUp | None:
+    again = past.failures.get(_since_cut(seen), 0)
+    if again < _RESTARTS * rules.crashes:
+        return None
+    return GiveUp(
+        f"{_since_cut(seen)} was begun {again} times and never came to another cut. The last time: {told}"
+    )
 
 
 def _begin(rules: Rules, past: Past, seen: Seen, now: float) -> tuple[Decision, Past]:

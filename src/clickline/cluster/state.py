@@ -14,17 +14,16 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 from typing import Any, Literal
 
 from clickline.errors import ClusterError
 from clickline.storage.atomic import put_atomically
+from clickline.storage.held import holder_of, sign, take
 
 __all__ = [
     "CutStatus",
@@ -44,7 +43,6 @@ __all__ = [
 ]
 
 EVENTS = 20
-_LOCK_SECONDS = 1.0  # a look at the lock holds it for an instant
 
 
 @dataclass(frozen=True)
@@ -141,9 +139,11 @@ def driving(home: Path, run: Path) -> Iterator[None]:
     """Be the one driver of a run, which becomes the newest of its home. Raises ClusterError if another one is."""
     folder = run / "cluster"
     logs_of(run).mkdir(parents=True, exist_ok=True)
-    held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    held = take(folder / "lock")
+    if held is None:
+        raise _is_taken(run)
     try:
-        _take(held, run)
+        sign(held, {"pid": os.getpid(), "host": socket.gethostname()})
         (folder / "status.json").unlink(missing_ok=True)  # of the driver before
         put_atomically(home / "cluster.json", json.dumps({"run": os.path.relpath(run, home)}).encode())
         try:
@@ -197,7 +197,7 @@ def read_status(home: Path) -> dict[str, Any] | None:
     run = newest_run(home)
     if run is None:
         return None
-    holder = _holder(run)  # first: a driver writes its last status before it goes
+    holder = holder_of(run / "cluster" / "lock")  # first: a driver writes its last status before it goes
     document = {"state": "starting", "run": run.name, **_document(run / "cluster" / "status.json")}
     if holder is not None and document.get("pid", holder.get("pid")) != holder.get("pid"):
         document = {
@@ -234,50 +234,13 @@ def ask_workers(home: Path, workers: int) -> dict[str, Any]:
     return status
 
 
-def _take(held: int, run: Path) -> None:
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            flock(held, LOCK_EX | LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise _is_taken(held, run) from None
-            time.sleep(0.02)
-    os.ftruncate(held, 0)
-    os.pwrite(held, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
-
-
-def _is_taken(held: int, run: Path) -> ClusterError:
-    holder = _holding(held)
+def _is_taken(run: Path) -> ClusterError:
+    holder = holder_of(run / "cluster" / "lock")
     who = f" by pid {holder['pid']} on {holder['host']}" if holder else ""
     return ClusterError(
         f"run {run.name} is being trained already{who}. `clickline status` shows how far it is; "
         "end that process before you start another one."
     )
-
-
-def _holder(run: Path) -> Mapping[str, Any] | None:
-    """Who holds the lock: empty, if it has not said yet."""
-    try:
-        looking = os.open(run / "cluster" / "lock", os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        flock(looking, LOCK_SH | LOCK_NB)
-        return None
-    except BlockingIOError:
-        return _holding(looking)
-    finally:
-        os.close(looking)
-
-
-def _holding(lock: int) -> dict[str, Any]:
-    with suppress(ValueError):
-        found = json.loads(os.pread(lock, 4096, 0))
-        if isinstance(found, dict):
-            return found
-    return {}
 
 
 def _document(path: Path) -> dict[str, Any]:

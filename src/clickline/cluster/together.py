@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from clickline.cluster.crew import Crew, Failed, Member
+from clickline.cluster.crew import WORK_SECONDS, Crew, Failed, Member
 from clickline.cluster.job import Lost, Pause
 from clickline.cluster.policy import Resize
 from clickline.errors import ClicklineError
@@ -182,6 +182,7 @@ class Together:
         crew, number = self._crew, self._crew.watch.crowded
         assert number is not None
         newest = max(state.newest_hour for state in crew.watch.shards)
-        [gone] = crew.keepers([crew.shards[number].evict.remote(crew.job.eviction, newest)])
+        forgetting = crew.shards[number].evict.remote(crew.job.eviction, newest)
+        [gone] = crew.keepers([forgetting], WORK_SECONDS)
         crew.watch.forgot(number)
         crew.watch.say("forget", f"shard {number} forgot {sum(s.ids + s.candidates for s in gone):,} ids")

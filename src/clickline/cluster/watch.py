@@ -29,10 +29,11 @@ from clickline.progress import Progress
 if TYPE_CHECKING:
     from clickline.cluster.crew import Crew, Member
 
-__all__ = ["Watch"]
+__all__ = ["KEEPER_SECONDS", "Watch"]
 
 _LOOK_SECONDS = 1.0
 _LATE_SECONDS = 10.0  # after which a look does without those that did not answer
+KEEPER_SECONDS = 60.0  # after which a shard, or the network's holder, that does not answer is lost
 
 
 class Watch:
@@ -51,6 +52,8 @@ class Watch:
         self._rates: dict[str, float] = {}
         self._machines: dict[str, str] = {}
         self._unheard: dict[str, float] = {}  # for how many seconds a worker was asked and did not answer
+        self._keepers_unheard = 0.0
+        self._moved: dict[str, float] = {}  # when what a worker tells was last another thing
         self._asked: tuple[list[str], list[Any]] = ([], [])
         self._at = 0.0
 
@@ -74,6 +77,13 @@ class Watch:
         """What a worker was at when it was last heard of."""
         report = self._reports.get(worker)
         return "" if report is None else str(report.at)
+
+    def stuck_at(self, worker: str) -> str:
+        """What a worker does that answers, but has not moved for too long; empty: it moves, or waits for others."""
+        report, moved = self._reports.get(worker), self._moved.get(worker)
+        if report is None or moved is None or report.doing in _WAITING:
+            return ""
+        return str(report.doing) if time.monotonic() - moved > self._job.group_seconds else ""
 
     def silent(self, crew: Crew) -> list[Member]:
         """Workers that have not answered for so long that they count as lost."""
@@ -135,11 +145,19 @@ class Watch:
                 except RayError:
                     continue  # its own task tells what became of it
                 before = self._reports.get(name)
+                if before is None or (before.at, before.doing, before.rows) != (
+                    report.at,
+                    report.doing,
+                    report.rows,
+                ):
+                    self._moved[name] = time.monotonic()
                 self._rates[name] = (report.rows - (before.rows if before else 0)) / seconds
                 self._reports[name] = report
         keepers = answers[len(names) :]
-        if ready.issuperset(keepers):
-            found = crew.keepers(keepers)
+        answered = ready.issuperset(keepers)
+        self._keepers_unheard = 0.0 if answered else self._keepers_unheard + seconds
+        if answered or self._keepers_unheard > KEEPER_SECONDS:
+            found = crew.keepers(keepers, 1.0)
             self.shards = tuple(found[: self._job.shards])
             if not self._job.sync:
                 machine, memory = found[-1]
@@ -229,12 +247,13 @@ class Watch:
         rate = self._rates.get(name, 0.0)
         return WorkerStatus(name, machine, "learning", report.at, report.rows, rate, report.memory)
 
-    def restarted(self, reason: str) -> None:
-        """Everything goes back to the last cut, for a reason that may have been told."""
-        if not self._status.events or self._status.events[-1].reason != reason:
-            self.say("restart", reason)
+    def restarted(self) -> None:
+        """Everything goes back to the last cut."""
         self._status = replace(self._status, generation=self._status.generation + 1)
-        self._reports, self._asked = {}, ([], [])
+        self._reports, self._asked, self._keepers_unheard = {}, ([], []), 0.0
+
+
+_WAITING = ("pull", "weights", "ack")  # what a worker does that waits, as it tells
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

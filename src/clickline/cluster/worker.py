@@ -91,6 +91,7 @@ class Report(NamedTuple):
     memory: int
     auc: float | None
     loss: float | None
+    doing: str  # one of those below, the last it began with
     seconds: dict[str, float]  # spent, by what
 
 
@@ -133,6 +134,7 @@ class Worker:
         )  # rows of the first epoch as they were predicted, until somebody asks for them
         self._rows = 0
         self._at = "start"
+        self._doing = ""
         self._seconds: dict[str, float] = {}
         self._reading: dict[tuple[int, int], Future[LabelledRows]] = {}  # by epoch and unit
         self._working_at = -1, -1
@@ -167,7 +169,9 @@ class Worker:
 
     def report(self) -> Report:
         auc, loss = self._window.measure()
-        return Report(self._at, self._dense.step, self._rows, resident(), auc, loss, dict(self._seconds))
+        return Report(
+            self._at, self._dense.step, self._rows, resident(), auc, loss, self._doing, dict(self._seconds)
+        )
 
     def pause(self) -> None:
         """End at the next place where nothing is under way: with the group, all of it."""
@@ -268,7 +272,7 @@ class Worker:
             self._at = f"step {step}"
             self._recent += [(step, portion.position), (step + 1, portion.after)]
             replies = self._get("pull", pulled.replies)
-            ray.get(pushed)  # done, or the pulls would not have been answered; errors are told here
+            self._get("ack", pushed)  # done, or the pulls would not have been answered; errors are told here
             inputs_BI, wide_B = self._pool(pulled, replies)
             coming = None if stopping else ask(self._next(portions), step + 1)
             with self._timed("compute"):
@@ -291,11 +295,11 @@ class Worker:
             self._tell(pulled.rows, computed.logit_B, portion.position.epoch)
             step += 1
             if stopping:
-                ray.get(pushed)
+                self._get("ack", pushed)
                 self._pause.clear()
                 return Ended("paused", step)
             stopping = bool(gradient[ASKED])
-        ray.get(pushed)
+        self._get("ack", pushed)
         return Ended("done", step)
 
     def _next(self, portions: Iterator[Portion]) -> Portion | None:
@@ -363,7 +367,7 @@ class Worker:
                 computed = self._dense.compute(pulled.rows, inputs_BI, wide_B, rank=lease.unit)
             if not computed.finite:
                 raise Diverged(computed.mean, pulled.rows)
-            ray.get(pushed)  # of the batch before: errors are told here
+            self._get("ack", pushed)  # of the batch before: errors are told here
             pushed = self._push(
                 pulled, computed.grad_inputs_BI, computed.grad_wide_B, self._row_factor(version)
             )
@@ -378,7 +382,7 @@ class Worker:
             )
             self._tell(pulled.rows, computed.logit_B, lease.epoch)
             batch += 1
-        ray.get([*pushed, fresh])
+        self._get("ack", [*pushed, fresh])
         if batch < len(places):
             return Ended("paused", batch)
         with self._guard:
@@ -455,6 +459,7 @@ class Worker:
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
         began = time.perf_counter()
+        self._doing = what
         try:
             yield
         finally:

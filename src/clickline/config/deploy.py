@@ -290,6 +290,11 @@ class TrackingServer(Section):
 
     enabled: bool = Field(False, description="Whether it is deployed.")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(5000, description="Its port.")
+    image: Image | None = Field(
+        None,
+        description="An image with the complete MLflow; null: that of all roles, which has no web pages.",
+        json_schema_extra={"x-allowed": "an image with a tag or a digest, or null"},
+    )
 
 
 class IdentitySection(Section):

@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from clickline.errors import ArtifactError, ClicklineError
+from clickline.errors import ClicklineError
+from clickline.learner.arrays import load_network, network_arrays
 from clickline.learner.plan import ModelPlan
 from clickline.models import CustomModel
 from clickline.records import LabelledRows
@@ -227,7 +228,7 @@ class Dense:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Network, optimizer and random state as plain arrays."""
-        state = {f"network/{name}": value.numpy().copy() for name, value in self.network.state_dict().items()}
+        state = network_arrays(self.network)
         for number, values in self.optimizer.state_dict()["state"].items():
             for name, value in values.items():
                 if value is not None:
@@ -237,15 +238,7 @@ class Dense:
 
     def load_state(self, state: Mapping[str, NDArray[Any]], *, step: int) -> None:
         """Go on exactly where `state` was taken."""
-        weights = {
-            name.removeprefix("network/"): torch.from_numpy(value.copy())
-            for name, value in state.items()
-            if name.startswith("network/")
-        }
-        try:
-            self.network.load_state_dict(weights)
-        except RuntimeError as error:  # the user's file has changed, most likely
-            raise ArtifactError(f"the stored weights do not fit the network: {error}") from error
+        load_network(self.network, state)
         self.load_moments(state)
         torch.set_rng_state(torch.from_numpy(state["random"].copy()))
         self.step = step

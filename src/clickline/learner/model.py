@@ -17,6 +17,7 @@ from clickline.artifacts.checkpoint import Checkpoint
 from clickline.embedding import Lookup, Tables, load
 from clickline.errors import ArtifactError
 from clickline.features import FeatureSpec
+from clickline.learner.arrays import load_network, network_arrays
 from clickline.learner.hardware import keep_memory
 from clickline.learner.plan import ModelPlan
 from clickline.metrics.calibrate import Calibration, from_json
@@ -98,18 +99,10 @@ class Model:
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """The network's weights as plain arrays."""
-        return {f"network/{name}": value.numpy().copy() for name, value in self.network.state_dict().items()}
+        return network_arrays(self.network)
 
     def load_weights(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        weights = {
-            name.removeprefix("network/"): torch.from_numpy(value.copy())
-            for name, value in arrays.items()
-            if name.startswith("network/")
-        }
-        try:
-            self.network.load_state_dict(weights)
-        except RuntimeError as error:  # the user's file has changed, most likely
-            raise ArtifactError(f"the stored weights do not fit the network: {error}") from error
+        load_network(self.network, arrays)
 
     def restore(self, checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
         """Take over what a checkpoint holds; returns its arrays, for who wants more of them than the weights."""

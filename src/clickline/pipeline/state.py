@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,10 @@ from clickline.errors import ClicklineError, ConfigError, Mistake
 from clickline.pipeline.processes import Process, living
 from clickline.pipeline.wording import moment
 from clickline.storage.drivers import protocol_of
+from clickline.storage.held import holder_of, sign, take
 
 __all__ = ["Seen", "UpFolder"]
 
-_LOCK_SECONDS = 1.0  # `status` holds the lock for an instant to see whether it is free
 _PID_SECONDS = 1.0  # from the lock to the pid in it
 
 
@@ -101,21 +100,12 @@ class UpFolder:
     def hold(self, role: str) -> int:
         """Take the lock; it is free again when the descriptor is closed or the process ends."""
         self.logs.mkdir(parents=True, exist_ok=True)
-        held = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                flock(held, LOCK_EX | LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    os.close(held)
-                    raise self._is_taken() from None
-                time.sleep(0.02)
+        held = take(self._lock)
+        if held is None:
+            raise self._is_taken()
         self._stop.unlink(missing_ok=True)  # it was meant for another run
         us = Process.of(os.getpid(), role)
-        os.ftruncate(held, 0)
-        os.pwrite(held, json.dumps(us.to_json() if us else {}).encode(), 0)
+        sign(held, us.to_json() if us else {})
         return held
 
     def refuse_if_taken(self) -> None:
@@ -150,20 +140,13 @@ class UpFolder:
         """Who holds the lock."""
         deadline = time.monotonic() + _PID_SECONDS
         while True:
-            try:
-                looking = os.open(self._lock, os.O_RDONLY)
-            except FileNotFoundError:
+            words = holder_of(self._lock)
+            if words is None:
                 return None
-            try:
-                flock(looking, LOCK_SH | LOCK_NB)
-                return None
-            except BlockingIOError:
-                with suppress(ValueError, KeyError):
-                    found = Process.from_json(json.loads(os.read(looking, 4096)))
-                    if found.alive:  # else it is the pid of the one before
-                        return found
-            finally:
-                os.close(looking)
+            with suppress(ValueError, KeyError):
+                found = Process.from_json(words)
+                if found.alive:  # else it is the pid of the one before
+                    return found
             if time.monotonic() > deadline:
                 return Process(0, "")
             time.sleep(0.01)

@@ -7,6 +7,8 @@ patterns.py    wildcards, and names that hold their signs
 stores.py      Storage: list, read, put, delete
 sources.py     the input files of a pattern, hour by hour
 cache.py       remote files, copied once
+atomic.py      local files, seen whole or not at all
+held.py        a local file that tells who is at work
 """
 
 from __future__ import annotations

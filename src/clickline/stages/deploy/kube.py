@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from clickline.errors import ClusterError
+from clickline.stages.deploy.objects import Object
 
-__all__ = ["ApiRefused", "Kube", "Object", "Resource", "connect", "label", "shown"]
-
-Object = dict[str, Any]
-"""An object as Kubernetes has it: apiVersion, kind, metadata, and what the kind has."""
+__all__ = ["ApiRefused", "Kube", "Resource", "connect", "label", "shown"]
 
 MANAGER = "clickline"
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 30
 _PAGE = 500
 _PROXY_SECONDS = 3
+_CONNECTIONS = 64  # kept open: one for each container whose log is followed
 _FOLLOW_SECONDS = 60
 
 
@@ -78,7 +77,7 @@ def connect(context: str | None = None) -> Kube:
     elif context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         settings = client.Configuration()
         try:
-            config.load_incluster_config(client_configuration=settings)
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
         except config.ConfigException as error:
             raise ClusterError(
                 f"this looks like a pod, but the pod cannot use its cluster: {error} "
@@ -93,6 +92,7 @@ def connect(context: str | None = None) -> Kube:
         )
     # Failures are told at once: the library would try a dead address several times, with warnings of its own.
     api.configuration.retries = False
+    api.configuration.connection_pool_maxsize = _CONNECTIONS
     return Kube(client.ApiClient(api.configuration), name)
 
 
@@ -101,11 +101,11 @@ def _from_kubeconfig(files: str, context: str | None) -> tuple[Any, str]:
     from kubernetes import config
 
     try:
-        contexts, current = config.list_kube_config_contexts(files)
+        contexts, current = config.list_kube_config_contexts(files)  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
         if context is None or "current-context" not in str(error):
             raise ClusterError(
-                f"{files}: {error} Choose a context with `kubectl config use-context` or --context."
+                f"{files}: {error}. Choose a context with `kubectl config use-context` or --context."
             ) from error
         contexts, current = None, None
     except (yaml.YAMLError, AttributeError, TypeError) as error:
@@ -119,12 +119,13 @@ def _from_kubeconfig(files: str, context: str | None) -> tuple[Any, str]:
         )
     name = context or current["name"]
     try:
-        return config.new_client_from_config(files, context=name, persist_config=False), f"context {name}"
+        api = config.new_client_from_config(files, name, persist_config=False)  # type: ignore[no-untyped-call]
     except (config.ConfigException, KeyError, TypeError, OSError) as error:
         raise ClusterError(
             f"context {name} of {files} cannot be used: {error}. "
             "`kubectl config view` shows what it lacks; `kubectl version` tells whether kubectl can use it."
         ) from error
+    return api, f"context {name}"
 
 
 class Kube:
@@ -151,7 +152,9 @@ class Kube:
     def versions(self, group: str) -> list[str]:
         """The versions that the server has of an API group; none if it does not have the group."""
         try:
-            return [one["version"] for one in self._json("GET", f"/apis/{group}", ("get", "APIs"))["versions"]]
+            return [
+                one["version"] for one in self._json("GET", f"/apis/{group}", ("get", "APIs"))["versions"]
+            ]
         except ApiRefused as refused:
             if refused.status != 404:
                 raise
@@ -195,22 +198,24 @@ class Kube:
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
         if dry_run:
             query["dryRun"] = "All"
-        return self._json(
+        applied: Object = self._json(
             "PATCH",
             resource.path(metadata.get("namespace"), metadata["name"]),
             ("patch", resource.full_name),
             query,
             body=json.dumps(item),
         )
+        return applied
 
     def get(self, api_version: str, kind: str, name: str, namespace: str | None = None) -> Object | None:
         resource = self._resource_of(api_version, kind)
         try:
-            return self._json("GET", resource.path(namespace, name), ("get", resource.full_name))
+            there: Object = self._json("GET", resource.path(namespace, name), ("get", resource.full_name))
         except ApiRefused as refused:
             if refused.status != 404:
                 raise
             return None
+        return there
 
     def live(self, item: Object) -> Object | None:
         """The object of the same name that the server has."""
@@ -218,7 +223,11 @@ class Kube:
         return self.get(item["apiVersion"], item["kind"], metadata["name"], metadata.get("namespace"))
 
     def list(
-        self, api_version: str, kind: str, namespace: str | None = None, labels: Mapping[str, str] | None = None
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> list[Object]:
         """All objects of a kind with these labels; none where the server does not have the kind."""
         resource = self.resource(api_version, kind)
@@ -244,7 +253,11 @@ class Kube:
         """
         resource = self._resource_of(item["apiVersion"], item["kind"])
         metadata = item["metadata"]
-        options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
+        options: dict[str, Any] = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "propagationPolicy": propagation,
+        }
         if "uid" in metadata:
             options["preconditions"] = {"uid": metadata["uid"]}
         try:
@@ -334,7 +347,12 @@ class Kube:
         return response
 
     def _raw(
-        self, method: str, path: str, query: Mapping[str, str], body: str | Mapping[str, Any] | None, seconds: float
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: str | Mapping[str, Any] | None,
+        seconds: float,
     ) -> Any:
         # An apply carries its own text (JSON is YAML); everything else is JSON that the library writes.
         kind = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
@@ -388,7 +406,9 @@ class Kube:
             details = document.get("details") or {}
         except (ValueError, AttributeError):
             message, details = data[:200].decode(errors="replace").strip(), {}
-        causes = [(str(one.get("field", "")), str(one.get("message", ""))) for one in details.get("causes") or ()]
+        causes = [
+            (str(one.get("field", "")), str(one.get("message", ""))) for one in details.get("causes") or ()
+        ]
         verb, resource = what
         inside = re.search(r"/namespaces/([^/]+)/", path)
         place = f" in namespace {inside[1]}" if inside else ""

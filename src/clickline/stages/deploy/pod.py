@@ -7,14 +7,20 @@ import errno
 import os
 import secrets
 import shutil
+import socket
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from clickline.errors import ClicklineError, StorageError
 from clickline.progress import human_size
 
-__all__ = ["check_pod"]
+__all__ = ["await_server", "check_pod"]
+
+_POLL_SECONDS = 1.0
+_TELL_SECONDS = 30.0
 
 
 def check_pod(
@@ -124,10 +130,7 @@ def _check_cpu(name: str) -> None:
 
 def _why(path: Path, error: OSError) -> str:
     """What was found at a path, or at what is there of it, and what to do."""
-    there = path
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    found = there.stat()
+    there, found = _nearest(path.absolute())
     facts = (
         f"{there} belongs to uid {found.st_uid}, gid {found.st_gid}, with mode {found.st_mode & 0o7777:04o}"
     )
@@ -146,3 +149,28 @@ def _why(path: Path, error: OSError) -> str:
         case _:
             remedy = "See that the volume is mounted there, and that its storage class gives a file system."
     return f"{path}: {error.strerror or error}; {facts}; {me}. {remedy}"
+
+
+def _nearest(path: Path) -> tuple[Path, os.stat_result]:
+    """The path, or of those above it the first that can be looked at; the root always can."""
+    for there in (path, *path.parents):
+        with suppress(OSError):
+            return there, there.stat()
+    raise AssertionError(path)
+
+
+def await_server(address: str, say: Callable[[str], None]) -> None:
+    """Until something takes connections at host:port. Without an end: the cluster may not have room yet for the pods
+    that are waited for, and this one is shown as waiting."""
+    host, _, port = address.rpartition(":")
+    told = -_TELL_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=_POLL_SECONDS).close()
+        except OSError as error:
+            if time.monotonic() - told >= _TELL_SECONDS:
+                told = time.monotonic()
+                say(f"{address} does not answer yet: {error.strerror or error}")
+            time.sleep(_POLL_SECONDS)
+        else:
+            return

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from clickline.config import Config, load_config, resolved
-from clickline.config.deploy import DataVolume, Volume
+from clickline.config.deploy import DataVolume, DeploySection, Volume
 from clickline.errors import ConfigError
 from clickline.stages.deploy.access import access
 from clickline.stages.deploy.argo import workflow
@@ -56,7 +56,7 @@ def rendered(config_file: Path, overrides: Sequence[str] = ()) -> Rendered:
     here = load_config(config_file, overrides)
     there = _in_pods(config_file, overrides)
     files = _own_files(here, there)
-    plan = Plan(there, files, resolved(there))
+    plan = Plan(there, files, _written(there))
     found = mistakes(plan)
     if found:
         raise ConfigError(found)
@@ -96,6 +96,11 @@ def _in_pods(config_file: Path, overrides: Sequence[str]) -> Config:
     }
     more = [f"{key}={_as_text(value)}" for key, value in changes.items()]
     return load_config(config_file, [*overrides, *more], folder=folder)
+
+
+def _written(config: Config) -> str:
+    """How it is deployed is no matter of the pods: what changes there alone must not replace all of them."""
+    return resolved(config.model_copy(update={"deploy": DeploySection()}))
 
 
 def _as_text(value: Any) -> str:
@@ -140,7 +145,7 @@ def _variants(config_file: Path, overrides: Sequence[str], plan: Plan) -> dict[s
         config = plan.config
         if way == "single-node" and plan.on_ray:
             config = _in_pods(config_file, [*overrides, "train.mode=local"])
-        written = resolved(config)
+        written = _written(config)
         for kind in ("nfs", "pvc"):
             volumes = config.deploy.storage
             stored = volumes.model_copy(
@@ -162,7 +167,7 @@ def _as(kind: str, volume: Volume) -> Volume:
     return (
         volume
         if volume.kind == "nfs"
-        else type(volume)(kind="nfs", size=volume.size, **_ABSENT_NFS, **mounted)  # type: ignore[arg-type]
+        else type(volume)(kind="nfs", size=volume.size, **_ABSENT_NFS, **mounted)
     )
 
 
@@ -176,12 +181,18 @@ def _layout(plan: Plan, chosen: list[Object], others: Mapping[str, list[Object]]
         **_folder("base", base),
         **_folder("chosen", [one for one in chosen if one not in base]),
         "kustomization.yaml": _kustomization(["base", "chosen"]),
-        "tools/data-pod.yaml": text([data_pod(plan)]),
+        "tools/data-pod.yaml": text(_to_fill(plan)),
     }
     for name, objects in others.items():
         own = [one for one in objects if one not in base]
         files |= _folder(f"overlays/{name}", own, "../../base")
     return dict(sorted(files.items()))
+
+
+def _to_fill(plan: Plan) -> list[Object]:
+    """A pod with the data volume and all that it needs: logs come first, the rest of the deployment after them."""
+    needed = [one for one in access(plan) if one["kind"] in ("Namespace", "ServiceAccount")]
+    return [*needed, plan.config_map(), *storage(plan), data_pod(plan)]
 
 
 def _folder(folder: str, objects: Iterable[Object], *below: str) -> dict[str, str]:

@@ -176,7 +176,7 @@ class ClusterTrainer(Epochs):
 
     def _drop_unwritten(self, lost: Lost) -> None:
         """What is not in the last checkpoint is not there."""
-        self._driver.restarted(str(lost))
+        self._driver.restarted(lost)
         self._position, self._units, self._learned, self._newest_hour = Position(), None, 0, -1
         self._evicted, self._epochs, self._measured = {}, [], {}
         self._hours = None if self._hours is None else Progressive()

@@ -1,0 +1,179 @@
+"""The client: where the cluster is found, and what is said when it is not, or says no."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from ads_objects import deployment, item, labels
+from api_server import ApiServer, Fault
+
+from clickline.errors import ClusterError
+from clickline.stages.deploy.kube import ApiRefused, Kube, connect
+
+
+def test_without_a_kubeconfig_the_file_that_was_looked_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(
+        ClusterError, match=r"no kubeconfig was found: .*/none does not exist. Set KUBECONFIG"
+    ):
+        connect()
+
+
+def test_a_wrong_context_is_told_with_those_that_there_are(bare: ApiServer) -> None:
+    with pytest.raises(ClusterError, match=r"has no context 'tset'. Allowed: test\."):
+        connect("tset")
+
+
+@pytest.mark.parametrize("text", ["", "just words", "a: [1,", "clusters: []\n"])
+def test_a_file_that_is_no_kubeconfig_is_told(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    with pytest.raises(ClusterError, match=str(file)):
+        connect()
+
+
+def test_a_context_without_its_cluster_is_told(
+    bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = bare.kubeconfig(tmp_path / "torn")
+    file.write_text(file.read_text().replace("name: small", "name: other"))
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    with pytest.raises(ClusterError, match=r"torn: .*name small.*\. Choose a context"):
+        connect()
+
+
+def test_in_a_pod_without_a_token_the_remedy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    with pytest.raises(ClusterError, match="automountServiceAccountToken"):
+        connect()
+
+
+def test_a_server_that_is_not_there_is_told_at_once_with_its_address(
+    bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and never listening: whoever connects is refused
+        address = f"https://127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig(tmp_path / "dead", server=address)))
+        with pytest.raises(ClusterError, match=rf"{address} \(context test\) cannot be reached: .*refused"):
+            connect().list("v1", "Pod", "shop")
+
+
+def test_a_server_that_is_something_else_is_told(
+    bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare.pages["web", "/api/v1"] = (200, "<html>welcome</html>")
+    proxied = f"{bare.url}/api/v1/namespaces/shop/pods/web:80/proxy"
+    monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig(tmp_path / "web", server=proxied)))
+    with pytest.raises(ClusterError, match="does not answer as a Kubernetes API does: b'<html>"):
+        connect().list("v1", "Pod", "shop")
+
+
+def test_a_server_with_a_foreign_certificate_is_not_trusted(
+    bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig(tmp_path / "foreign", trusted=False)))
+    with pytest.raises(ClusterError, match=r"cannot be trusted: .*certificate.*Check certificate-authority"):
+        connect().list("v1", "Pod", "shop")
+
+
+def test_a_connection_that_is_cut_is_told(bare: ApiServer, kube: Kube) -> None:
+    bare.faults.append(Fault("list", "pods", cut=True))
+    with pytest.raises(ClusterError, match=r"cut the connection.*Try again"):
+        kube.list("v1", "Pod", "shop")
+
+
+def test_wrong_credentials_are_told(bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig(tmp_path / "old", token="expired")))
+    with pytest.raises(ApiRefused, match=r"does not accept the credentials of context test \(401\)"):
+        connect().list("v1", "Pod", "shop")
+
+
+def test_a_missing_right_is_told_by_verb_resource_and_namespace(bare: ApiServer, kube: Kube) -> None:
+    bare.namespace("shop")
+    bare.faults.append(Fault("patch", "deployments"))
+    with pytest.raises(
+        ApiRefused, match=r"patch deployments.apps in namespace shop \(403\). Ask for the right"
+    ):
+        kube.apply(deployment())
+
+
+def test_objects_go_and_come_as_they_are(bare: ApiServer, kube: Kube) -> None:
+    bare.namespace("shop")
+    assert kube.live(deployment()) is None
+    kube.apply(deployment(), dry_run=True)
+    assert bare.names("Deployment") == []
+    kube.apply(deployment())
+    live = kube.live(deployment())
+    assert live is not None and live["spec"]["progressDeadlineSeconds"] == 600
+    assert "force=true" in bare.requests[-2] and "fieldValidation=Strict" in bare.requests[-2]
+    kube.delete(live)
+    assert bare.names("Deployment") == []
+    kube.delete(live)  # once more is fine
+
+
+def test_an_object_made_anew_meanwhile_is_not_the_one_that_was_to_be_removed(
+    bare: ApiServer, kube: Kube
+) -> None:
+    bare.namespace("shop")
+    old = bare.put(deployment())
+    bare.put(deployment())
+    kube.delete(old)
+    assert bare.names("Deployment") == ["ads-predictor"]
+
+
+def test_lists_are_read_page_by_page_and_by_label(
+    bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clickline.stages.deploy.kube._PAGE", 2)
+    for n in range(5):
+        bare.put(item("v1", "ConfigMap", f"ads-{n}", "config"))
+    bare.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other", "namespace": "shop"}})
+    found = kube.list("v1", "ConfigMap", "shop", labels("config"))
+    assert [one["metadata"]["name"] for one in found] == [f"ads-{n}" for n in range(5)]
+    assert {(one["apiVersion"], one["kind"]) for one in found} == {("v1", "ConfigMap")}
+    assert kube.list("ray.io/v1", "RayJob", "shop") == []
+
+
+def test_what_the_server_warns_of_is_kept_once(bare: ApiServer, kube: Kube) -> None:
+    bare.namespace("shop")
+    bare.warnings["deployments"] = "would violate PodSecurity"
+    kube.apply(deployment(), dry_run=True)
+    kube.apply(deployment())
+    assert kube.warnings == ["would violate PodSecurity"]
+
+
+def test_kubectl_and_the_client_see_the_same_cluster(bare: ApiServer, kube: Kube, tmp_path: Path) -> None:
+    """The double is one that the real kubectl takes for a cluster."""
+    bare.namespace("shop")
+    kube.apply(deployment())
+    cache = ["--cache-dir", str(tmp_path / "cache")]
+    told = subprocess.run(
+        [
+            "kubectl",
+            *cache,
+            "-n",
+            "shop",
+            "get",
+            "deployments",
+            "-l",
+            "app.kubernetes.io/instance=ads",
+            "-o",
+            "name",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (told.stdout, told.returncode) == ("deployment.apps/ads-predictor\n", 0), told.stderr

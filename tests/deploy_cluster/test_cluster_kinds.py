@@ -1,0 +1,63 @@
+"""Whatever the config chooses is applied, seen and removed without a rest: no kind that is rendered is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from api_server import ApiServer
+
+from clickline.progress import Progress
+from clickline.stages.deploy.apply import MADE, apply, found, remove
+from clickline.stages.deploy.kube import Kube
+from clickline.stages.deploy.render import rendered
+from clickline.stages.deploy.status import fetch, summarise
+
+CHOICES = {
+    "plain": [],
+    "ray": ["train.mode=cluster"],
+    "volcano": ["train.mode=cluster", "deploy.training.kind=volcano"],
+    "kuberay": ["train.mode=cluster", "deploy.training.kind=kuberay"],
+    "argo": ["deploy.workflow.kind=argo"],
+    "follow": [
+        "deploy.workflow.follow=true",
+        "data.train=data/{date}/{hour}/*.tsv",
+        "data.dates={from: 20260101, to: 20260102}",
+    ],
+    "schedule": ["deploy.workflow.schedule=0 3 * * *"],
+    "argo schedule": ["deploy.workflow.kind=argo", "deploy.workflow.schedule=0 3 * * *"],
+    "knative": ["deploy.serving.kind=knative"],
+    "lookup": ["deploy.serving.lookup={replicas: 2}", "publish.shards=2"],
+    "tracking": ["deploy.tracking.enabled=true"],
+    "nfs": ["deploy.storage.models={kind: nfs, server: nfs.test, path: /models}"],
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_goes_to_a_cluster_and_away_again(
+    cluster: ApiServer, kube: Kube, tmp_path: Path, choice: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.tsv").write_text("")
+    file = tmp_path / "clickline.yaml"
+    file.write_text("name: ads\ndata: {train: data/train.tsv}\ndeploy: {namespace: shop}\n")
+    made = rendered(file, CHOICES[choice])
+    assert {(one["apiVersion"], one["kind"]) for one in made.objects} <= set(MADE)
+    before = set(cluster.objects)
+
+    def go() -> list[str]:
+        done = apply(
+            kube, made.objects, name=made.name, namespace=made.namespace, prune=False, progress=Progress()
+        )
+        assert not done.failed and not done.left_over
+        return [*done.created, *done.changed, *done.replaced]
+
+    assert len(go()) == len(made.objects)
+    assert go() == []
+    told = summarise(fetch(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    assert told["state"] in ("waiting", "running") and told["roles"]
+    assert all(role["role"] != "other" for role in told["roles"])
+    there = found(kube, name="ads", namespace="shop")
+    assert len(there.objects) == len(made.objects)
+    remove(kube, there, name="ads", namespace="shop", with_data=True, progress=Progress())
+    assert set(cluster.objects) == before

@@ -1,0 +1,383 @@
+"""deploy status: what the state of objects means, and what is fetched to know it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ads_objects import container, deployment, event, item, job, pod, template
+from api_server import ApiServer, Fault
+
+from clickline.stages.deploy.kube import Kube
+from clickline.stages.deploy.status import fetch, meaning, summarise, workload_state
+
+RUNNING = {"running": {"startedAt": "2026-11-16T10:00:00Z"}}
+
+
+def summary(*objects: dict[str, Any], events: Any = (), served: Any = None) -> dict[str, Any]:
+    return summarise(
+        {
+            "name": "ads",
+            "namespace": "shop",
+            "objects": list(objects),
+            "events": list(events),
+            "served": served or {},
+            "notes": [],
+        }
+    )
+
+
+def predictors(ready: int) -> dict[str, Any]:
+    return {**deployment(), "status": {"readyReplicas": ready}}
+
+
+def the_role(document: dict[str, Any], role: str) -> dict[str, Any]:
+    return next(one for one in document["roles"] if one["role"] == role)
+
+
+def told(pod_object: dict[str, Any], *more: dict[str, Any], events: Any = ()) -> tuple[str, str]:
+    """State and reason of the role whose only pod this is."""
+    found = summary(predictors(0), pod_object, *more, events=events)
+    role = the_role(found, "predictor")
+    return role["state"], role["why"]
+
+
+# ── pods ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_runs_is_counted_with_its_restarts_and_versions() -> None:
+    found = summary(
+        predictors(2),
+        pod("p-1", "predictor", "Running", container("predictor", restarts=3, **RUNNING), ready=True),
+        pod("p-2", "predictor", "Running", container("predictor", **RUNNING), ready=True),
+        served={"p-1": {"version": 7}, "p-2": {"version": 8}},
+    )
+    role = the_role(found, "predictor")
+    assert (role["ready"], role["desired"], role["restarts"], role["state"]) == (2, 2, 3, "running")
+    assert role["versions"] == found["versions"] == [7, 8]
+    assert found["state"] == "running"
+
+
+def test_nothing_there_is_told_so() -> None:
+    assert summary()["state"] == "absent"
+
+
+def test_a_pod_without_a_node_waits_in_the_schedulers_words() -> None:
+    words = "0/1 nodes are available: 1 Insufficient cpu."
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    assert told(pod("p", "predictor", "Pending", conditions=[unscheduled])) == (
+        "waiting",
+        f"Pending: {words}",
+    )
+
+
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "ErrImagePull"])
+def test_an_image_that_cannot_be_pulled_names_the_keys(reason: str) -> None:
+    waiting = {"reason": reason, "message": "not found"}
+    state, why = told(pod("p", "predictor", "Pending", container("predictor", waiting=waiting)))
+    assert state == "failed"
+    assert why.startswith(f"{reason} in predictor") and "deploy.image" in why and "(not found)" in why
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(2, "bad config"), (3, "the gate refused the model"), (4, "bad data"), (1, "see its log")],
+)
+def test_a_crash_loop_tells_the_last_exit_code_in_words(code: int, words: str) -> None:
+    crashed = container(
+        "predictor",
+        restarts=5,
+        last={"exitCode": code, "reason": "Error"},
+        waiting={"reason": "CrashLoopBackOff"},
+    )
+    state, why = told(pod("p", "predictor", "Running", crashed))
+    assert state == "failed"
+    assert why.startswith(f"CrashLoopBackOff in predictor, last exit code {code}") and words in why
+
+
+def test_an_init_container_that_fails_is_the_one_that_is_named() -> None:
+    crashed = container("ready", restarts=2, last={"exitCode": 1}, waiting={"reason": "CrashLoopBackOff"})
+    initial = container("predictor", waiting={"reason": "PodInitializing"})
+    made = pod("p", "predictor", "Pending", initial, initContainerStatuses=[crashed])
+    assert told(made)[1].startswith("CrashLoopBackOff in ready, last exit code 1")
+
+
+def test_out_of_memory_names_the_key() -> None:
+    assert meaning(137, "OOMKilled", "ray-worker", "ray-worker").endswith(
+        "raise deploy.resources.ray_worker.memory_limit"
+    )
+    assert "deploy.resources.pipeline." in meaning(137, "OOMKilled", "learner", "learner")
+
+
+def test_exit_codes_of_ray_are_not_read_as_ours() -> None:
+    assert meaning(2, "Error", "ray-head", "ray-head") == "exit code 2"
+    assert meaning(2, "Error", "ray-head", "ready") == "exit code 2: bad config"
+
+
+def test_a_pod_that_waits_for_a_volume_waits_in_the_last_events_words() -> None:
+    creating = container("predictor", waiting={"reason": "ContainerCreating"})
+    events = [
+        event("p", "FailedMount", "newer", at="2026-11-16T10:05:00Z"),
+        event("p", "FailedScheduling", "older", at="2026-11-16T10:01:00Z"),
+    ]
+    assert told(pod("p", "predictor", "Pending", creating), events=events) == (
+        "waiting",
+        "FailedMount: newer",
+    )
+
+
+def test_a_predictor_without_a_version_says_what_it_waits_for() -> None:
+    made = pod("p", "predictor", "Running", container("predictor", **RUNNING))
+    found = summary(predictors(0), made, served={"p": {"words": "no version yet"}})
+    assert the_role(found, "predictor")["why"] == "not ready; no version yet"
+
+
+def test_pods_that_were_evicted_and_replaced_are_no_failure() -> None:
+    gone = pod("old", "predictor", "Failed", reason="Evicted")
+    new = [
+        pod(f"p-{n}", "predictor", "Running", container("predictor", **RUNNING), ready=True) for n in (1, 2)
+    ]
+    found = summary(predictors(2), gone, *new)
+    assert (the_role(found, "predictor")["state"], the_role(found, "predictor")["ready"]) == ("running", 2)
+
+
+def test_a_deployment_whose_pods_are_refused_tells_why() -> None:
+    refused = {"type": "ReplicaFailure", "status": "True", "message": "violates PodSecurity"}
+    found = summary({**deployment(), "status": {"conditions": [refused]}})
+    assert the_role(found, "predictor")["why"] == "its pods are refused: violates PodSecurity"
+
+
+# ── workloads ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_that_failed_tells_the_exit_code_of_its_last_pod() -> None:
+    failed = {"type": "Failed", "status": "True", "reason": "PodFailurePolicy", "message": "exit code 3"}
+    made = {**job(), "status": {"conditions": [failed], "failed": 1}}
+    ended = container("pipeline", terminated={"exitCode": 3, "reason": "Error"})
+    role = the_role(summary(made, pod("p", "pipeline", "Failed", ended)), "pipeline")
+    assert role["state"] == "failed"
+    assert "PodFailurePolicy" in role["why"] and "the gate refused the model" in role["why"]
+
+
+def test_a_job_between_two_tries_is_not_failed() -> None:
+    ended = container("pipeline", terminated={"exitCode": 1, "reason": "Error"})
+    again = pod("p-2", "pipeline", "Running", container("pipeline", **RUNNING), ready=True)
+    made = {**job(), "status": {"active": 1, "failed": 1}}
+    role = the_role(summary(made, pod("p-1", "pipeline", "Failed", ended), again), "pipeline")
+    assert (role["state"], role["ready"]) == ("running", 1)
+
+
+def test_a_job_that_is_done_is_done() -> None:
+    made = {**job(), "status": {"conditions": [{"type": "Complete", "status": "True"}], "succeeded": 1}}
+    role = the_role(summary(made, pod("p", "pipeline", "Succeeded")), "pipeline")
+    assert (role["state"], role["ready"], role["desired"]) == ("done", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("api", "kind", "status", "state", "words"),
+    [
+        (
+            "batch.volcano.sh/v1alpha1",
+            "Job",
+            {"state": {"phase": "Pending"}},
+            "waiting",
+            "when 3 pods find room",
+        ),
+        ("batch.volcano.sh/v1alpha1", "Job", {"state": {"phase": "Running"}}, "running", ""),
+        ("batch.volcano.sh/v1alpha1", "Job", {"state": {"phase": "Failed", "message": "no"}}, "failed", "no"),
+        ("batch.volcano.sh/v1alpha1", "Job", {}, "waiting", "find room"),
+        ("ray.io/v1", "RayJob", {}, "waiting", "not seen by the operator yet"),
+        ("ray.io/v1", "RayJob", {"jobDeploymentStatus": "Initializing"}, "waiting", "KubeRay: Initializing"),
+        ("ray.io/v1", "RayJob", {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}, "done", ""),
+        (
+            "ray.io/v1",
+            "RayJob",
+            {"jobDeploymentStatus": "Complete", "jobStatus": "FAILED", "message": "died"},
+            "failed",
+            "FAILED: died",
+        ),
+        ("argoproj.io/v1alpha1", "Workflow", {"phase": "Error", "message": "no room"}, "failed", "no room"),
+        ("argoproj.io/v1alpha1", "Workflow", {}, "waiting", "not seen by Argo"),
+        ("argoproj.io/v1alpha1", "Workflow", {"phase": "Succeeded"}, "done", ""),
+        (
+            "serving.knative.dev/v1",
+            "Service",
+            {
+                "conditions": [
+                    {"type": "Ready", "status": "False", "reason": "RevisionFailed", "message": "image"}
+                ]
+            },
+            "failed",
+            "RevisionFailed: image",
+        ),
+        (
+            "serving.knative.dev/v1",
+            "Service",
+            {"conditions": [{"type": "Ready", "status": "True"}]},
+            "running",
+            "",
+        ),
+        ("serving.knative.dev/v1", "Service", {}, "waiting", "not seen by Knative"),
+        ("batch/v1", "CronJob", {}, "scheduled", "at 0 3 * * *, no run yet"),
+        ("argoproj.io/v1alpha1", "CronWorkflow", {"active": [{}]}, "running", ""),
+    ],
+)
+def test_every_kind_of_workload_tells_its_state(
+    api: str, kind: str, status: Any, state: str, words: str
+) -> None:
+    spec = {"minAvailable": 3, "schedule": "0 3 * * *"}
+    found, why = workload_state(item(api, kind, "ads-x", "pipeline", spec=spec, status=status))
+    assert found == state
+    assert words in why if words else why == ""
+
+
+def test_the_tasks_of_a_volcano_job_are_roles_of_their_own() -> None:
+    tasks = [
+        {"name": "head", "replicas": 1, "template": template("ray-head")},
+        {"name": "worker", "replicas": 3, "template": template("ray-worker")},
+        {"name": "driver", "replicas": 1, "template": template("pipeline")},
+    ]
+    made = item("batch.volcano.sh/v1alpha1", "Job", "ads-pipeline", "pipeline", spec={"tasks": tasks})
+    made["status"] = {"state": {"phase": "Running"}}
+    one = pod("w", "ray-worker", "Running", container("ray-worker", **RUNNING), ready=True)
+    found = summary(made, one)
+    assert {role["role"]: (role["ready"], role["desired"]) for role in found["roles"]} == {
+        "ray-head": (0, 1),
+        "ray-worker": (1, 3),
+        "pipeline": (0, 1),
+    }
+    assert the_role(found, "ray-worker")["state"] == "waiting"
+
+
+def test_the_groups_of_a_ray_job_are_roles_of_their_own() -> None:
+    cluster = {
+        "headGroupSpec": {"template": template("ray-head")},
+        "workerGroupSpecs": [{"replicas": 2, "template": template("ray-worker")}],
+    }
+    made = item("ray.io/v1", "RayJob", "ads-pipeline", "pipeline", spec={"rayClusterSpec": cluster})
+    found = summary(made)
+    assert {role["role"]: role["desired"] for role in found["roles"]} == {
+        "ray-head": 1,
+        "ray-worker": 2,
+        "pipeline": None,
+    }
+
+
+def test_a_schedule_that_waits_for_its_time_is_no_trouble_unless_its_last_run_failed() -> None:
+    cron = item("batch/v1", "CronJob", "ads-pipeline", "pipeline", spec={"schedule": "0 3 * * *"})
+    done = pod("ads-pipeline-1", "pipeline", "Succeeded")
+    bad = pod("ads-pipeline-2", "pipeline", "Failed", container("pipeline", terminated={"exitCode": 4}))
+    done["metadata"]["creationTimestamp"], bad["metadata"]["creationTimestamp"] = "2026-11-15", "2026-11-16"
+    assert summary(cron, done)["state"] == "scheduled"
+    role = the_role(summary(cron, bad, done), "pipeline")
+    assert role["state"] == "failed" and "bad data" in role["why"]
+
+
+# ── endpoints and errors ───────────────────────────────────────────────────────────────────────
+
+PORTS = [{"name": "http", "port": 8501, "nodePort": 30101}]
+
+
+def service(**spec: Any) -> dict[str, Any]:
+    return item("v1", "Service", "ads-predictor", "predictor", spec={"ports": PORTS, **spec})
+
+
+def node(**addresses: str) -> dict[str, Any]:
+    told = [{"type": kind, "address": address} for kind, address in addresses.items()]
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"addresses": told}}
+
+
+@pytest.mark.parametrize(
+    ("objects", "addresses"),
+    [
+        ([service()], ["http ads-predictor.shop.svc:8501"]),
+        ([service(type="NodePort"), node(InternalIP="10.0.0.4", Hostname="a")], ["http 10.0.0.4:30101"]),
+        (
+            [service(type="NodePort"), node(InternalIP="10.0.0.4", ExternalIP="1.2.3.4")],
+            ["http 1.2.3.4:30101"],
+        ),
+        ([service(type="NodePort"), node(InternalIP="fd00::4")], ["http [fd00::4]:30101"]),
+        ([service(type="NodePort")], ["http any node's address, port 30101"]),
+        ([service(type="LoadBalancer")], ["http pending"]),
+        (
+            [
+                {
+                    **service(type="LoadBalancer"),
+                    "status": {"loadBalancer": {"ingress": [{"hostname": "lb.test"}]}},
+                }
+            ],
+            ["http lb.test:8501"],
+        ),
+    ],
+)
+def test_endpoints_are_addresses_that_can_be_asked(objects: list[Any], addresses: list[str]) -> None:
+    assert [one["addresses"] for one in summary(*objects)["endpoints"]] == [addresses]
+
+
+def test_knative_tells_its_url_and_headless_services_are_no_endpoints() -> None:
+    made = item("serving.knative.dev/v1", "Service", "ads-predictor", "predictor", spec={})
+    made["status"] = {"url": "http://ads-predictor.shop.test"}
+    found = summary(made, service(clusterIP="None"))["endpoints"]
+    assert [(one["type"], one["addresses"]) for one in found] == [
+        ("Knative", ["http://ads-predictor.shop.test"])
+    ]
+
+
+def test_the_last_errors_are_those_about_us_each_once() -> None:
+    events = [
+        event("ads-predictor-1", "BackOff", "second", at="2026-11-16T10:02:00Z"),
+        event("ads-predictor-1", "BackOff", "first", at="2026-11-16T10:01:00Z"),
+        event("adserver-1", "BackOff", "of others", at="2026-11-16T10:03:00Z"),
+        event("ads-pipeline", "Failed", "between", kind="Job", at="2026-11-16T10:01:30Z"),
+    ]
+    found = [(one["object"], one["message"]) for one in summary(events=events)["errors"]]
+    assert found == [("Job ads-pipeline", "between"), ("Pod ads-predictor-1", "second")]
+
+
+# ── fetched ────────────────────────────────────────────────────────────────────────────────────
+
+
+def look(kube: Kube) -> dict[str, Any]:
+    return summarise(fetch(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+
+
+def test_a_cluster_is_summed_up(cluster: ApiServer, kube: Kube) -> None:
+    cluster.put(predictors(2))
+    for name in ("p-1", "p-2"):
+        cluster.put(pod(name, "predictor", "Running", container("predictor", **RUNNING), ready=True))
+        cluster.pages[name, "/metrics"] = (
+            200,
+            "# HELP x\nclickline_version_age_seconds 5.0\nclickline_version 12.0\n",
+        )
+    cluster.put(service(type="NodePort"))
+    cluster.put(node(InternalIP="10.0.0.4"))
+    cluster.put(event("p-1", "Unhealthy", "slow"))
+    other = pod("other", "predictor", "Running", ready=True)
+    other["metadata"]["labels"]["app.kubernetes.io/instance"] = "ads2"
+    cluster.put(other)
+    found = look(kube)
+    assert (found["state"], found["versions"]) == ("running", [12])
+    assert found["endpoints"][0]["addresses"] == ["http 10.0.0.4:30101"]
+    assert found["errors"][0]["reason"] == "Unhealthy"
+    assert [one["pod"] for one in the_role(found, "predictor")["pods"]] == ["p-1", "p-2"]
+
+
+def test_a_predictor_that_asks_for_a_token_or_has_no_version_says_so(bare: ApiServer, kube: Kube) -> None:
+    bare.put(predictors(2))
+    for name in ("p-1", "p-2"):
+        bare.put(pod(name, "predictor", "Running", container("predictor", **RUNNING), ready=name == "p-1"))
+    bare.pages["p-1", "/metrics"] = (401, "no token")
+    bare.pages["p-1", "/readyz"] = (200, "ready\n")
+    bare.pages["p-2", "/metrics"] = (200, "clickline_restarts_total 0.0\n")
+    bare.pages["p-2", "/readyz"] = (503, "no version yet\n")
+    pods = {one["pod"]: one["words"] for one in the_role(look(kube), "predictor")["pods"]}
+    assert pods == {"p-1": "version not told: it asks for a token", "p-2": "no version yet"}
+
+
+@pytest.mark.parametrize(("plural", "words"), [("nodes", "list nodes"), ("events", "list events")])
+def test_what_may_not_be_read_is_a_note(bare: ApiServer, kube: Kube, plural: str, words: str) -> None:
+    bare.put(service(type="NodePort"))
+    bare.faults.append(Fault("list", plural))
+    found = look(kube)
+    assert any(words in note for note in found["notes"])
+    assert found["endpoints"][0]["addresses"] == ["http any node's address, port 30101"]

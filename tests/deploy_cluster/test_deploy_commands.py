@@ -1,0 +1,219 @@
+"""clickline deploy as a user types it, against a cluster: what it prints, what it changes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ads_objects import container, deployment, event, ours, pod
+from api_server import ApiServer, Fault, Log
+
+from clickline.progress import Progress
+from clickline.stages.deploy.apply import apply
+from clickline.stages.deploy.kube import Kube
+
+CONFIG = """
+name: ads
+data: {train: data/train.tsv}
+model: {name: lr}
+deploy: {namespace: shop}
+"""
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def command(bare: ApiServer, tmp_path: Path) -> Command:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.tsv").write_text("")
+    (tmp_path / "clickline.yaml").write_text(CONFIG)
+
+    def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [Path(sys.executable).parent / "clickline", "deploy", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "100", **more},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+    return run
+
+
+def deployed(kube: Kube) -> None:
+    apply(kube, ours(), name="ads", namespace="shop", prune=False, progress=Progress())
+
+
+# ── apply ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_apply_brings_what_render_writes_and_the_next_one_changes_nothing(
+    bare: ApiServer, command: Command
+) -> None:
+    done = command("apply")
+    assert done.returncode == 0, done.stderr
+    assert "created    Deployment ads-predictor" in done.stdout
+    assert bare.names("Deployment") == ["ads-predictor"] and bare.names("Namespace") == ["shop"]
+    again = json.loads(command("apply", "--json").stdout)
+    assert again["created"] == again["changed"] == again["replaced"] == []
+    assert set(again["unchanged"]) == {line.split(maxsplit=1)[1] for line in done.stdout.splitlines()[:-1]}
+
+
+def test_a_partly_failed_apply_exits_1_and_tells_each_part(bare: ApiServer, command: Command) -> None:
+    bare.faults.append(Fault("patch", "deployments", 500, "etcd is full", dry_run=False))
+    done = command("apply")
+    assert done.returncode == 1
+    assert "created    ConfigMap ads-config" in done.stdout
+    assert "failed     Deployment ads-predictor: etcd is full (500)" in done.stderr
+    assert "not tried  Job ads-pipeline" in done.stderr
+    assert "applied in part" in done.stderr
+
+
+def test_a_missing_operator_ends_an_apply_before_it_begins(bare: ApiServer, command: Command) -> None:
+    done = command("apply", "--set", "deploy.serving.kind=knative")
+    assert done.returncode == 1
+    assert "Install Knative Serving (knative.dev), or set deploy.serving.kind: deployment." in done.stderr
+    assert bare.writes == []
+
+
+# ── status, logs ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_status_shows_roles_endpoints_and_errors_and_exits_1_if_one_failed(
+    bare: ApiServer, kube: Kube, command: Command
+) -> None:
+    deployed(kube)
+    bare.put({**deployment(), "status": {"readyReplicas": 1}})
+    crashed = container("predictor", restarts=4, last={"exitCode": 2}, waiting={"reason": "CrashLoopBackOff"})
+    bare.put(pod("ads-predictor-1", "predictor", "Running", crashed))
+    bare.put(pod("ads-predictor-2", "predictor", "Running", container("predictor", running={}), ready=True))
+    bare.pages["ads-predictor-2", "/metrics"] = (200, "clickline_version 3.0\n")
+    bare.put(event("ads-predictor-1", "BackOff", "restarting failed container"))
+    told = command("status")
+    assert told.returncode == 1
+    row = next(line for line in told.stdout.splitlines() if line.startswith("predictor"))
+    assert row.split()[:5] == ["predictor", "1/2", "4", "failed", "3"]
+    assert row.endswith("CrashLoopBackOff in predictor, last exit code 2: bad config")
+    assert "predictor  NodePort  http any node's address, port 30100" in told.stdout
+    assert "ads-models  Pending" in told.stdout
+    assert "Pod ads-predictor-1 BackOff: restarting failed container" in told.stdout
+    assert json.loads(command("status", "--json").stdout)["state"] == "failed"
+
+
+def test_status_of_nothing_says_how_to_begin(command: Command) -> None:
+    told = command("status")
+    assert (told.returncode, told.stdout) == (
+        0,
+        "nothing of ads runs in namespace shop: `clickline deploy apply` brings it there\n",
+    )
+
+
+def test_logs_name_the_pod_and_a_container_beside_the_role(bare: ApiServer, command: Command) -> None:
+    first = container("ready", terminated={"exitCode": 0})
+    main = container("predictor", running={})
+    bare.put(pod("ads-predictor-1", "predictor", "Running", main, initContainerStatuses=[first]))
+    bare.logs["ads-predictor-1", "ready"] = Log(["2026-11-16T10:00:01Z checked"])
+    bare.logs["ads-predictor-1", "predictor"] = Log(["2026-11-16T10:00:02Z up"])
+    told = command("logs", "predictor")
+    assert told.stdout == "ads-predictor-1/ready checked\nads-predictor-1 up\n"
+    assert "ads has no pods of role lookup in namespace shop" in command("logs", "lookup").stderr
+
+
+def test_a_role_that_does_not_exist_is_told_with_those_that_do(command: Command) -> None:
+    told = command("logs", "predictr")
+    assert told.returncode == 2
+    assert "ROLE is 'predictr'. Allowed: pipeline, learner" in told.stderr
+
+
+# ── delete ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_delete_without_a_terminal_needs_yes(bare: ApiServer, kube: Kube, command: Command) -> None:
+    deployed(kube)
+    told = command("delete")
+    assert told.returncode == 2
+    assert "--yes is missing: 5 objects would be removed from namespace shop of context test" in told.stderr
+    assert bare.names("Deployment") == ["ads-predictor"]
+    done = command("delete", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "removed    Deployment ads-predictor" in done.stdout
+    assert "kept       PersistentVolumeClaim ads-models" in done.stdout
+    assert bare.names("Deployment") == []
+    assert "nothing of ads was there to remove" in command("delete").stdout
+
+
+@pytest.mark.parametrize(("answer", "left"), [(b"n\n", ["ads-predictor"]), (b"y\n", [])])
+def test_delete_asks_at_a_terminal(
+    bare: ApiServer, kube: Kube, command: Command, tmp_path: Path, answer: bytes, left: list[str]
+) -> None:
+    deployed(kube)
+    ours_end, theirs = pty.openpty()
+    try:
+        os.write(ours_end, answer)
+        done = subprocess.run(
+            [Path(sys.executable).parent / "clickline", "deploy", "delete"],
+            cwd=tmp_path,
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+    finally:
+        os.close(ours_end)
+        os.close(theirs)
+    assert "  Deployment ads-predictor\n" in done.stderr and "Remove these?" in done.stderr
+    assert (bare.names("Deployment"), done.returncode) == (left, 1 if left else 0)
+
+
+# ── the wrong thing ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_clusters_that_cannot_be_used_end_a_command_in_words(
+    bare: ApiServer, command: Command, tmp_path: Path
+) -> None:
+    none = command("status", KUBECONFIG=str(tmp_path / "none"))
+    assert (none.returncode, "no kubeconfig was found" in none.stderr) == (1, True)
+    wrong = command("status", "--context", "prod")
+    assert (wrong.returncode, "has no context 'prod'. Allowed: test." in wrong.stderr) == (1, True)
+    file = bare.kubeconfig(tmp_path / "dead", server="https://127.0.0.1:1")
+    dead = command("status", "--json", KUBECONFIG=str(file))
+    assert dead.returncode == 1
+    assert (
+        "https://127.0.0.1:1 (context test) cannot be reached" in json.loads(dead.stdout)["error"]["message"]
+    )
+    assert len(dead.stderr.splitlines()) == 1  # and nothing of the library's own
+
+
+def test_without_the_package_its_extra_is_named(command: Command, tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked" / "kubernetes"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text("raise ModuleNotFoundError('no', name='kubernetes')\n")
+    told = command("status", PYTHONPATH=str(blocked.parent))
+    assert told.returncode == 1
+    assert told.stderr == (
+        "talking to a cluster needs the package kubernetes: pip install 'clickline[k8s]'\n"
+    )
+
+
+# ── in a pod ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_check_pod_makes_the_directories_and_rays_token(command: Command, tmp_path: Path) -> None:
+    home, cache = tmp_path / "home", tmp_path / "scratch"
+    more = ["--set", f"home={home}", "--set", f"cache.dir={cache}"]
+    only = command("check-pod", "--read-only", *more)
+    assert (only.returncode, cache.is_dir(), home.exists()) == (0, True, False), only.stderr
+    done = command("check-pod", *more, RAY_AUTH_TOKEN_PATH=str(home / "ray-token"))
+    assert (done.returncode, home.is_dir()) == (0, True), done.stderr
+    assert (home / "ray-token").read_text().strip()
+    assert f"{home}: takes files" in done.stderr

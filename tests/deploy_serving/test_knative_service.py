@@ -1,0 +1,122 @@
+"""A Service of Knative: only what Knative allows in a pod, and a split of the traffic that can be repeated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from serving_plans import EVERY_WAY, objects, plan, the
+
+from clickline.stages.deploy.checks import mistakes, notes
+from clickline.stages.deploy.knative import flags, revision
+
+KNATIVE = [way for way in EVERY_WAY if way.startswith("knative")]
+
+# What Knative's webhook lets through with the flags of a fresh installation (its field masks), as far as it concerns us.
+_POD = {"automountServiceAccountToken", "containers", "enableServiceLinks", "imagePullSecrets"}
+_POD |= {"serviceAccountName", "volumes"}
+_CONTAINER = {
+    "args",
+    "command",
+    "env",
+    "envFrom",
+    "image",
+    "imagePullPolicy",
+    "livenessProbe",
+    "name",
+    "ports",
+}
+_CONTAINER |= {"readinessProbe", "resources", "securityContext", "startupProbe", "volumeMounts", "workingDir"}
+_SECURITY = {
+    "allowPrivilegeEscalation",
+    "capabilities",
+    "readOnlyRootFilesystem",
+    "runAsNonRoot",
+    "runAsUser",
+}
+_SECURITY |= {"seccompProfile"}
+_BY_FLAG = {
+    "nodeSelector": "kubernetes.podspec-nodeselector",
+    "tolerations": "kubernetes.podspec-tolerations",
+}
+
+
+def _service(*overrides: str) -> dict[str, Any]:
+    made = objects(plan("deploy.serving.kind=knative", *overrides))
+    return the("Service", [one for one in made if one["apiVersion"] == "serving.knative.dev/v1"])
+
+
+@pytest.mark.parametrize("way", KNATIVE)
+def test_a_pod_has_only_what_knative_allows_or_what_is_named_to_be_allowed(way: str) -> None:
+    one = plan(*EVERY_WAY[way])
+    spec = _service(*EVERY_WAY[way])["spec"]["template"]["spec"]
+    needed = {flag for key, flag in _BY_FLAG.items() if key in spec}
+    assert spec.keys() <= _POD | _BY_FLAG.keys()
+    (container,) = spec["containers"]
+    assert container.keys() <= _CONTAINER
+    assert container["securityContext"].keys() <= _SECURITY
+    (port,) = container["ports"]
+    assert port["name"] in ("http1", "h2c")
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    for volume in spec["volumes"]:
+        kind = (volume.keys() - {"name"}).pop()
+        if kind == "persistentVolumeClaim":
+            needed.add("kubernetes.podspec-persistent-volume-claim")
+            assert volume[kind]["readOnly"] is True
+        assert kind in ("configMap", "emptyDir", "persistentVolumeClaim", "secret")
+        assert kind == "emptyDir" or mounts[volume["name"]]["readOnly"] is True
+    for variable in container["env"]:
+        assert variable["name"] not in ("PORT", "K_SERVICE", "K_CONFIGURATION", "K_REVISION")
+        assert "valueFrom" not in variable
+    assert set(flags(one)) == needed
+    assert all(any(flag in note for note in notes(one)) for flag in needed)
+
+
+def test_without_volumes_no_flag_is_needed() -> None:
+    assert flags(plan("deploy.serving.kind=knative", *EVERY_WAY["stores only"])) == []
+
+
+def test_scale_and_concurrency_are_annotations() -> None:
+    template = _service(
+        "deploy.serving.replicas=0", "deploy.serving.max_replicas=7", "deploy.serving.concurrency=12"
+    )
+    annotations = template["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["autoscaling.knative.dev/min-scale"] == "0"
+    assert annotations["autoscaling.knative.dev/max-scale"] == "7"
+    assert annotations["autoscaling.knative.dev/target"] == "12"
+
+
+def test_all_requests_go_to_the_newest_revision_until_a_canary_is_asked_for() -> None:
+    assert _service()["spec"]["traffic"] == [{"latestRevision": True, "percent": 100}]
+    stable, canary = _service("deploy.serving.canary={stable: ads-predictor-0123abcd, percent: 20}")["spec"][
+        "traffic"
+    ]
+    assert (stable["revisionName"], stable["percent"]) == ("ads-predictor-0123abcd", 80)
+    assert (canary["latestRevision"], canary["percent"]) == (True, 20)
+
+
+def test_a_revision_is_called_after_what_it_is() -> None:
+    one = plan("deploy.serving.kind=knative")
+    name = _service()["spec"]["template"]["metadata"]["name"]
+    assert name == revision(one) and name.startswith("ads-predictor-")
+    changed = [
+        revision(plan("deploy.serving.kind=knative", more)) for more in ("serve.queue=9", "deploy.image=a:2")
+    ]
+    assert len({name, *changed}) == 3
+
+
+def test_moving_traffic_makes_no_other_revision() -> None:
+    shares = [
+        f"deploy.serving.canary={{stable: ads-predictor-0123abcd, percent: {percent}}}"
+        for percent in (10, 50)
+    ]
+    assert {revision(plan("deploy.serving.kind=knative", share)) for share in shares} == {
+        revision(plan("deploy.serving.kind=knative"))
+    }
+
+
+def test_a_canary_of_itself_is_refused() -> None:
+    same = revision(plan("deploy.serving.kind=knative"))
+    (mistake,) = mistakes(plan("deploy.serving.kind=knative", f"deploy.serving.canary={{stable: {same}}}"))
+    assert mistake.key == "deploy.serving.canary.stable"
+    assert "nothing to compare" in mistake.problem

@@ -1,0 +1,74 @@
+"""Plans of many deployments."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from clickline.config import load_config, resolved
+from clickline.stages.deploy.argo import workflow
+from clickline.stages.deploy.kuberay import ray_job
+from clickline.stages.deploy.objects import Plan
+from clickline.stages.deploy.training import cluster_overrides, ray_cluster
+from clickline.stages.deploy.volcano import volcano_job
+from clickline.stages.deploy.workflow import pipeline
+
+__all__ = ["EVERY_KIND", "objects", "plan", "the"]
+
+_CONFIG = "name: ads\ndata: {train: data/train.tsv, eval: data/eval.tsv}\n"
+_CLUSTER = "train.mode=cluster"
+
+EVERY_KIND = {
+    "local job": (),
+    "local cron job": ("deploy.workflow.schedule=0 3 * * *",),
+    "local learner": ("deploy.workflow.follow=true",),
+    "local argo": ("deploy.workflow.kind=argo",),
+    "local argo cron": ("deploy.workflow.kind=argo", "deploy.workflow.schedule=0 3 * * *"),
+    "plain job": (_CLUSTER,),
+    "plain learner": (_CLUSTER, "deploy.workflow.follow=true"),
+    "plain argo": (_CLUSTER, "deploy.workflow.kind=argo"),
+    "volcano": (_CLUSTER, "deploy.training.kind=volcano"),
+    "volcano argo": (_CLUSTER, "deploy.training.kind=volcano", "deploy.workflow.kind=argo"),
+    "kuberay": (_CLUSTER, "deploy.training.kind=kuberay"),
+    "kuberay growing": (_CLUSTER, "deploy.training.kind=kuberay", "train.workers.max=3"),
+    "kuberay gang": (_CLUSTER, "deploy.training.kind=kuberay", "deploy.training.gang=true"),
+    "kuberay argo": (_CLUSTER, "deploy.training.kind=kuberay", "deploy.workflow.kind=argo"),
+    "volcano learner": (_CLUSTER, "deploy.training.kind=volcano", "deploy.workflow.follow=true"),
+    "everything named": (
+        _CLUSTER,
+        "deploy.training={kind: volcano, queue: night}",
+        "deploy.nodes={selector: {disk: fast}, priority_class: low, tolerations: [{key: spot, operator: Exists}]}",
+        "deploy.pull_secrets=[registry]",
+        "deploy.secrets.environment=[s3]",
+        "deploy.resources.ray_worker={cpu_limit: '2', memory_limit: 8Gi, gpu: 1}",
+    ),
+}
+
+
+def plan(*overrides: str) -> Plan:
+    """The config in the pods, with what training sets in it."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(_CONFIG)
+        file.flush()
+
+        def load(*more: str) -> Any:
+            return load_config(Path(file.name), [*overrides, *more], folder=Path("/clickline"))
+
+        changes = cluster_overrides(load())
+        config = load(*(f"{key}={value}" for key, value in changes.items()))
+    return Plan(config, {}, resolved(config))
+
+
+def objects(one: Plan) -> list[dict[str, Any]]:
+    """Whatever these modules make of it."""
+    operated = [*volcano_job(one), *ray_job(one)] if one.deploy.workflow.kind == "job" else []
+    ran = workflow(one) if one.deploy.workflow.kind == "argo" else pipeline(one)
+    return [*ray_cluster(one), *operated, *ran]
+
+
+def the(kind: str, made: list[dict[str, Any]], name: str | None = None) -> dict[str, Any]:
+    """The only object of its kind, or of its kind and name."""
+    found = [one for one in made if one["kind"] == kind and name in (None, one["metadata"]["name"])]
+    assert len(found) == 1, [(one["kind"], one["metadata"]["name"]) for one in made]
+    return found[0]

@@ -1,0 +1,78 @@
+"""The last step of a workflow waits for predictors that are there, and for nothing else."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import clickline
+from clickline.config import Config, load_config
+from clickline.errors import ClicklineError
+from clickline.progress import Progress
+from clickline.stages.deploy.rollout import await_rollout
+
+
+class Told(Progress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.lines.append(message)
+
+
+@contextmanager
+def predictor(*versions: int) -> Iterator[int]:
+    """One that serves these versions, one after the other: a real one switches when it pleases. The last one stays."""
+    left = list(versions)
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/v1/models/clickline"
+            now = left.pop(0) if len(left) > 1 else left[0]
+            state = {"version": str(now), "state": "AVAILABLE"}
+            body = json.dumps({"model_version_status": [state]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _at(project: Path, port: int) -> Config:
+    return load_config(project / "clickline.yaml", [f"serve.http_port={port}"])
+
+
+@pytest.mark.slow
+def test_it_waits_until_the_predictors_serve_the_current_version(project: Path, config: Config) -> None:
+    with pytest.raises(ClicklineError, match="no current version"):
+        await_rollout(config, Progress(), host="127.0.0.1")
+    clickline.publish(config)
+    with predictor(0, 1) as port:
+        told = Told()
+        assert await_rollout(_at(project, port), told, host="127.0.0.1", seconds=60) == 1
+        assert told.lines == [f"version 1 is awaited: 127.0.0.1:{port}: serves 0"]
+    with (
+        predictor(0) as port,
+        pytest.raises(ClicklineError, match="1 of 1 predictors do not serve version 1"),
+    ):
+        await_rollout(_at(project, port), Progress(), host="127.0.0.1", seconds=0)
+    with pytest.raises(ClicklineError, match="no answer"):
+        await_rollout(_at(project, 1), Progress(), host="127.0.0.1", seconds=0)
+    assert await_rollout(config, Progress(), host="nobody.invalid") == 0
