@@ -85,7 +85,7 @@ class Pods:
         }
         for container in spec.get("initContainers", ()):
             process = self._container(pod, spec, container, fields)
-            code = process.wait(180)
+            code = self._waited(process, 180)
             assert code == 0, (
                 f"{pod}/{container['name']} exited with {code}:\n{self.log(pod, container['name'])}"
             )
@@ -98,13 +98,22 @@ class Pods:
         spec = self._template(kind, name)["spec"]
         container = {**spec["containers"][0], "name": f"exec-{secrets.token_hex(2)}", "command": command}
         process = self._container(pod, spec, container, {})
-        code = process.wait(seconds)
+        code = self._waited(process, seconds)
         assert code == 0, f"{command} exited with {code}:\n{self.log(pod, container['name'])}"
         return self.log(pod, container["name"])
 
-    def ended(self, pod: str, seconds: float) -> int:
+    def _waited(self, process: subprocess.Popen[bytes], seconds: float) -> int | None:
+        """Its exit code, or None if it had to be killed."""
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return None
+
+    def ended(self, pod: str, seconds: float) -> int | None:
         """The exit code of a pod that ends by itself."""
-        return self._running[pod][0].wait(seconds)
+        return self._waited(self._running[pod][0], seconds)
 
     def stop(self, pod: str, *, seconds: float = 30.0) -> int:
         """SIGTERM to its process, as the kubelet sends it. Returns the exit code."""
@@ -211,7 +220,8 @@ class Pods:
             lines.append(f"mkdir -p $R/opt/kernels; mount --bind {self._kernels} $R/opt/kernels")
         for mount in container["volumeMounts"]:
             lines += self._mount(pod, spec, mount)
-        lines.append(f"mount --bind {self.folder}/hosts $R/etc/hosts; mount -o remount,ro $R")
+        lines += [f"mount --bind {self.folder}/{name} $R/etc/{name}" for name in ("hosts", "resolv.conf")]
+        lines.append("mount -o remount,ro $R")
         given = " ".join(shlex.quote(f"{name}={value}") for name, value in environment.items())
         inside = (
             f"setpriv --reuid={who['runAsUser']} --regid={who['runAsGroup']} --groups={who['fsGroup']} --no-new-privs "
@@ -275,6 +285,8 @@ class Pods:
     def _write_hosts(self) -> None:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self._addresses.items())]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
+        # Nobody answers there, and that at once: other name servers are out of reach, which takes longer to find out.
+        (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
 
 def _ip(*words: str) -> None:

@@ -93,7 +93,7 @@ def test_a_pipeline_on_ray_and_its_endpoint(pods: Pods) -> None:
 
     for index, lookup in enumerate(lookups):
         pods.until_ready(lookup, "StatefulSet", "ads-lookup")
-        assert f"shard              {index}" in pods.log(lookup) or f" {index} of 2" in pods.log(lookup)
+        assert f'"lookup, shard {index}"' in pods.log(lookup)
     pods.until_ready(predictor, "Deployment", "ads-predictor")
     answer = ask(pods.address(predictor), {"instances": [{"C1": "a", "I1": "3"}, {}]})
     assert len(answer["predictions"]) == 2 and all(0 < one < 1 for one in answer["predictions"])

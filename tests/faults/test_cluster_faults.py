@@ -344,12 +344,12 @@ def test_the_unit_of_a_straggler_is_leased_again_and_what_it_sends_late_is_refus
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("mode", "batch", "place"),
-    [("sync", 90, r"step 90"), ("async", 30, r"unit \d, batch 30")],
+    [("sync", 45, r"step 45"), ("async", 30, r"unit \d, batch 30")],
     ids=BOTH,
 )
 def test_a_place_that_fails_again_and_again_ends_the_run_with_its_name(project, calm, mode, batch, place):
     run = ClusterRun(project, mode, calm(mode), **{"train.checkpoint_steps": 15})  # one before it fails
-    run.strike(Fault(WORKER, "_push", batch, do="raise"))
+    run.strike(Fault(WORKER, "_push", batch, do="raise"), Fault(WORKER, "_pool", do="slow"))  # or too soon
     run.start()
     ended = run.wait()
     assert ended.code == 1, run.told()

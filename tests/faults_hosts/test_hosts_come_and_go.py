@@ -63,14 +63,14 @@ def test_the_shards_of_a_node_that_leaves_are_placed_on_the_others(
     stays = "ab".replace(leaves, "")
     if leaves == "b":  # the other one would have no room for both
         leaves, stays = "a", "b"
-    had_shard = leaves in (training.place("shard-0"), training.place("shard-1"))
+    had_state = leaves in [training.place(role) for role in ("shard-0", "shard-1", "network")]
     before = training.cut
     cluster.hosts[leaves].kill()
     training.until(lambda: "left with its node" in training.events())
     training.until(lambda: training.cut > before)
     assert training.place("shard-0") == training.place("shard-1") == stays
     exact(training, training.finish())
-    assert ("everything goes back to the last cut" in training.events()) == had_shard
+    assert ("everything goes back to the last cut" in training.events()) == had_state
     assert "crashed" not in training.events()
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from hosts import Cluster, processes, settle
 
+import clickline
+from clickline.config import load_config
+
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]  # two cores may be busy with much else
 
 
@@ -23,6 +26,8 @@ def content(home: Path) -> dict[str, bytes]:
 
 
 def test_a_node_that_leaves_changes_nothing(cluster: Cluster, ads: Path, tmp_path: Path) -> None:
+    shutil.rmtree(ads / ".clickline")  # of the same files elsewhere, and so with another name
+    clickline.prepare(load_config(ads / "clickline.yaml"))
     expected = content(ads / ".clickline")
     assert sum(name.endswith(".parquet") for name in expected) >= 10
     shutil.rmtree(ads / ".clickline")

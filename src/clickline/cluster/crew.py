@@ -42,7 +42,7 @@ _STRAIGHT = {
     "RAY_task_rpc_inlined_bytes_limit": str(32 << 20),
 }
 _GUESSES = " Some common causes include"  # Ray says so of every process that ends, and names memory first
-_LEAST_MEMORY = 1 << 20  # that a shard reserves: so none is on a node that gives no memory, as a driver's own
+_LEAST_MEMORY = 1 << 20  # that keepers reserve: so none is on a node that gives no memory, as a driver's own
 _SHARD_SHARE = 0.6  # of a node's memory; the rest is the workers' and the object store's
 
 
@@ -130,7 +130,7 @@ class Crew:
 
             self.network = (
                 ray.remote(Network)
-                .options(**options, num_cpus=0)
+                .options(**options, memory=_LEAST_MEMORY, num_cpus=0)
                 .remote(
                     job.dataset,
                     job.plan,

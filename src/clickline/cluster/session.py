@@ -87,6 +87,19 @@ class Session:
         """CPUs of all living nodes, in use or not."""
         return sum(node.cpus for node in self.nodes() if node.alive)
 
+    def await_cpus(self, progress: Progress) -> None:
+        """Until some node has a CPU to give: on Kubernetes workers may come after their driver."""
+        told = False
+        while self.cpus() < 1:
+            if self.lost():
+                raise ClusterError("the Ray cluster is gone. Run the same command again when it is back.")
+            if not told:
+                progress.say(
+                    f"the Ray cluster at {self.address} has no CPUs yet: waiting for a node that has"
+                )
+                told = True
+            time.sleep(1.0)
+
     def free_cpus(self) -> float:
         """CPUs that nothing has reserved; none while the head does not answer."""
         from ray.exceptions import RpcError
@@ -179,12 +192,12 @@ def session(
             ends.callback(_end)
             _start(cpus, progress)
         else:
-            _check_address(address)
+            place = _checked(address)
             with _understood(address):
                 if address != "auto":
-                    ends.enter_context(joined(address))
+                    ends.enter_context(joined(place))
                 ends.callback(_end)
-                _init(address=address)
+                _init(address=place)
         opened = Session(embedded=address is None)
         if address is not None:
             _check_nodes(opened, home)
@@ -294,21 +307,21 @@ def _end() -> None:
 # ── an existing cluster ────────────────────────────────────────────────────────────────────────
 
 
-def _check_address(address: str) -> None:
-    """It is one, something answers there, and there is a token to call it with."""
+def _checked(address: str) -> str:
+    """Where it is, in numbers: it is an address, something answers there, and there is a token to call it with."""
     if "://" in address:
         raise ClusterError(
             f"cluster.address is {address}; auto or host:port of the cluster's head is expected: clickline works "
             "beside the cluster's nodes, not through Ray's client."
         )
-    if address != "auto":
-        _reach(address)
+    place = address if address == "auto" else _reach(address)
     if os.environ["RAY_AUTH_MODE"] == "token" and not _has_token():
         raise ClusterError(
             f"the cluster at {address} is called with token authentication, and there is no token here. Put the one it "
             "was started with into RAY_AUTH_TOKEN, or its file into RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token; "
             "for a cluster that was started without, set RAY_AUTH_MODE=disabled."
         )
+    return place
 
 
 @contextmanager
@@ -322,21 +335,24 @@ def _understood(address: str) -> Iterator[None]:
         raise ClusterError(f"the Ray cluster at {address} cannot be used: {_why(error)}") from error
 
 
-def _reach(address: str) -> None:
-    """Ray itself tries for a long time, and then ends the process."""
+def _reach(address: str) -> str:
+    """The address that a name stands for, where something answers: Ray itself tries for a long time and then ends the
+    process, and asks name servers for more than it needs."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         raise ClusterError(
             f"cluster.address is {address}; auto or host:port of the cluster's head is expected."
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS) as found:
+            number = found.getpeername()[0]
     except OSError as error:
         raise ClusterError(
             f"no Ray cluster answers at {address}: {error.strerror or error}. Look whether its head runs "
             "(`ray status`) and cluster.address names its port, usually 6379; or leave it out for a cluster of this "
             "machine's own."
         ) from error
+    return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
 
 
 def _why(error: BaseException) -> str:

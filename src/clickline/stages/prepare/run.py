@@ -116,6 +116,7 @@ def _crew(config: Config, fields: Layout, progress: Progress) -> Iterator[Thread
     with session(config.cluster.address, home=home, progress=progress) as opened:
         from clickline.stages.prepare.spread import Spread  # here, because Ray takes a while to load
 
+        opened.await_cpus(progress)
         yield Spread(opened, config, fields)
 
 
