@@ -60,9 +60,14 @@ class Pods:
 
     # ── pods ───────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, kind: str, name: str, index: int = 0, **more: str) -> str:
-        """The pod of a workload: its init containers one after the other to their ends, then its process. `more` are
-        other names that it goes by. Returns the pod's name."""
+    def add(self, name: str, labels: Mapping[str, str], spec: Object) -> None:
+        """A pod that an operator would make."""
+        metadata = {"name": name, "namespace": "clickline", "labels": labels}
+        self.objects["Pod", name] = {"kind": "Pod", "metadata": metadata, "spec": spec}
+
+    def start(self, kind: str, name: str, index: int = 0) -> str:
+        """The pod of a workload: its init containers one after the other to their ends, then its process. Returns the
+        pod's name."""
         template = self._template(kind, name)
         pod = f"{name}-{index}" if kind == "StatefulSet" else f"{name}-{secrets.token_hex(3)}"
         if kind == "Pod":
@@ -204,7 +209,8 @@ class Pods:
         environment = self._environment(container, fields)
         words = [*container["command"], *container.get("args", ())]
         words = [re.sub(r"\$\((\w+)\)", lambda m: environment[m[1]], word) for word in words]
-        who = spec["securityContext"]
+        who = {**spec.get("securityContext", {}), **container["securityContext"]}
+        groups = f"--groups={who['fsGroup']}" if "fsGroup" in who else "--clear-groups"
         root = f"/run/{self._id}"
         lines = [
             "set -e",
@@ -224,7 +230,7 @@ class Pods:
         lines.append("mount -o remount,ro $R")
         given = " ".join(shlex.quote(f"{name}={value}") for name, value in environment.items())
         inside = (
-            f"setpriv --reuid={who['runAsUser']} --regid={who['runAsGroup']} --groups={who['fsGroup']} --no-new-privs "
+            f"setpriv --reuid={who['runAsUser']} --regid={who.get('runAsGroup', 0)} {groups} --no-new-privs "
             f"--bounding-set=-all --inh-caps=-all env -i --chdir={container['workingDir']} {given} "
             + " ".join(map(shlex.quote, words))
         )
@@ -248,7 +254,7 @@ class Pods:
             source = self._file(volume, mount["subPath"])
             made = f"mkdir -p $(dirname {target}); touch {target}"
         else:
-            group = spec["securityContext"]["fsGroup"]
+            group = spec.get("securityContext", {}).get("fsGroup", 0)
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
             source = self.folder / (f"claim-{claim}" if claim else f"{pod}-{mount['name']}")
             if not source.exists():

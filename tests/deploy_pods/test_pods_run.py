@@ -7,12 +7,16 @@ of the manifest and no capabilities.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from pod_runner import Pods, missing
 
 import clickline
@@ -24,33 +28,62 @@ pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=missing() or ""),
 ]
 
-CONFIG = """
+SMALL = """
 name: ads
 data: {format: criteo, train: data/train.tsv, eval: data/eval.tsv}
 model: {embedding_dim: 4, hidden: [8]}
-train: {mode: cluster, workers: {min: 1, max: 1}, shards: 2, batch_size: 256}
 gate: {auc: 0.55, retries: 0}
-tracking: {enabled: false}
 deploy:
   identity: {user: 4711, group: 4712, fs_group: 4713}
-  serving: {replicas: 1, lookup: {replicas: 1}}
 """
+ON_RAY = (
+    "train={mode: cluster, workers: {min: 1, max: 1}, shards: 2, batch_size: 256}",
+    "tracking.enabled=false",
+    "deploy.serving={replicas: 1, lookup: {replicas: 1}}",
+)
+BY_OPERATORS = (
+    "train.batch_size=256",
+    "deploy.workflow.kind=argo",
+    "deploy.tracking.enabled=true",
+    "deploy.serving.kind=knative",
+)
+BY_THE_HOUR = (
+    "data.train=data/{date}/{hour}/*.tsv",
+    "data.eval=null",
+    "data.dates.from=20260101/00",
+    "train.batch_size=256",
+    "tracking.enabled=false",
+    "deploy.workflow.follow=true",
+    "gate={}",
+)
 
 
 @pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Pods]:
-    (tmp_path / "clickline.yaml").write_text(CONFIG)
-    made = rendered(tmp_path / "clickline.yaml")
-    import yaml
+def node(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
+    """A node with the objects of a config, and the pod that fills the data volume."""
+    with ExitStack() as ends:
 
-    extra = [one for one in yaml.safe_load_all(made.files["tools/data-pod.yaml"]) if one["kind"] == "Pod"]
-    folder = tmp_path / "node"
-    folder.mkdir()
-    running = Pods(folder, [*made.objects, *extra], kernels(tmp_path / "kernels"))
-    try:
-        yield running
-    finally:
-        running.close()
+        def make(*overrides: str) -> Pods:
+            (tmp_path / "clickline.yaml").write_text(SMALL)
+            made = rendered(tmp_path / "clickline.yaml", overrides)
+            tools = yaml.safe_load_all(made.files["tools/data-pod.yaml"])
+            folder = tmp_path / "node"
+            folder.mkdir()
+            objects = [*made.objects, *(one for one in tools if one["kind"] == "Pod")]
+            running = Pods(folder, objects, kernels(tmp_path / "kernels"))
+            ends.callback(running.close)
+            return running
+
+        yield make
+
+
+def fill(pods: Pods, *options: str) -> None:
+    """Logs for the data volume, as a user puts them there."""
+    data = pods.start("Pod", "ads-data")
+    pods.run(
+        data, "Pod", "ads-data", ["clickline", "sample", "--format", "criteo", "--out", "data", *options]
+    )
+    pods.kill(data)
 
 
 def kernels(folder: Path) -> Path:
@@ -69,15 +102,9 @@ def kernels(folder: Path) -> Path:
     return folder
 
 
-def test_a_pipeline_on_ray_and_its_endpoint(pods: Pods) -> None:
-    data = pods.start("Pod", "ads-data")
-    pods.run(
-        data,
-        "Pod",
-        "ads-data",
-        ["clickline", "sample", "--format", "criteo", "--rows", "6000", "--out", "data"],
-    )
-    pods.kill(data)
+def test_a_pipeline_on_ray_and_its_endpoint(node: Callable[..., Pods]) -> None:
+    pods = node(*ON_RAY)
+    fill(pods, "--rows", "6000")
 
     # In the order that a cluster happens to start them: none may need another to be there first.
     predictor = pods.start("Deployment", "ads-predictor")
@@ -96,20 +123,69 @@ def test_a_pipeline_on_ray_and_its_endpoint(pods: Pods) -> None:
         assert f'"lookup, shard {index}"' in pods.log(lookup)
     pods.until_ready(predictor, "Deployment", "ads-predictor")
     answer = ask(pods.address(predictor), {"instances": [{"C1": "a", "I1": "3"}, {}]})
-    assert len(answer["predictions"]) == 2 and all(0 < one < 1 for one in answer["predictions"])
+    assert len(answer["predictions"]) == 2 and all(
+        0 < one["logistic"][0] < 1 for one in answer["predictions"]
+    )
     assert pods.stop(predictor) == 0
 
 
-def ask(address: str, body: object) -> dict[str, list[float]]:
+def ask(address: str, body: object) -> Any:
     call = urllib.request.Request(
         f"http://{address}:8501/v1/models/ads:predict", data=json.dumps(body).encode(), method="POST"
     )
     with urllib.request.urlopen(call, timeout=10) as reply:
-        found: dict[str, list[float]] = json.load(reply)
-    return found
+        return json.load(reply)
 
 
-def test_a_volume_of_somebody_else_is_named(pods: Pods) -> None:
+def test_the_steps_of_a_workflow_a_tracking_server_and_a_predictor_of_knative(
+    node: Callable[..., Pods],
+) -> None:
+    pods = node(*BY_OPERATORS)
+    fill(pods, "--rows", "6000")
+    tracking = pods.start("Deployment", "ads-tracking")
+    template = pods.objects["WorkflowTemplate", "ads-pipeline"]["spec"]
+    steps = {one["name"]: one for one in template["templates"] if "container" in one}
+    for name, step in steps.items():
+        words = step["container"]["command"]
+        words[:] = [re.sub(r"\{\{=.*\}\}", "0", word) for word in words]  # the first try
+        pods.add(f"ads-{name}", {}, {**step, "containers": [step["container"]], "volumes": step["volumes"]})
+        pods.objects["Pod", f"ads-{name}"]["spec"]["containers"][0]["name"] = name
+
+    pods.until_ready(tracking, "Deployment", "ads-tracking", 240)
+    revision = pods.objects["Service", "ads-predictor"]["spec"]["template"]
+    pods.add("ads-revision", revision["metadata"].get("labels", {}), revision["spec"])
+    pods.objects["Pod", "ads-revision"]["spec"]["containers"][0].setdefault("name", "predictor")
+    predictor = pods.start("Pod", "ads-revision")
+    for name in ("prepare", "train", "publish", "roll-out"):
+        step = pods.start("Pod", f"ads-{name}")
+        assert pods.ended(step, 300) == 0, pods.log(step)
+    assert "predictors that serve the current version: 1" in pods.log("ads-roll-out"), pods.log(
+        "ads-roll-out"
+    )
+    answer = ask(pods.address(predictor), {"instances": [{"C1": "a", "I1": "3"}]})
+    assert 0 < answer["predictions"][0]["logistic"][0] < 1
+
+    call = urllib.request.Request(
+        f"http://{pods.address(tracking)}:5000/api/2.0/mlflow/experiments/get-by-name?experiment_name=ads",
+        headers={"Host": "ads-tracking:5000"},
+    )
+    with urllib.request.urlopen(call, timeout=10) as reply:
+        assert json.load(reply)["experiment"]["name"] == "ads"
+
+
+def test_a_learner_follows_the_hours(node: Callable[..., Pods]) -> None:
+    pods = node(*BY_THE_HOUR)
+    fill(pods, "--rows", "8000", "--hours", "2")
+    learner = pods.start("Deployment", "ads-learner")
+    predictor = pods.start("Deployment", "ads-predictor")
+    pods.until_ready(predictor, "Deployment", "ads-predictor", 240)
+    assert pods.alive(learner)
+    assert pods.stop(learner) == 0
+    assert pods.stop(predictor) == 0
+
+
+def test_a_volume_of_somebody_else_is_named(node: Callable[..., Pods]) -> None:
+    pods = node(*ON_RAY)
     claim = pods.folder / "claim-ads-models"
     claim.mkdir(mode=0o755)
     with pytest.raises(AssertionError, match=r"/clickline/\.clickline") as caught:
