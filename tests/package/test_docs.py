@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from clickline.config import load_config
+from clickline.stages.deploy.render import rendered
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -132,14 +133,18 @@ def test_the_python_program_and_the_single_stages_of_the_readme(ads, monkeypatch
         "docs/training.md",
         "docs/serving.md",
         "docs/continuous.md",
+        "docs/kubernetes.md",
     ],
 )
 def test_every_yaml_example_passes_the_check(page, tmp_path):
     for text in blocks(page, "yaml"):
         (tmp_path / "my_reader.py").write_text("def read(path):\n    yield\n")
+        (tmp_path / "s3.yaml").write_text("")
         (tmp_path / "clickline.yaml").write_text(text)
         config = load_config(tmp_path / "clickline.yaml")
         assert config.data.train, yaml.safe_load(text)
+        if "\ndeploy:" in text:
+            assert rendered(tmp_path / "clickline.yaml").objects
 
 
 @pytest.mark.slow
