@@ -40,11 +40,17 @@ def group(batches: Batches, start: Position, size: int) -> list[Exchange]:
     made: list[Exchange] = []
     ready = threading.Event()
 
-    def send(member: int, number: int, total: int, rows: LabelledRows) -> None:
-        assert ready.wait(10)
-        made[member].take(number, total, rows)
+    def sender(rank: int) -> Callable[[int, int, int, LabelledRows], None]:
+        def send(member: int, number: int, total: int, rows: LabelledRows) -> None:
+            assert member != rank, (
+                "a member's own rows are not sent: it may read before it is known to anybody"
+            )
+            assert ready.wait(10)
+            made[member].take(number, total, rows)
 
-    made += [Exchange(batches, start, rank, size, send) for rank in range(size)]
+        return send
+
+    made += [Exchange(batches, start, rank, size, sender(rank)) for rank in range(size)]
     ready.set()
     return made
 

@@ -20,6 +20,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,7 @@ class Pods:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _kill(process)
             return None
 
     def ended(self, pod: str, seconds: float) -> int | None:
@@ -123,15 +123,13 @@ class Pods:
     def stop(self, pod: str, *, seconds: float = 30.0) -> int:
         """SIGTERM to its process, as the kubelet sends it. Returns the exit code."""
         (process,) = self._running.pop(pod)
-        inside = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(inside[0]), signal.SIGTERM)
+        os.kill(_first_inside(process), signal.SIGTERM)
         return process.wait(seconds)
 
     def kill(self, pod: str) -> None:
         """Without a word, as a machine dies."""
         for process in self._running.pop(pod, ()):
-            process.kill()
-            process.wait()
+            _kill(process)
 
     def alive(self, pod: str) -> bool:
         return all(process.poll() is None for process in self._running[pod])
@@ -219,13 +217,15 @@ class Pods:
             f"mount -t overlay overlay -o lowerdir=/,upperdir={root}/up,workdir={root}/work {root}/root",
             f"R={root}/root; chmod 755 $R/root",
             "mount -t proc proc $R/proc; mount --rbind /dev $R/dev; mount --rbind /sys $R/sys",
-            f"mkdir -p $R{_PROJECT}; mount --bind {_PROJECT} $R{_PROJECT}; mount -o remount,ro,bind $R{_PROJECT}",
             "mkdir -p $R/clickline",  # the image's working folder
         ]
         if self._kernels is not None:
             lines.append(f"mkdir -p $R/opt/kernels; mount --bind {self._kernels} $R/opt/kernels")
         for mount in container["volumeMounts"]:
             lines += self._mount(pod, spec, mount)
+        # After the volumes, because it may lie in a folder that one of them hides.
+        lines.append(f"mkdir -p $R{_PROJECT}; mount --bind {_PROJECT} $R{_PROJECT}")
+        lines.append(f"mount -o remount,ro,bind $R{_PROJECT}")
         lines += [f"mount --bind {self.folder}/{name} $R/etc/{name}" for name in ("hosts", "resolv.conf")]
         lines.append("mount -o remount,ro $R")
         given = " ".join(shlex.quote(f"{name}={value}") for name, value in environment.items())
@@ -293,6 +293,19 @@ class Pods:
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
         # Nobody answers there, and that at once: other name servers are out of reach, which takes longer to find out.
         (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
+
+
+def _first_inside(process: subprocess.Popen[bytes]) -> int:
+    """The process that is number 1 in a container; with it all others there end."""
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """unshare's own --kill-child is forgotten when the process inside becomes another user."""
+    if process.poll() is None:
+        with suppress(OSError, IndexError):  # it has just ended
+            os.kill(_first_inside(process), signal.SIGKILL)
+    process.wait(30)
 
 
 def _ip(*words: str) -> None:

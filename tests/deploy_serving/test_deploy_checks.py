@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+
 import pytest
 from serving_plans import EVERY_WAY, plan
 
@@ -213,6 +216,27 @@ def test_a_secret_by_its_path_as_written_or_absolute() -> None:
 )
 def test_what_may_surprise_is_told(overrides: tuple[str, ...], words: str) -> None:
     assert [note for note in notes(plan(*overrides)) if words in note]
+
+
+@pytest.mark.parametrize(
+    ("image", "registry"),
+    [
+        ("clickline:1", "index.docker.io"),
+        ("shop/clickline:1", "index.docker.io"),
+        ("localhost/clickline:1", "localhost"),
+        ("registry:5000/shop/clickline:1", "registry:5000"),
+        ("images.example/clickline:1", "images.example"),
+    ],
+)
+def test_what_knative_must_allow_comes_as_commands(image: str, registry: str) -> None:
+    told = notes(plan(_KNATIVE, f"deploy.image={image}"))
+    commands = [shlex.split(note[note.index("kubectl ") :]) for note in told if " patch configmap " in note]
+    assert {words[5]: json.loads(words[-1]) for words in commands} == {
+        "config-features": {"data": {"kubernetes.podspec-persistent-volume-claim": "enabled"}},
+        "config-deployment": {
+            "data": {"registries-skipping-tag-resolving": f"kind.local,ko.local,dev.local,{registry}"}
+        },
+    }
 
 
 def test_an_image_that_nodes_have_needs_no_word_about_its_registry() -> None:

@@ -275,11 +275,23 @@ def test_a_ray_job_leaves_to_the_operator_what_it_writes() -> None:
             assert template["spec"]["containers"][0][probe]["tcpSocket"]["port"] in ports
     for template in templates:  # the operator refuses another policy of pods that its autoscaler may end
         assert "restartPolicy" not in template["spec"]
-    # The head runs the stages too: 250m + 100m, 1Gi + 768Mi, 4Gi + 2Gi.
+    # The head runs the stages too: 100m + 50m, 768Mi + 512Mi, 4Gi + 2Gi.
     assert templates[0]["spec"]["containers"][0]["resources"] == {
-        "requests": {"cpu": "350m", "memory": "1792Mi"},
+        "requests": {"cpu": "150m", "memory": "1280Mi"},
         "limits": {"memory": "6144Mi"},
     }
+
+
+def test_a_ray_job_has_a_name_that_no_job_of_ours_has() -> None:
+    """KubeRay's submitter is a Job of the same name, and one that is there already would be taken for it."""
+    jobs = {
+        one["metadata"]["name"]
+        for kind in EVERY_KIND
+        for one in _made(kind)
+        if one["apiVersion"] == "batch/v1"
+    }
+    name = the("RayJob", _made("kuberay"))["metadata"]["name"]
+    assert jobs and name not in jobs
 
 
 def test_a_ray_cluster_that_may_grow_has_an_autoscaler() -> None:

@@ -251,9 +251,15 @@ def test_a_worker_that_comes_back_is_fenced_and_joins_again_sync(project, calm):
 
 
 @pytest.mark.faults
-def test_a_worker_that_stays_away_is_given_up_sync(project, calm):
+@pytest.mark.parametrize(
+    ("place", "name", "call"),
+    [(WORKER, "_push", 60), ("clickline.learner.batches:Batches", "read_window", 1)],
+    ids=["learning", "reading"],
+)
+def test_a_worker_that_stays_away_is_given_up_sync(project, calm, place, name, call):
+    """The group misses it when it sums; before, the others wait for rows that it should read."""
     run = ClusterRun(project, "sync", calm("sync"))
-    [stopped] = run.strike(Fault(WORKER, "_push", 60, do="stop"))
+    [stopped] = run.strike(Fault(place, name, call, do="stop"))
     run.start()
     pid = int(poll("a worker that stops", lambda: stopped.exists() and stopped.read_text()))
     poll("a decision", lambda: any("was cut off" in reason for reason in run.decided("resize")))
@@ -310,6 +316,17 @@ def test_a_keeper_of_state_that_hangs_is_given_up(project, calm, mode, fault):
     assert held.exists()
     [reason] = run.decided("restart")
     assert "was cut off (it did not answer in time)" in reason
+
+
+@pytest.mark.faults
+def test_a_shard_that_stops_as_it_writes_a_cut_is_given_up(project, calm):
+    """Nobody waits for a cut that will never be written."""
+    run = ClusterRun(project, "sync", calm("sync"))
+    [stopped] = run.strike(Fault(SHARD, "_write", 1, do="stop"))
+    run.start()
+    run.ends_exact()
+    assert stopped.exists()
+    assert len(run.decided("restart")) == 1
 
 
 @pytest.mark.faults

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -28,13 +28,14 @@ from clickline.progress import Progress, human_size
 
 __all__ = ["WORK_SECONDS", "Crew", "Failed", "Member"]
 
-_START_SECONDS = 180.0  # for a worker to be there, once it was asked for
+_START_SECONDS = 180.0  # for a worker to find a place, and as long again to be there
 _RESTORE_SECONDS = 180.0  # for a shard to be there, once it has a place, and longer for what it restores:
 _RESTORED_BYTES = 2 << 20  # a second
 _ANSWER_SECONDS = 30.0  # for a call that takes no time
 _PLACE_SECONDS = 15.0  # for a node to be found for a process, and to start it
 WORK_SECONDS = 3600.0  # for what goes through all ids of a shard
 _WAIT_SECONDS = 0.2
+_LOOK_SECONDS = 1.0  # between two looks whether the cluster is still there
 # Messages of a batch, some hundred kB each, go straight from process to process. Through the object store, as Ray does
 # with all above 100 kB, each costs the node's daemon more than a millisecond: a tenth of all work on two cores.
 _STRAIGHT = {
@@ -151,17 +152,20 @@ class Crew:
         waiting = [shard.state.remote() for shard in self.shards]
         if self.network is not None:
             waiting.append(self.network.step.remote())
-        began = placed = time.monotonic()
+        settled = placed = time.monotonic()
         while True:
             ready, missing = ray.wait(waiting, num_returns=len(waiting), timeout=1.0)
             self.keepers(ready)  # one that is lost is told now, not when the others have come
             if not missing:
                 break
             self.check_cluster()
-            if self._tell_homeless(time.monotonic() - began):
-                placed = time.monotonic()
-            elif time.monotonic() - placed > seconds:
-                self.keepers(missing, 1.0)
+            now = time.monotonic()
+            if self._tell_homeless(now - settled):
+                placed = now
+            else:
+                settled = now  # a head that once does not tell of their places means nothing
+                if now - placed > seconds:
+                    self.keepers(missing, 1.0)
         self.watch.shards = tuple(self.keepers(waiting)[: self.job.shards])
 
     def _tell_homeless(self, seconds: float) -> int:
@@ -263,15 +267,18 @@ class Crew:
         """Take in the workers that have come."""
         import ray
 
+        assert self._session is not None
         for member in list(self.members.values()):
             if member.here:
                 continue
             if ray.wait([member.arrival], timeout=0)[0]:
-                try:
+                with suppress(Failed):
                     member.machine = self.ask(member, member.arrival)
-                except Failed:
-                    continue
-            elif time.monotonic() - member.since > _START_SECONDS:
+                continue
+            waited = time.monotonic() - member.since
+            if waited > 2 * _START_SECONDS:
+                self.lose(member, "partitioned", f"it was not there after {waited:.0f} s")
+            elif waited > _START_SECONDS and not self._session.has_place(member.actor):
                 self.dismiss(member)  # the room it was asked for was not there after all
 
     def dismiss(self, member: Member) -> None:
@@ -301,7 +308,7 @@ class Crew:
         assert self._session is not None
         if self.job.worker_cpus <= 0:  # nothing is reserved for them: one for each core
             return max(0, int(self._session.cpus()) - len(self.members))
-        return int(self._session.free_cpus() / self.job.worker_cpus + 1e-6)
+        return self._session.room_for(self.job.worker_cpus, self.job.worker_memory)
 
     def _ask_autoscaler(self, workers: int) -> None:
         """Where there is an autoscaler, nodes come; where there is none, nothing happens."""
@@ -314,11 +321,10 @@ class Crew:
 
     def ask(self, member: Member, answer: Any, seconds: float = _ANSWER_SECONDS) -> Any:
         """A worker's answer. One that died, is silent, or raised what nobody expects, is lost: Failed."""
-        import ray
         from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
         try:
-            return ray.get(answer, timeout=seconds)
+            return self._get(answer, seconds)
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, ClicklineError) and not isinstance(cause, ClusterError):
@@ -346,21 +352,34 @@ class Crew:
 
     def keepers(self, answers: Sequence[Any], seconds: float = KEEPER_SECONDS) -> list[Any]:
         """Answers of shards and the network's holder. Raises Lost when one of them is gone, or silent."""
-        import ray
         from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
         try:
-            found: list[Any] = ray.get(list(answers), timeout=seconds)
+            found: list[Any] = self._get(list(answers), seconds)
         except RayTaskError as error:
             raise error.cause from None
         except GetTimeoutError:
-            self.check_cluster()
             name, _ = self._dead_keeper()
             self._lose_keeper(name, "partitioned", "it did not answer in time")
         except RayActorError as error:
             name, actor = self._dead_keeper()
             self._lose_keeper(name, _why(error) if actor is None else self._why(error, actor), str(error))
         return found
+
+    def _get(self, answers: Any, seconds: float) -> Any:
+        """As `ray.get`. When the cluster goes meanwhile, Lost is raised: Ray would end this process after a minute."""
+        import ray
+        from ray.exceptions import GetTimeoutError
+
+        until = time.monotonic() + seconds
+        while True:
+            left = max(0.0, until - time.monotonic())
+            try:
+                return ray.get(answers, timeout=min(left, _LOOK_SECONDS))
+            except GetTimeoutError:
+                self.check_cluster()
+                if left <= _LOOK_SECONDS:
+                    raise
 
     def _lose_keeper(self, name: str, why: Why, error: str) -> NoReturn:
         role: Literal["network", "shard"] = "network" if name == "network" else "shard"
@@ -447,6 +466,16 @@ class Crew:
             )
 
     # ── room ───────────────────────────────────────────────────────────────────────────────────
+
+    def make_room(self) -> None:
+        """Let the crowded shard forget ids, while nothing is under way."""
+        number = self.watch.crowded
+        assert number is not None
+        newest = max(state.newest_hour for state in self.watch.shards)
+        [gone] = self.keepers([self.shards[number].evict.remote(self.job.eviction, newest)], WORK_SECONDS)
+        states = self.keepers([shard.state.remote() for shard in self.shards])
+        self.watch.forgot(number, tuple(states))
+        self.watch.say("forget", f"shard {number} forgot {sum(s.ids + s.candidates for s in gone):,} ids")
 
     def has(self) -> str:
         """What the cluster has, in words."""

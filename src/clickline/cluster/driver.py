@@ -27,7 +27,7 @@ from clickline.cluster.shard import ShardState, join_reports
 from clickline.cluster.state import Figures
 from clickline.cluster.together import Together
 from clickline.cluster.units import units_of
-from clickline.cluster.watch import Watch
+from clickline.cluster.watch import KEEPER_SECONDS, Watch
 from clickline.embedding import Eviction, SlotReport
 from clickline.errors import ClusterError
 from clickline.learner.batches import Position
@@ -39,6 +39,7 @@ from clickline.storage.stores import Storage
 __all__ = ["Driver"]
 
 _SCORE_SECONDS = 600.0
+_LOOK_SECONDS = 1.0  # between two looks whether those that write are still there
 
 
 class Driver:
@@ -163,8 +164,12 @@ class Driver:
         import ray
         from ray.exceptions import RayError, RayTaskError
 
+        writing, shards = list(parts.values()), self._crew.shards
         try:
-            return dict(zip(parts, ray.get(list(parts.values())), strict=True))
+            while ray.wait(writing, num_returns=len(writing), timeout=_LOOK_SECONDS)[1]:
+                self._crew.check_cluster()
+                ray.get([shard.state.remote() for shard in shards], timeout=KEEPER_SECONDS)
+            return dict(zip(parts, ray.get(writing), strict=True))
         except RayTaskError as error:  # the disk is full, most likely
             raise error.cause from None
         except RayError as error:

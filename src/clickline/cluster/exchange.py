@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from clickline.records import LabelledRows
 __all__ = ["Closed", "Exchange", "Portion"]
 
 Send = Callable[[int, int, int, LabelledRows], None]
-"""To a member of the group: window, rows of the whole window, the member's rows."""
+"""To another member of the group: window, rows of the whole window, the member's rows."""
 
 
 class Portion(NamedTuple):
@@ -101,7 +102,8 @@ class Exchange:
                         np.arange(start, stop)[share(stop - start, member, self._size)]
                         for start, stop, _, _ in places
                     ]
-                    self._send(member, number, rows.rows, rows.take(np.concatenate(chosen)))
+                    give = self.take if member == self._rank else partial(self._send, member)
+                    give(number, rows.rows, rows.take(np.concatenate(chosen)))
         except BaseException as error:  # noqa: BLE001  (told to who waits for the window)
             with self._here:
                 self._error = error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from clickline.cluster.crew import Crew, Failed, Member
 from clickline.cluster.job import Pause
@@ -52,33 +52,44 @@ class Leasing:
     ) -> Iterator[Pause]:
         """Every unit that is not done yet; yields where a cut is due."""
         crew, leases = self._crew, self.leases
-        pausing = False
+        pausing: Literal["", "cut", "forget"] = ""
         while not leases.all_done:
             crew.await_workers()
             if not pausing:
                 self._grant_all()
             self._take_ended()
-            for member in crew.watch.silent(crew):
-                crew.lose(
-                    member, "partitioned", f"it has not answered for more than {crew.job.group_seconds:.0f} s"
-                )
-            self._give_up_stuck(pausing)
+            crew.watch.lose_silent(crew, crew.job.group_seconds)
+            self._give_up_stuck(bool(pausing))
             self._give_back_lost()
             looked = crew.watch.look(crew, step, LeaseCounts(leases.todo, len(leases.open), leases.done))
             if pausing and not self._tasks:
-                pausing = False
-                if not self._torn:
+                if pausing == "forget" and not self._torn:
+                    crew.make_room()
+                elif not self._torn:
                     [step] = crew.keepers([crew.network.step.remote()])
                     moved(step)
                     yield Pause(start, leases.to_json())
+                pausing = ""
                 self._tell_all("resume")
-            elif not pausing and cut_due(crew.watch.step(step)):
-                pausing = True
+            elif not pausing and (crew.watch.crowded is not None or cut_due(crew.watch.step(step))):
+                pausing = "cut" if crew.watch.crowded is None else "forget"
                 self._tell_all("pause")
             elif looked and not pausing:
                 self._resize()
+        self._end_late()
+        if pausing:  # the last units were done meanwhile
+            self._tell_all("resume")
         [step] = crew.keepers([crew.network.step.remote()])
         moved(step)
+
+    def _end_late(self) -> None:
+        """Who is at a unit that another one has finished learns that when it sends something. If it does not for long,
+        it is let go: it cannot score meanwhile, nor begin with the next epoch."""
+        until = time.monotonic() + self._crew.job.group_seconds
+        while self._tasks and time.monotonic() < until:
+            self._take_ended()
+        for member in self._tasks.values():
+            self._crew.dismiss(member)
 
     def _tell_all(self, method: str) -> None:
         for member in self._crew.here():
@@ -95,7 +106,9 @@ class Leasing:
         for member in idle:
             if len(self.leases.open) >= self._at_once:
                 return
-            lease = self.leases.grant(member.name, now, member.ready)
+            torn = self._torn - {lease.unit.number for lease in self.leases.open}
+            # A cut waits until those are mended.
+            lease = self.leases.grant(member.name, now, min(torn, default=member.ready))
             if lease is not None:
                 self._grant(member, lease)
 

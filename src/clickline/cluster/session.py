@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
@@ -102,15 +102,25 @@ class Session:
 
     def free_cpus(self) -> float:
         """CPUs that nothing has reserved; none while the head does not answer."""
+        return sum((node.get("CPU", 0.0) for node in self._free()), 0.0)
+
+    def room_for(self, cpus: float, memory: int | None) -> int:
+        """How many processes find a place that reserve so much each, all of it on one node."""
+        wanted = {"CPU": cpus} if memory is None else {"CPU": cpus, "memory": memory}
+        return sum(
+            int(min(node.get(name, 0.0) / each for name, each in wanted.items()) + 1e-6)
+            for node in self._free()
+        )
+
+    def _free(self) -> list[Mapping[str, float]]:
+        """What nothing has reserved, for each node; none while the head does not answer."""
         from ray.exceptions import RpcError
 
         try:
             reply = _head().get_all_resource_usage(timeout=_ANSWER_SECONDS)
         except RpcError:
-            return 0.0
-        return float(
-            sum(node.resources_available.get("CPU", 0.0) for node in reply.resource_usage_data.batch)
-        )
+            return []
+        return [node.resources_available for node in reply.resource_usage_data.batch]
 
     def lost(self) -> bool:
         """Whether the cluster's head or this machine's own node is gone, so that this session cannot go on.

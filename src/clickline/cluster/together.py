@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from clickline.cluster.crew import WORK_SECONDS, Crew, Failed, Member
+from clickline.cluster.crew import Crew, Failed, Member
 from clickline.cluster.job import Lost, Pause
 from clickline.cluster.policy import Resize
 from clickline.errors import ClicklineError
@@ -61,7 +61,7 @@ class Together:
                 if pausing == "cut":
                     yield Pause(position, None)
                 elif pausing == "forget":
-                    self._make_room()
+                    crew.make_room()
                 else:
                     for member in self._leaving:
                         crew.dismiss(member)
@@ -116,9 +116,9 @@ class Together:
         import ray
 
         crew = self._crew
-        generation = self._generation
-        tasks = {member.actor.together.remote(step, generation): member for member in team}
+        tasks = {member.actor.together.remote(step, self._generation): member for member in team}
         ended: list[Any] = []
+        patience = crew.job.group_seconds + _SILENT_SECONDS
         pausing, broken_at = "", 0.0
         while tasks:
             ready, _ = ray.wait(list(tasks), timeout=_TICK_SECONDS)
@@ -128,24 +128,34 @@ class Together:
                 except Failed:
                     ended.append(None)
                 if (ended[-1] is None or ended[-1].why == "broken") and not broken_at:
-                    broken_at = time.monotonic()
-                    self._fence(step)  # wakes those that wait for a part that will not come
-                    for member in tasks.values():  # or for rows that nobody reads any more
-                        member.actor.leave.remote(generation)
+                    broken_at = self._break_off(tasks.values(), step)
             if broken_at:
-                if time.monotonic() - broken_at > crew.job.group_seconds + _SILENT_SECONDS:
+                if time.monotonic() - broken_at > patience:
                     for member in tasks.values():
                         crew.lose(member, "partitioned", "it neither answered nor ended")
                     tasks = {}
             elif tasks:
                 looked = crew.watch.look(crew, step)
-                if not pausing:
+                silent = crew.watch.lose_silent(crew, patience)
+                if any(member in team for member in silent):
+                    # Others may wait for its rows, or for its part of a batch: that they do without a limit.
+                    tasks = {task: member for task, member in tasks.items() if member not in silent}
+                    broken_at = self._break_off(tasks.values(), step)
+                elif not pausing:
                     pausing = self._reason_to_pause(team, cut_due(crew.watch.step(step)), looked)
                     if pausing:  # the others hear of it from the one
                         team[0].actor.pause.remote()
         if any(one is not None and one.why == "diverged" for one in ended):
             raise ClicklineError("training has diverged: the loss is not a number any more.")
         return (None if broken_at else ended), pausing
+
+    def _break_off(self, others: Iterable[Member], step: int) -> float:
+        """The group has lost a member: wake those that wait for it. When that was."""
+        broken = self._generation
+        self._fence(step)  # a part that they wait for will not come
+        for member in others:  # nor rows that nobody reads any more
+            member.actor.leave.remote(broken)
+        return time.monotonic()
 
     def _reason_to_pause(self, team: Sequence[Member], cut_due: bool, looked: bool) -> str:
         """What the group should stop for; empty: nothing. Whether there is room is asked only now and then."""
@@ -157,6 +167,7 @@ class Together:
         if crew.watch.crowded is not None:
             return "forget"
         crew.welcome()
+        crew.act_on_losses()  # of those that did not come: else they would be started again and again
         decision = crew.decide()
         if isinstance(decision, Resize):
             crew.resize(decision)
@@ -176,13 +187,3 @@ class Together:
         raise Lost(
             f"no worker is left that knows where step {step} is, so everything goes back to the last cut"
         )
-
-    def _make_room(self) -> None:
-        """Let the crowded shard forget ids, while nothing is under way."""
-        crew, number = self._crew, self._crew.watch.crowded
-        assert number is not None
-        newest = max(state.newest_hour for state in crew.watch.shards)
-        forgetting = crew.shards[number].evict.remote(crew.job.eviction, newest)
-        [gone] = crew.keepers([forgetting], WORK_SECONDS)
-        crew.watch.forgot(number)
-        crew.watch.say("forget", f"shard {number} forgot {sum(s.ids + s.candidates for s in gone):,} ids")

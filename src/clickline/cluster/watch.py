@@ -33,6 +33,7 @@ __all__ = ["KEEPER_SECONDS", "Watch"]
 
 _LOOK_SECONDS = 1.0
 _LATE_SECONDS = 10.0  # after which a look does without those that did not answer
+_FIRST_SECONDS = 180.0  # for the parts of a worker's first batch: kernels may have to be compiled
 KEEPER_SECONDS = 60.0  # after which a shard, or the network's holder, that does not answer is lost
 
 
@@ -44,6 +45,7 @@ class Watch:
         self.shards: tuple[ShardState, ...] = ()
         self.crowded: int | None = None  # a shard that must forget ids
         self._forgot: set[int] = set()
+        self._warned_of: set[int] = set()  # shards whose memory was told of
         self._job = job
         self._progress = progress
         self._tell = tell
@@ -83,12 +85,17 @@ class Watch:
         report, moved = self._reports.get(worker), self._moved.get(worker)
         if report is None or moved is None or report.doing in _WAITING:
             return ""
-        return str(report.doing) if time.monotonic() - moved > self._job.group_seconds else ""
-
-    def silent(self, crew: Crew) -> list[Member]:
-        """Workers that have not answered for so long that they count as lost."""
         patience = self._job.group_seconds
-        return [member for member in crew.here() if self._unheard.get(member.name, 0.0) > patience]
+        if not report.rows and report.doing != "read":
+            patience = max(patience, _FIRST_SECONDS)
+        return str(report.doing) if time.monotonic() - moved > patience else ""
+
+    def lose_silent(self, crew: Crew, seconds: float) -> list[Member]:
+        """Give up the workers that have not answered for so long; who they were."""
+        silent = [member for member in crew.here() if self._unheard.get(member.name, 0.0) > seconds]
+        for member in silent:
+            crew.lose(member, "partitioned", f"it has not answered for more than {seconds:.0f} s")
+        return silent
 
     def look(self, crew: Crew, step: int, leases: LeaseCounts | None = None) -> bool:
         """Every second: take what the roles answered to the look before, tell it, ask again. Whether it was time."""
@@ -173,13 +180,15 @@ class Watch:
                 self.crowded = number
             elif not decision.reason and state.memory < limit / 2:
                 self._forgot.discard(number)
-            if decision.reason and decision.reason != self._status.message:
+                self._warned_of.discard(number)
+            if decision.reason and number not in self._warned_of:  # its figures change each second
+                self._warned_of.add(number)
                 self._progress.say(f"cluster: {decision.reason}")
                 self._status = replace(self._status, message=decision.reason)
 
-    def forgot(self, number: int) -> None:
-        """A crowded shard has forgotten ids."""
-        self.crowded = None
+    def forgot(self, number: int, shards: tuple[ShardState, ...]) -> None:
+        """A crowded shard has forgotten ids, and this is how they are now: what was asked before is no news."""
+        self.crowded, self.shards, self._asked = None, shards, ([], [])
         self._forgot.add(number)
         self._status = replace(self._status, message="")
 
@@ -251,6 +260,7 @@ class Watch:
         """Everything goes back to the last cut."""
         self._status = replace(self._status, generation=self._status.generation + 1)
         self._reports, self._asked, self._keepers_unheard = {}, ([], []), 0.0
+        self.crowded, self._forgot, self._warned_of = None, set(), set()  # the shards are others
 
 
 _WAITING = ("pull", "weights", "ack")  # what a worker does that waits, as it tells

@@ -215,10 +215,7 @@ class Worker:
                 self._dense.load_state(state, step=step)
 
         def send(member: int, number: int, total: int, rows: LabelledRows) -> None:
-            if member == rank:
-                exchange.take(number, total, rows)
-            else:
-                peers[member].take.remote(generation, start.epoch, number, total, rows)
+            peers[member].take.remote(generation, start.epoch, number, total, rows)
 
         with self._guard:
             self._exchange = exchange = Exchange(self._batches, start, rank, len(peers), send)
@@ -246,8 +243,9 @@ class Worker:
             if isinstance(error, RayTaskError) and not isinstance(error, Fenced):
                 raise
             self._log.say(f"broken at {self._at}: {error}")
-            if self._group is not None:
-                self._group.close()
+            group = self._group  # another thread may leave it meanwhile
+            if group is not None:
+                group.close()
             return Ended("broken", self._dense.step, f"{type(error).__name__}: {error}")
         except Exception as error:
             error.add_note(self._at)  # the place that fails

@@ -67,7 +67,7 @@ Cpu = Annotated[
 ]
 Memory = Annotated[
     str,
-    Field(pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|K|M|G|T)$"),
+    Field(pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)$"),
     as_type("string", "a quantity of Kubernetes, such as 512Mi or 4Gi"),
 ]
 NodePort = Annotated[int, Field(ge=1, le=65535)]
@@ -308,8 +308,8 @@ class IdentitySection(Section):
 class Resources(Section):
     """What one pod asks for and may use."""
 
-    cpu: Cpu = Field("250m", description="Reserved cores.")
-    memory: Memory = Field("1Gi", description="Reserved memory.")
+    cpu: Cpu = Field("100m", description="Reserved cores.")
+    memory: Memory = Field("768Mi", description="Reserved memory.")
     cpu_limit: Cpu | None = Field(None, description="Most cores; null: what the node has free.")
     memory_limit: Memory = Field("4Gi", description="Most memory; beyond it the pod is ended.")
     gpu: int = Field(0, ge=0, le=64, description="Whole accelerators (nvidia.com/gpu).")
@@ -337,7 +337,7 @@ _UNITS = {
     "Mi": 2**20,
     "Gi": 2**30,
     "Ti": 2**40,
-    "K": 1e3,
+    "k": 1e3,
     "M": 1e6,
     "G": 1e9,
     "T": 1e12,
@@ -346,7 +346,7 @@ _UNITS = {
 
 def amount(quantity: str) -> float:
     """Cores or bytes of a quantity of Kubernetes."""
-    number = quantity.rstrip("KMGTim")
+    number = quantity.rstrip("kKMGTim")
     return float(number) * _UNITS.get(quantity[len(number) :], 1)
 
 
@@ -355,15 +355,15 @@ class ResourcesSection(Section):
 
     pipeline: Resources = Field(Resources(), description="The stages; with mode cluster the driver alone.")
     ray_head: Resources = Field(
-        Resources(cpu="100m", memory="768Mi", memory_limit="2Gi"),
+        Resources(cpu="50m", memory="512Mi", memory_limit="2Gi"),
         description="Ray's head; it computes nothing.",
     )
     ray_worker: Resources = Field(Resources(), description="Workers and shards of training.")
     predictor: Resources = Field(
-        Resources(cpu="100m", memory="512Mi", memory_limit="2Gi"), description="The endpoint."
+        Resources(cpu="50m", memory="256Mi", memory_limit="2Gi"), description="The endpoint."
     )
     lookup: Resources = Field(
-        Resources(cpu="100m", memory="256Mi", memory_limit="2Gi"), description="Servers of the sparse table."
+        Resources(cpu="50m", memory="128Mi", memory_limit="2Gi"), description="Servers of the sparse table."
     )
     tracking: Resources = Field(
         Resources(cpu="50m", memory="384Mi", memory_limit="1Gi"), description="MLflow."

@@ -73,6 +73,8 @@ _ONCE = {
 }
 """Kinds that run to their end. A changed one is made anew: their controllers refuse or ignore a change."""
 
+_KNATIVE = ("serving.knative.dev/v1", "Service")
+
 _GONE_SECONDS = 120.0
 _POLL_SECONDS = 0.5
 
@@ -374,6 +376,7 @@ class _Stuck(ClusterError):
 
 def _step(kube: Kube, item: Object, live: Object | None, name: str) -> _Step:
     if live is None:
+        _check_free(kube, item)
         kube.apply(item, dry_run=True)
         return _Step(item, "created", None)
     if not _ours(live, name):
@@ -406,6 +409,19 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> _Step:
         )
     kube.apply(_renamed(item), dry_run=True)
     return _Step(item, "replaced", live)
+
+
+def _check_free(kube: Kube, item: Object) -> None:
+    """Knative makes a Service of Kubernetes under the name of its own, and stays as it is where there is another."""
+    if (item["apiVersion"], item["kind"]) != _KNATIVE:
+        return
+    name, namespace = item["metadata"]["name"], item["metadata"]["namespace"]
+    taken = kube.get("v1", "Service", name, namespace)
+    if taken is not None and not taken["metadata"].get("ownerReferences"):
+        raise _Stuck(
+            f"Service {name} of Kubernetes has the name that Knative needs for its own. Remove it and apply again: "
+            f"kubectl -n {namespace} delete service {name} (nothing answers under that name meanwhile)."
+        )
 
 
 def _renamed(item: Object) -> Object:
@@ -461,6 +477,11 @@ def _remedy(item: Object, live: Object | None, refused: ApiRefused) -> str:
         return (
             "the quota of the namespace does not allow it. Lower deploy.resources or the numbers of workers and "
             f"replicas, or ask for more. {about}"
+        )
+    if (item["apiVersion"], kind) == _KNATIVE and "support is disabled" in refused.message:
+        return (
+            "Knative does not allow what its pods need. Whoever runs the cluster can allow it (the note above has the "
+            f"command), or set deploy.serving.kind: deployment. {about}"
         )
     if "admission webhook" in refused.message or "PodSecurity" in refused.message:
         return f"a rule of the cluster refuses it. Ask who runs the cluster, or change deploy. {about}"
@@ -522,11 +543,16 @@ def _key(item: Object) -> tuple[str, str, str]:
 
 
 def _ours(item: Object, name: str | None) -> bool:
-    return label(item, "managed-by") == "clickline" and label(item, "instance") == name
+    """What a controller has made has the labels of its owner, and is the controller's."""
+    made = label(item, "managed-by") == "clickline" and label(item, "instance") == name
+    return made and not item["metadata"].get("ownerReferences")
 
 
 def _whose(item: Object) -> str:
     by, instance = label(item, "managed-by"), label(item, "instance")
+    owners = item["metadata"].get("ownerReferences")
+    if owners:
+        return f"it belongs to {owners[0]['kind']} {owners[0]['name']}, and goes with it"
     if by == "clickline":
         return f"it is of the deployment {instance}"
     return f"app.kubernetes.io/managed-by is {by}" if by else "it has no label app.kubernetes.io/managed-by"

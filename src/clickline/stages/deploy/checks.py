@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -470,24 +471,39 @@ def _knative_notes(plan: Plan) -> Iterator[str]:
         yield (
             "Knative must allow what the pods need: in its ConfigMap config-features (namespace knative-serving) set "
             + ", ".join(f"{flag}: enabled" for flag in needed)
-            + "."
+            + f". {_patch('config-features', dict.fromkeys(needed, 'enabled'))}"
         )
-    if "@" not in plan.deploy.image and not plan.deploy.image.startswith(
-        ("dev.local/", "ko.local/", "kind.local/")
-    ):
+    registry = _registry(plan.deploy.image)
+    if "@" not in plan.deploy.image and registry not in _UNASKED:
+        skipped = {"registries-skipping-tag-resolving": ",".join((*_UNASKED, registry))}
         yield (
-            f"Knative asks the registry of {plan.deploy.image} which image the tag means. For one that lies on the "
-            "nodes alone call it dev.local/…, or add its registry to registries-skipping-tag-resolving in the "
-            "ConfigMap config-deployment (namespace knative-serving)."
+            f"Knative asks the registry of {plan.deploy.image} ({registry}) which image the tag means. For one that "
+            "lies on the nodes alone call it dev.local/…, or let Knative not ask: "
+            f"{_patch('config-deployment', skipped)}"
         )
     yield (
         "Knative takes requests once a version is published. Without one for an hour the revision counts as failed: "
-        f"remove it (kubectl delete ksvc {plan.called('predictor')}) and apply again."
+        f"remove it (kubectl -n {plan.deploy.namespace} delete ksvc {plan.called('predictor')}) and apply again."
     )
     if section.protocol == "grpc":
         yield "deploy.serving.protocol is grpc: Knative opens that one port, and HTTP is not reached from outside."
     if section.canary is not None:
         yield "Both revisions read the same ConfigMap: a pod of the stable one that starts anew has the new config."
+
+
+_UNASKED = ("kind.local", "ko.local", "dev.local")
+"""Registries that Knative never asks: images that were built beside it."""
+
+
+def _registry(image: str) -> str:
+    """Whom an image's name means, as Knative spells it."""
+    first, slash, _ = image.partition("/")
+    named = slash and ("." in first or ":" in first or first == "localhost")
+    return first if named else "index.docker.io"
+
+
+def _patch(config_map: str, data: dict[str, str]) -> str:
+    return f"kubectl -n knative-serving patch configmap {config_map} --type merge -p '{json.dumps({'data': data})}'"
 
 
 def _resource_notes(plan: Plan) -> Iterator[str]:

@@ -89,7 +89,9 @@ def ray_job_running(plan: Plan, command: list[str]) -> Object:
     made = plan.object(
         "ray.io/v1",
         "RayJob",
-        plan.called("pipeline"),
+        # The submitter is a Job of the same name. One that is there, as the pipeline's of core objects, the operator
+        # would take for it, and never hand the entrypoint over.
+        plan.called("ray"),
         "pipeline",
         {
             "spec": {
