@@ -77,7 +77,7 @@ def test_the_script_does_all_that_is_installed():
 def test_the_script_installs_every_extra_that_a_role_may_need():
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     script = (ROOT / "image" / "build.sh").read_text()
-    installed = set(re.search(r"/source\[([a-z0-9,]+)\]", script).group(1).split(","))
+    installed = set(re.search(r"/source\[([a-z0-9,-]+)\]", script).group(1).split(","))
     assert extras - installed == {"dev"}
     assert "'ray[default]'" in script
 
