@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from clickline.config import Config, load_config
 from clickline.errors import ClicklineError
 from clickline.progress import Progress
 from clickline.stages.deploy.rollout import await_rollout
+from servers.serving import QuietHandler, served
 
 
 class Told(Progress):
@@ -31,28 +30,15 @@ def predictor(*versions: int) -> Iterator[int]:
     """One that serves these versions, one after the other: a real one switches when it pleases. The last one stays."""
     left = list(versions)
 
-    class Answers(BaseHTTPRequestHandler):
+    class Answers(QuietHandler):
         def do_GET(self) -> None:
             assert self.path == "/v1/models/clickline"
             now = left.pop(0) if len(left) > 1 else left[0]
             state = {"version": str(now), "state": "AVAILABLE"}
-            body = json.dumps({"model_version_status": [state]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(200, json.dumps({"model_version_status": [state]}).encode())
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Answers) as port:
+        yield port
 
 
 def _at(project: Path, port: int) -> Config:

@@ -152,8 +152,7 @@ class Driver:
         names = part_names(self._job.shards)
         shards = self._crew.shards
         begun = self._crew.keepers(
-            [shard.freeze.remote(folder / name, share) for shard, name in zip(shards, names, strict=True)],
-            WORK_SECONDS,
+            [shard.freeze.remote(folder / name, share) for shard, name in zip(shards, names, strict=True)]
         )
         if not all(begun):
             raise ClusterError("a cut was asked for while a batch was under way. Please report this.")

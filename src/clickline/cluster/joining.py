@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 from clickline.errors import ClusterError
 
-__all__ = ["joined"]
+__all__ = ["answers", "joined"]
 
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 5.0
@@ -87,12 +87,13 @@ def _is_node(address: str) -> bool:
     return any(
         node.state == GcsNodeInfo.ALIVE
         and node.node_manager_address == own
-        and _answers(own, node.node_manager_port)
+        and answers((own, node.node_manager_port))
         for node in nodes.values()
     )
 
 
-def _answers(host: str, port: int) -> bool:
-    with suppress(OSError), socket.create_connection((host, port), timeout=_ANSWER_SECONDS):
+def answers(place: tuple[str, int]) -> bool:
+    """Whether somebody takes connections there."""
+    with suppress(OSError), socket.create_connection(place, timeout=_ANSWER_SECONDS):
         return True
     return False

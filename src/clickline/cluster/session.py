@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clickline.cluster.joining import joined
+from clickline.cluster.joining import answers, joined
 from clickline.errors import ClusterError
 from clickline.progress import Progress, human_size
 
@@ -127,14 +127,14 @@ class Session:
 
         Ray itself tells a lost node only after 15 seconds, and for a lost head it ends the whole process after 60:
         so whoever works with it asks here every second or so, without a call to Ray that could hang."""
-        return not all(_answers(place) for place in self._pulse)
+        return not all(answers(place) for place in self._pulse)
 
     def has_left(self, actor: Any) -> bool:
         """Whether the node is gone that an actor runs on. Ray itself calls it alive until it has missed its heart
         beats for a while; meanwhile its actors are just not there."""
         address = _address_of(actor)
         return any(
-            not node.alive or not _answers(node.daemon)
+            not node.alive or not answers(node.daemon)
             for node in self.nodes()
             if address is not None and node.id == address.node_id.hex()
         )
@@ -158,14 +158,6 @@ def _address_of(actor: Any) -> Any:
         except RpcError:
             return None
     return next((found.address for found in answer.values()), None)
-
-
-def _answers(place: tuple[str, int]) -> bool:
-    try:
-        socket.create_connection(place, timeout=_ANSWER_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def _head() -> Any:
