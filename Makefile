@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test check lint types fast-tests faults soak protos docs bench clean
+.PHONY: setup browser demo test check lint types fast-tests faults soak soak-parts fuzz protos docs bench bench-scale clean audit sbom release
 
 setup: $(READY)  ## the environment alone; afterwards .venv/bin/clickline works
 
@@ -12,6 +12,9 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+browser:  ## Chromium, for the tests of the studio and the report; without it they are skipped
+	command -v chromium >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-noto-cjk; }
 
 demo: setup  ## synthetic logs to an endpoint, scored over gRPC and HTTP, and down again
 	@if [ -e demo/clickline.yaml ]; then $(BIN)/clickline down -c demo/clickline.yaml; fi
@@ -43,8 +46,16 @@ test: lint types  ## everything
 faults: setup  ## kill every role of a cluster run at every named moment
 	$(BIN)/pytest -m faults
 
-soak: setup  ## the long runs: a thousand switches under load, a million requests
+MINUTES ?= 10
+soak: setup  ## the whole system under load while its processes are killed; MINUTES=60 for longer, SEED=N for a run again
+	$(BIN)/python bench/soak.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+soak-parts: setup  ## long runs of single parts: a thousand switches under load, a million requests, 200 hours
 	$(BIN)/pytest -m soak -s
+
+fuzz: SECONDS = 30
+fuzz: setup  ## all that reads what others wrote, fuzzed; SECONDS=120 for longer each, see docs/fuzzing.md
+	$(BIN)/python -m fuzz --seconds $(SECONDS)
 
 protos: setup  ## compile the wire definitions again
 	cd src/clickline/wire/protos && ../../../../$(BIN)/python -m grpc_tools.protoc -I . --include_imports --descriptor_set_out=../messages.binpb *.proto
@@ -55,5 +66,24 @@ docs: setup  ## print docs/config.md, docs/cli.md and docs/errors.md again from 
 bench: setup  ## our speed beside the peers' and the limits, in one run; results go to docs/benchmarks.md
 	$(BIN)/python bench/run.py
 
+ROWS ?= 100000000
+SECONDS ?= 3600
+bench-scale: setup  ## how costs grow with rows, ids, dim and shards, up to ROWS within SECONDS; the same command goes on
+	$(BIN)/python bench/scale.py --rows $(ROWS) --seconds $(SECONDS)
+
+audit: .venv-release/ready  ## known vulnerabilities of what constraints.txt names; fails as well when it cannot be known
+	.venv-release/bin/python release/audit.py
+
+sbom: setup .venv-release/ready  ## the software bill of materials of .venv: dist/sbom.cdx.json
+	.venv-release/bin/python release/sbom.py .venv dist/sbom.cdx.json
+
+release: setup  ## wheel and source archive of the last commit, the same bytes everywhere, with SHA256SUMS: dist/
+	$(BIN)/python release/build.py
+
+.venv-release/ready: release/requirements.txt
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/pip install --quiet --disable-pip-version-check --requirement release/requirements.txt
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-peers demo build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-peers .venv-release demo build dist .mypy_cache .ruff_cache .pytest_cache

@@ -27,7 +27,7 @@ install() {
     # Alone, without what it depends on: its index has other versions of that than we test with.
     if [ -n "${TORCH_INDEX:-}" ]; then "${pip[@]}" --no-deps --index-url "$TORCH_INDEX" torch; fi
     # KubeRay calls the dashboard, its agent and `ray job`, which only ray[default] has.
-    "${pip[@]}" "$scratch/source[client,cluster,gs,http,k8s,s3,serve,tracking,tracking-server,train,webhdfs]" 'ray[default]'
+    "${pip[@]}" "$scratch/source[client,cluster,gs,http,k8s,report,s3,serve,sign,studio,tracking,tracking-server,train,webhdfs]" 'ray[default]'
 
     # Java, headers, and tests that lie beside what they test: nothing here runs, compiles or imports them.
     packages=$("$prefix/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

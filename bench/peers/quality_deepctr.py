@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from criteo_rows import Rows, contest, encode
 from deepctr_torch.inputs import DenseFeat, SparseFeat
 from deepctr_torch.models import WDL
 from turns import DIM, HIDDEN
+
+from real_rows import Rows, contest, encode
 
 
 @dataclass(frozen=True)

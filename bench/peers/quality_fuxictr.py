@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from criteo_rows import Encoded, Rows, contest, encode
 from fuxictr.pytorch.torch_utils import seed_everything
 from turns import DIM, HIDDEN
 from widedeep_fuxictr import WideDeep, feature_map
+
+from real_rows import Encoded, Rows, contest, encode
 
 
 @dataclass(frozen=True)

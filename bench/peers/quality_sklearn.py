@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from criteo_rows import Rows, contest, number_floats, number_words
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression
+
+from real_rows import Rows, contest, number_floats, number_words
 
 BITS = 20
 
@@ -17,13 +18,17 @@ class Setting:
     c: float  # the inverse of L2
 
 
-SETTINGS = [Setting(numbers, c) for numbers in ("log1p", "buckets") for c in (0.03, 0.1, 0.3)]
+SETTINGS = [Setting(numbers, c) for numbers in ("log1p", "buckets") for c in (0.03, 0.1, 0.3, 1.0)]
 
 
 def hashed(words_NF: np.ndarray, seed: int) -> np.ndarray:
     """A column among 2^20 for each value of each field."""
     if words_NF.dtype.kind == "S":
-        words_NF = np.ascontiguousarray(words_NF).view(np.uint64)
+        words_NF = np.ascontiguousarray(words_NF)
+        if words_NF.dtype.itemsize == 8:
+            words_NF = words_NF.view(np.uint64)
+        else:  # a number for each text
+            words_NF = np.unique(words_NF, return_inverse=True)[1].reshape(words_NF.shape)
     hash_NF = words_NF.astype(np.uint64) + np.arange(words_NF.shape[1], dtype=np.uint64) * np.uint64(
         0x9E3779B97F4A7C15
     )

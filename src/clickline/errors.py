@@ -11,7 +11,8 @@
     │   └── CacheFull          a file does not fit under `cache.size`, or the rest of it is in use
     ├── GateRefused            the model did not reach what the gate asks for
     ├── ArtifactError          a dataset, checkpoint or version is absent, torn or of another format
-    │   └── RegistryMoved      somebody else moved the current version meanwhile
+    │   ├── RegistryMoved      somebody else moved the current version meanwhile
+    │   └── VersionUntrusted   a version that no trusted key has signed
     ├── ClusterError           the cluster is not there, has no room, or lost more than training can mend
     │   └── Fenced             a late word of a process whose work was given to another
     └── RequestRefused         a request that a server does not answer, and why
@@ -43,6 +44,7 @@ __all__ = [
     "SourceNotFound",
     "StorageError",
     "TooManyBadRows",
+    "VersionUntrusted",
 ]
 
 
@@ -111,6 +113,10 @@ class ArtifactError(ClicklineError):
 
 class RegistryMoved(ArtifactError):
     """Somebody else moved the registry's current version since it was looked at. Look again, then decide."""
+
+
+class VersionUntrusted(ArtifactError):
+    """A version is not signed, or by none of the keys in `serve.trusted_keys_file`, or its manifest was changed."""
 
 
 class ClusterError(ClicklineError):

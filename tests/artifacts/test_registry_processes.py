@@ -126,7 +126,7 @@ if moment == "with half of its files":
 if moment == "before the rename":
     Path.rename = die
 if moment == "after the rename":
-    version_module.write_manifest = die
+    version_module.manifest_bytes = die
 if moment == "with the manifest written under a hidden name":
     Path.replace = die_at_call(2, Path.replace)  # the first is that of the claim
 if moment == "after the manifest":

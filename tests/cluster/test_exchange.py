@@ -208,3 +208,24 @@ def test_members_may_be_slow_in_turn(dataset: Dataset) -> None:
             taken["slow"] += [next(slow).after for _ in range(behind)]
     taken["slow"] += [portion.after for portion in slow]
     assert taken["fast"] == taken["slow"] == expected
+
+
+def test_only_who_reads_what_the_group_waits_for_is_waited_for(dataset: Dataset) -> None:
+    go_on = threading.Event()
+    reads = threading.Semaphore(0)
+
+    class Held(Batches):
+        def read_window(self, epoch: int, window: int) -> LabelledRows:
+            reads.release()
+            assert go_on.wait(10)
+            return super().read_window(epoch, window)
+
+    held = Held(dataset, Path(dataset.folder), batch_size=300, seed=4)
+    first, second = group(held, Position(0, 0, 0), 2)
+    for _ in range(2):
+        assert reads.acquire(timeout=10)
+    assert first.is_waited_for  # all need window 0 now
+    assert not second.is_waited_for  # it reads window 1
+    go_on.set()
+    for member in (first, second):
+        member.close()

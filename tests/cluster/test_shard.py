@@ -475,3 +475,27 @@ def test_whatever_is_lost_repeated_or_late_the_counters_are_a_direct_count(
         return await cut(keepers, folder)
 
     assert counters(asyncio.run(story())) == counted(many)
+
+
+@pytest.mark.parametrize("call", ["find", "replies", "apply"])
+def test_a_shard_without_memory_for_a_batch_ends_before_anybody_takes_its_rows_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    class Gone(BaseException):
+        """The process would be."""
+
+    def leave(code: int) -> None:
+        raise Gone(code)
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    async def story() -> None:
+        shards = shards_in(tmp_path)
+        await open_all(shards, 1)
+        monkeypatch.setattr(shards[0]._tables, call, fail)
+        await learn(shards, batches(1, 1)[0], 0, 1)
+
+    monkeypatch.setattr("clickline.cluster.shard.os._exit", leave)
+    with pytest.raises(Gone, match="1"):
+        asyncio.run(story())

@@ -230,12 +230,12 @@ def test_a_section_may_be_empty_but_not_a_word(load: Load, mistakes: Mistakes) -
         (
             "publish: {zzz: 1}\n",
             "publish.zzz",
-            "Allowed here: registry, shards, precision, dense, deltas, keep, sample.",
+            "Allowed here: registry, shards, precision, dense, deltas, keep, sample, signing_key_file.",
         ),
         (
             "zzzz: 1\n",
             "zzzz",
-            "Allowed here: name, data, cache, storage, model, train, tracking, gate, publish, serve, follow, cluster, deploy, home.",
+            "Allowed here: name, data, cache, storage, model, train, tracking, gate, publish, serve, follow, studio, cluster, deploy, home.",
         ),
     ],
 )

@@ -212,6 +212,7 @@ def test_the_pods_config_listens_everywhere_and_keeps_what_you_chose() -> None:
     assert config.tracking.uri is None
     chosen = plan(
         "serve.host=::",
+        "serve.open=true",
         "serve.processes=3",
         "tracking.uri=http://mlflow.ml:5000",
         "deploy.serving.lookup={}",

@@ -300,7 +300,9 @@ def test_a_damaged_shard_is_refused(config):
     dataset = Dataset.current(Storage(), config.home)
     shard = Path(dataset.folder, dataset.splits["eval"].shards[1].file)
     shard.write_bytes(b"\0" * shard.stat().st_size)
-    with pytest.raises(ArtifactError, match=rf"{shard.name} is damaged.*run `clickline prepare` again"):
+    with pytest.raises(
+        ArtifactError, match=rf"{shard.name} is damaged.*[^.]\. Run `clickline prepare` again"
+    ):
         evaluate(config)
 
 

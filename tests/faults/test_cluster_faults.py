@@ -34,7 +34,7 @@ def in_both(name: str, *faults: Fault, slow: str = "") -> list:
     ("mode", "faults"),
     [
         *in_both("between-pull-and-push", Fault(WORKER, "_pool", 40), slow="sync"),
-        *in_both("between-push-and-ack", Fault(WORKER, "_push", 40, after=True), slow="async"),
+        *in_both("between-push-and-ack", Fault(WORKER, "_push", 40, after=True)),
         *in_both("reading", Fault("clickline.learner.batches:Batches", "_window", 2)),
         *in_both("first-step", Fault(WORKER, "_pool", 1)),
         case("last-steps", "sync", Fault(WORKER, "_push", 245)),
@@ -100,7 +100,7 @@ def test_both_workers_die_one_after_the_other(project, calm, mode):
     ("mode", "faults"),
     [
         *in_both("counting", Fault(TABLES, "find", LATER)),
-        *in_both("between-count-and-apply", Fault(TABLES, "apply", LATER), slow="sync"),
+        *in_both("between-count-and-apply", Fault(TABLES, "apply", LATER)),
         *in_both("after-apply", Fault(TABLES, "apply", LATER, after=True)),
         *in_both("before-the-first-cut", Fault(TABLES, "apply", 5)),
         *in_both("cutting", Fault(SHARD, "freeze", 2)),
@@ -111,7 +111,7 @@ def test_both_workers_die_one_after_the_other(project, calm, mode):
         case("restoring", "async", Fault(TABLES, "apply", LATER), Fault(SHARD, "load", 1)),
         case("looking-for-scores", "sync", Fault(TABLES, "look", 1)),
         case("network-before-a-step", "async", Fault(HOLDER, "_learn", LATER)),
-        case("network-after-a-step", "async", Fault(HOLDER, "_learn", LATER, after=True), mark="slow"),
+        case("network-after-a-step", "async", Fault(HOLDER, "_learn", LATER, after=True)),
     ],
 )
 def test_a_keeper_of_state_dies(project, calm, mode, faults):
@@ -133,7 +133,7 @@ def test_a_keeper_of_state_dies(project, calm, mode, faults):
 @pytest.mark.parametrize(
     ("mode", "faults"),
     [
-        *in_both("between-parts-and-manifest", Fault(TRAINER, "finish_checkpoint", 2), slow="sync"),
+        *in_both("between-parts-and-manifest", Fault(TRAINER, "finish_checkpoint", 2)),
         *in_both("after-the-manifest", Fault(TRAINER, "finish_checkpoint", 1, after=True)),
         case("twice", "sync", Fault(TRAINER, "finish_checkpoint", 2), Fault(TRAINER, "finish_checkpoint", 1)),
         case(
@@ -212,14 +212,10 @@ def test_a_checkpoint_of_three_shards_goes_on_with_another_number(project, calm,
 # ── Ray itself ─────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("mode", "program"),
-    [
-        pytest.param("sync", "raylet", marks=pytest.mark.slow),
-        pytest.param("sync", "gcs_server", marks=pytest.mark.faults),
-        pytest.param("async", "raylet", marks=pytest.mark.faults),
-        pytest.param("async", "gcs_server", marks=pytest.mark.faults),
-    ],
+    [("sync", "raylet"), ("sync", "gcs_server"), ("async", "raylet"), ("async", "gcs_server")],
 )
 def test_the_whole_node_dies(project, calm, mode, program):
     run = ClusterRun(project, mode, calm(mode))
@@ -290,6 +286,32 @@ def test_a_silent_worker_is_given_up_and_nobody_waits_for_it_async(project, calm
 def test_a_worker_that_answers_but_hangs_holds_up_nobody_async(project, calm, place, name, call):
     """The others would wait for it, and so would a cut."""
     run = ClusterRun(project, "async", calm("async"))
+    [held] = run.strike(Fault(place, name, call, do="hold"))
+    run.start()
+    poll("a worker that hangs", held.exists)
+    poll("a decision", lambda: any("no longer moved" in reason for reason in run.decided("resize")))
+    run.ends_exact()
+    assert run.decided("restart") == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("place", "name", "call"),
+    [
+        ("clickline.embedding.remote:RemoteTables", "ask", 1),
+        ("clickline.learner.batches:Batches", "read_window", 2),
+    ],
+    ids=["asking-first", "reading"],
+)
+def test_a_worker_that_answers_but_hangs_is_given_up_sync(project, calm, place, name, call):
+    """All others wait for its part, or for the rows that it reads: none of them is to blame."""
+    run = ClusterRun(project, "sync", calm("sync"))
+    run.hurry(
+        {
+            "clickline.cluster.together": {"READ_SECONDS": 10.0},
+            "clickline.cluster.watch": {"_FIRST_SECONDS": 20.0},
+        }
+    )
     [held] = run.strike(Fault(place, name, call, do="hold"))
     run.start()
     poll("a worker that hangs", held.exists)

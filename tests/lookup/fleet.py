@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -30,22 +29,12 @@ from clickline.service.log import Log
 from clickline.stages.lookup.server import LookupServer
 from clickline.stages.lookup.versions import OpenVersion, OpenVersions
 from clickline.storage.stores import Storage
+from servers.waiting import eventually
 
 PARTS = (PartShape(9, True), PartShape(4, True))
 SLOTS = ((0, "sum", False), (0, "mean", True), (1, "max", True), (1, "sum", False))  # part, pooling, several
 VOCABULARY = 400  # ids of a slot; three quarters have rows
 COMMAND = (str(Path(sys.executable).parent / "clickline"), "lookup")
-
-
-def eventually(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """What `condition` returns as soon as it is true."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 # ── tables ─────────────────────────────────────────────────────────────────────────────────────
@@ -324,8 +313,8 @@ def fleet(
 # ── TLS ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def certificate_in(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
+def certificate_in(folder: Path, host: str | None = None) -> tuple[Path, Path]:
+    """A certificate for a host, or else for 127.0.0.1, that signs itself, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -342,7 +331,10 @@ def certificate_in(folder: Path) -> tuple[Path, Path]:
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=1))
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+            x509.SubjectAlternativeName(
+                [x509.IPAddress(ipaddress.ip_address("127.0.0.1")) if host is None else x509.DNSName(host)]
+            ),
+            critical=False,
         )
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())

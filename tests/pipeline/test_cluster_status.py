@@ -186,7 +186,7 @@ def test_logs_of_all_roles_come_in_the_order_of_time(home: Home, driven: Path) -
     assert code == 2
     assert err == (
         "STAGE is 'shards'. There are logs of: driver, shard-0, worker-0, worker-10. Allowed: up, prepare, train, "
-        "evaluate, gate, publish, follow, serve, driver, network, worker, worker-N, shard, shard-N.\n"
+        "evaluate, gate, publish, follow, serve, studio, driver, network, worker, worker-N, shard, shard-N.\n"
     )
 
 

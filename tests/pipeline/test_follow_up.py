@@ -93,6 +93,7 @@ class Asking:
             self._client.close()
 
 
+@pytest.mark.soak  # `make test` has it without the endpoint: test_follow_killed.py
 def test_killed_in_every_stage_while_it_answers(world: HourWorld, home: Home, tmp_path: Path, made: Path):
     (world.folder / "arrived" / "20260101").mkdir(parents=True)
     process = home.start("up", "--follow", "--json")

@@ -22,7 +22,15 @@ def empty(tmp_path: Path) -> Iterator[Home]:
     assert home.end() == [], "processes were left behind"
 
 
-@pytest.mark.parametrize(("preset", "ending"), [("criteo", "tsv"), ("slots", "txt"), ("csv", "csv")])
+@pytest.mark.parametrize(
+    ("preset", "ending"),
+    [
+        ("criteo", "tsv"),
+        # The tutorial and the pages for those who come from elsewhere have these two in `make test`.
+        pytest.param("slots", "txt", marks=pytest.mark.soak),
+        pytest.param("csv", "csv", marks=pytest.mark.soak),
+    ],
+)
 def test_from_an_empty_folder_to_a_scored_request(empty: Home, preset: str, ending: str) -> None:
     def typed(*arguments: str) -> str:
         code, out, err = empty.run(*arguments)

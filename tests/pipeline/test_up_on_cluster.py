@@ -16,7 +16,8 @@ from clickline.cluster.state import read_status
 from clickline.progress import Progress
 from clickline.stages.sample.generate import SampleOptions, generate
 
-pytestmark = pytest.mark.slow
+# `make test` has a pipeline on Ray to its endpoint in tests/deploy_pods.
+pytestmark = pytest.mark.faults
 
 
 @pytest.fixture

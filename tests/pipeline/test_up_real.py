@@ -109,6 +109,7 @@ def test_csv_to_a_scored_request_over_killed_endpoints_and_parents(real: Home) -
     assert real.none_left(1)
 
 
+@pytest.mark.faults  # `make test` kills its parts: test_up_faults.py
 def test_interrupted_and_killed_in_the_middle_of_training(real: Home) -> None:
     sample(real, "criteo", 8000)
     real.configure(

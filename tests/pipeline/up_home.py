@@ -5,42 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from clickline.pipeline.processes import Process, descendants, living
+from servers.waiting import eventually, free_ports
 
-__all__ = ["DOUBLES", "SCRIPT", "Home", "eventually", "free_ports"]
+__all__ = ["DOUBLES", "SCRIPT", "Home", "eventually", "free_ports", "home_of_doubles"]
 
 SCRIPT = Path(sys.executable).parent / "clickline"
 DOUBLES = Path(__file__).parent / "doubles"
-
-
-def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """What `condition` returns as soon as it is true."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"never came true: {condition}"
-        time.sleep(0.01)
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        found = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
 
 
 class Home:
@@ -55,8 +36,9 @@ class Home:
         self.processes: dict[int, Process] = {}
 
     def configure(self, **sections: Any) -> None:
+        """The studio, which takes a second to start, is left out unless a section says otherwise."""
         config = yaml.safe_load(self.file.read_text()) if self.file.exists() else {}
-        self.file.write_text(yaml.safe_dump({**config, **sections}))
+        self.file.write_text(yaml.safe_dump({"studio": {"enabled": False}, **config, **sections}))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """A command, still running; its output goes to files, so that nobody waits for whoever keeps a pipe open."""
@@ -143,3 +125,19 @@ class Home:
         for one in left:
             one.send(signal.SIGKILL)
         return left
+
+
+@contextmanager
+def home_of_doubles(folder: Path, environment: dict[str, str]) -> Iterator[Home]:
+    """A home whose stages are doubles, see doubles/sitecustomize.py; none of its processes is left at the end."""
+    folder.mkdir()
+    made = Home(folder, {"PYTHONPATH": str(DOUBLES), "CLICKLINE_DOUBLES": str(folder), **environment})
+    grpc, http, metrics = free_ports(3)
+    made.configure(
+        name="ads",
+        data={"train": "train.tsv"},
+        cache={"dir": "cache"},
+        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 1, "drain": 2},
+    )
+    yield made
+    assert made.end() == [], "processes were left behind"

@@ -84,6 +84,7 @@ def test_criteo(criteo: Path, tmp_path: Path) -> None:
     assert 0.7 <= found.learn <= 1.3
 
 
+@pytest.mark.soak  # as the others, for other data
 def test_slots_with_several_ids(several: Path, tmp_path: Path) -> None:
     settings = ["model.embedding_dim=16", "train.embedding.optimizer=adam", "publish.precision=fp16"]
     found = told(
@@ -95,6 +96,7 @@ def test_slots_with_several_ids(several: Path, tmp_path: Path) -> None:
     assert 0.7 <= found.learn <= 1.3
 
 
+@pytest.mark.soak  # as the others, for other data
 def test_many_ids_in_small_rows(many_ids: Path, tmp_path: Path) -> None:
     settings = ["model.embedding_dim=4", "train.embedding.optimizer=rowwise_adagrad", "publish.shards=4"]
     found = told(
@@ -104,6 +106,7 @@ def test_many_ids_in_small_rows(many_ids: Path, tmp_path: Path) -> None:
     assert found.peak == pytest.approx(1, abs=0.2)
 
 
+@pytest.mark.soak  # as the others, for other data
 def test_admission_and_checkpoints_on_the_way(many_ids: Path, tmp_path: Path) -> None:
     settings = ["train.admission.shows=2", "train.checkpoint_steps=40", "publish.precision=int8"]
     found = told(
@@ -113,6 +116,7 @@ def test_admission_and_checkpoints_on_the_way(many_ids: Path, tmp_path: Path) ->
     assert found.peak == pytest.approx(1, abs=0.2)
 
 
+@pytest.mark.soak  # as the others, for other data
 def test_raw_logs_of_which_a_twelfth_is_read(many_ids: Path, tmp_path: Path) -> None:
     found = told(
         "criteo, 400k rows, 6 MiB of the raw logs",
@@ -122,6 +126,7 @@ def test_raw_logs_of_which_a_twelfth_is_read(many_ids: Path, tmp_path: Path) -> 
     assert found.peak == pytest.approx(1, abs=0.2)
 
 
+@pytest.mark.soak  # as the others, for other data
 def test_without_a_probe_memory_is_not_far_off(criteo: Path, tmp_path: Path) -> None:
     found = told("criteo, 300k rows, no probe", compare(criteo, [f"home={tmp_path}"], probe=False))
     check(found, counted=True)

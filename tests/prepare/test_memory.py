@@ -39,7 +39,9 @@ def peak_bytes(folder: Path, *command: str, code: int = 0) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "ending"), [("criteo", "tsv"), ("slots", "txt")])
+@pytest.mark.parametrize(
+    ("name", "ending"), [("criteo", "tsv"), pytest.param("slots", "txt", marks=pytest.mark.soak)]
+)
 def test_peak_memory_is_flat_and_below_the_promise(project, name, ending):
     peaks = []
     for rows in (400_000, 2_400_000):

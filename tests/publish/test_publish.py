@@ -17,7 +17,7 @@ from clickline.embedding import Eviction, freeze, save
 from clickline.errors import ArtifactError, GateRefused, RegistryMoved
 from clickline.frozen import FrozenTables
 from clickline.intake.stores import registry_of
-from clickline.learner import Learner, open_checkpoint
+from clickline.learner import Learner, Model, open_checkpoint
 from clickline.progress import Progress
 from clickline.records import LabelledRows
 from clickline.scoring import scorer as scoring
@@ -122,6 +122,24 @@ def test_nothing_is_published_that_the_gate_did_not_pass(project, config, checkp
     with pytest.raises(GateRefused, match="was not judged yet"):
         publish(config)
     assert registry_of(config).current() is None
+
+
+def test_what_float32_rounds_off_in_the_checkpoint_too_is_no_difference(config, monkeypatch):
+    """Sums in another order: with large numbers at the input they differ by more than 1e-6, wherever they are made."""
+    served, trained = scoring.Scorer.score, Model.score
+
+    def off(self, encoded):
+        answer = served(self, encoded)
+        return scoring.Answer(answer.version, answer.logit_B, answer.probability_B + np.float32(5e-6))
+
+    def rounded(self, rows):
+        return trained(self, rows) + np.float32(2e-6 if rows.rows == 1 else 0)
+
+    monkeypatch.setattr(scoring.Scorer, "score", off)
+    with pytest.raises(ArtifactError, match="1e-06 is allowed for fp32"):
+        publish(config)
+    monkeypatch.setattr(Model, "score", rounded)
+    assert publish(config).difference == pytest.approx(5e-6, rel=0.1)
 
 
 def test_files_that_score_differently_are_not_published(config, monkeypatch):

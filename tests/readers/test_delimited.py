@@ -373,6 +373,22 @@ def test_a_column_that_a_file_lacks_is_named_with_the_nearest(tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize(("header", "mark"), [(b"click;ad;city", "';'"), (b"click\tad\tcity", r"'\\t'")])
+def test_another_sign_between_the_columns_is_seen(tmp_path: Path, header: bytes, mark: str):
+    path = tmp_path / "log.csv"
+    path.write_bytes(header + b"\n")
+    with pytest.raises(DataError, match=f"If {mark} stands between the columns, set data.delimiter to it"):
+        list(Csv(wanted=("click", "ad")).blocks("log", path))
+
+
+def test_what_is_no_text_is_named_without_its_control_signs(tmp_path: Path):
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"PAR1\x1b[31m,x\n")
+    with pytest.raises(DataError) as error:
+        list(Csv(wanted=("click",)).blocks("log", path))
+    assert r"its columns are 'PAR1\x1b[31m', x;" in str(error.value)
+
+
 def test_a_column_that_the_config_does_not_list_is_named(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b"1,2\n")

@@ -150,7 +150,7 @@ def test_a_malformed_record_is_bad_and_its_neighbours_are_not() -> None:
         b"\x0a\x05abc",
         b"\xff" * 11,
         b"\x00\x00",  # field number 0
-        b"\x0b\x0c",  # a group
+        b"\x0b\x08\x01",  # a group that does not end
         b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # a length of 2**64 - 1
         b"\x0d12",  # a fixed32 that is cut
         b"\x09123",  # a fixed64 that is cut

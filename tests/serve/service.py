@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 import yaml
 
 from clickline.wire.messages import PredictRequest, PredictResponse
+from servers.waiting import eventually, free_ports
 
 __all__ = [
     "Load",
@@ -38,17 +38,6 @@ __all__ = [
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """What `condition` returns as soon as it is true."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"never came true: {condition}"
-        time.sleep(0.01)
-
-
 def predict_request(
     milliseconds: float = 0.0, rows: int = 1, name: str = "ctr", version: int | None = None
 ) -> bytes:
@@ -63,17 +52,6 @@ def predict_request(
     tensor.float_val.extend([milliseconds] + [0.0] * (rows - 1))
     body: bytes = request.SerializeToString()
     return body
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 class Service:

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from clickline.stages.serve.http_server import HttpDoors, HttpServer
 from clickline.stages.serve.logs import Log
 from clickline.stages.serve.measures import Tally
 from clickline.stages.serve.versions import Versions
+from servers.waiting import eventually
 
 MOST = 1 << 20
 HEAD = b"POST /v1/models/ctr:predict HTTP/1.1\r\nhost: x\r\n"
@@ -95,13 +96,6 @@ def heard(connection: socket.socket, until: bytes = b"never said") -> bytes:
             break
         got += piece
     return got
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("endless", [b"x-more: " + b"y" * 8000 + b"\r\n", b"y" * 8000])
@@ -243,3 +237,50 @@ def test_a_request_that_arrives_while_the_server_stops_is_answered(server: Runni
         eventually(lambda: server.server._server.should_exit)  # within the second that it waits
         connection.sendall(WHOLE[-3:])
         assert b"200 OK" in heard(connection)
+
+
+def test_a_request_that_crosses_the_stop_is_answered_and_is_the_last(server: Running) -> None:
+    """A connection that is kept open is not closed at once: what the client sends in that moment would be lost."""
+    with server.connect() as kept, server.connect() as idle:
+        for connection in (kept, idle):
+            connection.sendall(WHOLE)
+            said = b""
+            while b"predictions" not in said:
+                said += connection.recv(65536)
+            assert b"connection: close" not in said
+        server.stop()
+        eventually(
+            lambda: server.server._server.should_exit and not server.server._server.servers[0].is_serving()
+        )
+        kept.sendall(WHOLE)
+        said = heard(kept)
+        assert b"200 OK" in said and b"connection: close" in said
+        assert heard(idle) == b""  # ended after a second
+
+
+UPGRADE = (
+    b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+)
+
+
+@pytest.mark.parametrize("pieces", [1, 7], ids=["at once", "in pieces"])
+def test_a_client_that_offers_http2_is_answered_in_http1(server: Running, pieces: int) -> None:
+    """Java's client does so, and curl --http2; more requests on the same connection come without it."""
+    asking = WHOLE.replace(b"host: x\r\n", b"host: x\r\n" + UPGRADE) + WHOLE
+    with server.connect() as connection:
+        size = -(-len(asking) // pieces)
+        for start in range(0, len(asking), size):
+            connection.sendall(asking[start : start + size])
+        answers = b""
+        while answers.count(b"predictions") < 2:
+            got = connection.recv(65536)
+            assert got, answers
+            answers += got
+        assert answers.count(b"HTTP/1.1 200 OK") == 2
+
+
+@pytest.mark.parametrize("path", [b"x:80", b"/v1/models/ctr"])
+def test_a_tunnel_is_refused(server: Running, path: bytes) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"CONNECT " + path + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 400 " in heard(connection)

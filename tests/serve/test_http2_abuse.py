@@ -15,6 +15,7 @@ from http2_peer import ECHO, MESSAGE, MOST, PREFACE, Echo, Server, frame, litera
 
 from clickline.stages.serve import http2
 from clickline.stages.serve.http2 import Connection
+from servers.waiting import eventually
 
 DATA, HEADERS, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
 END_STREAM, END_HEADERS = 1, 4
@@ -101,13 +102,6 @@ def server() -> Iterator[Server]:
 def waiting_calls(server: Server, count: int, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while len(server.echo.waiting) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
 

@@ -326,9 +326,9 @@ class TestAccess:
         [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("10.0.0.1", True)],
     )
     def test_ports_that_others_can_reach_are_warned_about(self, host: str, warned: bool) -> None:
-        words = exposure(ServeSection(host=host))
+        words = exposure(ServeSection(host=host, open=True))
         assert (words is not None) == warned
         if words:
             assert "serve.tls and serve.token_file are not set" in words
-        token_only = exposure(ServeSection(host=host, token_file="/token"))
+        token_only = exposure(ServeSection(host=host, open=True, token_file="/token"))
         assert token_only is None or "serve.tls is not set" in token_only

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,20 +22,11 @@ from clickline.intake.stores import registry_of
 from clickline.learner import open_checkpoint
 from clickline.stages.publish.run import publish
 from clickline.storage.stores import Storage
+from servers.waiting import free_ports
 
 pytestmark = pytest.mark.slow
 
 FIELDS = [*(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 @pytest.fixture(scope="module")

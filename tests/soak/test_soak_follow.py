@@ -1,7 +1,7 @@
 """Days of hours, followed: memory stays flat, and the model stays near the best there is while a frozen one does not.
 
 The world drifts: half of a slot's weights turn every 12 hours, and a fifth of the values of large slots are ids born in
-the last hours. Thirty hours in every run of the tests, two hundred with `make soak`.
+the last hours. Thirty hours in every run of the tests, two hundred with `make soak-parts`.
 """
 
 from __future__ import annotations

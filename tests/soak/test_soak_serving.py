@@ -1,11 +1,10 @@
-"""Long runs of a real service: a thousand switches under load, and a million requests. `make soak` runs them."""
+"""Long runs of a real service: a thousand switches under load, and a million requests. `make soak-parts` runs them."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,22 +28,13 @@ from clickline.stages.publish.release import Release
 from clickline.stages.publish.run import publish, publish_release
 from clickline.storage.stores import Storage
 from clickline.wire.messages import PredictRequest, PredictResponse
+from servers.waiting import free_ports
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 SWITCHES = int(os.environ.get("CLICKLINE_SOAK_SWITCHES", "1000"))
 REQUESTS = int(os.environ.get("CLICKLINE_SOAK_REQUESTS", "1000000"))
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 def request(project: Path, rows: int, first: int = 0) -> bytes:

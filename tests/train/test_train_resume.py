@@ -35,7 +35,7 @@ def checkpoints(project: Path) -> int:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.faults  # `make test` has it with every option on: test_trainer_options.py
 def test_killed_at_several_moments_the_final_checkpoint_is_bit_identical(project, tmp_path_factory, prepared):
     undisturbed = start(project)
     assert undisturbed.wait() == 0, undisturbed.communicate()[1].decode()

@@ -13,9 +13,10 @@ from clickline.artifacts.manifest import as_json
 from clickline.artifacts.runs import find_checkpoint
 from clickline.config import load_config
 from clickline.errors import ArtifactError, GateRefused
-from clickline.metrics.binary import Metrics
 from clickline.metrics.evaluation import Evaluator
 from clickline.progress import Progress
+from clickline.records import SlotIds
+from clickline.report.document import Current
 from clickline.stages.train import run as training
 from clickline.stages.train.run import TrainResult, train
 
@@ -76,17 +77,19 @@ def test_a_finished_run_is_taken_as_it_is(runs, monkeypatch):
 
 
 @pytest.mark.slow
-def test_hours_and_measures_of_ones_own_come_back_from_a_report():
+def test_hours_slices_curves_and_measures_of_ones_own_come_back_from_a_report():
     random = np.random.default_rng(1)
     scored_B = random.random(1000).astype(np.float32)
     label_B = (random.random(1000) < scored_B).astype(np.float32)
     own = {"mean": lambda labels, probabilities, weights: float(probabilities.mean())}
-    evaluator = Evaluator(own=own)
+    evaluator = Evaluator(["s"], own=own)
     hours_B = np.repeat(np.arange(490_000, 490_004, dtype=np.int32), 250)
-    evaluator.add(label_B, np.ones_like(label_B), scored_B, hours_B, {})
+    slot = SlotIds(np.arange(1000, dtype=np.uint64) % 3)
+    evaluator.add(label_B, np.ones_like(label_B), scored_B, hours_B, {"s": slot})
     found = evaluator.evaluation()
-    assert len(found.hours) == 4 and found.own
-    assert training._measured(json.loads(as_json(found.to_json()))) == found
+    assert len(found.hours) == 4 and found.own and found.curves and found.slices
+    report = {"evaluation": found.to_json(), "curves": found.curves}
+    assert training._measured(json.loads(as_json(report))) == found
 
 
 @pytest.mark.slow
@@ -112,10 +115,10 @@ def test_a_gate_that_was_changed_judges_the_figures_of_then(runs):
 @pytest.mark.slow
 def test_what_passed_beside_the_current_version_stays_passed(runs, monkeypatch):
     """Once it is published it is the current version itself, over which it has no gain."""
-    metrics: list[Metrics] = []
-    monkeypatch.setattr(training, "_measure_current", lambda *args: metrics[0] if metrics else None)
+    live: list[Current] = []
+    monkeypatch.setattr(training, "_measure_current", lambda *args: (live[0] if live else None, "none yet"))
     first = runs.train("gate.vs_current=0.01")
-    metrics.append(first.evaluation.total)
+    live.append(Current(1, first.evaluation))
     again = runs.train("gate.vs_current=0.01")
     assert (again.reused, runs.built) == (True, 0)
     with pytest.raises(GateRefused, match=r"gate\.vs_current asks for a gain of 0\.02"):

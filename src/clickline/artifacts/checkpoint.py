@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from clickline.artifacts.arrays import read_arrays
 from clickline.artifacts.manifest import MANIFEST, digest, read_manifest, write_manifest
+from clickline.documents import checked
 from clickline.errors import ArtifactError
 from clickline.storage.stores import Storage
 
@@ -40,6 +43,8 @@ __all__ = [
 ]
 
 CHECKPOINT_FORMAT = 1
+
+_STEP = re.compile(r"step-[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,17 @@ class Checkpoint:
             raise ArtifactError(
                 f"{path} is damaged: its checksum is not the manifest's. Remove {self.folder}."
             )
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
+        return read_arrays(path)
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """What a manifest must hold for the folder to be a checkpoint; the rest is the trainer's."""
+
+    step: int
+    dense_sha256: str
+    tables_sha256: str
+    tables: dict[str, str] | None = None  # None: by an earlier release, which had only tables.bin
 
 
 class Written(Protocol):
@@ -145,7 +159,7 @@ def part_names(parts: int) -> tuple[str, ...]:
 
 def _tables_told(body: Mapping[str, Any]) -> dict[str, str]:
     """The SHA-256 of each file of the tables; manifests of earlier releases know only one file."""
-    told = body.get("tables", {"tables.bin": body["tables_sha256"]})
+    told = body.get("tables") or {"tables.bin": body["tables_sha256"]}
     return {name: told[name] for name in part_names(len(told))}
 
 
@@ -154,7 +168,14 @@ def open_checkpoint_folder(folder: Path) -> Checkpoint | None:
     if not (folder / MANIFEST).is_file():
         return None
     document = read_manifest(Storage(), str(folder), "checkpoint", CHECKPOINT_FORMAT)
-    return Checkpoint(folder, document["step"], document)
+    told = checked(_Manifest, document, f"the manifest of {folder}")
+    names = part_names(len(told.tables)) if told.tables else ("tables.bin",)
+    if told.tables is not None and set(names) != set(told.tables):
+        raise ArtifactError(
+            f"the manifest of {folder} names the tables {', '.join(told.tables)[:200]}; expected are "
+            f"{', '.join(names)[:200]}. Remove {folder}."
+        )
+    return Checkpoint(folder, told.step, document)
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
@@ -170,8 +191,17 @@ def latest(run: Path) -> Checkpoint | None:
 def result_of(run: Path) -> Checkpoint | None:
     """The checkpoint that a run was judged by; before that its newest."""
     report = run / "report.json"
-    judged = json.loads(report.read_text())["checkpoint"] if report.exists() else ""
-    return (open_checkpoint_folder(run / judged) if judged else None) or latest(run)
+    try:
+        judged = json.loads(report.read_bytes())["checkpoint"] if report.exists() else ""
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError(f"{report} is damaged ({error!r}). Run `clickline train` again.") from error
+    if not judged:
+        return latest(run)
+    if not isinstance(judged, str) or not _STEP.fullmatch(judged):  # or it might lead out of the run
+        raise ArtifactError(
+            f"{report} names the checkpoint {judged!r:.80}; one of the run, step-…, is expected. Train again."
+        )
+    return open_checkpoint_folder(run / judged) or latest(run)
 
 
 def prune(run: Path, keep: int, best: int | None) -> None:

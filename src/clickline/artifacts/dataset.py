@@ -14,6 +14,7 @@ uint64 column for each slot (a list where the slot may hold several values). A r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clickline.artifacts.manifest import digest, read_manifest, write_manifest
+from clickline.documents import checked
 from clickline.errors import ArtifactError
 from clickline.features import FeatureSpec
 from clickline.records import EncodedRows, LabelledRows, SlotIds
@@ -46,6 +48,8 @@ __all__ = [
 ]
 
 DATASET_FORMAT = 1
+
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,16 @@ class Split:
 
 
 @dataclass(frozen=True)
+class _Manifest:
+    """What a manifest must hold."""
+
+    id: str
+    identity: dict[str, Any]
+    features: dict[str, Any]
+    splits: dict[str, Split]
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A finished dataset, opened for reading."""
 
@@ -85,28 +99,19 @@ class Dataset:
     def open(cls, storage: Storage, folder: str) -> Dataset:
         """Open a finished dataset; every shard must be there with the size the manifest gives it."""
         document = read_manifest(storage, folder, "dataset", DATASET_FORMAT)
-        try:
-            splits = {
-                name: Split(
-                    tuple(Shard(**{**s, "row_groups": tuple(s["row_groups"])}) for s in split["shards"]),
-                    split["report"],
-                )
-                for name, split in document["splits"].items()
-            }
-            dataset = cls(
-                folder,
-                document["id"],
-                FeatureSpec.from_json(document["features"]),
-                document["identity"],
-                splits,
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ArtifactError(f"the manifest of {folder} lacks or misnames a part: {error}") from error
+        told = checked(_Manifest, document, f"the manifest of {folder}")
+        splits = told.splits
+        dataset = cls(folder, told.id, FeatureSpec.from_json(told.features), told.identity, splits)
         found = {
             file.uri.rsplit("/", 1)[-1]: file.size
             for file in storage.list(Storage.inside(folder, "*.parquet"))
         }
         for shard in (shard for split in splits.values() for shard in split.shards):
+            if min(shard.row_groups, default=0) < 0 or sum(shard.row_groups) != shard.rows:
+                raise ArtifactError(
+                    f"the manifest of {folder} says {shard.rows} rows of {shard.file!r} and {shard.row_groups} in its "
+                    f"row groups. Remove {folder} and run `clickline prepare` again."
+                )
             if found.get(shard.file) != shard.size:
                 state = f"has {found[shard.file]:,} bytes" if shard.file in found else "is gone"
                 raise ArtifactError(
@@ -128,8 +133,17 @@ class Dataset:
 
     def read(self, path: Path, row_groups: Sequence[int]) -> LabelledRows:
         """Row groups of a shard that is on local disk at `path`, one after the other."""
-        with pq.ParquetFile(path) as file:
-            return from_table(file.read_row_groups(list(row_groups), use_threads=False), self.features)
+        try:
+            with pq.ParquetFile(path) as file:
+                if file.schema_arrow == schema(self.features):
+                    table = file.read_row_groups(list(row_groups), use_threads=False)
+                    return from_table(table, self.features)
+            problem = "its columns are not those of the dataset's features"
+        except (pa.ArrowException, OSError, IndexError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # the disk's fault, not the content's
+                raise
+            problem = str(error).rstrip(".")
+        raise ArtifactError(f"{path} is damaged: {problem}. Run `clickline prepare` again.")
 
     def row_groups(self, split: str) -> Iterator[tuple[int, int, int]]:
         """(shard, row group, rows) of a split, in order."""
@@ -141,7 +155,14 @@ class Dataset:
 def current_id(storage: Storage, home: str) -> str | None:
     """The id of the newest finished dataset of a home; None when there is none yet."""
     pointer = Storage.join(home, "datasets", "current")
-    return storage.read(pointer).decode().strip() if storage.describe(pointer) else None
+    if not storage.describe(pointer):
+        return None
+    name = storage.read(pointer).decode("utf-8", "replace").strip()
+    if not _ID.fullmatch(name):  # or it might lead out of the home
+        raise ArtifactError(
+            f"{pointer} names {name[:80]!r}, which is no dataset's id. Run `clickline prepare` again."
+        )
+    return name
 
 
 def dataset_folder(home: str, name: str) -> str:

@@ -4,37 +4,61 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from clickline.errors import ArtifactError, StorageError
 from clickline.storage.stores import Storage
 
-__all__ = ["MANIFEST", "as_json", "digest", "fingerprint", "read_manifest", "write_manifest"]
+__all__ = [
+    "MANIFEST",
+    "SIGNATURE",
+    "as_json",
+    "digest",
+    "fingerprint",
+    "manifest_bytes",
+    "read_manifest",
+    "write_manifest",
+]
 
 MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"  # beside it, where a version is signed
 
 
 def write_manifest(
     storage: Storage, folder: str, kind: str, format_number: int, body: Mapping[str, Any]
 ) -> None:
     """Declare `folder` whole. Nothing may be written to it afterwards."""
-    document = {"kind": kind, "format": format_number, **body}
-    storage.put(Storage.join(folder, MANIFEST), as_json(document, indent=1))
+    storage.put(Storage.join(folder, MANIFEST), manifest_bytes(kind, format_number, body))
 
 
-def read_manifest(storage: Storage, folder: str, kind: str, format_number: int) -> dict[str, Any]:
-    """The manifest of a whole artifact; ArtifactError when it is torn, absent or of another kind."""
+def manifest_bytes(kind: str, format_number: int, body: Mapping[str, Any]) -> bytes:
+    """As it is stored; a body that was read gives the same bytes again."""
+    return as_json({"kind": kind, "format": format_number, **body}, indent=1)
+
+
+def read_manifest(
+    storage: Storage,
+    folder: str,
+    kind: str,
+    format_number: int,
+    check: Callable[[bytes], None] = lambda content: None,
+) -> dict[str, Any]:
+    """The manifest of a whole artifact; ArtifactError when it is torn, absent or of another kind. `check` sees its
+    bytes before anything is made of them."""
     place = Storage.join(folder, MANIFEST)
     try:
-        document = json.loads(storage.read(place))
+        content = storage.read(place)
+    except StorageError as error:
+        raise ArtifactError(f"{folder} holds no {MANIFEST}, so it was never finished: {error}") from error
+    check(content)
+    try:
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(
             f"{place} is not a manifest: {error}. Remove {folder} and make it again."
         ) from error
-    except StorageError as error:
-        raise ArtifactError(f"{folder} holds no {MANIFEST}, so it was never finished: {error}") from error
     found = (document.get("kind"), document.get("format")) if isinstance(document, dict) else (None, None)
     if found != (kind, format_number):
         raise ArtifactError(

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from clickline.artifacts.manifest import MANIFEST, as_json, fingerprint, write_manifest
 from clickline.artifacts.version import (
@@ -46,11 +46,14 @@ from clickline.artifacts.version import (
     version_folder,
     wrong_files,
 )
-from clickline.errors import ArtifactError, RegistryMoved, StorageError
+from clickline.errors import ArtifactError, RegistryMoved, StorageError, VersionUntrusted
 from clickline.storage.atomic import hidden_name, is_hidden_name, sync
 from clickline.storage.faults import explained
 from clickline.storage.redaction import shown
 from clickline.storage.stores import Storage
+
+if TYPE_CHECKING:
+    from clickline.artifacts.signing import Trusted
 
 __all__ = ["Garbage", "Move", "Registry"]
 
@@ -105,8 +108,10 @@ class _Seen:
 class Registry:
     """Versions and the pointer to the current one. Safe under several processes and machines."""
 
-    def __init__(self, storage: Storage, uri: str) -> None:
+    def __init__(self, storage: Storage, uri: str, trusted: Trusted | None = None) -> None:
+        """`trusted`: versions that none of these keys has signed are refused; only `gc` judges them too."""
         self.uri = uri
+        self._trusted = trusted
         self._storage = storage
         self._local = Storage.is_local(uri)
         self._versions = Storage.join(uri, "versions")
@@ -146,13 +151,13 @@ class Registry:
         return _numbers(file.uri.split("/")[-2] for file in found)
 
     def versions(self) -> list[Version]:
-        """All versions whose manifests can be read, by number."""
+        """All versions whose manifests can be read and trusted, by number."""
         return [version for version in self._each(self._readable, self.numbers()) if version is not None]
 
     def version(self, number: int) -> Version:
         """One version; ArtifactError tells which there are when it is not among them."""
         try:
-            return self._open(number)
+            return self._open(number, self._trusted)
         except ArtifactError:
             if self._has_manifest(number):
                 raise
@@ -163,7 +168,11 @@ class Registry:
         chain = [version]
         while (parent := chain[-1].parent) is not None:  # a parent's number is lower, so this ends
             try:
-                chain.append(self._open(parent))
+                chain.append(self._open(parent, self._trusted))
+            except VersionUntrusted as error:
+                raise VersionUntrusted(
+                    f"version {version.number} cannot be used, because of a version on which it builds: {error}"
+                ) from error
             except ArtifactError as error:
                 raise ArtifactError(
                     f"version {version.number} cannot be used: version {parent}, on which it builds, is gone or "
@@ -177,6 +186,20 @@ class Registry:
             wrong = wrong_files(self._storage, one.folder, one.files)
             if wrong:
                 raise ArtifactError(f"version {version.number} is not whole: {wrong}. Use another version.")
+
+    def check_trust(self) -> None:
+        """Refuse when the current version, or one on which it builds, is not signed by a trusted key. A store that does
+        not answer, and a version that is damaged, say nothing about that."""
+        if self._trusted is None:
+            return
+        try:
+            move = self.current()
+            if move is not None:
+                self.chain(self.version(move.version))
+        except VersionUntrusted:
+            raise
+        except (ArtifactError, StorageError, OSError):
+            return
 
     # The pointer
 
@@ -441,10 +464,10 @@ class Registry:
 
     # Files
 
-    def _open(self, number: int) -> Version:
+    def _open(self, number: int, trusted: Trusted | None = None) -> Version:
         """ArtifactError: it is gone or damaged. StorageError: the store failed, which says nothing about it."""
         try:
-            return open_version(self._storage, version_folder(self.uri, number))
+            return open_version(self._storage, version_folder(self.uri, number), trusted)
         except ArtifactError as error:
             failed = error.__cause__
             if isinstance(failed, StorageError) and self._has_manifest(number):
@@ -453,7 +476,7 @@ class Registry:
 
     def _readable(self, number: int) -> Version | None:
         try:
-            return self._open(number)
+            return self._open(number, self._trusted)
         except ArtifactError:
             return None
 
@@ -490,7 +513,7 @@ class Registry:
                 tuple(int(number) for number in told["before"]),
                 int(told["highest"]),
             )
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ArtifactError(
                 f"{shown(place)} is damaged ({error!r}). Remove it: the move before it is then the last one."
             ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from clickline.artifacts.checkpoint import Checkpoint, open_checkpoint_folder, result_of
@@ -32,7 +33,9 @@ def find_checkpoint(text: str | None, home: str) -> Checkpoint:
 
 def make_newest(checkpoint: Checkpoint) -> None:
     """Let a checkpoint that was there already be the one that `find_checkpoint(None)` means."""
-    os.utime(checkpoint.folder / MANIFEST)
+    newest = max(_written(checkpoint.folder.parent.parent).values(), default=0)
+    now = max(time.time_ns(), newest + 1)  # the clock may have gone back since
+    os.utime(checkpoint.folder / MANIFEST, ns=(now, now))
 
 
 def _newest(home: str) -> Checkpoint:
@@ -47,8 +50,14 @@ def _newest(home: str) -> Checkpoint:
 
 def _by_age(runs: Path) -> list[Path]:
     """The runs that have a checkpoint, the one that wrote one last first."""
+    written = _written(runs)
+    return sorted(written, key=lambda run: (-written[run], run.name))
+
+
+def _written(runs: Path) -> dict[Path, int]:
+    """When each run wrote its last checkpoint."""
     written: dict[Path, int] = {}
     for manifest in runs.glob(f"*/step-*/{MANIFEST}"):
         run = manifest.parent.parent
         written[run] = max(written.get(run, 0), manifest.stat().st_mtime_ns)
-    return sorted(written, key=lambda run: (-written[run], run.name))
+    return written

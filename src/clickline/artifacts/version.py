@@ -2,6 +2,7 @@
 
     <registry>/versions/000000012/manifest.json   written last
                                   dense.onnx, table-00000-of-00002.bin …, sample.npz
+                                  manifest.sig          where versions are signed, see signing.py
     <registry>/drafts/000000013.json              a number that is taken: by whom, since when
     <registry>/drafts/000000013/                  its files while they are made, where the registry is local
 
@@ -22,14 +23,24 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clickline.artifacts.manifest import MANIFEST, as_json, digest, read_manifest, write_manifest
+from clickline.artifacts.manifest import (
+    MANIFEST,
+    SIGNATURE,
+    as_json,
+    digest,
+    manifest_bytes,
+    read_manifest,
+)
 from clickline.errors import ArtifactError, StorageError
 from clickline.storage.atomic import sync
 from clickline.storage.faults import explained
 from clickline.storage.redaction import shown
 from clickline.storage.stores import Storage
+
+if TYPE_CHECKING:
+    from clickline.artifacts.signing import Signer, Trusted
 
 __all__ = [
     "SCRATCH_PREFIX",
@@ -69,7 +80,7 @@ class Version:
     @property
     def parent(self) -> int | None:
         """The version that this one's table is a delta of."""
-        parent: int | None = self.body["parent"]
+        parent: int | None = self.body.get("parent")
         return parent
 
     @property
@@ -87,9 +98,15 @@ class Version:
         return sum(file["size"] for file in self.files.values())
 
 
-def open_version(storage: Storage, folder: str) -> Version:
-    """The version in a folder, once its manifest is known to be one. Its files are not looked at."""
-    body = read_manifest(storage, folder, "version", VERSION_FORMAT)
+def open_version(storage: Storage, folder: str, trusted: Trusted | None = None) -> Version:
+    """The version in a folder, once its manifest is known to be one, signed by a key of `trusted`. Its files are not
+    looked at."""
+
+    def check(manifest: bytes) -> None:
+        if trusted is not None:
+            trusted.check(storage, folder, manifest)
+
+    body = read_manifest(storage, folder, "version", VERSION_FORMAT, check)
     name = folder.rstrip("/").rpartition("/")[2]
     number, parent, files = body.get("number"), body.get("parent"), body.get("files")
     wrong = None
@@ -205,7 +222,7 @@ class Claim:
             scratch = None if told["scratch"] is None else str(told["scratch"])
             where = str(told["machine"]), str(told["process"])
             return cls(int(told["number"]), parent, float(told["since"]), *where, scratch)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return cls(int(uri.rpartition("/")[2].split(".")[0]), None, 0.0, "", "", None)
 
     def ended(self) -> Claim:
@@ -252,7 +269,9 @@ class Draft:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.folder.mkdir(mode=0o777 if self._local else 0o700)
 
-    def commit(self, body: Mapping[str, Any], sha256: Mapping[str, str] | None = None) -> Version:
+    def commit(
+        self, body: Mapping[str, Any], sha256: Mapping[str, str] | None = None, signer: Signer | None = None
+    ) -> Version:
         """Bring every file of the folder into the registry, then write the manifest: the version exists.
 
         `body` is the manifest's, without number, created and files. `sha256` holds checksums that are known
@@ -266,7 +285,10 @@ class Draft:
             self._move()
         else:
             self._upload(whole["files"])
-        write_manifest(self._storage, self._target, "version", VERSION_FORMAT, whole)
+        manifest = manifest_bytes("version", VERSION_FORMAT, whole)
+        if signer is not None:
+            self._storage.put(Storage.join(self._target, SIGNATURE), signer.sign(manifest))
+        self._storage.put(Storage.join(self._target, MANIFEST), manifest)
         self._check_parent(whole["parent"])  # gc may have removed it meanwhile
         version = open_version(self._storage, self._target)
         self._open = False
@@ -287,17 +309,20 @@ class Draft:
     def __enter__(self) -> Draft:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.abandon()
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(self.folder)  # a full disk does not say which one it is
 
     def _files(self, known: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         with explained(str(self.folder), shown):
             paths = sorted(self.folder.iterdir())
             for path in paths:
-                if not path.is_file() or path.name == MANIFEST or not _SAFE_NAME.fullmatch(path.name):
+                own = path.name in (MANIFEST, SIGNATURE)
+                if not path.is_file() or own or not _SAFE_NAME.fullmatch(path.name):
                     raise ArtifactError(
                         f"{path} cannot be part of a version: its files lie in one folder, have plain names, and "
-                        f"{MANIFEST} is written by the commit."
+                        f"{MANIFEST} and {SIGNATURE} are written by the commit."
                     )
             unknown = sorted(known.keys() - {path.name for path in paths})
             if unknown:
@@ -410,9 +435,10 @@ def _is_file(entry: tuple[str, Any]) -> bool:
     name, told = entry
     return (
         bool(_SAFE_NAME.fullmatch(name))
-        and name != MANIFEST
+        and name not in (MANIFEST, SIGNATURE)
         and isinstance(told, dict)
         and isinstance(told.get("size"), int)
+        and told["size"] >= 0
         and isinstance(told.get("sha256"), str)
     )
 

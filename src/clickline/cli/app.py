@@ -12,6 +12,7 @@ from clickline.cli.data import data
 from clickline.cli.deploy import deploy
 from clickline.cli.down import down
 from clickline.cli.evaluate import evaluate
+from clickline.cli.import_ import import_
 from clickline.cli.init import init
 from clickline.cli.logs import logs
 from clickline.cli.lookup import lookup
@@ -19,10 +20,12 @@ from clickline.cli.plan import plan
 from clickline.cli.predict import predict
 from clickline.cli.prepare import prepare
 from clickline.cli.publish import publish
+from clickline.cli.report import report
 from clickline.cli.sample import sample
 from clickline.cli.scale import scale
 from clickline.cli.serve import serve
 from clickline.cli.status import status
+from clickline.cli.studio import studio
 from clickline.cli.train import train
 from clickline.cli.up import up
 from clickline.cli.versions import versions
@@ -66,11 +69,13 @@ app.command()(up)
 app.command()(status)
 app.command()(logs)
 app.command()(down)
+app.command()(studio)
 app.command()(plan)
 app.command()(prepare)
 app.command()(train)
 app.command()(scale)
 app.command()(evaluate)
+app.command()(report)
 app.command()(publish)
 app.command()(serve)
 app.command()(lookup)
@@ -78,3 +83,4 @@ app.command()(predict)
 app.add_typer(versions, name="versions")
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
+app.add_typer(import_, name="import")

@@ -105,7 +105,7 @@ def _show(result: EvaluateResult) -> None:
         "ECE": _shown(measured.ece),
         **own,
         "gate": "passed" if result.verdict.passed else "refused",
-        "report": result.report,
+        "report": result.report if result.page is None else result.page,
         "time": f"{result.seconds:.1f} s",
     }
     facts(named)

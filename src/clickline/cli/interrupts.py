@@ -57,7 +57,19 @@ def _nothing_more(number: int, frame: FrameType | None) -> None:
 def _watch(signals: int) -> None:
     _wait_for_signal(signals, None)
     _wait_for_signal(signals, GRACE_SECONDS)
+    _end_children()
     leave()
+
+
+def _end_children() -> None:
+    """What the main thread did not come to: it is busy still, or a library caught its KeyboardInterrupt. Ray's agents
+    would live on without us. What a command leaves running on purpose has a process group of its own."""
+    from clickline.pipeline.processes import descendants
+
+    for child in list(descendants(os.getpid())):
+        with suppress(ProcessLookupError):
+            if os.getpgid(child.pid) == os.getpgrp():
+                child.send(signal.SIGKILL)
 
 
 def _wait_for_signal(signals: int, seconds: float | None) -> None:

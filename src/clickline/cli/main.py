@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -12,6 +13,8 @@ from clickline.cli.interrupts import leave, listen
 from clickline.errors import ClicklineError, ConfigError
 
 __all__ = ["main"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main() -> NoReturn:
@@ -60,7 +63,8 @@ def _run(arguments: list[str]) -> int:
     except OSError as error:
         # The machine's trouble, not a bug: a full disk, a folder without permission.
         place = f"{error.filename}: " if error.filename else ""
-        failure.tell(type(error).__name__, f"{place}{error.strerror or error}")
+        remedy = ". Free some space, then run the same command again." if error.errno in _FULL else ""
+        failure.tell(type(error).__name__, f"{place}{error.strerror or error}{remedy}")
         return ExitCode.FAILED
     except Exception as error:  # noqa: BLE001 - whatever else comes is a bug, and the user should hear so
         first_line = (str(error).splitlines() or [""])[0]
@@ -76,7 +80,8 @@ def _run(arguments: list[str]) -> int:
 def _plainly(message: str) -> str:
     """Typer's words for a wrong argument without those of the library that it parses with."""
     message = message.replace("Value error, ", "").partition(", unable to parse")[0]
-    return message.replace("Input should be", "it should be").rstrip(".") + "."
+    message = message.replace("Input should be", "it should be").rstrip(".")
+    return message if message.endswith("?") else f"{message}."
 
 
 class _Failure:

@@ -163,6 +163,8 @@ def _named(found: Mapping[str, Any]) -> dict[str, str]:
         named["HTTP"] = served["http"]
         named["scraped"] = served["metrics"]
         named["health"] = found["health"] or "-"
+    if found.get("studio"):
+        named["studio"] = found["studio"]["url"]
     if found["processes"]:
         pids: dict[str, list[str]] = {}
         for one in found["processes"]:

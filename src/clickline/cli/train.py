@@ -47,7 +47,8 @@ def train(
         named["log loss"] = _shown(measured.logloss)
         named["calibration"] = _shown(measured.calibration) + " predicted / real clicks"
     named["gate"] = "passed"
-    named["report"] = result.report
+    page = result.report.with_suffix(".html")
+    named["report"] = page if page.exists() else result.report
     named["time"] = f"{result.seconds:.1f} s"
     facts(named)
 

@@ -42,6 +42,7 @@ def up(
         ),
     ] = None,
     no_serve: Annotated[bool, typer.Option("--no-serve", help="Publish, but open no endpoint.")] = False,
+    no_studio: Annotated[bool, typer.Option("--no-studio", help="Show no web page beside it.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Run in the background: see status, logs and down.")
     ] = False,
@@ -61,13 +62,14 @@ def up(
 
     config = load_config(config_file, overrides or ())
     _check(backfill, follow=follow, detach=detach, wait=wait)
+    studio = config.studio.enabled and not no_studio
     if detach:
         again = ["up", "-q", "-c", str(config_file), *(f"--set={one}" for one in overrides or ())]
-        again += ["--follow"] * follow + ["--no-serve"] * no_serve
+        again += ["--follow"] * follow + ["--no-serve"] * no_serve + ["--no-studio"] * no_studio
         again += [] if backfill is None else ["--backfill", backfill]
         _detach(config, config_file, again, serve=not no_serve, wait=wait, as_json=as_json, quiet=quiet)
     else:
-        _run(config, backfill, follow=follow, serve=not no_serve, as_json=as_json, quiet=quiet)
+        _run(config, backfill, follow=follow, serve=not no_serve, studio=studio, as_json=as_json, quiet=quiet)
 
 
 def _check(backfill: str | None, *, follow: bool, detach: bool, wait: bool) -> None:
@@ -88,7 +90,14 @@ def _check(backfill: str | None, *, follow: bool, detach: bool, wait: bool) -> N
 
 
 def _run(
-    config: Config, backfill: str | None, *, follow: bool, serve: bool, as_json: bool, quiet: bool
+    config: Config,
+    backfill: str | None,
+    *,
+    follow: bool,
+    serve: bool,
+    studio: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     from clickline.pipeline.runner import expected_stages
     from clickline.pipeline.up import run_up
@@ -97,7 +106,13 @@ def _run(
     stages = expected_stages(follow=follow, serve=serve)
     with watching_stages(stages, as_json=as_json, quiet=quiet) as progress:
         running = run_up(
-            config, follow=follow, backfill=backfill, serve=serve, progress=progress, program=False
+            config,
+            follow=follow,
+            backfill=backfill,
+            serve=serve,
+            studio=studio,
+            progress=progress,
+            program=False,
         )
         if follow:  # the picture goes on
             _until_stopped(running, progress, as_json=as_json)
@@ -138,6 +153,8 @@ def _show(running: Running, progress: Progress, *, as_json: bool) -> None:
         named["AUC"] = f"{running.metrics['auc']:.4f}"
     if where is not None:
         named |= {"gRPC": where.grpc, "HTTP": where.http, "metrics": where.metrics}
+    if running.studio is not None:
+        named["studio"] = running.studio
     named["logs"] = running.logs
     lines = fact_lines(named)
     if where is not None:
@@ -155,6 +172,7 @@ def _document(running: Running) -> dict[str, Any]:
         "version": running.version,
         "skipped": list(running.skipped),
         "endpoint": None if running.endpoint is None else running.endpoint.to_json(),
+        "studio": running.studio,
         "logs": str(running.logs),
     }
 
@@ -190,14 +208,16 @@ def _detach(
         seen = _until_it_answers(config, process, folder, serve=serve, quiet=quiet or as_json)
     endpoint = seen.document.get("stages", {}).get("serve", {}).get("facts", {})
     here = "" if config_file == Path("clickline.yaml") else f" -c {config_file}"
+    page = (seen.document.get("studio") or {}).get("url")
     if as_json:
-        emit(
-            {"pid": process.pid, "state": seen.state, "logs": str(folder.logs), "endpoint": endpoint or None}
-        )
+        told = {"pid": process.pid, "state": seen.state, "logs": str(folder.logs), "studio": page}
+        emit({**told, "endpoint": endpoint or None})
         return
     named: dict[str, object] = {"pid": process.pid, "logs": folder.logs}
     if "curl" in endpoint:
         named |= {"gRPC": endpoint["grpc"], "HTTP": endpoint["http"], "metrics": endpoint["metrics"]}
+    if page is not None:
+        named["studio"] = page
     named |= {
         "how far": f"clickline status{here}",
         "what it says": f"clickline logs -f{here}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,9 +31,6 @@ Reason = Annotated[
 ]
 
 _SHOWN_MOVES = 10
-_MEASURES = ("auc", "logloss", "normalised_entropy", "accuracy", "calibration", "ece", "brier", "base_rate")
-_PLAIN = ("table", "parent", "rows", "tombstones", "precision", "dense", "shards", "parts", "width")
-_ALSO_COMPARED = ("logit_shift", "calibration", "model", "cost")
 
 
 @versions.command("list")
@@ -41,6 +38,7 @@ def list_versions(
     config_file: ConfigFile = Path("clickline.yaml"), overrides: Overrides = None, as_json: Json = False
 ) -> None:
     """Show all versions."""
+    from clickline.artifacts.comparing import state_of, summary
     from clickline.errors import ArtifactError
     from clickline.storage.redaction import shown
 
@@ -48,26 +46,14 @@ def list_versions(
     current = registry.current()
     listed: list[dict[str, Any]] = []
     for number in registry.numbers():
-        state = _state(number, current)
+        state = state_of(number, current)
         try:
             version = registry.version(number)
         except ArtifactError as error:
             note(str(error))
             listed.append({"version": number, "state": [*state, "damaged"]})
             continue
-        listed.append(
-            {
-                "version": number,
-                "table": version.body.get("table"),
-                "parent": version.parent,
-                "created": version.created,
-                "rows": version.body.get("rows"),
-                "tombstones": version.body.get("tombstones"),
-                "bytes": version.size,
-                "auc": _measures(version).get("auc"),
-                "state": state,
-            }
-        )
+        listed.append({**summary(version), "state": state})
     if as_json:
         emit(listed)
     elif not listed:
@@ -95,16 +81,19 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show all that is known of a version."""
+    from clickline.artifacts.comparing import state_of
+    from clickline.artifacts.moving import current_of
+
     _, registry = _open(config_file, overrides)
     current = registry.current()
-    version = registry.version(number if number is not None else _current(registry, current).version)
+    version = registry.version(number if number is not None else current_of(registry).version)
     if resolved:
         typer.echo(str(version.body.get("config") or "").rstrip("\n"))
         return
     moves = [move for move in registry.moves() if move.version == version.number][-_SHOWN_MOVES:]
     chain = [one.number for one in registry.chain(version)]
     if as_json:
-        state = _state(version.number, current)
+        state = state_of(version.number, current)
         emit({**version.body, "chain": chain, "state": state, "moves": [asdict(move) for move in moves]})
         return
     facts(_facts(version, chain, current))
@@ -131,15 +120,13 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Show what differs between two versions: contents, measures, features, config."""
+    from clickline.artifacts.comparing import differences
+    from clickline.artifacts.moving import current_of
+
     _, registry = _open(config_file, overrides)
     old = registry.version(first)
-    new = registry.version(second if second is not None else _current(registry, registry.current()).version)
-    found = {
-        "contents": _differing(_contents(old), _contents(new)),
-        "measures": _differing(_measures(old), _measures(new)),
-        "features": _differing_features(old, new),
-        "config": _differing(_config(old), _config(new)),
-    }
+    new = registry.version(second if second is not None else current_of(registry).version)
+    found = differences(old, new)
     if as_json:
         emit({"versions": [old.number, new.number], **found})
         return
@@ -170,29 +157,19 @@ def rollback(
     as_json: Json = False,
 ) -> None:
     """Make an earlier version the current one; servers follow within seconds."""
-    from clickline.errors import ArtifactError
+    from clickline.artifacts.moving import roll_back
 
-    _, registry = _open(config_file, overrides)
-    current = _current(registry, registry.current())
-    if to is None and current.pinned:
-        raise ArtifactError(
-            f"version {current.version} is pinned since {current.at} ({current.reason}), so nothing was changed. "
-            "To leave it, name the version: `clickline versions rollback --to N`, which is pinned then; "
-            "or run `clickline versions unpin` first."
-        )
-    target = to if to is not None else _previous(registry, current)
-    if target == current.version:
-        _told(current, as_json, f"version {target} is current already")
+    _, registry = _open(config_file, overrides, any_version=False)
+    moved = roll_back(registry, to, reason)
+    now = moved.now
+    if moved.before is None or not moved.changed:
+        _told(now, as_json, f"version {now.version} is current already")
         return
-    registry.check(registry.version(target))
-    move = registry.move(
-        target, reason or f"rollback from {current.version}", after=current, pinned=current.pinned
-    )
-    if move.pinned:
+    if now.pinned:
         hold = "It stays pinned: publishes leave it current until `clickline versions unpin`."
     else:
-        hold = f"The next publish moves on from it; to prevent that: `clickline versions pin {target}`."
-    _told(move, as_json, f"version {target} is current, it was {current.version}. {hold}")
+        hold = f"The next publish moves on from it; to prevent that: `clickline versions pin {now.version}`."
+    _told(now, as_json, f"version {now.version} is current, it was {moved.before.version}. {hold}")
 
 
 @versions.command()
@@ -204,17 +181,17 @@ def pin(
     as_json: Json = False,
 ) -> None:
     """Make a version the current one and hold it: publishes do not move on until `unpin`."""
-    _, registry = _open(config_file, overrides)
-    version = registry.version(number)
-    current = registry.current()
-    if current is not None and (current.version, current.pinned) == (number, True):
-        _told(current, as_json, f"version {number} is current and pinned already")
+    from clickline.artifacts.moving import pin as hold
+
+    _, registry = _open(config_file, overrides, any_version=False)
+    moved = hold(registry, number, reason)
+    if not moved.changed:
+        _told(moved.now, as_json, f"version {number} is current and pinned already")
         return
-    registry.check(version)
-    move = registry.move(number, reason or "pinned", after=current, pinned=True)
-    was = "" if current is None or current.version == number else f", it was {current.version}"
+    before = moved.before
+    was = "" if before is None or before.version == number else f", it was {before.version}"
     _told(
-        move,
+        moved.now,
         as_json,
         f"version {number} is current{was}. Publishes leave it so until `clickline versions unpin`.",
     )
@@ -228,12 +205,14 @@ def unpin(
     as_json: Json = False,
 ) -> None:
     """Let publishes move the pointer again. The current version stays."""
+    from clickline.artifacts.moving import unpin as let_go
+
     _, registry = _open(config_file, overrides)
-    current = _current(registry, registry.current())
-    if not current.pinned:
-        _told(current, as_json, f"no version is pinned; version {current.version} is current")
+    moved = let_go(registry, reason)
+    move = moved.now
+    if not moved.changed:
+        _told(move, as_json, f"no version is pinned; version {move.version} is current")
         return
-    move = registry.move(current.version, reason or "unpinned", after=current)
     newest = max(registry.numbers())
     newer = (
         f" Version {newest} is newer: `clickline versions rollback --to {newest}` makes it current now."
@@ -273,52 +252,77 @@ def gc(
     )
 
 
+@versions.command()
+def verify(
+    number: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="N", help="The number of a version.", min=1, show_default="the current version"
+        ),
+    ] = None,
+    config_file: ConfigFile = Path("clickline.yaml"),
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Read every file of a version, and of those it builds on, and hold it against its manifest; check signatures.
+
+    Signatures are asked for where serve.trusted_keys_file names the keys.
+    """
+    from clickline.artifacts.moving import current_of
+
+    config, registry = _open(config_file, overrides, any_version=False)
+    version = registry.version(number if number is not None else current_of(registry).version)
+    chain = registry.chain(version)
+    for one in chain:
+        registry.verify(one, registry.fetch(one, Path(config.cache.dir, "versions")))
+    signed = config.serve.trusted_keys_file is not None
+    files = sum(len(one.files) for one in chain)
+    if as_json:
+        numbers = [one.number for one in chain]
+        emit({"version": version.number, "chain": numbers, "files": files, "signed": signed or None})
+        return
+    typer.echo(
+        f"version {version.number} is whole: {_count(files, 'file')} of {_count(len(chain), 'version')} read. "
+        + (
+            "Signed by a trusted key."
+            if signed
+            else "Signatures were not asked for: serve.trusted_keys_file is not set."
+        )
+    )
+
+
+@versions.command()
+def keygen(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the two files.")],
+    as_json: Json = False,
+) -> None:
+    """Make a pair of keys: the private one signs versions, servers trust what the public one confirms."""
+    from clickline.artifacts.signing import make_keys
+
+    private, public = make_keys(out)
+    if as_json:
+        emit({"private": str(private), "public": str(public)})
+        return
+    facts(
+        {
+            "private key": f"{private}: name it in publish.signing_key_file, keep it where versions are published",
+            "public key": f"{public}: name it in serve.trusted_keys_file, copy it to every server",
+        }
+    )
+
+
 # ── the registry ───────────────────────────────────────────────────────────────────────────────
 
 
-def _open(config_file: Path, overrides: list[str] | None) -> tuple[Config, Registry]:
-    from clickline.artifacts.registry import Registry
+def _open(
+    config_file: Path, overrides: list[str] | None, *, any_version: bool = True
+) -> tuple[Config, Registry]:
+    """`any_version`: also those that servers would refuse for their signature."""
     from clickline.config import load_config
-    from clickline.storage.stores import Storage
+    from clickline.intake.stores import registry_of
 
     config = load_config(config_file, overrides or ())
-    credentials = config.storage.credentials
-    storage = Storage(config.storage.options, Path(credentials) if credentials else None)
-    return config, Registry(storage, config.publish.registry or Storage.join(config.home, "registry"))
-
-
-def _current(registry: Registry, current: Move | None) -> Move:
-    from clickline.errors import ArtifactError
-    from clickline.storage.redaction import shown
-
-    if current is not None:
-        return current
-    numbers = ", ".join(map(str, registry.numbers()))
-    remedy = (
-        f"There are versions {numbers}; `clickline versions pin N` makes one current."
-        if numbers
-        else "`clickline publish` makes the first version."
-    )
-    raise ArtifactError(f"{shown(registry.uri)} has no current version yet. {remedy}")
-
-
-def _previous(registry: Registry, current: Move) -> int:
-    """The version that was current before, as far back as there still is one."""
-    from clickline.errors import ArtifactError
-
-    numbers = registry.numbers()
-    there = [number for number in current.before if number in numbers]
-    if there:
-        return there[-1]
-    others = ", ".join(str(number) for number in numbers if number != current.version)
-    raise ArtifactError(
-        f"no version that was current before {current.version} is left, so there is none to go back to. "
-        + (
-            f"There are versions {others}: name one with --to."
-            if others
-            else "There are no others: publish a better one."
-        )
-    )
+    return config, registry_of(config, any_version=any_version)
 
 
 def _told(move: Move, as_json: bool, message: str) -> None:
@@ -330,12 +334,6 @@ def _told(move: Move, as_json: bool, message: str) -> None:
 
 
 # ── what is shown ──────────────────────────────────────────────────────────────────────────────
-
-
-def _state(number: int, current: Move | None) -> list[str]:
-    if current is None or current.version != number:
-        return []
-    return ["current", "pinned"] if current.pinned else ["current"]
 
 
 def _line(entry: Mapping[str, Any]) -> tuple[str, ...]:
@@ -354,11 +352,13 @@ def _line(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _facts(version: Version, chain: Sequence[int], current: Move | None) -> dict[str, object]:
+    from clickline.artifacts.comparing import measures, state_of
+
     body = version.body
     features = body.get("features") or {}
     model = body.get("model") or {}
     sample = body.get("sample") or {}
-    state = ", ".join(_state(version.number, current))
+    state = ", ".join(state_of(version.number, current))
     named: dict[str, object] = {
         "version": f"{version.number}{f' ({state})' if state else ''}",
         "created": f"{version.created} ({_age(version.created)})",
@@ -372,7 +372,7 @@ def _facts(version: Version, chain: Sequence[int], current: Move | None) -> dict
         "shards": body.get("shards"),
         "fields": f"{len(features.get('dense', ()))} dense, {len(features.get('slots', ()))} slots",
         **{f"model {name}": value for name, value in model.items()},
-        **{name.replace("_", " "): value for name, value in _measures(version).items()},
+        **{name.replace("_", " "): value for name, value in measures(version).items()},
         **{f"cost {name}": value for name, value in (body.get("cost") or {}).items()},
         **{f"sample {name}": value for name, value in sample.items()},
     }
@@ -422,62 +422,3 @@ def _change(old: object, new: object) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
-
-
-# ── what is compared ───────────────────────────────────────────────────────────────────────────
-
-
-def _measures(version: Version) -> dict[str, float]:
-    """The figures of the report that the version was judged by."""
-    report = version.body.get("report") or {}
-    found = report.get("evaluation") or report
-    return {name: found[name] for name in _MEASURES if isinstance(found.get(name), int | float)}
-
-
-def _contents(version: Version) -> dict[str, object]:
-    plain = {name: version.body.get(name) for name in _PLAIN}
-    more = {name: version.body.get(name) for name in _ALSO_COMPARED}
-    return {**plain, "bytes": version.size, **dict(_flat(more))}
-
-
-def _fields(version: Version) -> dict[str, object]:
-    features = version.body.get("features") or {}
-    return {
-        f"{kind} {field['name']}": field
-        for kind, fields in (("dense", features.get("dense", ())), ("slot", features.get("slots", ())))
-        for field in fields
-    }
-
-
-def _differing_features(old: Version, new: Version) -> dict[str, tuple[object, object]]:
-    """Fields that one of them lacks, and what differs in those that both have."""
-    before, after = _fields(old), _fields(new)
-    both = before.keys() & after.keys()
-    lone = {
-        name: ("there" if name in before else None, "there" if name in after else None)
-        for name in dict.fromkeys((*before, *after))
-        if name not in both
-    }
-    shared = [dict(_flat({name: tree[name] for name in tree if name in both})) for tree in (before, after)]
-    return {**lone, **_differing(*shared)}
-
-
-def _config(version: Version) -> dict[str, object]:
-    import yaml
-
-    return dict(_flat(yaml.safe_load(version.body.get("config") or "") or {}))
-
-
-def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, object]]:
-    """The leaves of a document by their dotted paths."""
-    if isinstance(tree, dict) and tree:
-        for name, value in tree.items():
-            yield from _flat(value, f"{path}.{name}" if path else str(name))
-    else:
-        yield path, tree
-
-
-def _differing(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, tuple[object, object]]:
-    keys = dict.fromkeys((*old, *new))
-    pairs = {key: (old.get(key), new.get(key)) for key in keys}
-    return {key: (a, b) for key, (a, b) in pairs.items() if a != b}

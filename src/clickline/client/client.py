@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar, get_args
 
@@ -47,17 +48,21 @@ class _Questions:
         protocol: ProtocolName = "grpc",
         model: str | None = None,
         token: str | None = None,
-        tls: bool | str = False,
+        tls: bool | str | SSLContext = False,
         timeout: float = 10.0,
         retries: int = 2,
     ) -> None:
-        """`address` is HOST:PORT. `tls` is True, or the PEM file of an authority to trust. `timeout`: seconds for a
-        request, all its tries together; `retries`: further tries when the server cannot be reached or has too much
-        to do. `model` may be left out over gRPC; over HTTP its name is part of the path."""
+        """`address` is HOST:PORT. `tls` is True, or the PEM file of an authority to trust; over HTTP also a context of
+        Python's ssl, for what these two cannot say. `timeout`: seconds for a request, all its tries together;
+        `retries`: further tries when the server cannot be reached or has too much to do. `model` may be left out over
+        gRPC; over HTTP its name is part of the path."""
         if protocol not in get_args(ProtocolName):
             allowed = ", ".join(get_args(ProtocolName))
             problem = f"is {protocol!r}; allowed: {allowed}."
             raise ConfigError([Mistake("", 0, "protocol", problem, "Name one of them.")])
+        if isinstance(tls, SSLContext) and protocol in ("grpc", "v2-grpc"):
+            problem = f"is an SSLContext, and protocol is {protocol}. Allowed with it: protocols over HTTP."
+            raise ConfigError([Mistake("", 0, "tls", problem, "Give the PEM file of an authority.")])
         self.address = Address.of(address)
         self.retried = 0
         self._timeout = timeout

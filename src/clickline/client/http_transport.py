@@ -34,7 +34,9 @@ _KINDS: dict[int, Refusal] = {
 class _Setup:
     """What both kinds of client are made with."""
 
-    def __init__(self, address: Address, token: str | None, tls: bool | str, timeout: float) -> None:
+    def __init__(
+        self, address: Address, token: str | None, tls: bool | str | ssl.SSLContext, timeout: float
+    ) -> None:
         self.address = address
         self.timeout = timeout
         self.options: dict[str, Any] = {
@@ -120,7 +122,9 @@ def _words(status: int, body: bytes) -> str:
 class Http:
     """Connections that callers wait for; safe to use from several threads."""
 
-    def __init__(self, address: Address, token: str | None, tls: bool | str, timeout: float) -> None:
+    def __init__(
+        self, address: Address, token: str | None, tls: bool | str | ssl.SSLContext, timeout: float
+    ) -> None:
         self._setup = _Setup(address, token, tls, timeout)
         self._client = httpx.Client(**self._setup.options)
 
@@ -141,7 +145,9 @@ class Http:
 class AsyncHttp:
     """Connections in an event loop."""
 
-    def __init__(self, address: Address, token: str | None, tls: bool | str, timeout: float) -> None:
+    def __init__(
+        self, address: Address, token: str | None, tls: bool | str | ssl.SSLContext, timeout: float
+    ) -> None:
         self._setup = _Setup(address, token, tls, timeout)
         self._client = httpx.AsyncClient(**self._setup.options)
 

@@ -48,7 +48,7 @@ _SHARD_SHARE = 0.6  # of a node's memory; the rest is the workers' and the objec
 
 
 class Failed(Exception):
-    """A worker gave no answer. What became of it is noted among the losses."""
+    """A worker gave no answer. If it is lost, that is noted among the losses."""
 
 
 @dataclass
@@ -320,13 +320,16 @@ class Crew:
     # ── answers and losses ─────────────────────────────────────────────────────────────────────
 
     def ask(self, member: Member, answer: Any, seconds: float = _ANSWER_SECONDS) -> Any:
-        """A worker's answer. One that died, is silent, or raised what nobody expects, is lost: Failed."""
+        """A worker's answer. One that died, is silent, or raised what nobody expects, is lost: Failed. That is raised
+        too when somebody else is gone, whom it had called; then it stays."""
         from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
         try:
             return self._get(answer, seconds)
         except RayTaskError as error:
             cause = error.cause
+            if isinstance(cause, RayActorError):
+                raise Failed(f"{member.name} called somebody who is gone: {cause}") from None
             if isinstance(cause, ClicklineError) and not isinstance(cause, ClusterError):
                 raise cause from None
             place = next(iter(getattr(cause, "__notes__", ())), "")
@@ -352,14 +355,18 @@ class Crew:
 
     def keepers(self, answers: Sequence[Any], seconds: float = KEEPER_SECONDS) -> list[Any]:
         """Answers of shards and the network's holder. Raises Lost when one of them is gone, or silent."""
-        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+        import ray
+        from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
         try:
             found: list[Any] = self._get(list(answers), seconds)
         except RayTaskError as error:
             raise error.cause from None
         except GetTimeoutError:
-            name, _ = self._dead_keeper()
+            name, actor = self._dead_keeper()
+            if actor is None:  # all answer: it may be this process that stood still
+                with suppress(RayError):
+                    return list(ray.get(list(answers), timeout=_LOOK_SECONDS))
             self._lose_keeper(name, "partitioned", "it did not answer in time")
         except RayActorError as error:
             name, actor = self._dead_keeper()

@@ -112,13 +112,11 @@ def deal(
                 given: Result = result
                 return given
 
-    try:
-        for piece in pieces:
-            waiting.append(_Dealt(submit, piece))
-            if len(waiting) >= at_once:
-                yield next_result()
-        while waiting:
+    # What still runs when the work is given up ends with the session. It is not cancelled: a task that is done at that
+    # very moment makes Ray abort this process, and what went wrong would never be told.
+    for piece in pieces:
+        waiting.append(_Dealt(submit, piece))
+        if len(waiting) >= at_once:
             yield next_result()
-    finally:
-        for dealt in waiting:  # the work is given up: what runs is of no use
-            ray.cancel(dealt.answer, force=True)
+    while waiting:
+        yield next_result()

@@ -10,7 +10,6 @@ What cannot be mended in place is raised as `Lost`: then everything goes back to
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -54,7 +53,6 @@ class Driver:
         self._dense: Mapping[str, NDArray[Any]] = {}  # what it began with
         self._fresh = True  # and no worker has it yet
         self._scoring_with: tuple[int, tuple[str, ...]] | None = None
-        self._paused_at = 0.0
         self.step = 0
 
     def begin(self, restore: Sequence[Path], dense: Mapping[str, NDArray[Any]], step: int, rows: int) -> None:
@@ -87,12 +85,9 @@ class Driver:
     ) -> Iterator[Pause]:
         """Learn to the end of the epoch; yields at each pause where a cut is due. Raises Lost."""
         self._crew.await_workers(self._job.rules.min)
-        pauses = (
+        yield from (
             self._learn_together(start, cut_due) if self._job.sync else self._lease(start, units, cut_due)
         )
-        for pause in pauses:
-            self._paused_at = time.monotonic()
-            yield pause
 
     def _learn_together(self, start: Position, cut_due: Callable[[int], bool]) -> Iterator[Pause]:
         yield from self._together.learn(start, self.step, self._load, cut_due, self._moved)
@@ -108,6 +103,10 @@ class Driver:
             yield from leasing.learn(start, cut_due, self._moved, self.step)
         finally:
             self._token = leasing.leases.next_token
+
+    def tell(self) -> None:
+        """The figures as they are now."""
+        self._watch.settle(self._crew, self.step)
 
     def _moved(self, step: int) -> None:
         self.step = step

@@ -45,6 +45,7 @@ class Exchange:
         self._here = threading.Condition()
         self._parts: dict[int, tuple[int, LabelledRows]] = {}
         self._at = start.window
+        self._reading: int | None = None  # the window that is read here now
         self._error: BaseException | None = None
         self._closed = False
         self._reader = threading.Thread(target=self._read, name="read", daemon=True)
@@ -67,6 +68,12 @@ class Exchange:
         with self._here:
             self._parts[number] = total, rows
             self._here.notify_all()
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the group waits for a window that is read here."""
+        reading = self._reading
+        return reading is not None and reading <= self._at
 
     def close(self) -> None:
         """Read no more; whoever waits for a window gives up."""
@@ -95,6 +102,7 @@ class Exchange:
                         self._here.wait()
                     if self._closed:
                         return
+                self._reading = number
                 rows = self._batches.read_window(self._start.epoch, number)
                 places = self._batches.places(self._start.epoch, number, rows.rows)
                 for member in range(self._size):
@@ -104,6 +112,7 @@ class Exchange:
                     ]
                     give = self.take if member == self._rank else partial(self._send, member)
                     give(number, rows.rows, rows.take(np.concatenate(chosen)))
+                self._reading = None
         except BaseException as error:  # noqa: BLE001  (told to who waits for the window)
             with self._here:
                 self._error = error

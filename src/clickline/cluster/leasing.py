@@ -142,6 +142,8 @@ class Leasing:
     def _take_ended(self) -> None:
         import ray
 
+        from clickline.cluster.worker import Ended
+
         crew, leases = self._crew, self.leases
         ready, _ = ray.wait(list(self._tasks), timeout=_TICK_SECONDS) if self._tasks else ([], [])
         for task in ready:
@@ -150,8 +152,10 @@ class Leasing:
             number = lease.unit.number
             try:
                 ended = crew.ask(member, task)
-            except Failed:
-                continue
+            except Failed as failed:
+                if member.name not in crew.members:
+                    continue
+                ended = Ended("broken", 0, str(failed))
             if ended.why == "broken":
                 crew.watch.log.say(f"{member.name} broke off unit {number}: {ended.error}")
                 if leases.progress(lease.token, 0):

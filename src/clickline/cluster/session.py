@@ -32,6 +32,7 @@ __all__ = ["Node", "Session", "session"]
 _STORE_SHARE = 0.15  # of the memory, for arrays on their way between processes
 _LARGEST_STORE = 4 << 30
 _SMALLEST_STORE = 256 << 20  # less than this is not worth the faster /dev/shm
+_LEAVE_SECONDS = 3.0  # for processes of our own Ray to end by themselves
 _ANSWER_SECONDS = 5.0  # in which a server that is there takes a connection
 _LOOK_SECONDS = 120.0  # in which a node starts a process that looks for the shared folder
 
@@ -296,14 +297,39 @@ def _end() -> None:
     import ray
     from ray._private import worker
 
-    node = worker._global_node
+    node: Any = worker._global_node
     started: list[Any] = (
         [] if node is None else [info.process for own in node.all_processes.values() for info in own]
     )
+    logs = Path(node.get_logs_dir_path()).resolve() if started else None
     ray.shutdown()
     for process in started:  # Ray ends its processes without a look at how they ended
         with suppress(subprocess.TimeoutExpired):
             process.wait(_ANSWER_SECONDS)
+    if logs is not None:
+        _end_left(logs)
+
+
+def _end_left(logs: Path) -> None:
+    """End what is left of a cluster of our own, known by the logs that it has open. Ray's agents end with the daemon
+    that started them, but not when Ctrl-C meets them while they start."""
+    until = time.monotonic() + _LEAVE_SECONDS
+    while left := [process for process in Path("/proc").glob("[0-9]*") if _has_open(process, logs)]:
+        if time.monotonic() > until:
+            for process in left:
+                with suppress(ProcessLookupError):
+                    os.kill(int(process.name), signal.SIGKILL)
+            return
+        time.sleep(0.05)
+
+
+def _has_open(process: Path, folder: Path) -> bool:
+    """Whether another process has a file of that folder open."""
+    if int(process.name) == os.getpid():
+        return False
+    with suppress(OSError):  # it is another user's, or gone
+        return any(file.readlink().is_relative_to(folder) for file in (process / "fd").iterdir())
+    return False
 
 
 # ── an existing cluster ────────────────────────────────────────────────────────────────────────
@@ -316,7 +342,11 @@ def _checked(address: str) -> str:
             f"cluster.address is {address}; auto or host:port of the cluster's head is expected: clickline works "
             "beside the cluster's nodes, not through Ray's client."
         )
-    place = address if address == "auto" else _reach(address)
+    if address != "auto":
+        place = _reach(address)
+    else:
+        place = address
+        _reach(_last_started())
     if os.environ["RAY_AUTH_MODE"] == "token" and not _has_token():
         raise ClusterError(
             f"the cluster at {address} is called with token authentication, and there is no token here. Put the one it "
@@ -335,6 +365,20 @@ def _understood(address: str) -> Iterator[None]:
         raise
     except Exception as error:  # of many kinds, plain ones too
         raise ClusterError(f"the Ray cluster at {address} cannot be used: {_why(error)}") from error
+
+
+def _last_started() -> str:
+    """Where Ray will look for the cluster of this machine. The file that tells it stays when a cluster dies."""
+    from ray._private.services import get_ray_address_from_environment
+
+    try:
+        found: str = get_ray_address_from_environment("auto", None)
+    except ConnectionError as error:
+        raise ClusterError(
+            "cluster.address is auto, and no Ray cluster runs on this machine. Start one (`ray start`), name one "
+            "by host:port, or leave it out for a cluster of this machine's own."
+        ) from error
+    return found
 
 
 def _reach(address: str) -> str:

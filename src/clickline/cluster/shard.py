@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,10 +138,11 @@ class Shard:
         batch.requests[place.part] = request
         if len(batch.requests) == place.parts:
             count = stream.found == place.sequence
-            batch.found = self._tables.find([batch.requests[p] for p in range(place.parts)], count=count)
-            if count:
-                stream.found += 1
-            batch.answered.set_result(self._tables.replies(batch.found))
+            with self._whole_or_gone():
+                batch.found = self._tables.find([batch.requests[p] for p in range(place.parts)], count=count)
+                if count:
+                    stream.found += 1
+                batch.answered.set_result(self._tables.replies(batch.found))
         return (await asyncio.shield(batch.answered))[place.part]
 
     async def push(self, place: Place, gradients: Gradients, rows: int, factor: float) -> None:
@@ -156,7 +158,8 @@ class Shard:
         if len(batch.gradients) < place.parts:
             return
         assert batch.found is not None  # who pushes has pulled
-        self._tables.apply(batch.found, [batch.gradients[p] for p in range(place.parts)], factor)
+        with self._whole_or_gone():
+            self._tables.apply(batch.found, [batch.gradients[p] for p in range(place.parts)], factor)
         self._rows += batch.rows
         stream.applied += 1
         del self._batches[place.stream, place.sequence]
@@ -165,6 +168,16 @@ class Shard:
     async def look(self, request: Request) -> Reply:
         """Rows to score with; nothing is counted or created."""
         return self._tables.look(request)
+
+    @contextmanager
+    def _whole_or_gone(self) -> Iterator[None]:
+        """Without memory a batch may be half counted or half learned, which nobody can take back: then this shard
+        ends, and everything goes back to the last cut."""
+        try:
+            yield
+        except MemoryError:
+            self._log.say("no memory for a batch: this shard ends, since its rows may be half learned")
+            os._exit(1)
 
     def _owned(self, place: Place) -> Stream:
         """The stream that is the sender's. That one was refused is worth a line: it is how a late one is known."""

@@ -9,13 +9,15 @@ from typing import Any
 from clickline.cluster.crew import Crew, Failed, Member
 from clickline.cluster.job import Lost, Pause
 from clickline.cluster.policy import Resize
-from clickline.errors import ClicklineError
+from clickline.cluster.watch import READ_SECONDS
+from clickline.errors import ClicklineError, ClusterError
 from clickline.learner.batches import Position
 
 __all__ = ["Together"]
 
 _TICK_SECONDS = 0.2
 _SILENT_SECONDS = 10.0  # beyond the group's own patience
+_TRIES = 5  # to form a group
 
 
 class Together:
@@ -24,6 +26,7 @@ class Together:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
         self._generation = 0  # of the group, and its token: what members of an earlier one send is refused
+        self._in_vain = 0  # groups that were not formed, one after the other, with nobody lost
         self._leaving: list[Member] = []
         self._with_network: set[str] = set()  # who was in the last group: only they have what was learned
 
@@ -91,13 +94,34 @@ class Together:
             member.actor.join.remote(self._generation, rank, peers, meeting, source, position)
             for rank, member in enumerate(team)
         ]
-        for member, joined in zip(team, joining, strict=True):
-            crew.ask(member, joined, crew.job.group_seconds + _SILENT_SECONDS)
+        self._await_joined(team, joining)
         self._with_network = names
         crew.watch.log.say(
             f"generation {self._generation}: {', '.join(member.name for member in team)} from step {begin}, {position}"
         )
         return position, begin
+
+    def _await_joined(self, team: Sequence[Member], joining: Sequence[Any]) -> None:
+        """Until all have joined. When one is lost the others hear of it as soon, or wait in vain: they are all asked,
+        so that those who are left are known."""
+        crew, wrong, lost = self._crew, "", False
+        for member, joined in zip(team, joining, strict=True):
+            try:
+                wrong = crew.ask(member, joined, crew.job.group_seconds + _SILENT_SECONDS) or wrong
+            except Failed:
+                lost = True
+        if not wrong and not lost:
+            self._in_vain = 0
+            return
+        self._in_vain = 0 if lost else self._in_vain + 1
+        if self._in_vain == _TRIES:
+            raise ClusterError(
+                f"the workers {', '.join(member.name for member in team)} are all there, but did not find each other "
+                f"{_TRIES} times: {wrong} Look whether their machines "
+                f"({', '.join(sorted({member.machine for member in team}))}) can open connections to each other on any "
+                "port; with `train.sync: false` they need none."
+            )
+        raise Failed("the group")
 
     def _fence(self, step: int) -> list[tuple[int, int]]:
         """Take the stream from whoever has it; how far each shard is."""
@@ -136,7 +160,7 @@ class Together:
                     tasks = {}
             elif tasks:
                 looked = crew.watch.look(crew, step)
-                silent = crew.watch.lose_silent(crew, patience)
+                silent = [*crew.watch.lose_silent(crew, patience), *self._lose_stuck(tasks.values())]
                 if any(member in team for member in silent):
                     # Others may wait for its rows, or for its part of a batch: that they do without a limit.
                     tasks = {task: member for task, member in tasks.items() if member not in silent}
@@ -148,6 +172,14 @@ class Together:
         if any(one is not None and one.why == "diverged" for one in ended):
             raise ClicklineError("training has diverged: the loss is not a number any more.")
         return (None if broken_at else ended), pausing
+
+    def _lose_stuck(self, members: Iterable[Member]) -> list[Member]:
+        """Give up those that answer, but hang at what all others wait for; who they were."""
+        stuck = {member.name: self._crew.watch.stuck_at(member.name, READ_SECONDS) for member in members}
+        lost = [member for member in members if stuck[member.name]]
+        for member in lost:
+            self._crew.lose(member, "straggling", f"it did nothing but {stuck[member.name]} for too long")
+        return lost
 
     def _break_off(self, others: Iterable[Member], step: int) -> float:
         """The group has lost a member: wake those that wait for it. When that was."""

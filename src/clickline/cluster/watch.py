@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,11 +30,12 @@ from clickline.progress import Progress
 if TYPE_CHECKING:
     from clickline.cluster.crew import Crew, Member
 
-__all__ = ["KEEPER_SECONDS", "Watch"]
+__all__ = ["KEEPER_SECONDS", "READ_SECONDS", "Watch"]
 
 _LOOK_SECONDS = 1.0
 _LATE_SECONDS = 10.0  # after which a look does without those that did not answer
 _FIRST_SECONDS = 180.0  # for the parts of a worker's first batch: kernels may have to be compiled
+READ_SECONDS = 180.0  # for rows that all wait for: a store may be slow
 KEEPER_SECONDS = 60.0  # after which a shard, or the network's holder, that does not answer is lost
 
 
@@ -80,13 +82,16 @@ class Watch:
         report = self._reports.get(worker)
         return "" if report is None else str(report.at)
 
-    def stuck_at(self, worker: str) -> str:
-        """What a worker does that answers, but has not moved for too long; empty: it moves, or waits for others."""
+    def stuck_at(self, worker: str, reading: float = 0.0) -> str:
+        """What a worker does that answers, but has not moved for too long; empty: it moves, or waits for others.
+        To read it may take as many seconds as `reading`, if that is more."""
         report, moved = self._reports.get(worker), self._moved.get(worker)
         if report is None or moved is None or report.doing in _WAITING:
             return ""
         patience = self._job.group_seconds
-        if not report.rows and report.doing != "read":
+        if report.doing == "read":
+            patience = max(patience, reading)
+        elif not report.rows:
             patience = max(patience, _FIRST_SECONDS)
         return str(report.doing) if time.monotonic() - moved > patience else ""
 
@@ -124,19 +129,33 @@ class Watch:
         )
         self._at = now
         self._watch_memory(crew.shard_limit)
+        self._status = replace(self._status, leases=leases)
+        self._tell_figures(crew, step)
+        return True
+
+    def settle(self, crew: Crew, step: int) -> None:
+        """An epoch is over: ask all once more and wait, so that what is told last is how it ended."""
+        from clickline.cluster.crew import Failed
+
+        self.shards = tuple(crew.keepers([shard.state.remote() for shard in crew.shards]))
+        for member in crew.here():
+            with suppress(Failed):  # what became of it, the next one who needs it acts on
+                self._reports[member.name] = crew.ask(member, member.actor.report.remote())
+        self._tell_figures(crew, step)
+
+    def _tell_figures(self, crew: Crew, step: int) -> None:
         reports = list(self._reports.values())
         figures = Figures(
             step=self.step(step),
             rows=self.rows,
             total_rows=self._job.total_rows,
-            rows_per_second=sum(self._rates.get(member.name, 0.0) for member in here),
+            rows_per_second=sum(self._rates.get(member.name, 0.0) for member in crew.here()),
             auc=_mean(report.auc for report in reports),
             loss=_mean(report.loss for report in reports),
         )
-        self._status = replace(self._status, figures=figures, leases=leases)
+        self._status = replace(self._status, figures=figures)
         self._tell(figures)
         self.write("running", crew.shard_limit)
-        return True
 
     def _take(
         self, crew: Crew, names: list[str], answers: list[Any], ready: set[Any], seconds: float
@@ -263,7 +282,7 @@ class Watch:
         self.crowded, self._forgot, self._warned_of = None, set(), set()  # the shards are others
 
 
-_WAITING = ("pull", "weights", "ack")  # what a worker does that waits, as it tells
+_WAITING = ("pull", "weights", "ack", "sum", "rows")  # what a worker does that waits, as it tells
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

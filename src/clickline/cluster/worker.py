@@ -169,8 +169,11 @@ class Worker:
 
     def report(self) -> Report:
         auc, loss = self._window.measure()
+        doing, exchange = self._doing, self._exchange
+        if doing == "read" and exchange is not None and not exchange.is_waited_for:
+            doing = "rows"  # that another one reads
         return Report(
-            self._at, self._dense.step, self._rows, resident(), auc, loss, self._doing, dict(self._seconds)
+            self._at, self._dense.step, self._rows, resident(), auc, loss, doing, dict(self._seconds)
         )
 
     def pause(self) -> None:
@@ -196,8 +199,20 @@ class Worker:
 
     def join(
         self, generation: int, rank: int, peers: Sequence[Any], meeting: str, source: int, start: Position
+    ) -> str:
+        """Form a group with `peers`, take the dense state of member `source`, and begin to read from `start` on. Why
+        it was not formed; empty: it was."""
+        try:
+            self._join(generation, rank, peers, meeting, source, start)
+        except PeerLost as error:  # that is nothing against this one
+            self._log.say(f"generation {generation} was not formed: {error}")
+            self.leave()
+            return str(error)
+        return ""
+
+    def _join(
+        self, generation: int, rank: int, peers: Sequence[Any], meeting: str, source: int, start: Position
     ) -> None:
-        """Form a group with `peers`, take the dense state of member `source`, and begin to read from `start` on."""
         self.leave()
         self._pause.clear()
         self._group = Group(

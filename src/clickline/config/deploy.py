@@ -397,8 +397,8 @@ class SecretsSection(Section):
     )
     files: dict[str, SecretKey] = Field(
         {},
-        description="Files of this config that come from secrets: the path as written in serve.token_file, serve.tls "
-        "or storage.credentials, and secret/key.",
+        description="Files of this config that come from secrets: the path as written in serve.token_file, serve.tls, "
+        "serve.trusted_keys_file, publish.signing_key_file, studio or storage.credentials, and secret/key.",
         json_schema_extra={"x-allowed": "a group of paths, each secret/key"},
     )
 

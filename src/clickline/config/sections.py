@@ -35,6 +35,7 @@ from clickline.config.values import (
     as_type,
     complain,
     holds_password,
+    is_loopback,
     looks_secret,
     parse_bytes,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "TrainSection",
     "WideSection",
     "is_glob",
+    "unguarded",
 ]
 
 Format = Literal["criteo", "slots", "paddlerec", "csv", "parquet", "recordio", "tfrecord"]
@@ -876,6 +878,10 @@ class PublishSection(Section):
     )
     keep: int = Field(5, ge=1, description="Newest versions that `versions gc` keeps.")
     sample: int = Field(256, ge=1, le=65536, description="Rows stored with their scores in each version.")
+    signing_key_file: LocalPath | None = Field(
+        None,
+        description="PEM file of the Ed25519 key that signs versions (`versions keygen`); null: unsigned.",
+    )
 
 
 class TlsSection(Section):
@@ -886,6 +892,28 @@ class TlsSection(Section):
     authority: LocalPath | None = Field(
         None, description="PEM file of the authority that signed it, for predictors that call lookup servers."
     )
+
+
+def unguarded(host: str, tls: TlsSection | None, token_file: str | None) -> list[str]:
+    """What a port lacks that other machines can reach: the keys `tls` and `token_file`."""
+    if is_loopback(host):
+        return []
+    return [key for key, given in (("tls", tls), ("token_file", token_file)) if given is None]
+
+
+def _complaints_of_unguarded(
+    section: str, server: ServeSection | StudioSection, instead: str
+) -> Iterator[Complaint]:
+    missing = unguarded(server.host, server.tls, server.token_file)
+    if missing:
+        yield Complaint(
+            ("host",),
+            f"is {server.host}, which others can reach, and {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not given. Allowed: an address of this machine alone "
+            "(127.0.0.1, ::1, localhost), or any with TLS and a token.",
+            f"Set {' and '.join(f'{section}.{key}' for key in missing)}, {instead}.",
+            ("tls", "token_file"),
+        )
 
 
 class BatchingSection(Section):
@@ -918,7 +946,14 @@ class LookupSection(Section):
 class ServeSection(Section):
     """The endpoint."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on, 0.0.0.0 for all; others than this machine need TLS and a token.",
+    )
+    open: bool = Field(
+        False,
+        description="Whether others may come in without: for ports that a firewall, mesh or NetworkPolicy guards.",
+    )
     http_port: Port = Field(8501, description="Port of the HTTP interface.")
     grpc_port: Port = Field(8500, description="Port of the gRPC interface.")
     metrics_port: Port = Field(8502, description="Port of /metrics, /healthz and /readyz.")
@@ -950,8 +985,16 @@ class ServeSection(Section):
     lookup: LookupSection | None = Field(
         None, description="Sparse tables on other machines; null: mapped from the version's files."
     )
+    trusted_keys_file: LocalPath | None = Field(
+        None,
+        description="PEM file of public keys: only versions that one of them has signed are used; null: any version.",
+    )
 
     def checks(self) -> Iterator[Complaint]:
+        if not self.open:
+            yield from _complaints_of_unguarded(
+                "serve", self, "or serve.open: true where something else guards the ports"
+            )
         named = ("http_port", "grpc_port", "metrics_port", "lookup_port")
         for n, key in enumerate(named):
             for other in named[:n]:
@@ -962,6 +1005,25 @@ class ServeSection(Section):
                         "Change one of them.",
                         (other,),
                     )
+
+
+class StudioSection(Section):
+    """The web page."""
+
+    enabled: bool = Field(True, description="Whether `clickline up` shows it too.")
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on; others than this machine need TLS and a token."
+    )
+    port: Port = Field(8503, description="Port of the page.")
+    tls: TlsSection | None = Field(None, description="Encrypts the page; null: off.")
+    token_file: LocalPath | None = Field(
+        None,
+        description="File whose first line is the bearer token for actions, and beyond this machine for reading; "
+        "null: one is made in `home`, for actions.",
+    )
+
+    def checks(self) -> Iterator[Complaint]:
+        yield from _complaints_of_unguarded("studio", self, "or reach it by an SSH tunnel")
 
 
 class FollowSection(Section):
@@ -1011,6 +1073,7 @@ class Config(Section):
     publish: PublishSection = PublishSection()
     serve: ServeSection = ServeSection()
     follow: FollowSection = FollowSection()
+    studio: StudioSection = StudioSection()
     cluster: ClusterSection = ClusterSection()
     deploy: DeploySection = DeploySection()
     home: Place = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import ipaddress
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -42,6 +43,7 @@ __all__ = [
     "as_type",
     "complain",
     "holds_password",
+    "is_loopback",
     "looks_secret",
     "parse_bytes",
 ]
@@ -52,10 +54,10 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _URI = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
-_URI_SECRET = re.compile(
-    r"://[^/@]*:[^/@]*@|[?&]([^=&]*(signature|token|passw|secret|credential|accesskey)[^=&]*|sig)=",
-    re.IGNORECASE,
-)
+_USER_INFO = re.compile(
+    r"://[^/@]*:[^/@]*@|^https?://[^/@]*@", re.IGNORECASE
+)  # a name alone is a token on the web
+_QUERY_NAME = re.compile(r"[?&]([^=&]*)=")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i)?)?B?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+)\s*([smhd])?")
 _SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -68,7 +70,9 @@ def looks_secret(name: str) -> bool:
 
 def holds_password(uri: str) -> bool:
     """Whether a URI carries a password, a token or a signature."""
-    return _URI.match(uri) is not None and _URI_SECRET.search(uri) is not None
+    if _URI.match(uri) is None:
+        return False
+    return _USER_INFO.search(uri) is not None or any(map(looks_secret, _QUERY_NAME.findall(uri)))
 
 
 class Complaint(NamedTuple):
@@ -78,6 +82,14 @@ class Complaint(NamedTuple):
     problem: str
     remedy: str
     also: tuple[str, ...] = ()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a port on this address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def complain(complaints: list[Complaint]) -> PydanticCustomError:

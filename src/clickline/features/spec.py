@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from clickline.documents import checked
 from clickline.errors import ArtifactError
 from clickline.features import kernels
 
@@ -123,22 +124,21 @@ class FeatureSpec:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> FeatureSpec:
-        found = document.get("encoder_format")
+        found = document.get("encoder_format") if isinstance(document, Mapping) else None
         if found != ENCODER_FORMAT:
             raise ArtifactError(
                 f"the features were encoded in format {found!r}; this release of Clickline encodes in "
                 f"format {ENCODER_FORMAT}. Prepare the data again with this release."
             )
-
-        def statistics(field: Mapping[str, Any]) -> FieldStatistics | None:
-            values = field["statistics"]
-            return None if values is None else FieldStatistics(**{**values, "edges": tuple(values["edges"])})
-
-        return cls(
-            dense=tuple(DenseField(**{**f, "statistics": statistics(f)}) for f in document["dense"]),
-            slots=tuple(SlotField(**{**f, "statistics": statistics(f)}) for f in document["slots"]),
-            missing=tuple(document["missing"]),
-        )
+        spec = checked(cls, document, "the list of features")
+        for slot in spec.slots:
+            if not 0 <= slot.number < 2**64 or slot.separator == "":
+                raise ArtifactError(
+                    f"the features have slot {slot.name!r} with the number {slot.number} and the separator "
+                    f"{slot.separator!r}; a number of 64 bits is allowed, and a separator of one sign or more. "
+                    "Prepare the data again."
+                )
+        return spec
 
 
 def slot_number(name: str) -> int:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import operator
 import os
 import struct
 import zlib
@@ -67,6 +68,8 @@ _MOST_ROWS = 2**32 - 2  # a directory entry is 32 bits
 _PIECE_ROWS = 1 << 16  # read back at once to make the directory
 _PIECE_BUCKETS = 1 << 20
 _FOOTER_BYTES = 500  # about
+_MOST_DIM = 1 << 16  # a row of more would be larger than anybody asks for at once
+_MOST_SHARDS = 99_999  # as many digits as a name has
 
 
 class Section(NamedTuple):
@@ -314,13 +317,15 @@ class MappedShard:
             self.shard, self.shards = int(footer["shard"]), int(footer["shards"])
             self.parts = tuple(PartShape(int(part["dim"]), bool(part["wide"])) for part in footer["parts"])
             self.content = str(footer["content"])
-            self.sections = tuple(Section(**section) for section in footer["sections"])
+            sections = (Section(**section) for section in footer["sections"])
+            self.sections = tuple(Section(*map(operator.index, section)) for section in sections)
             counts = [(section.rows, section.tombstones) for section in self.sections]
             sound = self.precision in PRECISIONS and 0 <= self.shard < self.shards
-            sound = sound and all(part.dim > 0 for part in self.parts) and len(counts) == len(self.parts)
+            sound = sound and all(0 < part.dim <= _MOST_DIM for part in self.parts)
+            sound = sound and len(counts) == len(self.parts) and self.shards <= _MOST_SHARDS
             sound = sound and all(0 <= count <= _MOST_ROWS for both in counts for count in both)
             expected = tuple(_lay_out(self.parts, self.precision, counts)) if sound else ()
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ArtifactError(f"the footer of {path} is not one of ours: {error!r}. {_AGAIN}") from error
         if not sound or self.sections != expected:
             raise ArtifactError(f"the footer of {path} contradicts itself. {_AGAIN}")
@@ -354,7 +359,10 @@ def _read_footer(path: Path, pages: mmap.mmap) -> tuple[dict[str, Any], int]:
     text = pages[footer_at : footer_at + size]
     if zlib.crc32(text) != checksum:
         raise ArtifactError(f"the footer of {path} is damaged. {_AGAIN}")
-    footer = json.loads(text)
+    try:
+        footer = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"the footer of {path} is not one of ours: {error}. {_AGAIN}") from error
     if not isinstance(footer, dict):
-        raise ArtifactError(f"the footer of {path} is not one of ours: {footer!r}. {_AGAIN}")
+        raise ArtifactError(f"the footer of {path} is not one of ours: {footer!r:.80}. {_AGAIN}")
     return footer, footer_at

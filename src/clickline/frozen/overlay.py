@@ -64,8 +64,9 @@ def merge_deltas(deltas: Sequence[Level], work: Path | None) -> Level:
             hidden.rename(target)
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
-        known = sorted(work.glob("overlay-*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for old in known[_KEPT:]:
+        # Never the one just made, which is not the newest where the clock went back.
+        others = [path for path in work.glob("overlay-*") if path != target]
+        for old in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: 1 - _KEPT]:
             shutil.rmtree(old, ignore_errors=True)
         return _open(target, deltas[0])
 

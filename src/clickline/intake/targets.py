@@ -123,7 +123,9 @@ def _labels(column: RawColumn, fields: TargetFields, faults: list[Faults]) -> ND
         (values_B != 0) & (values_B != 1),
         name,
         "bad label",
-        lambda row: f"{name} is {shown_value(column, row)}, 0 or 1 expected; or set positive:",
+        lambda row: (
+            f"{name} is {shown_value(column, row)}, 0 or 1 expected; else set positive: [what means a click]"
+        ),
     )
     return np.equal(values_B, 1).astype(np.uint32)
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from clickline.errors import ClicklineError, DataError
 from clickline.metrics.digest import Bins, ScoreDigest
 
-__all__ = ["CLIP", "Counts", "Hour", "HourlyCounts", "Metrics", "auc_of"]
+__all__ = ["CLIP", "ECE_BINS", "Counts", "Hour", "HourlyCounts", "Metrics", "auc_of", "calibration_bin"]
 
 Floats = NDArray[np.float32]
 Probabilities = NDArray[np.float32] | NDArray[np.float64]
@@ -291,10 +291,17 @@ def _auc_interval(bins: Bins, auc: float) -> tuple[float, float] | None:
 def _ece(bins: Bins) -> float:
     """Expected calibration error. A score that many rows share stays in one bin."""
     shows_N = bins.shows_N
-    total = shows_N.sum()
-    place_N = ((np.cumsum(shows_N) - shows_N / 2) / total * ECE_BINS).astype(np.int64)
     gap_N = bins.score_N * shows_N - bins.clicks_N
-    return float(np.abs(np.bincount(np.minimum(place_N, ECE_BINS - 1), gap_N)).sum() / total)
+    return float(np.abs(np.bincount(calibration_bin(bins), gap_N)).sum() / shows_N.sum())
+
+
+def calibration_bin(bins: Bins) -> NDArray[np.int64]:
+    """For each score, which of the `ECE_BINS` bins of equal weight it falls in."""
+    shows_N = bins.shows_N
+    place_N: NDArray[np.int64] = ((np.cumsum(shows_N) - shows_N / 2) / shows_N.sum() * ECE_BINS).astype(
+        np.int64
+    )
+    return np.minimum(place_N, ECE_BINS - 1)
 
 
 def _same_length(*columns: NDArray[Any]) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.dataset import concat
 from clickline.metrics.binary import Counts, Floats, Hour, HourlyCounts, Metrics, Probabilities
+from clickline.metrics.curves import Curves, curves
 from clickline.metrics.importance import ImportanceCounts, Score
 from clickline.metrics.slices import Slice, SliceCounts
 from clickline.records import LabelledRows, SlotIds
@@ -32,14 +33,30 @@ class Evaluation:
     hours: tuple[Hour, ...]  # in order of time; empty where the rows have none
     slices: Mapping[str, tuple[Slice, ...]]  # by slot, heaviest value first
     own: Mapping[str, float] = field(default_factory=dict)  # the user's measures
+    curves: Curves = field(default_factory=dict)  # of all rows together
 
     def to_json(self) -> dict[str, Any]:
+        """All but the curves, which a report keeps beside it."""
         return {
             **self.total.to_json(),
             "hours": [hour.to_json() for hour in self.hours],
             "slices": {slot: [one.to_json() for one in found] for slot, found in self.slices.items()},
             "own": dict(self.own),
         }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], curves: Curves) -> Evaluation:
+        """What `to_json` wrote, and the curves that were kept beside it."""
+        return cls(
+            Metrics.from_json(document),
+            tuple(Hour.from_json(hour) for hour in document["hours"]),
+            {
+                slot: tuple(Slice.from_json(one) for one in found)
+                for slot, found in document["slices"].items()
+            },
+            document["own"],
+            curves,
+        )
 
 
 class Evaluator:
@@ -89,7 +106,7 @@ class Evaluator:
                 np.concatenate(column) for column in zip(*self._kept, strict=True)
             )
             own = {name: metric(label_N, probability_N, weight_N) for name, metric in self._own.items()}
-        return Evaluation(self.total.metrics(), self._hours.hours(), found, own)
+        return Evaluation(self.total.metrics(), self._hours.hours(), found, own, curves(self.total.bins()))
 
 
 def measure(

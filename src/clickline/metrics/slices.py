@@ -9,6 +9,7 @@ of its weight may be missing; in logs that are not sorted by value the heavy one
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,10 @@ class Slice:
 
     def to_json(self) -> dict[str, Any]:
         return {"id": f"{self.id:016x}", "missed": self.missed, **self.metrics.to_json()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Slice:
+        return cls(int(document["id"], 16), document["missed"], Metrics.from_json(document))
 
 
 class SliceCounts:

@@ -197,6 +197,7 @@ class _Following:
         """The hour, prepared; None when it is passed over."""
         config, label = self._config, self._label(hour)
         since, late = time.time(), False
+        waited, looked = 0.0, time.monotonic()  # a clock that jumps must not make an hour late at once
         while True:
             if self._until_done("the source", partial(self._is_complete, hour)):
                 features = None if self._trainer is None else self._trainer.model.features
@@ -211,7 +212,9 @@ class _Following:
                         raise
                     self._pass_over(hour, "corrupt", config.follow.corrupt, error)
                     return None
-            waited = time.time() - max(since, (hour + self._step) * 3600)
+            before, looked = looked, time.monotonic()
+            if time.time() >= (hour + self._step) * 3600:
+                waited += looked - before
             if waited >= config.follow.late and not late:
                 late = True
                 self._progress.say(

@@ -87,7 +87,7 @@ class LivePublisher:
     def _collect(self) -> None:
         """Old versions go; that they stay for once is no reason to stop."""
         try:
-            registry_of(self._config).gc(self._config.publish.keep)
+            registry_of(self._config, any_version=True).gc(self._config.publish.keep)
         except (ArtifactError, StorageError, OSError) as error:
             self._progress.say(f"old versions were not removed: {error}")
 

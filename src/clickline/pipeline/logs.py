@@ -20,8 +20,8 @@ from clickline.progress import Progress, StageState, figures
 
 __all__ = ["LOGS", "Journal", "Line", "LogReader", "is_role", "role_logs"]
 
-LOGS = ("up", *STAGES)
-"""The stages, and the run itself: what it starts, what ends, what happens outside of stages."""
+LOGS = ("up", *STAGES, "studio")
+"""The stages, the page, and the run itself: what it starts, what ends, what happens outside of stages."""
 
 MOST_BYTES = 20 * 1024**2  # of one file; there are two a stage at most
 _LINE_SECONDS = 10.0

@@ -1,7 +1,8 @@
 """The parent of `clickline up`: starts the children, hears them, starts them again, and leaves none behind.
 
     W "work"   the flow, or with follow hour after hour   ── events ──▶ ┐
-    S "serve"  the endpoint                               ── stderr ──▶ ┴ one thread here ──▶ state, logs, watchers
+    S "serve"  the endpoint                               ── stderr ──▶ ┤ one thread here ──▶ state, logs, watchers
+      "studio" the page, without which all goes on        ─────────────▶ ┘
 
 Everything happens in one thread, which waits for whatever comes first. Others only ask it to stop, or wait for it.
 """
@@ -33,13 +34,14 @@ from clickline.progress import Progress
 
 __all__ = ["Runner", "expected_stages"]
 
-Role = Literal["flow", "follow", "serve"]
+Role = Literal["flow", "follow", "serve", "studio"]
 
 _TICK = 0.5  # seconds between two looks at what needs no event: processes, pauses, the state on disk
 _QUICK_DEATH = 60.0  # a child that lived for less is started again after a longer pause than the last time
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 _GRACE_SECONDS = 1.5  # for work to clean up when told to stop
 _LAST_SECONDS = 6.0  # for the endpoint to end after the time to drain
+_STUDIO_SECONDS = 0.5  # for the page to end
 _AT_ONCE_SECONDS = 2.0  # for the endpoint to end its workers when nobody wants to wait
 _SWITCHED = '"event": "the version is current"'
 _PIECE = 1 << 16
@@ -52,11 +54,13 @@ class _Child:
     def __init__(self, role: Role, hello: Mapping[str, Any]) -> None:
         self.role = role
         self.born = time.monotonic()
+        # The studio lies above us: it is known by its name alone.
+        module = ("clickline.studio", "child") if role == "studio" else ("clickline.pipeline.child", role)
         self.end, theirs = socket.socketpair()
         reading, writing = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "clickline.pipeline.child", role, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", *module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
@@ -151,6 +155,7 @@ class Runner:
         follow: bool,
         backfill: str | None,
         serve: bool,
+        studio: bool,
         progress: Progress,
         program: bool,
     ) -> None:
@@ -159,6 +164,7 @@ class Runner:
         self._work_role: Role = "follow" if follow else "flow"
         self._follow = follow
         self._serve = serve
+        self._show = studio
         self._program = program
         self._hello = {"config": config.model_dump(mode="json", by_alias=True), "backfill": backfill}
         self.folder = UpFolder(config)
@@ -174,6 +180,7 @@ class Runner:
         self._pauses: dict[Role, float] = {}
         self._work_done = False
         self._served = False  # whether the endpoint was ever up
+        self._studio: Mapping[str, Any] | None = None  # where the page is, while it is
         self._asked: Literal["", "stop", "kill"] = ""
         self._saved: Mapping[str, Any] = {}
         self._saved_at = 0.0
@@ -227,6 +234,11 @@ class Runner:
             self._ended.wait()
             raise
 
+    @property
+    def studio(self) -> str | None:
+        """The address of the page."""
+        return None if self._studio is None else str(self._studio["url"])
+
     def facts(self) -> dict[str, Any]:
         """Stages and work, as in state.json."""
         with self._telling:
@@ -246,6 +258,8 @@ class Runner:
             self._launch(self._work_role)
             if self._follow and self._serve:
                 self._launch("serve")
+            if self._show:
+                self._launch_studio()
             while not self._asked and not (self._work_done and not self._serve):
                 self._hear(_TICK)
                 self._reap()
@@ -274,6 +288,7 @@ class Runner:
         with suppress(Exception):
             end_all(self._seen.values(), 0.0)
             self._seen.clear()
+            self._studio = None
             state = "failed" if self._error else "stopped" if self._asked else "done"
             self._board.close(state)
             self._ended_at = time.time()
@@ -314,6 +329,15 @@ class Runner:
             self._tell({"stage": "serve", "state": "running", "facts": {"state": "starting"}})
         self._save(now=True)
 
+    def _launch_studio(self) -> None:
+        try:
+            self._launch("studio")
+        except OSError as error:  # no process to be had now: no reason to end the run
+            self._without_studio(str(error.strerror or error))
+
+    def _without_studio(self, why: str) -> None:
+        self._tell({"say": f"{why} The run goes on without the studio."})
+
     def _printed(self, role: Role, line: str) -> None:
         self._journal.line(self._stage_of(role), line)
         if role == "serve" and _SWITCHED in line:  # the endpoint tells this in its log alone
@@ -327,7 +351,7 @@ class Runner:
 
     def _stage_of(self, role: Role) -> str:
         """Whose log it is."""
-        return "serve" if role == "serve" else self._board.running or "up"
+        return role if role in ("serve", "studio") else self._board.running or "up"
 
     def _copy(self, output: _Output) -> None:
         if not output.read():
@@ -341,6 +365,10 @@ class Runner:
                     self._served = True
                     self._tell({"stage": "serve", "state": "running", "facts": facts})
                     self._up.set()
+                case {"studio": where}:
+                    self._studio = where
+                    self._tell({"say": f"studio: {where['url']}"})
+                    self._save(now=True)
                 case {"done": _}:
                     child.done = True
                 case {"error": error}:
@@ -385,6 +413,8 @@ class Runner:
             self._journal.line("up", f"{child.role}: pid {child.process.pid} ended {child.how_it_ended()}")
             if child.role == "serve":
                 self._endpoint_ended(child)
+            elif child.role == "studio":
+                self._studio_ended(child)
             else:
                 self._work_ended(child)
 
@@ -418,17 +448,33 @@ class Runner:
         why = child.error["message"] if child.error else f"the endpoint ended {child.how_it_ended()}"
         self._start_again(child, why)
 
+    def _studio_ended(self, child: _Child) -> None:
+        self._studio = None
+        if child.error is not None:  # its port is taken, or a package is missing: another try would not help
+            self._without_studio(child.error["message"])
+        else:
+            pause = self._come_again(child)
+            self._tell(
+                {"say": f"the studio ended {child.how_it_ended()}; it is started again in {pause:g} s"}
+            )
+        self._save(now=True)
+
     def _start_again(self, child: _Child, why: str) -> None:
-        lived = time.monotonic() - child.born
-        pause = self._pauses.get(child.role, _FIRST_PAUSE) if lived < _QUICK_DEATH else _FIRST_PAUSE
-        self._pauses[child.role] = min(2 * pause, _LONGEST_PAUSE)
-        earliest = time.monotonic() + pause
-        self._again[child.role] = (earliest, earliest + self._config.serve.drain + _LAST_SECONDS)
+        pause = self._come_again(child)
         stage = self._stage_of(child.role)
         if stage != "up":
             self._tell({"stage": stage, "state": "failed", "facts": {"reason": why}})
         log = self.folder.logs / f"{stage}.log"
         self._tell({"say": f"{why}; it is started again in {pause:g} s. The log: {log}"})
+
+    def _come_again(self, child: _Child) -> float:
+        """Plan another start; how long the pause is."""
+        lived = time.monotonic() - child.born
+        pause = self._pauses.get(child.role, _FIRST_PAUSE) if lived < _QUICK_DEATH else _FIRST_PAUSE
+        self._pauses[child.role] = min(2 * pause, _LONGEST_PAUSE)
+        earliest = time.monotonic() + pause
+        self._again[child.role] = (earliest, earliest + self._config.serve.drain + _LAST_SECONDS)
+        return pause
 
     def _restart(self) -> None:
         now = time.monotonic()
@@ -438,7 +484,10 @@ class Runner:
             if now >= latest or (now >= earliest and not left):
                 end_all(left, 0.0)
                 del self._again[role]
-                self._launch(role)
+                if role == "studio":
+                    self._launch_studio()
+                else:
+                    self._launch(role)
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────
 
@@ -446,7 +495,9 @@ class Runner:
         """Tell them to stop; kill what does not in time."""
         self._again.clear()
         for child in self._children.values():
-            more = self._config.serve.drain + _LAST_SECONDS if child.role == "serve" else _GRACE_SECONDS
+            more = {"serve": self._config.serve.drain + _LAST_SECONDS, "studio": _STUDIO_SECONDS}.get(
+                child.role, _GRACE_SECONDS
+            )
             child.deadline = time.monotonic() + more
             child.process.terminate()
         hurried = False
@@ -506,6 +557,7 @@ class Runner:
             "follow": self._follow,
             "serve": self._serve,
             "drain": self._config.serve.drain,
+            "studio": self._studio,
             **self._board.document(),
             "processes": [process.to_json() for process in (*us, *self._seen.values())],
             "error": _told(self._error),

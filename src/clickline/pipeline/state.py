@@ -133,7 +133,8 @@ class UpFolder:
         stage = f", stage {seen.stage}" if seen.stage else ""
         return ClicklineError(
             f"`clickline up` is running for {self.home}{since}{pid}{stage}. `clickline status` shows how far it is, "
-            "`clickline down` ends it."
+            "`clickline down` ends it. A new version beside it: `clickline prepare`, `train` and `publish`; what runs "
+            "takes it up."
         )
 
     def _holder(self) -> Process | None:

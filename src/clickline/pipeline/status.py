@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clickline.cluster.state import read_status
 from clickline.config import Config
@@ -11,14 +12,18 @@ from clickline.errors import ClicklineError
 from clickline.pipeline.endpoint import readiness
 from clickline.pipeline.state import UpFolder
 
-__all__ = ["status"]
+if TYPE_CHECKING:
+    from clickline.artifacts.registry import Registry
+
+__all__ = ["registered", "status"]
 
 _NEWEST = 3
 _MEASURES = ("auc", "logloss", "calibration")
 
 
-def status(config: Config) -> dict[str, Any]:
-    """As a document: that of state.json, what was looked up now, and the versions.
+def status(config: Config, versions: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """As a document: that of state.json, what was looked up now, and the versions, if `registered` was not asked
+    before.
 
     `state` is never, starting, running, done, stopped, failed, or lost: it ended without a word."""
     folder = UpFolder(config)
@@ -37,7 +42,7 @@ def status(config: Config) -> dict[str, Any]:
         "cluster": _cluster(folder.home, document),
         "metrics": _metrics(stages),
         "health": readiness(config) if serving else None,
-        "versions": _versions(config),
+        "versions": registered(config) if versions is None else versions,
     }
 
 
@@ -57,12 +62,13 @@ def _metrics(stages: dict[str, Any]) -> dict[str, Any]:
     return {name: found[name] for name in _MEASURES if found.get(name) is not None}
 
 
-def _versions(config: Config) -> dict[str, Any]:
-    """What the registry holds; an error there is told, not raised: the run may well go on."""
+def registered(config: Config, registry: Registry | None = None) -> dict[str, Any]:
+    """What the registry holds, which may be open already; an error there is told, not raised: the run may well go
+    on."""
     try:
         from clickline.intake.stores import registry_of
 
-        registry = registry_of(config)
+        registry = registry or registry_of(config, any_version=True)
         current = registry.current()
         numbers = registry.numbers()
         newest = []

@@ -31,6 +31,7 @@ class Running:
     version: int | None  # that was published; of an endpoint that only follows, the one it found
     skipped: tuple[str, ...]  # stages that had nothing to do: same config, same input
     endpoint: Endpoint | None  # None without serving
+    studio: str | None  # the address of the page; None without one
     logs: Path
     _runner: Runner = field(repr=False, compare=False)
 
@@ -68,7 +69,15 @@ def up(
     Returns when the endpoint answers, or without `serve` when the version is published. `follow` keeps learning hours
     as they arrive, after those of `backfill`, a text FROM..TO. Raises GateRefused if the model is not good enough.
     """
-    return run_up(config, follow=follow, backfill=backfill, serve=serve, progress=progress, program=True)
+    return run_up(
+        config,
+        follow=follow,
+        backfill=backfill,
+        serve=serve,
+        studio=config.studio.enabled,
+        progress=progress,
+        program=True,
+    )
 
 
 def run_up(
@@ -77,6 +86,7 @@ def run_up(
     follow: bool,
     backfill: str | None,
     serve: bool,
+    studio: bool,
     progress: Progress | None,
     program: bool,
 ) -> Running:
@@ -88,6 +98,7 @@ def run_up(
         follow=follow,
         backfill=backfill,
         serve=serve,
+        studio=studio,
         progress=progress or usual(),
         program=program,
     )
@@ -128,6 +139,7 @@ def _running(config: Config, runner: Runner) -> Running:
         endpoint=Endpoint(**{key: served[key] for key in ("grpc", "http", "metrics", "curl")})
         if "grpc" in served
         else None,
+        studio=runner.studio,
         logs=runner.folder.logs,
         _runner=runner,
     )

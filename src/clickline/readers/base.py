@@ -73,5 +73,8 @@ def missing_column(file: str, name: str, found: Sequence[str], advice: str = "")
         return DataError(f"{file} has {found.count(name)} columns named {name!r}; rename all but one")
     near = difflib.get_close_matches(name, found, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "name one of them in the config, or add it to the file"
-    told = f"{file} has no column {name!r}; its columns are {', '.join(found) or '(none)'}; {hint}"
-    return DataError(f"{told} {advice}".rstrip())
+    # What is no text at all, such as a Parquet file, must not reach a terminal as it is.
+    there = ", ".join(one if one.isprintable() else repr(one) for one in found) or "(none)"
+    told = f"{file} has no column {name!r}; its columns are {there}; {hint}"
+    stop = "" if told.endswith("?") or not advice else "."
+    return DataError(f"{told}{stop} {advice}".rstrip())

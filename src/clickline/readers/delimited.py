@@ -131,8 +131,10 @@ class Csv:
     def _check_columns(self, file: str, names: tuple[str, ...]) -> None:
         for name in self._wanted:
             if names.count(name) != 1:
-                no_header = "If the files have no header line, set data.header: false and data.columns"
-                raise missing_column(file, name, names, no_header if self._header else "")
+                advice = "If the files have no header line, set data.header: false and data.columns"
+                if len(names) == 1 and (other := [mark for mark in ";\t|," if mark in names[0]]):
+                    advice = f"If {other[0]!r} stands between the columns, set data.delimiter to it"
+                raise missing_column(file, name, names, advice if self._header else "")
 
 
 def _header_cells(file: str, line: str, delimiter: str) -> tuple[str, ...]:

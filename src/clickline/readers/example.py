@@ -4,8 +4,7 @@
     Feature { oneof: bytes_list = 1, float_list = 2, int64_list = 3 }, each list { value = 1, repeated }
 
 Read as protobuf reads it: lists packed or not, map entries in any order, the last of equal keys counts,
-unknown fields are skipped. What ends outside its message, or is a group (which no writer of tf.Example
-makes), spoils the record, not its neighbours.
+unknown fields are skipped. What ends outside its message spoils the record, not its neighbours.
 
 A column is integers or floats where all records at hand agree on it, text otherwise, numbers as the text they
 stand for: so what a value means does not depend on its neighbours. A feature that is absent, or whose list is
@@ -20,6 +19,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from clickline.octets import Octets, load_f32, skip, span, tag, varint
 from clickline.readers.lines import bad_rows
 from clickline.readers.source import CRC_MISMATCH
 from clickline.records import (
@@ -42,7 +42,6 @@ BYTES, FLOATS, INTEGERS = 1, 2, 3  # kinds, by the field numbers of Feature; 0 i
 MAX_CELLS = 1 << 21
 MAX_RECORDS = 1 << 17
 
-Octets = NDArray[np.uint8]
 Indices = NDArray[np.int64]
 Wanted = tuple[Octets, Indices, Indices]  # names, where each ends, hash table of their numbers
 Places = tuple[Octets, Indices, Indices, Indices]  # of one column: kind, begin, end, count of values a record
@@ -197,58 +196,15 @@ def _find(data: Octets, start: int, end: int, names: Octets, name_ends_C1: Indic
 
 
 @njit(cache=True, nogil=True)
-def _varint(data: Octets, pos: int, end: int) -> tuple[np.uint64, int]:
-    if pos < end and data[pos] < 0x80:  # nearly every tag and length
-        return np.uint64(data[pos]), pos + 1
-    value = np.uint64(0)
-    shift = np.uint64(0)
-    stop = min(end, pos + 10)
-    while pos < stop:
-        byte = data[pos]
-        pos += 1
-        value |= np.uint64(byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, pos
-        shift += np.uint64(7)
-    return value, -1
-
-
-@njit(cache=True, nogil=True)
-def _message(data: Octets, pos: int, end: int) -> tuple[int, int]:
-    """Start and end of the length-prefixed bytes whose length stands at `pos`."""
-    length, pos = _varint(data, pos, end)
-    if pos < 0 or length > np.uint64(end - pos):
-        return -1, -1
-    return pos, pos + int(length)
-
-
-@njit(cache=True, nogil=True)
-def _skip(data: Octets, tag: np.uint64, pos: int, end: int) -> int:
-    """Where the field ends whose tag ended at `pos`."""
-    wire = tag & np.uint64(7)
-    if tag < 8:
-        return -1
-    if wire == 0:
-        return _varint(data, pos, end)[1]
-    if wire == 2:
-        return _message(data, pos, end)[1]
-    if wire == 1 and pos + 8 <= end:
-        return pos + 8
-    if wire == 5 and pos + 4 <= end:
-        return pos + 4
-    return -1
-
-
-@njit(cache=True, nogil=True)
 def _count(data: Octets, pos: int, end: int, kind: int) -> int:
     """Number of values in one list message, or -1."""
     count = 0
     while pos < end:
-        tag, pos = _varint(data, pos, end)
+        key, pos = tag(data, pos, end)
         if pos < 0:
             return -1
-        if tag == 0x0A:
-            pos, stop = _message(data, pos, end)
+        if key == 0x0A:
+            pos, stop = span(data, pos, end)
             if pos < 0:
                 return -1
             if kind == BYTES:
@@ -259,15 +215,15 @@ def _count(data: Octets, pos: int, end: int, kind: int) -> int:
                 count += (stop - pos) // 4
             else:
                 while pos < stop:
-                    _, pos = _varint(data, pos, stop)
+                    _, pos = varint(data, pos, stop)
                     if pos < 0:
                         return -1
                     count += 1
             pos = stop
         else:
-            if (kind == FLOATS and tag == 0x0D) or (kind == INTEGERS and tag == 0x08):
+            if (kind == FLOATS and key == 0x0D) or (kind == INTEGERS and key == 0x08):
                 count += 1
-            pos = _skip(data, tag, pos, end)
+            pos = skip(data, key, pos, end)
             if pos < 0:
                 return -1
     return count
@@ -282,14 +238,14 @@ def _feature(data: Octets, pos: int, end: int) -> tuple[int, int, int]:
     kind, begin, count = 0, pos, 0
     while pos < end:
         here = pos
-        tag, pos = _varint(data, pos, end)
+        key, pos = tag(data, pos, end)
         if pos < 0:
             return -1, begin, count
-        if tag == 0x0A or tag == 0x12 or tag == 0x1A:
-            pos, stop = _message(data, pos, end)
+        if key == 0x0A or key == 0x12 or key == 0x1A:
+            pos, stop = span(data, pos, end)
             if pos < 0:
                 return -1, begin, count
-            field = int(tag >> np.uint64(3))
+            field = key >> 3
             if field != kind:
                 kind, begin, count = field, here, 0
             more = _count(data, pos, stop, kind)
@@ -298,7 +254,7 @@ def _feature(data: Octets, pos: int, end: int) -> tuple[int, int, int]:
             count += more
             pos = stop
         else:
-            pos = _skip(data, tag, pos, end)
+            pos = skip(data, key, pos, end)
             if pos < 0:
                 return -1, begin, count
     return kind, begin, count
@@ -319,33 +275,33 @@ def _features(
     """Note where each wanted feature of record `b` stands in this Features message; False: malformed."""
     names, name_ends_C1, table = wanted
     while pos < end:
-        tag, pos = _varint(data, pos, end)
+        key, pos = tag(data, pos, end)
         if pos < 0:
             return False
-        if tag != 0x0A:
-            pos = _skip(data, tag, pos, end)
+        if key != 0x0A:
+            pos = skip(data, key, pos, end)
             if pos < 0:
                 return False
             continue
-        pos, entry_end = _message(data, pos, end)
+        pos, entry_end = span(data, pos, end)
         if pos < 0:
             return False
-        key, key_end, value, value_end = pos, pos, pos, pos
+        name, name_end, value, value_end = pos, pos, pos, pos
         while pos < entry_end:
-            tag, pos = _varint(data, pos, entry_end)
+            key, pos = tag(data, pos, entry_end)
             if pos < 0:
                 return False
-            if tag == 0x0A:
-                key, key_end = _message(data, pos, entry_end)
-                pos = key_end
-            elif tag == 0x12:
-                value, value_end = _message(data, pos, entry_end)
+            if key == 0x0A:
+                name, name_end = span(data, pos, entry_end)
+                pos = name_end
+            elif key == 0x12:
+                value, value_end = span(data, pos, entry_end)
                 pos = value_end
             else:
-                pos = _skip(data, tag, pos, entry_end)
+                pos = skip(data, key, pos, entry_end)
             if pos < 0:
                 return False
-        c = _find(data, key, key_end, names, name_ends_C1, table)
+        c = _find(data, name, name_end, names, name_ends_C1, table)
         if c >= 0:
             kind, begin, count = _feature(data, value, value_end)
             if kind < 0:
@@ -375,16 +331,16 @@ def _locate(
             continue
         pos, end = starts_B[b], ends_B[b]
         while pos < end:
-            tag, pos = _varint(data, pos, end)
-            if pos >= 0 and tag == 0x0A:
-                pos, stop = _message(data, pos, end)
+            key, pos = tag(data, pos, end)
+            if pos >= 0 and key == 0x0A:
+                pos, stop = span(data, pos, end)
                 if pos >= 0:
                     if _features(data, pos, stop, b, wanted, kinds_CB, begins_CB, ends_CB, counts_CB):
                         pos = stop
                     else:
                         pos = -1
             elif pos >= 0:
-                pos = _skip(data, tag, pos, end)
+                pos = skip(data, key, pos, end)
             if pos < 0:
                 good_B[b] = False
                 break
@@ -401,19 +357,19 @@ def _take_texts(data: Octets, places: Places, at_B1: Indices, starts_N: Indices,
             continue
         n, pos, end = at_B1[b], begins_B[b], stops_B[b]
         while pos < end:
-            tag, pos = _varint(data, pos, end)
-            if tag != 0x0A:
-                pos = _skip(data, tag, pos, end)
+            key, pos = tag(data, pos, end)
+            if key != 0x0A:
+                pos = skip(data, key, pos, end)
                 continue
-            pos, stop = _message(data, pos, end)
+            pos, stop = span(data, pos, end)
             while pos < stop:
-                tag, pos = _varint(data, pos, stop)
-                if tag == 0x0A:
-                    starts_N[n], ends_N[n] = _message(data, pos, stop)
+                key, pos = tag(data, pos, stop)
+                if key == 0x0A:
+                    starts_N[n], ends_N[n] = span(data, pos, stop)
                     pos = ends_N[n]
                     n += 1
                 else:
-                    pos = _skip(data, tag, pos, stop)
+                    pos = skip(data, key, pos, stop)
 
 
 @njit(cache=True, nogil=True)
@@ -426,58 +382,51 @@ def _take_integers(
             continue
         n, pos, end = at_B1[b], begins_B[b], stops_B[b]
         while pos < end:
-            tag, pos = _varint(data, pos, end)
-            if tag != 0x1A:
-                pos = _skip(data, tag, pos, end)
+            key, pos = tag(data, pos, end)
+            if key != 0x1A:
+                pos = skip(data, key, pos, end)
                 continue
-            pos, stop = _message(data, pos, end)
+            pos, stop = span(data, pos, end)
             while pos < stop:
-                tag, pos = _varint(data, pos, stop)
-                if tag == 0x0A:
-                    pos, packed_end = _message(data, pos, stop)
+                key, pos = tag(data, pos, stop)
+                if key == 0x0A:
+                    pos, packed_end = span(data, pos, stop)
                     while pos < packed_end:
-                        values_N[n], pos = _varint(data, pos, packed_end)
+                        values_N[n], pos = varint(data, pos, packed_end)
                         missing_N[n] = False
                         n += 1
-                elif tag == 0x08:
-                    values_N[n], pos = _varint(data, pos, stop)
+                elif key == 0x08:
+                    values_N[n], pos = varint(data, pos, stop)
                     missing_N[n] = False
                     n += 1
                 else:
-                    pos = _skip(data, tag, pos, stop)
+                    pos = skip(data, key, pos, stop)
 
 
 @njit(cache=True, nogil=True)
 def _take_floats(data: Octets, places: Places, at_B1: Indices, numbers_N: NDArray[np.float64]) -> None:
     kinds_B, begins_B, stops_B, counts_B = places
-    bits = np.zeros(1, dtype=np.uint32)
     for b in range(len(kinds_B)):
         if kinds_B[b] != FLOATS or counts_B[b] == 0:
             continue
         n, pos, end = at_B1[b], begins_B[b], stops_B[b]
         while pos < end:
-            tag, pos = _varint(data, pos, end)
-            if tag != 0x12:
-                pos = _skip(data, tag, pos, end)
+            key, pos = tag(data, pos, end)
+            if key != 0x12:
+                pos = skip(data, key, pos, end)
                 continue
-            pos, stop = _message(data, pos, end)
+            pos, stop = span(data, pos, end)
             while pos < stop:
-                tag, pos = _varint(data, pos, stop)
+                key, pos = tag(data, pos, stop)
                 packed_end = pos
-                if tag == 0x0A:
-                    pos, packed_end = _message(data, pos, stop)
-                elif tag == 0x0D:
+                if key == 0x0A:
+                    pos, packed_end = span(data, pos, stop)
+                elif key == 0x0D:
                     packed_end = pos + 4
                 else:
-                    pos = _skip(data, tag, pos, stop)
+                    pos = skip(data, key, pos, stop)
                     packed_end = pos
                 while pos < packed_end:
-                    bits[0] = (
-                        np.uint32(data[pos])
-                        | np.uint32(data[pos + 1]) << np.uint32(8)
-                        | np.uint32(data[pos + 2]) << np.uint32(16)
-                        | np.uint32(data[pos + 3]) << np.uint32(24)
-                    )
-                    numbers_N[n] = bits.view(np.float32)[0]
+                    numbers_N[n] = load_f32(data, pos)
                     pos += 4
                     n += 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clickline.artifacts.arrays import read_arrays
 from clickline.errors import ArtifactError
 from clickline.records import EncodedRows, SlotIds
 
@@ -28,10 +28,24 @@ def write_sample(folder: Path, encoded: EncodedRows, probability_B: NDArray[np.f
 
 def read_sample(folder: Path, slots: int) -> tuple[EncodedRows, NDArray[np.float32]]:
     path = folder / SAMPLE
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            dense_DB, probability_B = arrays["dense_DB"], arrays["probability_B"]
-            ids = tuple(SlotIds(arrays[f"ids_{s}"], arrays.get(f"offsets_{s}")) for s in range(slots))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}. Publish again.") from error
-    return EncodedRows(probability_B.size, dense_DB, ids), probability_B
+    arrays = read_arrays(path)
+
+    def array(name: str, kind: type[np.generic], dimensions: int = 1) -> NDArray[Any]:
+        """Kernels take it as it is, so it must be what they take."""
+        found = arrays.get(name)
+        if found is None or found.dtype != kind or found.ndim != dimensions:
+            state = "absent" if found is None else f"{found.dtype} of shape {found.shape}"
+            raise ArtifactError(
+                f"{path}: {name} is {state}; {np.dtype(kind)} of {dimensions} dimension(s) is expected. Publish again."
+            )
+        return np.ascontiguousarray(found)
+
+    probability_B = array("probability_B", np.float32)
+    ids = tuple(
+        SlotIds(
+            array(f"ids_{s}", np.uint64),
+            array(f"offsets_{s}", np.int64) if f"offsets_{s}" in arrays else None,
+        )
+        for s in range(slots)
+    )
+    return EncodedRows(probability_B.size, array("dense_DB", np.float32, 2), ids), probability_B

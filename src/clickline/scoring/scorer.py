@@ -95,6 +95,14 @@ class Scorer:
 
     def __init__(self, body: Mapping[str, Any], folder: Path, source: RowSource, threads: int = 1) -> None:
         """`folder` holds the version's own files; `source` has its rows, and is closed with it."""
+        try:
+            self._open(body, folder, source, threads)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            raise ArtifactError(
+                f"the manifest of the version in {folder} lacks or misnames a part: {error!r}. Publish again."
+            ) from error
+
+    def _open(self, body: Mapping[str, Any], folder: Path, source: RowSource, threads: int) -> None:
         self.body = body
         self.number = int(body["number"])
         self.created = datetime.fromisoformat(body["created"]).timestamp()
@@ -123,6 +131,9 @@ class Scorer:
         self._vectors = int(self._slot_columns[-1])
         self._every_slot = np.arange(len(self.features.slots))
         self._plan = self._gather_plan(self._every_slot, self._slot_columns[:-1])
+        # A version that is being published has no sample yet.
+        lower = float(body.get("sample", {}).get("tolerance", 0.0))
+        self._tolerance = _REPRODUCED if body["dense"] == "fp32" else lower
         self._rankings: OrderedDict[bytes, _Ranking] = OrderedDict()
         self._rooms: deque[Floats] = deque(maxlen=_ROOMS)
 
@@ -133,7 +144,13 @@ class Scorer:
         """A version whose tables are mapped from files: those of its chain, base first, its own last."""
         tables = FrozenTables.open(folders, work=work)
         try:
-            return cls(body, folders[-1], tables, threads)
+            scorer = cls(body, folders[-1], tables, threads)
+            if scorer._parts != tables.parts:  # kernels would write beyond the inputs
+                raise ArtifactError(
+                    f"the tables in {folders[-1]} have rows of {tables.parts}, the manifest says {scorer._parts}. "
+                    "Publish again."
+                )
+            return scorer
         except BaseException:
             tables.close()
             raise
@@ -193,9 +210,14 @@ class Scorer:
         """Score the stored sample, which also warms everything up. Refuses when it comes out differently; returns
         the largest difference."""
         encoded, wanted_B = read_sample(self._folder, len(self.features.slots))
-        found_B = self.score(encoded).probability_B
-        difference = float(np.abs(found_B - wanted_B).max(initial=0.0))
-        allowed = _REPRODUCED if self.body["dense"] == "fp32" else self.body["sample"]["tolerance"]
+        try:
+            found_B = self.score(encoded).probability_B
+            difference = float(np.abs(found_B - wanted_B).max(initial=0.0))
+        except ValueError as error:
+            raise ArtifactError(
+                f"the stored sample of version {self.number} does not fit its tables: {error}. Publish again."
+            ) from error
+        allowed = self._tolerance
         if not difference <= allowed:  # also when it is NaN
             raise ArtifactError(
                 f"version {self.number} gives its stored sample other scores than at publish: they differ by "

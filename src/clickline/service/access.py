@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import ssl
 from pathlib import Path
 
-from clickline.config.sections import ServeSection, TlsSection
+from clickline.config.sections import ServeSection, TlsSection, unguarded
 from clickline.errors import ClicklineError, RequestRefused
 
 __all__ = ["Guard", "exposure", "read_token", "server_tls"]
@@ -38,19 +37,20 @@ def read_token(file: str | None) -> str | None:
     return token
 
 
-def server_tls(tls: TlsSection | None) -> ssl.SSLContext | None:
-    """TLS as a server speaks it; refuses files that are no certificate with its key. None: none is asked for."""
+def server_tls(tls: TlsSection | None, section: str = "serve") -> ssl.SSLContext | None:
+    """TLS as a server speaks it; refuses files that are no certificate with its key. None: none is asked for.
+    `section`: the one of the config whose `tls` it is."""
     if tls is None:
         return None
     for key, path in (("certificate", tls.certificate), ("key", tls.key)):
         if not Path(path).is_file():
-            raise ClicklineError(f"serve.tls.{key} {path} is not a file. Put the PEM file there.")
+            raise ClicklineError(f"{section}.tls.{key} {path} is not a file. Put the PEM file there.")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
     except (OSError, ValueError) as error:
         raise ClicklineError(
-            f"serve.tls: {tls.certificate} and {tls.key} cannot be used as certificate and key: "
+            f"{section}.tls: {tls.certificate} and {tls.key} cannot be used as certificate and key: "
             f"{getattr(error, 'strerror', None) or error}. Both are PEM files; the key belongs to the first "
             "certificate."
         ) from error
@@ -84,16 +84,8 @@ class Guard:
 
 def exposure(serve: ServeSection) -> str | None:
     """A warning when others than this machine can reach the ports without TLS or a token."""
-    try:
-        loopback = ipaddress.ip_address(serve.host).is_loopback
-    except ValueError:
-        loopback = serve.host == "localhost"
-    missing = [
-        key
-        for key, given in (("serve.tls", serve.tls), ("serve.token_file", serve.token_file))
-        if given is None
-    ]
-    if loopback or not missing:
+    missing = [f"serve.{key}" for key in unguarded(serve.host, serve.tls, serve.token_file)]
+    if not missing:
         return None
     return (
         f"serve.host is {serve.host}: other machines can reach the ports, and {' and '.join(missing)} "

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,10 @@ def _opened(protocol: str, kind: Any, settings: dict[str, Any]) -> Any:
     # No listings cache: a donefile that has just been written must be seen.
     filesystem = kind(**settings, skip_instance_cache=True, use_listings_cache=False)
     if protocol == "webhdfs":
-        filesystem.session.hooks["response"].append(_refuse_failed_reads)
+        # Every call of the driver goes through `request`, and none says how long it may take.
+        session = filesystem.session
+        session.request = partial(session.request, timeout=(_CONNECT_SECONDS, _SILENCE_SECONDS))
+        session.hooks["response"].append(_refuse_failed_reads)
     return filesystem
 
 
@@ -128,7 +132,8 @@ def _load_credentials(file: Path) -> dict[str, Mapping[str, Any]]:
         raise StorageError(
             f"{file}: the credentials file cannot be read ({error.strerror}). Correct its path or mode."
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        # Beside YAMLError, what PyYAML raises at values such as 2001-99-99 or !!bool x.
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
         raise StorageError(

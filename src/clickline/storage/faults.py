@@ -16,7 +16,7 @@ __all__ = ["explained", "is_missing"]
 
 _CHECK_CREDENTIALS = (
     "Check the credentials (environment variables, or the file named by storage.credentials) "
-    "and what they allow."
+    "and what they allow, and the clock of this machine: S3 refuses one that is minutes off."
 )
 _CHECK_NETWORK = "Check the address and the network, then run again."
 _NO_CREDENTIALS = {

@@ -28,6 +28,7 @@ from clickline.storage.patterns import is_glob, literal
 __all__ = ["Storage"]
 
 _CHUNK = 8 * 2**20
+_MOST_WHOLE = 256 * 2**20  # bytes of a file that is read whole: a manifest, a list of slots
 _HTTP = ("http", "https")
 _S3 = ("s3", "s3a")
 _RENAMING = ("webhdfs", "hdfs")  # an upload grows in view there, so it is made under a hidden name first
@@ -85,6 +86,12 @@ class Storage:
         if file is None:
             with explained(uri, self._drivers.redact):
                 raise IsADirectoryError(uri) if self.folders(uri) else FileNotFoundError(uri)
+        if file.size > _MOST_WHOLE:
+            raise StorageError(
+                self._drivers.redact(
+                    f"{uri} has {file.size:,} bytes; up to {_MOST_WHOLE:,} are read. Is it the right file?"
+                )
+            )
         while True:
             try:
                 return b"".join(self.stream(file))
@@ -216,6 +223,8 @@ class Storage:
             if start < file.size:
                 for chunk in self._pieces(file, start):
                     position += len(chunk)
+                    if position > file.size:  # a server that never ends must not fill memory or disk
+                        break
                     yield chunk
             if position != file.size:
                 raise StorageError(

@@ -11,6 +11,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from clickline.embedding.memory import Whole
+from clickline.octets import Octets, load_u32, skip, span, tag, varint
 from clickline.records import ABSENT, INTEGER, NUMBER, TEXT
 from clickline.wire.layout import (
     BEGIN,
@@ -50,7 +51,6 @@ from clickline.wire.layout import (
     UNKNOWN,
     WIDTH,
 )
-from clickline.wire.octets import Octets, load_u32, skip, span, tag, varint
 
 __all__ = ["check", "fill_name_table", "locate_infer", "locate_predict", "top_level"]
 

@@ -10,6 +10,19 @@ from numba import njit
 from numpy.typing import NDArray
 
 from clickline.embedding.memory import Whole
+from clickline.octets import (
+    Octets,
+    bits_f32,
+    load_f32,
+    load_f64,
+    load_u16,
+    load_u32,
+    load_u64,
+    skip,
+    span,
+    tag,
+    varint,
+)
 from clickline.records import ABSENT
 from clickline.wire.layout import (
     BEGIN,
@@ -32,19 +45,6 @@ from clickline.wire.layout import (
     U16,
     U32,
     U64,
-)
-from clickline.wire.octets import (
-    Octets,
-    bits_f32,
-    load_f32,
-    load_f64,
-    load_u16,
-    load_u32,
-    load_u64,
-    skip,
-    span,
-    tag,
-    varint,
 )
 
 __all__ = ["fill", "pour"]

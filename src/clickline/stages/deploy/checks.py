@@ -186,14 +186,17 @@ def _secret_files(plan: Plan) -> Iterator[_Found]:
 
 def _secrets(plan: Plan) -> list[tuple[str, str]]:
     """Keys of files that hold secrets, and the files."""
-    config, tls = plan.config, plan.config.serve.tls
+    config = plan.config
     named = {
         "serve.token_file": config.serve.token_file,
-        "serve.tls.certificate": tls and tls.certificate,
-        "serve.tls.key": tls and tls.key,
-        "serve.tls.authority": tls and tls.authority,
+        "serve.trusted_keys_file": config.serve.trusted_keys_file,
+        "publish.signing_key_file": config.publish.signing_key_file,
+        "studio.token_file": config.studio.token_file,
         "storage.credentials": config.storage.credentials,
     }
+    for section, tls in (("serve", config.serve.tls), ("studio", config.studio.tls)):
+        if tls is not None:
+            named |= {f"{section}.tls.{key}": file for key, file in tls.model_dump().items()}
     return [(key, file) for key, file in named.items() if file]
 
 

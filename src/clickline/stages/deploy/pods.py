@@ -58,7 +58,8 @@ def pod(
     `account`: it calls the API of Kubernetes. `awaits` is a host:port that must answer before it begins. `restart` is
     the pod's restartPolicy, where it is not Always.
     """
-    mounts = _mounts(plan, ray=ray, data=data, fills=fills, writes=writes)
+    signs = writes and role != "tracking"
+    mounts = _mounts(plan, ray=ray, data=data, fills=fills, writes=writes, signs=signs)
     shared: Object = {
         "image": plan.deploy.image,
         "imagePullPolicy": plan.deploy.pull,
@@ -93,7 +94,7 @@ def pod(
         "securityContext": _pod_security(plan),
         "initContainers": [ready],
         "containers": [main],
-        "volumes": _volumes(plan, ray=ray, data=data),
+        "volumes": _volumes(plan, ray=ray, data=data, signs=signs),
         **_placement(plan),
     }
     if restart is not None:
@@ -204,14 +205,14 @@ def claim_name(plan: Plan, volume: str) -> str | None:
     return section.claim or plan.called(volume)
 
 
-def _mounts(plan: Plan, *, ray: bool, data: bool, fills: bool, writes: bool) -> list[Object]:
+def _mounts(plan: Plan, *, ray: bool, data: bool, fills: bool, writes: bool, signs: bool) -> list[Object]:
     mounts: list[Object] = [
         {"name": "config", "mountPath": path, "subPath": key, "readOnly": True}
         for path, key in plan.mounted_files().items()
     ]
     mounts += [
         {"name": f"secret-{secret}", "mountPath": path, "subPath": key, "readOnly": True}
-        for path, (secret, key) in _secret_files(plan).items()
+        for path, (secret, key) in _secret_files(plan, signs=signs).items()
     ]
     if data and claim_name(plan, "data") is not None:
         logs: Object = {"name": "data", "mountPath": data_folder(plan)}
@@ -227,11 +228,11 @@ def _mounts(plan: Plan, *, ray: bool, data: bool, fills: bool, writes: bool) -> 
     return mounts
 
 
-def _volumes(plan: Plan, *, ray: bool, data: bool) -> list[Object]:
+def _volumes(plan: Plan, *, ray: bool, data: bool, signs: bool) -> list[Object]:
     volumes: list[Object] = [{"name": "config", "configMap": {"name": plan.called("config")}}]
     volumes += [
         {"name": f"secret-{secret}", "secret": {"secretName": secret, "defaultMode": 0o440}}
-        for secret in sorted({secret for secret, _ in _secret_files(plan).values()})
+        for secret in sorted({secret for secret, _ in _secret_files(plan, signs=signs).values()})
     ]
     claims = {"models": claim_name(plan, "models")}
     if data and claim_name(plan, "data") is not None:
@@ -250,12 +251,14 @@ def _volumes(plan: Plan, *, ray: bool, data: bool) -> list[Object]:
     return volumes
 
 
-def _secret_files(plan: Plan) -> dict[str, tuple[str, str]]:
-    """Path in a pod to secret and key."""
+def _secret_files(plan: Plan, *, signs: bool) -> dict[str, tuple[str, str]]:
+    """Path in a pod to secret and key. The key that signs versions is for those who make them, never for servers."""
     found: dict[str, tuple[str, str]] = {}
     for path, source in sorted(plan.deploy.secrets.files.items()):
+        place = PurePosixPath("/clickline", path)
         secret, _, key = source.partition("/")
-        found[str(PurePosixPath("/clickline", path))] = (secret, key)
+        if signs or str(place) != plan.config.publish.signing_key_file:
+            found[str(place)] = (secret, key)
     return found
 
 

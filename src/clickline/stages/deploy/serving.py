@@ -10,6 +10,7 @@ from typing import Any
 
 from clickline.config import Config
 from clickline.config.deploy import amount
+from clickline.config.sections import unguarded
 from clickline.stages.deploy.objects import Object, Plan
 from clickline.stages.deploy.pods import http_probe, pod
 from clickline.stages.deploy.tracking import tracking_uri
@@ -28,6 +29,8 @@ def serve_overrides(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if config.serve.host not in _EVERYWHERE:
         found["serve.host"] = _EVERYWHERE[0]  # of a pod's addresses nobody knows before it is there
+        if unguarded(_EVERYWHERE[0], config.serve.tls, config.serve.token_file):
+            found["serve.open"] = True  # the NetworkPolicy guards it; `checks` says what is missing beside it
     if config.serve.processes is None:
         takes = config.deploy.resources.predictor
         found["serve.processes"] = max(

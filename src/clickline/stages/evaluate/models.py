@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from clickline.artifacts.checkpoint import Checkpoint
 from clickline.artifacts.runs import find_checkpoint
 from clickline.artifacts.version import Version
 from clickline.config import Config
@@ -17,6 +21,8 @@ from clickline.intake.stores import registry_of
 from clickline.learner import open_checkpoint
 from clickline.metrics.evaluation import OwnMetric
 from clickline.metrics.importance import Score
+from clickline.records import LabelledRows
+from clickline.report.document import unseen_in
 from clickline.scoring.versions import open_scorer
 
 __all__ = ["Judged", "find_model"]
@@ -32,6 +38,12 @@ class Judged:
     score: Score
     own: Mapping[str, OwnMetric] | None  # measures of the user's own network
     document: Mapping[str, Any]  # what the report says of it
+    checkpoint: Checkpoint | None  # None of a version
+    version: int | None  # None of a checkpoint
+    unseen: Callable[
+        [LabelledRows], Sequence[float]
+    ]  # by slot: share of the values that it has no vector for
+    slots: Sequence[Mapping[str, Any]] | None = None  # what its tables hold; None of a version
 
 
 def find_model(config: Config, text: str | None) -> Judged:
@@ -53,6 +65,13 @@ def find_model(config: Config, text: str | None) -> Judged:
         model.score,
         None if model.custom is None else model.custom.metrics,
         document,
+        checkpoint,
+        None,
+        partial(unseen_in, model.tables),
+        [
+            {**asdict(slot), "evicted": checkpoint.body.get("evicted", {}).get(slot.name, 0)}
+            for slot in model.tables.report()
+        ],
     )
 
 
@@ -67,6 +86,21 @@ def _version(config: Config, text: str) -> Judged:
     version: Version = registry.version(number)
     scorer = open_scorer(registry, version, Path(config.cache.dir), cores())
     document = {"version": number, **version.body["model"]}
+
+    def unseen(rows: LabelledRows) -> list[float]:
+        before_2S = np.array([scorer.misses_S, scorer.lookups_S])
+        scorer.probabilities(rows)
+        misses_S, lookups_S = np.array([scorer.misses_S, scorer.lookups_S]) - before_2S
+        return [float(share) for share in misses_S / np.maximum(lookups_S, 1)]
+
     return Judged(
-        f"version-{number}", f"version {number}", scorer.features, scorer.probabilities, None, document
+        f"version-{number}",
+        f"version {number}",
+        scorer.features,
+        scorer.probabilities,
+        None,
+        document,
+        None,
+        number,
+        unseen,
     )

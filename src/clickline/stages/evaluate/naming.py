@@ -1,38 +1,19 @@
-"""What an id stands for. Ids are hashes, so one looks for values that get them."""
+"""What an id of raw logs stands for: the values that get it are looked for in the logs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from math import inf
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from clickline.features import Encoder, FeatureSpec, SlotField
+from clickline.features import Encoder, FeatureSpec
 from clickline.features.columns import as_text, split
 from clickline.intake.inputs import Inputs
+from clickline.metrics.naming import names_of
 from clickline.progress import Progress
 from clickline.records import RawColumn, SlotIds
 
-__all__ = ["names_in_blocks", "names_of"]
-
-_SHOWN = 60  # characters of a value
-_POWERS = range(-20, 64)  # of two, that a log2 bucket is named for
-
-
-def names_of(slot: SlotField, values: Sequence[bytes]) -> dict[int, str]:
-    """The ids of these values, of "no value", and of a slot's buckets."""
-    named: dict[bytes | float, str] = dict(_buckets(slot))
-    if slot.source in ("text", "feasign"):
-        named |= {value: value[:_SHOWN].decode("utf-8", "backslashreplace") for value in values}
-    alone = FeatureSpec((), (replace(slot, multi=False, separator=None),))
-    encoded, faults = Encoder(alone).encode_values([{slot.column: value} for value in named])
-    bad = {row for group in faults for row in group.rows_F.tolist()}
-    ids = encoded.slots[0].ids_N.tolist()
-    found = {
-        id: name for row, (id, name) in enumerate(zip(ids, named.values(), strict=True)) if row not in bad
-    }
-    return {**found, slot.missing_id: "(missing)"}
+__all__ = ["names_in_blocks"]
 
 
 def names_in_blocks(
@@ -69,19 +50,3 @@ def _values_with(ids: set[int], found: SlotIds, column: RawColumn, separator: st
     offsets_B1 = np.arange(text.starts_N.size + 1) if text.offsets_B1 is None else text.offsets_B1
     spans = [place for row in rows_K for place in range(offsets_B1[row], offsets_B1[row + 1])]
     return [text.data[text.starts_N[n] : text.ends_N[n]].tobytes() for n in spans]
-
-
-def _buckets(slot: SlotField) -> Iterator[tuple[float, str]]:
-    """A number in each bucket of a slot, with the bucket's name."""
-    if slot.source == "quantiles" and slot.statistics is not None:
-        edges = slot.statistics.edges
-        if edges:
-            yield float(np.nextafter(np.float32(edges[0]), np.float32(-inf))), f"below {edges[0]:g}"
-        for low, high in zip(edges, (*edges[1:], inf), strict=True):
-            yield low, f"{low:g} to {high:g}" if high < inf else f"{low:g} and more"
-    elif slot.source == "log2":
-        yield 0.0, "0"
-        for power in _POWERS:
-            low, high = 2.0**power, 2.0 ** (power + 1)
-            yield low, f"{low:g} to {high:g}"
-            yield -low, f"-{high:g} to -{low:g}"

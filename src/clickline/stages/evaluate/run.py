@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from clickline.artifacts.manifest import as_json
+from clickline.artifacts.dataset import Dataset, dataset_folder
 from clickline.config import Config
-from clickline.errors import ArtifactError, ConfigError, Mistake
+from clickline.config.loader import resolved
+from clickline.errors import ArtifactError, ClicklineError, ConfigError, Mistake
 from clickline.features import FeatureSpec
-from clickline.intake.stores import storage_of
-from clickline.metrics.binary import Metrics
+from clickline.intake.stores import registry_of, storage_of
+from clickline.metrics.drift import RowSample
 from clickline.metrics.evaluation import Evaluation, measure
 from clickline.metrics.gate import Thresholds, Verdict, judge
 from clickline.metrics.importance import FieldImportance, ImportanceCounts
 from clickline.progress import Progress, usual
+from clickline.records import LabelledRows
+from clickline.report.document import (
+    SAMPLED_ROWS,
+    Current,
+    Told,
+    document,
+    drift_between,
+    lineage,
+    names_in,
+    sample,
+    slot_table,
+    write,
+)
 from clickline.stages.evaluate.models import Judged, find_model
-from clickline.stages.evaluate.sources import LogRows, Rows, open_rows
+from clickline.stages.evaluate.sources import DatasetRows, LogRows, Rows, open_rows
 from clickline.storage.cache import Cache
 from clickline.storage.stores import Storage
 
@@ -37,7 +51,9 @@ class EvaluateResult:
     names: Mapping[str, Mapping[int, str]]  # by sliced slot: what an id stands for, where that is known
     importance: tuple[FieldImportance, ...] | None  # most important first; None: not asked for
     verdict: Verdict
+    document: Mapping[str, Any]  # the report
     report: str  # where it was written
+    page: str | None  # the same to look at; None: it could not be made
     seconds: float
 
     @property
@@ -51,17 +67,7 @@ class EvaluateResult:
 
     def to_json(self) -> dict[str, Any]:
         """The report."""
-        measured = self.evaluation.to_json()
-        for slot, found in self.evaluation.slices.items():
-            for one, entry in zip(found, measured["slices"][slot], strict=True):
-                entry["value"] = self.names[slot].get(one.id)
-        return {
-            "model": dict(self.model.document),
-            "data": self.rows.to_json(),
-            "evaluation": measured,
-            "importance": None if self.importance is None else [one.to_json() for one in self.importance],
-            "gate": self.verdict.to_json(),
-        }
+        return dict(self.document)
 
 
 def evaluate(
@@ -91,35 +97,119 @@ def evaluate(
     rows = open_rows(config, storage, cache, data, split, features, progress)
 
     shuffled = ImportanceCounts(features, seed) if importance else None
-    evaluation = measure(judged.score, rows.read(progress), slots=places, own=judged.own, importance=shuffled)
-    asked = Thresholds(**config.gate.model_dump(exclude={"retries"}))
-    current = None if asked.vs_current is None else _current(config, storage, cache, data, split, progress)
-    heavy = {slot: [one.id for one in found] for slot, found in evaluation.slices.items()}
-    result = EvaluateResult(
-        judged,
-        rows,
-        evaluation,
-        rows.names(heavy) if heavy else {},
-        None if shuffled is None else shuffled.found(evaluation.total),
-        judge(evaluation.total, asked, current),
-        out or Storage.join(config.home, "evaluations", f"{judged.name}-{rows.label}.json"),
-        time.monotonic() - began,
+    some = RowSample(SAMPLED_ROWS)
+    evaluation = measure(
+        judged.score,
+        _watched(rows.read(progress), some),
+        slots=places,
+        own=judged.own,
+        importance=shuffled,
     )
-    storage.put(result.report, as_json(result.to_json(), indent=1))
-    return result
+    asked = Thresholds(**config.gate.model_dump(exclude={"retries"}))
+    current, why = _current(config, storage, cache, judged, data, split, places, progress)
+    heavy = {slot: [one.id for one in found] for slot, found in evaluation.slices.items()}
+    names = rows.names(heavy) if heavy else {}
+    worth = None if shuffled is None else shuffled.found(evaluation.total)
+    verdict = judge(evaluation.total, asked, None if current is None else current.evaluation.total)
+    notes = [f"No other version was measured on these rows: {why}."] if why else []
+    if worth is None:
+        notes.append(
+            "What each field is worth was not asked for: `clickline evaluate --importance` tells it."
+        )
+    learned, fields = _fields(config, storage, cache, judged, rows, some.rows(), notes)
+    told = Told(
+        name=f"{judged.name}-{rows.label}",
+        home=config.home,
+        project=config.name,
+        config=resolved(config),
+        lineage=lineage(learned, judged.checkpoint, judged.version),
+        evaluation=evaluation,
+        verdict=verdict,
+        importance=worth,
+        importance_rows=None if worth is None else evaluation.total.rows,
+        current=current,
+        names=names,
+        notes=notes,
+        **fields,
+    )
+    whole = {"model": dict(judged.document), "data": rows.to_json(), **document(told)}
+    place = out or Storage.join(config.home, "evaluations", f"{told.name}.json")
+    page = write(whole, place, storage, progress)
+    return EvaluateResult(
+        judged, rows, evaluation, names, worth, verdict, whole, place, page, time.monotonic() - began
+    )
+
+
+def _watched(rows: Iterable[LabelledRows], some: RowSample) -> Iterator[LabelledRows]:
+    """The same rows, of which a sample is kept."""
+    for part in rows:
+        some.add(part)
+        yield part
+
+
+def _fields(
+    config: Config,
+    storage: Storage,
+    cache: Cache,
+    judged: Judged,
+    rows: Rows,
+    some: LabelledRows | None,
+    notes: list[str],
+) -> tuple[Dataset | None, dict[str, Any]]:
+    """The dataset that the model has learned, and what it and the evaluated rows tell of the fields."""
+    notes.append("How the model was trained is told in the report of its run.")
+    features, name = judged.features, judged.document.get("dataset")
+    unseen = None if some is None else judged.unseen(some)
+    evaluated = rows.dataset.splits[rows.split] if isinstance(rows, DatasetRows) else None
+    if evaluated is None:
+        notes.append("Different and missing values of raw logs are not counted.")
+    try:
+        learned = Dataset.open(storage, dataset_folder(config.home, name)) if name else None
+    except ClicklineError:
+        learned = None
+    same = learned is not None and learned.features == features and "train" in learned.splits
+    drift = None
+    if learned is None or not same:
+        notes.append(
+            "What the model has learned from is not here any more, so these rows are compared with nothing."
+        )
+    elif some is not None:
+        before = sample(learned, "train", DatasetRows(learned, "train", storage, cache).group)
+        if before is not None:
+            drift = drift_between(features, before, some, names_in(learned, features))
+    train = learned.splits.get("train") if learned is not None and same else None
+    table = slot_table(features, train, evaluated, judged.slots, unseen)
+    return learned, {"slot_table": table, "drift": drift}
 
 
 def _current(
-    config: Config, storage: Storage, cache: Cache, data: Sequence[str], split: str, progress: Progress
-) -> Metrics | None:
-    """The live version on the same rows, encoded as it wants them."""
+    config: Config,
+    storage: Storage,
+    cache: Cache,
+    judged: Judged,
+    data: Sequence[str],
+    split: str,
+    sliced: Collection[str],
+    progress: Progress,
+) -> tuple[Current | None, str]:
+    """The live version on the same rows, encoded as it wants them; without it, why not."""
+    asked = config.gate.vs_current is not None
     try:
-        live = find_model(config, "current")
+        move = registry_of(config).current()
+        if move is None:
+            return None, "there is no current version"
+        if move.version == judged.version and not asked:
+            return None, f"version {move.version} is the current one itself"
+        live = find_model(config, str(move.version))
         rows = open_rows(config, storage, cache, data, split, live.features, progress)
-    except ArtifactError as error:
-        progress.say(f"the current version was not measured: {error}")
-        return None
-    return measure(live.score, rows.read(progress)).total
+        places = {slot.name: place for place, slot in enumerate(live.features.slots) if slot.name in sliced}
+        return Current(move.version, measure(live.score, rows.read(progress), slots=places)), ""
+    except Exception as error:
+        if asked and not isinstance(error, ArtifactError):
+            raise
+        if asked:
+            progress.say(f"the current version was not measured: {error}")
+        return None, f"it cannot be scored: {str(error) or type(error).__name__}"
 
 
 def _places(slices: Sequence[str], features: FeatureSpec) -> dict[str, int]:

@@ -18,9 +18,10 @@ from clickline.intake.discovery import discover
 from clickline.intake.inputs import Inputs, cores, in_order, open_reader
 from clickline.intake.labelled import Labelled, LabelledReader
 from clickline.intake.layout import Layout, target_fields
+from clickline.metrics.naming import names_of
 from clickline.progress import Progress
 from clickline.records import BadRow, LabelledRows, SourceFile
-from clickline.stages.evaluate.naming import names_in_blocks, names_of
+from clickline.stages.evaluate.naming import names_in_blocks
 from clickline.storage.cache import Cache
 from clickline.storage.redaction import shown
 from clickline.storage.sources import DateRange, resolve
@@ -82,35 +83,38 @@ class DatasetRows:
     split: str
     storage: Storage
     cache: Cache
+    _described: dict[int, SourceFile | None] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         return f"{self.split}-of-{self.dataset.id}"
 
     def read(self, progress: Progress) -> Iterator[LabelledRows]:
-        split = self.dataset.splits[self.split]
-        folder = self.dataset.folder
-        sources = [self.storage.describe(Storage.join(folder, shard.file)) for shard in split.shards]
-
         def read(number: int, place: tuple[int, int, int]) -> LabelledRows:
             shard, group, _ = place
-            source = sources[shard]
-            try:
-                if source is None:
-                    raise FileNotFoundError
-                with self.cache.local(source) as path:
-                    return self.dataset.read(path, [group])
-            except (pa.ArrowException, FileNotFoundError) as error:
-                raise ArtifactError(
-                    f"{Storage.join(folder, split.shards[shard].file)} is damaged: {error}. "
-                    f"Remove {folder} and run `clickline prepare` again."
-                ) from error
+            return self.group(shard, group)
 
-        progress.begin("evaluate", total_rows=split.rows)
+        progress.begin("evaluate", total_rows=self.dataset.splits[self.split].rows)
         for _, rows in in_order(read, self.dataset.row_groups(self.split), 1):  # one reads, all score
             progress.advance(rows=rows.rows)
             yield rows
         progress.end()
+
+    def group(self, shard: int, group: int) -> LabelledRows:
+        """The rows of one row group."""
+        place = Storage.join(self.dataset.folder, self.dataset.splits[self.split].shards[shard].file)
+        if shard not in self._described:
+            self._described[shard] = self.storage.describe(place)
+        source = self._described[shard]
+        try:
+            if source is None:
+                raise FileNotFoundError
+            with self.cache.local(source) as path:
+                return self.dataset.read(path, [group])
+        except (pa.ArrowException, FileNotFoundError) as error:
+            raise ArtifactError(
+                f"{place} is damaged: {error}. Remove {self.dataset.folder} and run `clickline prepare` again."
+            ) from error
 
     def names(self, ids: Ids) -> Names:
         """Prepare has kept the most frequent values of each slot as text."""

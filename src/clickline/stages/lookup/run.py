@@ -56,6 +56,7 @@ def lookup(
         log.say("exposed", "warning", message=warning)
     token, tls = read_token(section.token_file), server_tls(section.tls)
     registry = registry_of(config)
+    registry.check_trust()
     copies = Path(config.cache.dir, "lookup", fingerprint({"registry": registry.uri}), str(shard))
     files = ShardFiles(registry, shard, copies, Verifier())
     files.check_shard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -194,9 +195,17 @@ class Making:
             )
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in seen.bad.most_common())
         raise DataError(
-            f"data.{split} holds no row that can be used in {first}: {reasons}. Check data.format and data.fields; "
-            f"each row is listed in {Storage.join(self.folder, 'quarantine')}."
+            f"data.{split} holds no row that can be used in {first}: {reasons}.{self._example(split)} Check "
+            f"data.format and data.fields; each row is listed in {Storage.join(self.folder, 'quarantine')}."
         )
+
+    def _example(self, split: str) -> str:
+        """The first bad row in words: what it says is mostly all that is needed to mend the config."""
+        folder = Storage.join(self.folder, "quarantine")
+        for name in sorted(name for name in self.storage.names(folder) if name.startswith(f"{split}-")):
+            row = json.loads(self.storage.read(Storage.join(folder, name)).partition(b"\n")[0])
+            return f" The first: line {row['line']} of {row['file']}, {row['detail'] or row['reason']}."
+        return ""
 
     def _give_up(self, split: str, seen: Tally, read: float) -> None:
         """Stop early when the bad rows are twice what the whole input may have: it is the wrong format or file."""
@@ -214,7 +223,8 @@ class Making:
         listed = Storage.join(self.folder, "quarantine")
         raise TooManyBadRows(
             f"{bad:,} of {seen:,} rows of data.{split} are bad ({bad / seen:.2%}; data.max_bad allows "
-            f"{allowed:.2%}): {reasons}. Each is listed with its file, line and reason in {listed}. "
+            f"{allowed:.2%}): {reasons}.{self._example(split)} Each is listed with its file, line and reason in "
+            f"{listed}. "
             "Mend the data, check data.format, or raise data.max_bad; what was read is kept."
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from clickline.errors import Refusal
@@ -43,6 +44,7 @@ class Http1(HttpToolsProtocol):
         self._head = 0  # bytes of a head that goes on
         self._since = monotonic()  # when the client began what it has not ended; 0: it owes nothing
         self._stuck_since = 0.0  # it takes nothing from its socket; 0: it does
+        self._leaving = False
 
     def sweep(self, seconds: float) -> None:
         """End a client that has let wait for so long: for a request, or with its answer."""
@@ -52,12 +54,21 @@ class Http1(HttpToolsProtocol):
         elif 0 < self._since <= before:
             self._refuse("late", f"The request did not arrive within {seconds:.0f} seconds.")
 
+    def shutdown(self) -> None:
+        """The server stops. A request that is on its way is still taken, and its answer says that it was the last:
+        closing at once would lose what the client sends in the same moment. `hurry` ends who sends none."""
+        self._leaving = True
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
     def hurry(self) -> None:
-        """The server stops, and has waited enough for requests that are not whole."""
+        """The server stops, and has waited enough for requests that are not whole, or have not come."""
         if self._since:
             self._refuse(
                 "unavailable", "The server is stopping, and the request was not whole. Ask another one."
             )
+        elif self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
     def _refuse(self, kind: Refusal, words: str) -> None:
         before = self.cycle is not None and not self.cycle.response_complete
@@ -85,11 +96,34 @@ class Http1(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         before = self._requests if self._in_head else 0
-        super().data_received(data)
+        self._feed(data)
         if self._in_head and self._requests == before:
             self._head += len(data)
             if self._head > _MOST_HEAD and not self.transport.is_closing():
                 self._refuse("invalid", f"The headers are larger than {_MOST_HEAD} bytes.")
+
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("This is no proxy.")
+            else:
+                self._stay(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _stay(self, rest: bytes) -> None:
+        """Go on in HTTP/1, as a server may: Java's client asks for HTTP/2 in its first request. The parser takes what
+        follows for the other protocol, so a new one is told the same request without that wish."""
+        head = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade")
+        version = self.parser.get_http_version().encode()
+        line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self._feed(line + head + b"\r\n" + rest)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -97,11 +131,17 @@ class Http1(HttpToolsProtocol):
         self._in_head, self._head, self._since = True, 0, monotonic()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # `_feed` is told next
         super().on_headers_complete()
+        if self._leaving:
+            self.cycle.keep_alive = False
         self._in_head = False
         self.headers = _TRAILERS
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._since = 0.0
 

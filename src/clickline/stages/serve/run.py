@@ -45,6 +45,7 @@ def serve(
     cache = Path(config.cache.dir)
     if source is None:
         registry = registry_of(config)
+        registry.check_trust()
         copies = cache / "serve" / fingerprint({"registry": registry.uri})
         source = RegistrySource(registry, copies, tables=section.lookup is None)
     processes = section.processes or len(os.sched_getaffinity(0))

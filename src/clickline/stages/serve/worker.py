@@ -124,7 +124,7 @@ class Worker:
         try:
             scorer = await loop.run_in_executor(self._loading, self._opened, list(map(Path, folders)), work)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a version, the current one goes on
-            if not isinstance(error, ClicklineError):
+            if not isinstance(error, (ClicklineError, OSError)):  # a full disk is no bug
                 self._log.unexpected(error, f"version {number}", "loading")
             again = isinstance(error, (OSError, StorageError, MemoryError, RequestRefused))
             words = str(error) if isinstance(error, ClicklineError) else f"{type(error).__name__}: {error}"

@@ -126,11 +126,11 @@ class ClusterTrainer(Epochs):
         self._driver = Driver(job, progress, self._tell)
         self._start: Checkpoint | None = None
         self._units: Mapping[str, Any] | None = None  # async: where the epoch is
-        self._learned = 0  # rows, each once an epoch
         self._cut_at = time.monotonic()
         self._cut_step = 0
         self._writing: Future[Checkpoint] | None = None
         self._told = 0.0
+        self._figures = Figures()  # the newest
         self._advanced = 0
 
     @property
@@ -160,7 +160,7 @@ class ClusterTrainer(Epochs):
         from clickline.metrics.calibrate import from_json
 
         body = checkpoint.body
-        self._units, self._learned = body["units"], body["learned_rows"]
+        self._units = body["units"]
         self._cut_step = checkpoint.step
         found = body.get("calibration")
         self._model.calibration = None if found is None else from_json(found)
@@ -201,6 +201,8 @@ class ClusterTrainer(Epochs):
                     continue
                 self._position, self._units = pause.position, pause.units
                 self._writing = self._begin_checkpoint(pool)
+            self._told = float("-inf")
+            self._driver.tell()
         except Diverged as error:
             raise ClicklineError(f"{error} The batch is kept in {self._keep_batch(error.rows)}.") from error
         finally:
@@ -223,6 +225,7 @@ class ClusterTrainer(Epochs):
 
     def _tell(self, figures: Figures) -> None:
         """One line of how it goes, and the tracked figures."""
+        self._figures = figures
         self._progress.advance(rows=max(0, figures.rows - self._advanced))
         self._advanced = max(self._advanced, figures.rows)
         now = time.monotonic()
@@ -237,6 +240,11 @@ class ClusterTrainer(Epochs):
         words.append(self._driver.words())
         self._progress.note(", ".join(words))
         self._tracker.metrics(figures.step, told)
+        self._draw(figures.step, figures.rows)
+
+    def _draw(self, step: int, rows: int) -> None:
+        newest = self._figures
+        self._curve.add(step, rows, newest.loss, newest.auc, newest.rows_per_second)
 
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────
 
@@ -247,6 +255,7 @@ class ClusterTrainer(Epochs):
         self._newest_hour = max([self._newest_hour, *(state.newest_hour for state in states)])
         self._learned = states[0].rows
         step = self.step
+        self._draw(step, self._learned)
         self._cut_at, self._cut_step = began, step
         dense = self._driver.dense_state()
         if self._hours is not None:
@@ -259,7 +268,6 @@ class ClusterTrainer(Epochs):
         body = {
             **self._story(epoch_end=epoch_end),
             "units": None if epoch_end else self._units,
-            "learned_rows": self._learned,
         }
 
         def write() -> Checkpoint:
@@ -287,3 +295,6 @@ class ClusterTrainer(Epochs):
 
     def _slots(self) -> tuple[SlotReport, ...]:
         return self._driver.slots()
+
+    def _unseen(self, rows: LabelledRows) -> None:
+        return None  # the tables are in other processes

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,16 @@ from clickline.learner.model import Model
 from clickline.metrics.binary import Counts
 from clickline.metrics.calibrate import Calibration, fit_isotonic, fit_platt
 from clickline.metrics.evaluation import Evaluation, measure
+from clickline.metrics.importance import FieldImportance
 from clickline.metrics.progressive import Progressive
 from clickline.progress import Progress
 from clickline.records import LabelledRows
+from clickline.report.document import importance_on, sample, slots_to_slice, unseen_in_files
+from clickline.stages.train.curve import Learning, LearningCurve
 from clickline.storage.stores import Storage
 from clickline.tracking import Tracker
 
-__all__ = ["Epochs", "Result"]
+__all__ = ["Closer", "Epochs", "Result"]
 
 
 @dataclass(frozen=True)
@@ -47,15 +51,29 @@ class Result:
 
     checkpoint: Checkpoint
     evaluation: Evaluation | None  # None without eval rows
+    closer: Closer | None  # None without eval rows
     story: Mapping[str, Any]  # what the report says of the training itself
+    learning: Learning
 
 
 @dataclass(frozen=True)
+class Closer:
+    """What a sample of the eval rows tells of the fields."""
+
+    importance: tuple[FieldImportance, ...]
+    importance_rows: int
+    unseen: (
+        Sequence[float] | None
+    )  # by slot: share of the values without a vector; None: the tables are too large to be read
+
+
+@dataclass
 class _Measured:
     """What a model was worth, and what its tables held."""
 
     evaluation: Evaluation | None
     slots: list[dict[str, Any]]
+    closer: Closer | None = None  # until somebody asked: it takes a while
 
 
 class Epochs(ABC):
@@ -86,6 +104,10 @@ class Epochs(ABC):
         self._hours = Progressive() if settings.order == "time" else None  # each row before it was learned
         self._epochs: list[dict[str, Any]] = []  # what was measured at the end of each
         self._measured: dict[int, _Measured] = {}  # by step: the newest and the best
+        self._learned = 0  # rows, each once an epoch
+        self._curve = LearningCurve(run / "curve.json")
+        self._samples: dict[str, LabelledRows | None] = {}
+        self.sliced = slots_to_slice(dataset, dataset.features)
 
     # ── who learns ─────────────────────────────────────────────────────────────────────────────
 
@@ -126,6 +148,10 @@ class Epochs(ABC):
     def _slots(self) -> tuple[SlotReport, ...]:
         """What the tables hold."""
 
+    @abstractmethod
+    def _unseen(self, rows: LabelledRows) -> Sequence[float] | None:
+        """By slot, which share of the rows' values has no vector; None where only the checkpoint can tell."""
+
     # ── where it is ────────────────────────────────────────────────────────────────────────────
 
     @property
@@ -151,6 +177,7 @@ class Epochs(ABC):
         """Go on from the newest checkpoint of this run; without one from `start`, an earlier model."""
         found = latest(self._run)
         if found is None:
+            self._curve.go_on_from(0)
             if start is not None:
                 self._warm(start)
                 self._progress.say(f"learning on from {start.folder}")
@@ -163,6 +190,7 @@ class Epochs(ABC):
             found = self._checkpoint_of(best["step"])
         self._take_story(found)
         self._restore(found)
+        self._curve.go_on_from(found.step)
         self._progress.say(f"going on from step {found.step:,} of run {self._run.name}")
 
     def _take_story(self, checkpoint: Checkpoint) -> None:
@@ -170,6 +198,7 @@ class Epochs(ABC):
         self._position = Position(**body["position"])
         self._newest_hour = body["newest_hour"]
         self._evicted = dict(body["evicted"])
+        self._learned = body.get("learned_rows", 0)  # which checkpoints of an earlier release do not tell
         if self._hours is not None:
             self._hours = Progressive.from_arrays(
                 {
@@ -192,6 +221,7 @@ class Epochs(ABC):
             "epoch_end": epoch_end,
             "newest_hour": self._newest_hour,
             "evicted": dict(self._evicted),
+            "learned_rows": self._learned,
         }
 
     def _keep_batch(self, rows: LabelledRows) -> Path:
@@ -216,6 +246,7 @@ class Epochs(ABC):
                     break
                 self._model.calibration = None  # it was that of the epoch before
                 self._learn_epoch(pool)
+        self._curve.write()
         return self._result()
 
     def _finish_epoch(self, pool: ThreadPoolExecutor) -> None:
@@ -282,20 +313,45 @@ class Epochs(ABC):
             evaluation = None
             if "eval" in self._dataset.splits:
                 own = model.custom.metrics if model.custom is not None else None
-                evaluation = measure(self.score, self.eval_rows(), own=own)
+                evaluation = measure(self.score, self.eval_rows(), slots=self.sliced, own=own)
             slots = [{**asdict(slot), "evicted": self._evicted.get(slot.name, 0)} for slot in self._slots()]
             best = self._best()
             kept = () if best is None else (best["step"],)
             self._measured = {known: self._measured[known] for known in kept if known in self._measured}
             self._measured[step] = _Measured(evaluation, slots)
+            if self._settings.early_stop is not None:  # when this turns out to be the best, it is too late
+                self._look_closer(self._measured[step])
         return self._measured[step]
+
+    def _look_closer(self, measured: _Measured) -> Closer | None:
+        """What the fields are worth to the model as it is now."""
+        rows = self.sample("eval")
+        if measured.closer is None and measured.evaluation is not None and rows is not None:
+            self._progress.begin("importance of fields")
+            importance, count = importance_on(self._score_and_tell, rows, self.features)
+            self._progress.end()
+            measured.closer = Closer(importance, count, self._unseen(rows))
+        return measured.closer
+
+    def _score_and_tell(self, rows: LabelledRows) -> NDArray[np.float32]:
+        self._progress.advance(rows=rows.rows)
+        return self.score(rows)
+
+    def sample(self, split: str) -> LabelledRows | None:
+        """Some rows of a part of the dataset; None where it has none."""
+        if split not in self._samples:
+            self._samples[split] = sample(self._dataset, split, partial(self._read, split))
+        return self._samples[split]
+
+    def _read(self, split: str, shard: int, group: int) -> LabelledRows:
+        path = Path(self._dataset.folder, self._dataset.splits[split].shards[shard].file)
+        return self._dataset.read(path, [group])
 
     def eval_rows(self) -> Iterator[LabelledRows]:
         """Every row of the dataset's eval part."""
-        split = self._dataset.splits["eval"]
-        self._progress.begin("evaluate", total_rows=split.rows)
+        self._progress.begin("evaluate", total_rows=self._dataset.splits["eval"].rows)
         for shard, group, _ in self._dataset.row_groups("eval"):
-            rows = self._dataset.read(Path(self._dataset.folder, split.shards[shard].file), [group])
+            rows = self._read("eval", shard, group)
             yield rows
             self._progress.advance(rows=rows.rows)
         self._progress.end()
@@ -319,12 +375,16 @@ class Epochs(ABC):
             step = best["step"]
             self._progress.say(f"epoch {best['epoch']} was the best; the later ones did not help")
         measured = self._measurement() if step == self.step else self._measured[step]
+        closer = self._look_closer(measured) if step == self.step else measured.closer
         story = {
             "epochs": self._epochs,
             "slots": measured.slots,
             "progressive": None if self._hours is None else self._hours.to_json(),
         }
-        return Result(self._checkpoint_of(step), measured.evaluation, story)
+        checkpoint, rows = self._checkpoint_of(step), self.sample("eval")
+        if closer is not None and closer.unseen is None and rows is not None:
+            closer = replace(closer, unseen=unseen_in_files(checkpoint.tables, rows))
+        return Result(checkpoint, measured.evaluation, closer, story, self._curve.columns())
 
     def _checkpoint_of(self, step: int) -> Checkpoint:
         found = open_checkpoint_folder(checkpoint_folder(self._run, step))

@@ -13,7 +13,7 @@ from typing import Any
 
 from clickline.artifacts.checkpoint import Checkpoint, open_checkpoint_folder
 from clickline.artifacts.dataset import Dataset
-from clickline.artifacts.manifest import as_json, fingerprint
+from clickline.artifacts.manifest import fingerprint
 from clickline.artifacts.runs import make_newest
 from clickline.config import Config
 from clickline.config.loader import resolved
@@ -23,17 +23,28 @@ from clickline.intake.stores import registry_of
 from clickline.learner import Learner, Model
 from clickline.learner.batches import Batches
 from clickline.learner.configured import batch_size_of, held_out_of, learned_rows, plan_of
-from clickline.metrics.binary import Hour, Metrics
-from clickline.metrics.evaluation import Evaluation
+from clickline.metrics.evaluation import Evaluation, measure
 from clickline.metrics.gate import Thresholds, Verdict, judge
 from clickline.models import check_export
 from clickline.progress import Progress, usual
+from clickline.report.document import (
+    Current,
+    Told,
+    document,
+    drift_between,
+    lineage,
+    names_in,
+    slot_table,
+    write,
+    write_page_of,
+)
+from clickline.report.page import page_of
 from clickline.stages.train.epochs import Epochs, Result
 from clickline.stages.train.tracked import tracker_of
 from clickline.stages.train.trainer import Trainer
 from clickline.stages.train.warm import earlier
 from clickline.storage.stores import Storage
-from clickline.tracking import Status
+from clickline.tracking import Status, Tracker
 
 __all__ = ["TrainResult", "train"]
 
@@ -115,12 +126,12 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
         try:
             tracker.params(config.model_dump(mode="json", include={"name", "data", "model", "train", "gate"}))
             trainer.resume(start)
-            result = _train_and_judge(config, trainer, run, progress, began)
+            result = _train_and_judge(config, dataset, trainer, run, progress, began)
             tracker.metrics(result.checkpoint.step, _figures(result.evaluation))
-            tracker.artifact(result.report)
+            _send_report(tracker, run)
             status = "FINISHED"
         except GateRefused:
-            tracker.artifact(run / _REPORT)
+            _send_report(tracker, run)
             raise
         except KeyboardInterrupt:
             status = "KILLED"
@@ -135,15 +146,17 @@ def _of_cluster(train: TrainSection) -> dict[str, Any]:
 
 
 def _train_and_judge(
-    config: Config, trainer: Epochs, run: Path, progress: Progress, began: float
+    config: Config, dataset: Dataset, trainer: Epochs, run: Path, progress: Progress, began: float
 ) -> TrainResult:
-    current: Metrics | None = None
+    current: Current | None = None
+    why = ""
     for attempt in range(config.gate.retries + 1):
         trained = trainer.train_to(config.train.epochs + attempt)
-        if attempt == 0 and config.gate.vs_current is not None and trained.evaluation is not None:
-            current = _measure_current(config, trainer, progress)
+        if attempt == 0 and trained.evaluation is not None:
+            current, why = _measure_current(config, trainer, progress)
         verdict = _judge(config, trained.evaluation, current)
-        report = _write_report(config, run, trained, verdict)
+        told = _told(config, dataset, trainer, run, trained, verdict, current, why)
+        report = _write_report(config, run, trained, told, progress)
         for warning in verdict.warnings:
             progress.say(warning)
         if verdict.passed:
@@ -172,21 +185,23 @@ def _finished(
     before, asked = report.get("asked"), _asked(config)
     if before is None or {**before, "gate": None} != {**asked, "gate": None}:
         return None
-    evaluation, told = _measured(report["evaluation"]), report["gate"]
+    evaluation, told = _measured(report), report["gate"]
     same_gate = before["gate"] == asked["gate"]
     if same_gate:
         verdict = Verdict(told["passed"], tuple(told["reasons"]), tuple(told["warnings"]))
     elif config.gate.vs_current is None:
         verdict = _judge(config, evaluation, None)
-    else:  # the current version's figures are not in the report
+    else:  # another version may be current since
         return None
     checkpoint = open_checkpoint_folder(run / report["checkpoint"]) if verdict.passed else None
     if checkpoint is None or checkpoint.body["identity"] != identity or not checkpoint.is_whole():
         return None
     if same_gate:
         progress.say(f"run {run.name} is up to date: same dataset, same config")
+        if report.get("format") and not Path(page_of(str(path))).exists():
+            write_page_of(report, str(path), Storage(), progress)
     else:
-        Storage().put(str(path), as_json({**report, "asked": asked, "gate": verdict.to_json()}, indent=1))
+        write({**report, "asked": asked, "gate": verdict.to_json()}, str(path), Storage(), progress)
         progress.say(
             f"run {run.name} is up to date: only the gate was changed, and its figures pass that too"
         )
@@ -203,12 +218,11 @@ def _asked(config: Config) -> dict[str, Any]:
     }
 
 
-def _measured(document: Mapping[str, Any] | None) -> Evaluation | None:
-    """An evaluation as `_write_report` stored it; training slices by nothing."""
-    if document is None:
+def _measured(report: Mapping[str, Any]) -> Evaluation | None:
+    """An evaluation as `_write_report` stored it; an earlier release stored no curves."""
+    if report["evaluation"] is None:
         return None
-    hours = tuple(Hour.from_json(hour) for hour in document["hours"])
-    return Evaluation(Metrics.from_json(document), hours, {}, document["own"])
+    return Evaluation.from_json(report["evaluation"], report.get("curves") or {})
 
 
 # ── around it ──────────────────────────────────────────────────────────────────────────────────
@@ -235,40 +249,119 @@ def _epochs(count: int) -> str:
     return "1 epoch" if count == 1 else f"{count} epochs"
 
 
-def _measure_current(config: Config, trainer: Epochs, progress: Progress) -> Metrics | None:
-    """The live version on the same rows."""
-    from clickline.scoring.versions import (
-        measure_current,  # only a gate that compares needs what serving needs
-    )
-
-    measured, why = measure_current(
-        registry_of(config), trainer.features, trainer.eval_rows(), Path(config.cache.dir), _threads()
-    )
-    if why:
+def _measure_current(config: Config, trainer: Epochs, progress: Progress) -> tuple[Current | None, str]:
+    """The live version on the same rows; without it, why not. Only a gate that asks for it fails where it cannot."""
+    asked = config.gate.vs_current is not None
+    try:
+        found, why = _score_current(config, trainer)
+    except Exception as error:
+        if asked:
+            raise
+        return None, f"it cannot be scored: {str(error) or type(error).__name__}"
+    if why and asked:
         progress.say(f"gate.vs_current was not checked: {why}.")
-    return measured
+    return found, why
 
 
-def _judge(config: Config, evaluation: Evaluation | None, current: Metrics | None) -> Verdict:
+def _score_current(config: Config, trainer: Epochs) -> tuple[Current | None, str]:
+    registry = registry_of(config)
+    move = registry.current()
+    if move is None:
+        return None, "there is no current version"
+    from clickline.scoring.versions import open_scorer  # only a comparison needs what serving needs
+
+    scorer = open_scorer(registry, registry.version(move.version), Path(config.cache.dir), _threads())
+    try:
+        if scorer.features != trainer.features:
+            return None, f"version {move.version} has other fields or statistics than these rows"
+        measured = measure(scorer.probabilities, trainer.eval_rows(), slots=trainer.sliced)
+        return Current(move.version, measured), ""
+    finally:
+        scorer.close()
+
+
+def _judge(config: Config, evaluation: Evaluation | None, current: Current | None) -> Verdict:
     asked = Thresholds(**config.gate.model_dump(exclude={"retries"}))
     if evaluation is not None:
-        return judge(evaluation.total, asked, current)
+        return judge(evaluation.total, asked, None if current is None else current.evaluation.total)
     if any(value is not None for value in asdict(asked).values()):
         return Verdict(False, ("the gate asks for figures, but data.eval gives no rows to measure them on.",))
     return Verdict(True, (), ("nothing was measured: data.eval is not given.",))
 
 
-def _write_report(config: Config, run: Path, trained: Result, verdict: Verdict) -> Path:
+# ── the report ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _told(
+    config: Config,
+    dataset: Dataset,
+    trainer: Epochs,
+    run: Path,
+    trained: Result,
+    verdict: Verdict,
+    current: Current | None,
+    why: str,
+) -> Told:
+    """What the report tells."""
+    features, closer = trainer.features, trained.closer
+    learned, evaluated = trainer.sample("train"), trainer.sample("eval")
+    names = names_in(dataset, features)
+    notes = []
+    drift = None
+    if learned is not None and evaluated is not None:
+        drift = drift_between(features, learned, evaluated, names)
+    if trained.evaluation is None:
+        notes.append("Nothing was measured, and train is compared with nothing: data.eval is not given.")
+    elif current is None:
+        notes.append(f"No other version was measured on these rows: {why}.")
+    if closer is not None and closer.unseen is None:
+        notes.append(
+            "How many values of eval have no vector is not known: the tables are too large to be read."
+        )
+    if features.dense:
+        notes.append("Missing numbers are 0 to the network: how many are missing is not known afterwards.")
+    return Told(
+        name=run.name,
+        home=config.home,
+        project=config.name,
+        config=resolved(config),
+        lineage=lineage(dataset, trained.checkpoint),
+        evaluation=trained.evaluation,
+        verdict=verdict,
+        importance=None if closer is None else closer.importance,
+        importance_rows=None if closer is None else closer.importance_rows,
+        slot_table=slot_table(
+            features,
+            dataset.splits["train"],
+            dataset.splits.get("eval"),
+            trained.story["slots"],
+            None if closer is None else closer.unseen,
+        ),
+        drift=drift,
+        learning=trained.learning,
+        epochs=trained.story["epochs"],
+        current=current,
+        names=names,
+        notes=notes,
+    )
+
+
+def _write_report(config: Config, run: Path, trained: Result, told: Told, progress: Progress) -> Path:
     path = run / _REPORT
-    document = {
+    whole = {
         "asked": _asked(config),
         "checkpoint": trained.checkpoint.folder.name,
-        "evaluation": None if trained.evaluation is None else trained.evaluation.to_json(),
-        "gate": verdict.to_json(),
+        **document(told),
         **trained.story,
     }
-    Storage().put(str(path), as_json(document, indent=1))
+    write(whole, str(path), Storage(), progress)
     return path
+
+
+def _send_report(tracker: Tracker, run: Path) -> None:
+    for path in (run / _REPORT, Path(page_of(str(run / _REPORT)))):
+        if path.exists():
+            tracker.artifact(path)
 
 
 def _figures(evaluation: Evaluation | None) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,14 @@ from clickline.learner.hardware import finds_ahead
 from clickline.metrics.window import Window
 from clickline.progress import Progress, human_size
 from clickline.records import LabelledRows
+from clickline.report.document import unseen_in
 from clickline.stages.train.epochs import Epochs
 from clickline.tracking import Tracker, process_figures
 
 __all__ = ["Trainer"]
 
-_TOLD_SECONDS = 2.0
+_TOLD_SECONDS = (0.5, 2.0)  # often at first, when much changes; measuring takes a hundredth of the first
+_TOLD_ROWS = 1 << 15  # the last ones, whose AUC and loss are told
 _WRITER_SHARE = 0.2  # of one core, for a checkpoint that is written while training goes on
 
 
@@ -49,8 +51,8 @@ class Trainer(Epochs):
         self._learner = learner
         self._finds_ahead = finds_ahead(identity["threads"])
         self._snapshot: Snapshot | None = None  # the one being written
-        self._window = Window()
-        self._told = self._written = time.monotonic()
+        self._window = Window(_TOLD_ROWS)
+        self._begun = self._told = self._written = time.monotonic()
         self._rows_told = 0
 
     @property
@@ -75,12 +77,16 @@ class Trainer(Epochs):
     def _slots(self) -> tuple[SlotReport, ...]:
         return self._model.tables.report()
 
+    def _unseen(self, rows: LabelledRows) -> Sequence[float]:
+        return unseen_in(self._model.tables, rows)
+
     # ── an epoch ───────────────────────────────────────────────────────────────────────────────
 
     def _learn_epoch(self, pool: ThreadPoolExecutor) -> None:
         """From the position to the end of its epoch."""
         rows = self._dataset.splits["train"].rows
         self._progress.begin(f"train epoch {self._position.epoch + 1}", total_rows=rows)
+        self._told = time.monotonic()
         writing: Future[Checkpoint] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="find") as finder:
             coming = self._batches.epoch(self._position)
@@ -105,6 +111,8 @@ class Trainer(Epochs):
                 current = following
                 if following is not None:
                     prepared = self._prepare(following[0]) if ahead is None else ahead.result()
+        if self._rows_told:
+            self._tell(time.monotonic())
         if writing is not None:
             if self._snapshot is not None:
                 self._snapshot.hurry()  # nothing is learned meanwhile that it could disturb
@@ -125,14 +133,17 @@ class Trainer(Epochs):
             self._hours.add(rows.event_hour_B, rows.label_B, rows.weight_B, step.probability_B)
         self._newest_hour = max(self._newest_hour, int(rows.event_hour_B.max()))
         self._rows_told += rows.rows
+        self._learned += rows.rows
         now = time.monotonic()
-        if now - self._told > _TOLD_SECONDS:
+        shortest, longest = _TOLD_SECONDS
+        if now - self._told > min(max(shortest, (now - self._begun) / 20), longest):
             self._tell(now)
 
     def _tell(self, now: float) -> None:
         auc, loss = self._window.measure()
         size, busy = self._model.tables.size, process_figures()
-        figures = {"rows_per_second": self._rows_told / (now - self._told), "ids": size, **busy}
+        speed = self._rows_told / max(now - self._told, 1e-9)
+        figures = {"rows_per_second": speed, "ids": size, **busy}
         if auc is not None and loss is not None:
             self._progress.note(
                 f"step {self._learner.step:,}, loss {loss:.4f}, AUC {auc:.4f}, {size:,} ids, "
@@ -140,6 +151,7 @@ class Trainer(Epochs):
             )
             figures |= {"loss": loss, "auc": auc}
         self._tracker.metrics(self._learner.step, figures)
+        self._curve.add(self._learner.step, self._learned, loss, auc, speed)
         self._told, self._rows_told = now, 0
 
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ Texts of all columns are joined at once, and so are numbers; no value is touched
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
@@ -316,9 +316,8 @@ def rows_from_objects(model: Model, objects: Any, what: str, limits: Limits) -> 
             )
     fields = fields_of(model)
     builder = RowsBuilder(fields, len(objects))
-    for field, values in _transposed(objects):
-        if known_field(field, fields, limits):
-            builder.values(field, values)
+    for field, values in _transposed(objects, lambda field: known_field(field, fields, limits)):
+        builder.values(field, values)
     return builder.build()
 
 
@@ -382,14 +381,17 @@ def kind_name(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-def _transposed(objects: list[dict[str, Any]]) -> Iterable[tuple[str, Sequence[Any]]]:
-    """The columns of rows that are objects."""
+def _transposed(
+    objects: list[dict[str, Any]], is_known: Callable[[str], bool]
+) -> Iterator[tuple[str, Sequence[Any]]]:
+    """The columns of rows that are objects. A name that is not known costs no look at every row."""
     names = list(objects[0])
     if len(names) > 1 and all(len(given) == len(names) for given in objects):
         with suppress(KeyError):  # all rows have the same fields, as is usual: no work a value
-            return zip(names, list(zip(*map(itemgetter(*names), objects), strict=True)), strict=True)
+            columns = list(zip(*map(itemgetter(*names), objects), strict=True))
+            return (both for both in zip(names, columns, strict=True) if is_known(both[0]))
     every = dict.fromkeys(name for given in objects for name in given)
-    return ((name, [given.get(name) for given in objects]) for name in every)
+    return ((name, [given.get(name) for given in objects]) for name in every if is_known(name))
 
 
 # ── values ─────────────────────────────────────────────────────────────────────────────────────

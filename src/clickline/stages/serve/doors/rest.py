@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from clickline.errors import RequestRefused
-from clickline.stages.serve.doors import rest_elasticctr, rest_inference, rest_tfserving
+from clickline.stages.serve.doors import openapi, rest_elasticctr, rest_inference, rest_tfserving
 from clickline.stages.serve.doors.calls import Call, Target, version_number
 from clickline.stages.serve.doors.rest_calls import (
     Door,
@@ -58,7 +58,10 @@ def route(method: str, path: str) -> Door | Page | Reply:
     except RequestRefused as refused:
         return refusal(refused.kind, str(refused))
     if found is None:
-        return refusal("not_found", f"there is nothing at {shown(path)}.")
+        return refusal(
+            "not_found",
+            f"there is nothing at {shown(path)}. A model is at /v1/models/NAME or /v2/models/NAME.",
+        )
     allowed = ("POST",) if isinstance(found, Door) else ("GET", "HEAD")
     if method not in allowed:
         return refusal("invalid", f"{shown(method)} {shown(path)}: {allowed[0]} is allowed.")
@@ -66,6 +69,8 @@ def route(method: str, path: str) -> Door | Page | Reply:
 
 
 def _named(path: str) -> Door | Page | None:
+    if path == "/openapi.json":
+        return Page("rest", Target(""), openapi.document, refusal)
     if path in _SERVER_PAGES:
         return Page("inference_rest", Target(""), _SERVER_PAGES[path], refusal)
     for protocol, pattern, pages in (

@@ -70,7 +70,6 @@ def read_inference(request: Request, model: Model, limits: Limits) -> Call:
     instances = document["instances"]
     check_rows(len(instances), limits)
     known = _slots_of(model)
-    nothing: list[int] = []
     given: dict[str, tuple[_Slot, list[list[int]]]] = {}  # the feasigns of each row, by column
     for row, instance in enumerate(instances):
         for slot in _given_slots(instance, row):
@@ -78,9 +77,8 @@ def read_inference(request: Request, model: Model, limits: Limits) -> Call:
             field = known.get(name if type(name) is str else _as_text(name, row))
             if field is not None:
                 if field.column not in given:
-                    given[field.column] = (field, [nothing] * len(instances))
-                rows = given[field.column][1]
-                rows[row] = rows[row] + _feasigns(slot, row)
+                    given[field.column] = (field, [[] for _ in instances])
+                given[field.column][1][row].extend(_feasigns(slot, row))
             elif not limits.ignore_unknown:
                 hint = similar_name(str(name), known)
                 raise RequestRefused(

@@ -1,4 +1,4 @@
-"""What the quality contest shares: the real rows and their split, how peers encode them, and the measures.
+"""What the quality contest shares: the real rows and their splits, how peers encode them, and the measures.
 
 Settings are chosen by the last fifth of the training rows, never by the test rows; the chosen one then learns all
 training rows, once for each seed. NumPy is all it needs.
@@ -6,6 +6,7 @@ training rows, once for each seed. NumPy is all it needs.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import sys
@@ -16,11 +17,40 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Encoded", "Rows", "contest", "encode", "measure", "read"]
+__all__ = [
+    "ADULT",
+    "ADULT_NUMBERS",
+    "BANDIT_AFFINITIES",
+    "BANDIT_WORDS",
+    "FILES",
+    "TRAIN_ROWS",
+    "Encoded",
+    "Rows",
+    "contest",
+    "encode",
+    "measure",
+    "number_floats",
+    "number_words",
+    "read",
+]
 
-FILE = "criteo_137k_train.tsv.gz"
-TRAIN_ROWS = 109_711  # in time order; the others are for the test
-CHOOSING_ROWS = TRAIN_ROWS * 4 // 5
+FILES = {
+    "criteo": ("criteo_137k_train.tsv.gz",),
+    "adult": ("adult_train.csv.gz", "adult_test.csv.gz"),
+    "openbandit": ("openbandit_10k.csv.gz",),
+}
+TRAIN_ROWS = {
+    "criteo": 109_711,
+    "adult": 32_561,
+    "openbandit": 8_000,
+}  # the first; the others are for the test
+ADULT = (
+    "age", "workclass", "fnlwgt", "education", "grade", "marital", "occupation", "relation", "race", "sex",
+    "gain", "loss", "hours", "country", "income",
+)  # fmt: skip
+ADULT_NUMBERS = ("age", "fnlwgt", "grade", "gain", "loss", "hours")
+BANDIT_WORDS = ("item_id", "position", *(f"user_feature_{n}" for n in range(4)))
+BANDIT_AFFINITIES = tuple(f"user-item_affinity_{n}" for n in range(80))
 MOST_EPOCHS = 12
 PATIENCE = 2  # epochs without a better log loss
 ECE_BINS = 20
@@ -42,14 +72,43 @@ class Encoded:
     floats_ND: np.ndarray
 
 
-def read(folder: Path) -> Rows:
-    with gzip.open(folder / FILE, "rt") as lines:
+def read(folder: Path, dataset: str) -> Rows:
+    """All rows, those of the test last."""
+    return {"criteo": _criteo, "adult": _adult, "openbandit": _openbandit}[dataset](folder, FILES[dataset])
+
+
+def _criteo(folder: Path, files: Sequence[str]) -> Rows:
+    with gzip.open(folder / files[0], "rt") as lines:
         cells = [line.rstrip("\n").split("\t") for line in lines]
     numbers = [[float(cell) if cell else np.nan for cell in row[1:14]] for row in cells]
     return Rows(
         np.array([float(row[0]) for row in cells]),
         np.array(numbers),
         np.array([row[14:] for row in cells], dtype="S8"),
+    )
+
+
+def _adult(folder: Path, files: Sequence[str]) -> Rows:
+    rows: list[dict[str, str]] = []
+    for name in files:
+        with gzip.open(folder / name, "rt") as lines:
+            cells = csv.reader(lines, skipinitialspace=True)
+            rows += [dict(zip(ADULT, row, strict=True)) for row in cells if row]
+    words = [name for name in ADULT[:-1] if name not in ADULT_NUMBERS]
+    return Rows(
+        np.array([float(row["income"].startswith(">")) for row in rows]),
+        np.array([[float(row[name]) for name in ADULT_NUMBERS] for row in rows]),
+        np.array([[row[name].replace("?", "") for name in words] for row in rows], dtype="S32"),
+    )
+
+
+def _openbandit(folder: Path, files: Sequence[str]) -> Rows:
+    with gzip.open(folder / files[0], "rt", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    return Rows(
+        np.array([float(row["click"]) for row in rows]),
+        np.array([[float(row[name]) for name in BANDIT_AFFINITIES] for row in rows]),
+        np.array([[row[name] for name in BANDIT_WORDS] for row in rows], dtype="S32"),
     )
 
 
@@ -64,7 +123,7 @@ def number_floats(numbers_ND: np.ndarray, known: int) -> np.ndarray:
     """Logarithms, scaled to 0 … 1 by the rows that may be known."""
     floats_ND = np.log1p(np.maximum(np.nan_to_num(numbers_ND), 0))
     low_D, high_D = floats_ND[:known].min(0), floats_ND[:known].max(0)
-    return np.clip((floats_ND - low_D) / (high_D - low_D), 0, 1).astype(np.float32)
+    return np.clip((floats_ND - low_D) / np.maximum(high_D - low_D, 1e-9), 0, 1).astype(np.float32)
 
 
 def encode(rows: Rows, known: int, numbers: str, min_count: int) -> Encoded:
@@ -96,6 +155,7 @@ def measure(label_N: np.ndarray, probability_N: np.ndarray) -> dict[str, float]:
     return {
         "auc": float(area / (clicks * (len(label_N) - clicks))),
         "logloss": float(-np.mean(label_N * np.log(p_N) + (1 - label_N) * np.log(1 - p_N))),
+        "accuracy": float(np.mean((p_N >= 0.5) == (label_N == 1))),
         "calibration": float(p_N.sum() / clicks),
         "ece": float(sum(gaps) / len(label_N)),
     }
@@ -104,25 +164,26 @@ def measure(label_N: np.ndarray, probability_N: np.ndarray) -> dict[str, float]:
 def contest(
     settings: Sequence[Any], learn: Callable[[Rows, Any, int, slice, int], Iterable[np.ndarray]]
 ) -> None:
-    """FOLDER SEEDS [CHOICES EPOCHS] from the command line; prints the result as JSON.
+    """FOLDER DATASET SEEDS [CHOICES EPOCHS] from the command line; prints the result as JSON.
 
     learn(rows, setting, known, scored, seed) learns the first `known` rows and after each epoch gives the
     probabilities of the `scored` ones. CHOICES and EPOCHS cut the search short, to try whether everything runs.
     """
     answers, sys.stdout = sys.stdout, sys.stderr  # for what the libraries print
-    folder, seeds = Path(sys.argv[1]), int(sys.argv[2])
-    choices, most = (int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 3 else (None, MOST_EPOCHS)
-    rows = read(folder)
-    cut, test = slice(CHOOSING_ROWS, TRAIN_ROWS), slice(TRAIN_ROWS, None)
+    folder, dataset, seeds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    choices, most = (int(sys.argv[4]), int(sys.argv[5])) if len(sys.argv) > 4 else (None, MOST_EPOCHS)
+    rows, trained = read(folder, dataset), TRAIN_ROWS[dataset]
+    choosing = trained * 4 // 5
+    cut, test = slice(choosing, trained), slice(trained, None)
     tried = []
     for setting in settings[:choices]:
-        epochs, figures = _best(rows, cut, learn(rows, setting, CHOOSING_ROWS, cut, 0), most)
+        epochs, figures = _best(rows, cut, learn(rows, setting, choosing, cut, 0), most)
         print(asdict(setting), f"{epochs} epochs", figures)
         tried.append((figures["logloss"], epochs, figures, setting))
     _, epochs, validated, chosen = min(tried, key=lambda one: one[0])
     results = []
     for seed in range(seeds):
-        last = _nth(learn(rows, chosen, TRAIN_ROWS, test, seed), epochs)
+        last = _nth(learn(rows, chosen, trained, test, seed), epochs)
         results.append({"seed": seed, **measure(rows.label_N[test], last)})
         print(results[-1])
     document = {"setting": asdict(chosen), "epochs": epochs, "choosing": validated, "test": results}

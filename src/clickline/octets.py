@@ -14,10 +14,9 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from clickline.embedding.memory import Whole
-
 __all__ = [
     "Octets",
+    "Whole",
     "bits_f32",
     "load_f32",
     "load_f64",
@@ -31,6 +30,7 @@ __all__ = [
 ]
 
 Octets = NDArray[np.uint8]
+Whole = Any  # an integer of any of Numba's kinds
 
 
 def _load(kind: Any, result: Any) -> Any:

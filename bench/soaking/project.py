@@ -1,0 +1,197 @@
+"""What the soak runs on: a project, hours of logs that arrive one after the other, and probes to ask with."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import random
+import shutil
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from clickline.client.calls import Ask
+from clickline.client.columns import as_table
+from clickline.client.grpc_asks import TfServingGrpc
+from clickline.client.http_asks import TfServingHttp
+
+__all__ = [
+    "DENSE",
+    "EVICTION_HOURS",
+    "FIRST_HOUR",
+    "LOOKUPS",
+    "SLOTS",
+    "Ports",
+    "Probe",
+    "Project",
+    "free_ports",
+]
+
+NAME = "ads"
+SLOTS, DENSE = 8, 4
+CARDINALITY = 30_000
+EVICTION_HOURS = 6
+FIRST_HOUR = 490896  # 2026-01-01T00 in hours since 1970
+SHARDS, REPLICAS = 2, 2
+LOOKUPS = [(shard, replica) for shard in range(SHARDS) for replica in range(REPLICAS)]
+CONTEXT = tuple(
+    f"C{n}" for n in range(1, 4)
+)  # the user's fields of a ranking; all others are the candidate's
+
+Row = dict[str, Any]
+
+
+def _yaml(ports: Ports) -> str:
+    fields = ["click: label", "timestamp: time"]
+    fields += [f"I{n}: log1p" for n in range(1, DENSE + 1)]
+    fields += [f"C{n}: {{kind: slot, slot: {n}}}" for n in range(1, SLOTS + 1)]
+    return f"""
+name: {NAME}
+data:
+  format: csv
+  train: arrived/{{date}}/{{hour}}/*.csv
+  dates: {{from: 20260101}}
+  fields: {{{", ".join(fields)}}}
+model: {{embedding_dim: 8, hidden: [64, 32]}}
+train: {{embedding: {{learning_rate: 0.2}}, eviction: {{hours_unseen: {EVICTION_HOURS}}}}}
+follow: {{poll: 0.5}}
+tracking: {{enabled: false}}
+publish: {{shards: {SHARDS}, deltas: 4, keep: 5}}
+serve: {{grpc_port: {ports.grpc}, http_port: {ports.http}, metrics_port: {ports.metrics}, processes: 2, poll: 0.5}}
+studio: {{port: {ports.studio}}}
+cache: {{dir: cache}}
+home: home
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        found = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Of the endpoint of `up`, of the studio, of a predictor that asks lookup servers, and of those."""
+
+    grpc: int
+    http: int
+    metrics: int
+    studio: int
+    predictor_grpc: int
+    predictor_http: int
+    predictor_metrics: int
+    lookup: tuple[int, ...] = field(default=())
+    lookup_metrics: tuple[int, ...] = field(default=())
+
+    @classmethod
+    def free(cls) -> Ports:
+        found, n = free_ports(7 + 2 * len(LOOKUPS)), 7 + len(LOOKUPS)
+        return cls(*found[:7], tuple(found[7:n]), tuple(found[n:]))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A request, and the rows it asks about."""
+
+    ask: Ask[Any]
+    rows: tuple[Row, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        assert self.ask.body is not None
+        return {
+            "where": self.ask.where,
+            "headers": dict(self.ask.headers),
+            "body": base64.b64encode(self.ask.body).decode(),
+        }
+
+
+class Project:
+    """A folder with a config, the logs that have arrived, and those that will."""
+
+    def __init__(self, folder: Path, hours: int, rows: int, seed: int) -> None:
+        from clickline.progress import Progress
+        from clickline.stages.sample.generate import SampleOptions, generate
+
+        self.folder = folder
+        self.home = folder / "home"
+        self.registry = self.home / "registry"
+        self.ports = Ports.free()
+        (folder / "clickline.yaml").write_text(_yaml(self.ports))
+        coming = folder / "coming"
+        options = SampleOptions(
+            "csv", hours * rows, coming, hours, seed, slots=SLOTS, dense=DENSE, cardinality=CARDINALITY
+        )
+        generate(options, Progress())
+        self._coming = sorted(coming.glob("2*/*"))
+        self._random = random.Random(seed)
+        self.arrived: list[Path] = []  # files in the order of the hours
+        (folder / "arrived" / self._coming[0].parent.name).mkdir(
+            parents=True
+        )  # a source that is there, and empty
+
+    def arrive(self) -> str:
+        """The next hour, its donefile last; its name."""
+        hour = self._coming[len(self.arrived)]
+        target = self.folder / "arrived" / hour.parent.name / hour.name
+        target.mkdir(parents=True)
+        shutil.copyfile(hour / "part-00000.csv", target / "part-00000.csv")
+        (target / "donefile").touch()
+        self.arrived.append(target / "part-00000.csv")
+        return f"{hour.parent.name}/{hour.name}"
+
+    @property
+    def left(self) -> int:
+        """Hours that have not arrived."""
+        return len(self._coming) - len(self.arrived)
+
+    def probes(self) -> dict[str, list[Probe]]:
+        """Requests for each door. Their rows are of the first hours, of later ones and of none: ids that are known,
+        become known, go again, and never were there."""
+        rows = self._rows(4)
+        http, grpc = TfServingHttp(NAME), TfServingGrpc(NAME)
+        found: dict[str, list[Probe]] = {"grpc": [], "http": [], "lookup": []}
+        for number in range(8):
+            one, many = (rows[number],), tuple(rows[8 + 24 * number : 32 + 24 * number])
+            context = {name: rows[number][name] for name in CONTEXT}
+            candidates = [
+                {name: value for name, value in row.items() if name not in CONTEXT}
+                for row in rows[200 + 50 * number : 250 + 50 * number]
+            ]
+            ranked = tuple(context | candidate for candidate in candidates)
+            for protocol, doors in ((grpc, ("grpc", "lookup")), (http, ("http",))):
+                asks = [
+                    Probe(protocol.predict(as_table(one), None), one),
+                    Probe(protocol.predict(as_table(many), None), many),
+                    Probe(protocol.rank(as_table([context]), as_table(candidates), None), ranked),
+                ]
+                for door in doors:
+                    found[door] += asks
+        return found
+
+    def _rows(self, hours: int) -> list[Row]:
+        """Some rows of hours from all over the run, shuffled, and some of made-up values."""
+        step = max(1, len(self._coming) // hours)
+        rows: list[Row] = []
+        for hour in self._coming[::step][:hours]:
+            with (hour / "part-00000.csv").open(newline="") as file:
+                rows += [_request(line) for line in islice(csv.DictReader(file), 140)]
+        never = {f"I{n}": 7.0 for n in range(1, DENSE + 1)} | {
+            f"C{n}": f"never {n}" for n in range(1, SLOTS + 1)
+        }
+        rows += [never] * 40 + [{**row, "C1": "never"} for row in rows[:40]]
+        self._random.shuffle(rows)
+        assert len(rows) >= 600, len(rows)
+        return rows
+
+
+def _request(line: Mapping[str, str]) -> Row:
+    """A line of the log as a client sends it: every field, missing ones as they are."""
+    row: Row = {f"I{n}": float(line[f"I{n}"] or "nan") for n in range(1, DENSE + 1)}
+    return row | {f"C{n}": line[f"C{n}"] for n in range(1, SLOTS + 1)}

@@ -1,0 +1,237 @@
+"""What must have come out, computed from files in the plainest way.
+
+Nothing of Clickline is used but the layout of its files: ids by xxhash, rows found by sorting, the network by the
+reference evaluator of ONNX, counters by SQL over the logs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+__all__ = ["Counters", "Published", "counters_of_checkpoint", "counters_of_logs", "id_of"]
+
+_MASK = 2**64 - 1
+_TRAILER = struct.Struct("<QI4x8s")
+
+
+def _fmix64(x: int) -> int:
+    x = ((x ^ (x >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
+    x = ((x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53) & _MASK
+    return x ^ (x >> 33)
+
+
+def id_of(slot: int, text: str) -> int:
+    """The id of a value in a slot, as docs/architecture.md has it."""
+    return _fmix64(xxhash.xxh64_intdigest(text.encode()) ^ _fmix64((slot + 0x9E3779B97F4A7C15) & _MASK))
+
+
+# ── versions ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Ids, rising, with their wide weight and vector; those that are gone have NaN."""
+
+    ids_N: np.ndarray
+    wide_N: np.ndarray
+    vector_ND: np.ndarray
+
+
+def _table(folder: Path) -> _Rows:
+    """All rows of a version's own files (fp32, one part)."""
+    found = []
+    for path in sorted(folder.glob("table-*.bin")):
+        content = path.read_bytes()
+        length, _, _ = _TRAILER.unpack(content[-_TRAILER.size :])
+        footer = json.loads(content[-_TRAILER.size - length : -_TRAILER.size])
+        (part,), (section,) = footer["parts"], footer["sections"]
+        assert footer["precision"] == "fp32", footer
+        assert part["wide"], footer
+        size = 8 + 4 + 4 * part["dim"]
+        kind = np.dtype(
+            {
+                "names": ["id", "wide", "vector"],
+                "formats": ["<u8", "<f4", ("<f4", (part["dim"],))],
+                "offsets": [0, 8, 12],
+                "itemsize": -(-size // 8) * 8,
+            }
+        )
+        count = section["rows"] + section["tombstones"]
+        found.append(np.frombuffer(content, kind, count, section["rows_at"]))
+    rows_N = np.concatenate(found)
+    rows_N = rows_N[np.argsort(rows_N["id"])]
+    return _Rows(rows_N["id"], rows_N["wide"], rows_N["vector"])
+
+
+def _over(below: _Rows, above: _Rows) -> _Rows:
+    """A table with a delta on it."""
+    stays_N = ~np.isin(below.ids_N, above.ids_N)
+    ids_N = np.concatenate([below.ids_N[stays_N], above.ids_N])
+    wide_N = np.concatenate([below.wide_N[stays_N], above.wide_N])
+    vector_ND = np.concatenate([below.vector_ND[stays_N], above.vector_ND])
+    order_N = np.argsort(ids_N)
+    return _Rows(ids_N[order_N], wide_N[order_N], vector_ND[order_N])
+
+
+class Published:
+    """The versions in a folder, by their numbers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._opened: dict[int, _Rows] = {}  # the last few: a chain is opened from its base on
+
+    def numbers(self) -> list[int]:
+        return sorted(int(path.parent.name) for path in self._folder.glob("*/manifest.json"))
+
+    def manifest(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self._folder / f"{number:09d}" / "manifest.json").read_text())
+        return found
+
+    def ids(self, number: int) -> np.ndarray:
+        """Of a version's whole table."""
+        rows = self._rows(number)
+        return rows.ids_N[~np.isnan(rows.wide_N)]
+
+    def scores(self, number: int, asked: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """What a version must answer to rows."""
+        import onnx
+        from onnx.reference import ReferenceEvaluator
+
+        manifest, rows = self.manifest(number), self._rows(number)
+        assert manifest["calibration"] is None, "the soak does not know calibrations"
+        wide_B = np.zeros(len(asked))
+        columns = []
+        for slot in manifest["slots"]:
+            default = np.array(slot["vector"], np.float32)
+            number_of_slot = int(slot["name"].removeprefix("C"))
+            vectors = []
+            for b, row in enumerate(asked):
+                wide, vector = _find(rows, id_of(number_of_slot, row[slot["name"]]))
+                vectors.append(default if vector is None else vector)
+                wide_B[b] += slot["wide"] if vector is None else wide
+            columns.append(np.stack(vectors))
+        for field in manifest["features"]["dense"]:
+            columns.append(np.array([[_log1p(row[field["name"]])] for row in asked], np.float32))
+        network = ReferenceEvaluator(onnx.load(self._folder / f"{number:09d}" / "dense.onnx"))
+        inputs = {"inputs": np.concatenate(columns, axis=1), "wide": wide_B.astype(np.float32)}
+        (logit_B,) = network.run(["logit"], inputs)
+        return 1.0 / (1.0 + np.exp(-(logit_B.astype(np.float64).reshape(-1) + manifest["logit_shift"])))
+
+    def _rows(self, number: int) -> _Rows:
+        if number not in self._opened:
+            own = _table(self._folder / f"{number:09d}")
+            parent = self.manifest(number)["parent"]
+            self._opened[number] = own if parent is None else _over(self._rows(parent), own)
+            for old in sorted(self._opened)[:-3]:
+                del self._opened[old]
+        return self._opened[number]
+
+
+def _find(rows: _Rows, id: int) -> tuple[float, np.ndarray | None]:
+    at = int(np.searchsorted(rows.ids_N, np.uint64(id)))
+    if at == rows.ids_N.size or rows.ids_N[at] != np.uint64(id) or np.isnan(rows.wide_N[at]):
+        return 0.0, None
+    return float(rows.wide_N[at]), rows.vector_ND[at]
+
+
+def _log1p(value: float) -> float:
+    return 0.0 if math.isnan(value) else math.copysign(math.log1p(abs(value)), value)
+
+
+# ── counters ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Shows and clicks of every id, rising in the ids, and the hour it was last seen in."""
+
+    ids_N: np.ndarray
+    shows_N: np.ndarray
+    clicks_N: np.ndarray
+    hour_N: np.ndarray
+
+    def differences(self, other: Counters) -> int:
+        """Ids that are only in one of them, or counted otherwise."""
+        mine = set(
+            zip(
+                self.ids_N.tolist(),
+                self.shows_N.tolist(),
+                self.clicks_N.tolist(),
+                self.hour_N.tolist(),
+                strict=True,
+            )
+        )
+        theirs = set(
+            zip(
+                other.ids_N.tolist(),
+                other.shows_N.tolist(),
+                other.clicks_N.tolist(),
+                other.hour_N.tolist(),
+                strict=True,
+            )
+        )
+        return len({entry[0] for entry in mine ^ theirs})
+
+
+def counters_of_logs(files: Sequence[Path], slots: int, hours_unseen: int) -> Counters:
+    """Counted over the logs. An id that was not seen for more than `hours_unseen` hours at the end of one is
+    forgotten: what was counted before does not count."""
+    import duckdb
+
+    last = 0
+    found: list[tuple[int, int, int, int]] = []
+    with duckdb.connect() as database:
+        database.execute("SET threads TO 1")
+        database.execute(
+            "CREATE TABLE log AS SELECT * FROM read_csv(?, all_varchar = true, header = true)",
+            [[str(file) for file in files]],
+        )
+        newest = database.execute("SELECT max(CAST(timestamp AS BIGINT) // 3600) FROM log").fetchone()
+        assert newest is not None
+        last = int(newest[0])
+        for slot in range(1, slots + 1):
+            seen = database.execute(
+                f"SELECT coalesce(C{slot}, '') AS value, CAST(timestamp AS BIGINT) // 3600 AS hour, count(*), "
+                "sum(CAST(click AS BIGINT)) FROM log GROUP BY ALL ORDER BY value, hour"
+            ).fetchall()
+            before: str | None = None
+            shows = clicks = at = 0
+            for value, hour, count, clicked in [*seen, (None, 0, 0, 0)]:
+                if value != before and before is not None and last - at <= hours_unseen:
+                    found.append((id_of(slot, before), shows, clicks, at))
+                if value != before or hour - 1 - at > hours_unseen:
+                    shows = clicks = 0
+                before, at = value, hour
+                shows, clicks = shows + count, clicks + int(clicked)
+    return _sorted(*(list(column) for column in zip(*found, strict=True)))
+
+
+def counters_of_checkpoint(folder: Path) -> Counters:
+    """As a checkpoint of the learner has them."""
+    from clickline.embedding.snapshot import SnapshotReader
+
+    reader = SnapshotReader(folder / "tables.bin")
+    records = [piece for table in range(len(reader.tables)) for piece in reader.rows(table)]
+    return _sorted(
+        *(np.concatenate([piece[name] for piece in records]) for name in ("id", "show", "click", "hour"))
+    )
+
+
+def _sorted(ids: Any, shows: Any, clicks: Any, hours: Any) -> Counters:
+    ids_N = np.array(ids, np.uint64)
+    order_N = np.argsort(ids_N)
+    return Counters(
+        ids_N[order_N],
+        np.array(shows, np.float64)[order_N],
+        np.array(clicks, np.float64)[order_N],
+        np.array(hours, np.int64)[order_N],
+    )

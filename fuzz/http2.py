@@ -1,0 +1,123 @@
+"""The HTTP/2 side of the gRPC port: any bytes, in any pieces, end in frames or in the end of the connection."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Sequence
+
+from hpack import Encoder
+
+from clickline.stages.serve.http2 import PREFACE, Arriving, Connection, Stream
+from fuzz.target import Choices, Target
+
+__all__ = ["TARGETS"]
+
+_MOST = 4096
+
+
+class _Transport:
+    def __init__(self) -> None:
+        self.ended = False
+        self.written = 0
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+
+    def abort(self) -> None:
+        self.ended = True
+
+    close = abort
+
+    def is_closing(self) -> bool:
+        return self.ended
+
+    def get_extra_info(self, name: str) -> _Transport:
+        return self
+
+    def setsockopt(self, *_: object) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
+
+class _Service:
+    """Answers each call with what it was sent."""
+
+    most_bytes = _MOST
+
+    def __init__(self) -> None:
+        self.arriving = Arriving(4 * _MOST)
+
+    def opened(self, stream: Stream) -> None:
+        stream.streaming = stream.path == "/stream"
+        if stream.path == "/no":
+            stream.refuse(5, "é" * 50 + stream.path)
+
+    def message(self, stream: Stream, message: bytes) -> None:
+        assert len(message) <= _MOST
+        if stream.streaming:
+            stream.send(message)
+        else:
+            stream.reply(message)
+
+    def ended(self, stream: Stream) -> None:
+        stream.finish()
+
+    def gone(self, stream: Stream) -> None:
+        pass
+
+
+def _http2(data: bytes) -> None:
+    choices = Choices(data)
+    size = choices.one_of([1 << 20, 1, 9, 100])
+    greeted = choices.number(8) > 0
+    content = (PREFACE if greeted else b"") + choices.rest()
+    service, transport = _Service(), _Transport()
+    connection = Connection(service, set())
+    connection.connection_made(transport)
+    for at in range(0, len(content), size):
+        if transport.ended:
+            break
+        connection.data_received(content[at : at + size])
+        # What is half here is bounded, and so is what lies ready to be sent.
+        assert service.arriving.bytes <= 64 * _MOST and transport.written < 1 << 26
+    connection.sweep(0.0)
+    connection.connection_lost(None)
+    assert service.arriving.bytes == 0
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">BHBBL", len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream) + payload
+
+
+def _seeds() -> Sequence[bytes]:
+    encoder = Encoder()
+
+    def call(number: int, path: str, body: bytes, **more: str) -> bytes:
+        headers = {":method": "POST", ":path": path, "te": "trailers", "grpc-timeout": "1S", **more}
+        block = encoder.encode(list(headers.items()))
+        message = body[:1] + struct.pack(">L", len(body) - 1) + body[1:]
+        return _frame(1, 4, number, block) + _frame(0, 1, number, message)
+
+    zipped = {"grpc-encoding": "gzip"}
+    settings = _frame(4, 0, 0, struct.pack(">HLHL", 4, 100, 5, 16384)) + _frame(4, 1, 0, b"")
+    window = _frame(8, 0, 0, struct.pack(">L", 1000)) + _frame(8, 0, 1, struct.pack(">L", 5))
+    calls = [
+        settings + call(1, "/x", b"\0hello"),
+        call(1, "/x", b"\1" + gzip.compress(b"hello" * 100), **zipped) + window,
+        call(1, "/stream", b"\0hello") + call(3, "/no", b"\0x") + _frame(6, 0, 0, b"pingpong"),
+        _frame(1, 0, 1, b"\x82") + _frame(9, 4, 1, b"\x84") + _frame(3, 0, 1, bytes(4)),
+        _frame(1, 4 | 8 | 32, 1, b"\1" + bytes(5) + b"\x82\0") + _frame(7, 0, 0, bytes(8)),
+        settings + call(1, "/x", b"\0" + b"y" * 3000) + call(3, "/x", b"\0" + b"z" * 3000) + window,
+    ]
+    return [bytes([size, 0, 1, 0]) + one for one in calls for size in range(4)]
+
+
+TARGETS = {"http2": Target(_http2, _seeds)}

@@ -1,0 +1,149 @@
+"""Every HTTP and gRPC request of the model server, from its bytes to encoded rows: an answer, or a refusal in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import grpc_model
+import numpy as np
+import rest_model
+
+from clickline.errors import RequestRefused
+from clickline.records import RequestRows
+from clickline.stages.serve.doors.rest import Door, HttpLimits, Known, Page, Reply, route
+from clickline.wire.messages import ModelInferRequest, PredictRequest
+from fuzz.target import Choices, Target, spoiled
+
+__all__ = ["TARGETS"]
+
+_PATHS = (
+    "/v1/models/ads:predict",
+    "/v1/models/ads:rank",
+    "/v2/models/ads/infer",
+    "/ElasticCTRPredictionService/inference",
+    "/v1/models/ads/versions/12:predict",
+)
+_HEADERS: tuple[dict[bytes, bytes], ...] = (
+    {},
+    {b"content-encoding": b"gzip"},
+    {b"content-encoding": b"deflate"},
+    {b"inference-header-content-length": b"60"},
+    {b"inference-header-content-length": b"99999999999"},
+)
+_KNOWN = Known(("ads", "ctr"), rest_model.MODEL)
+_DOCUMENTS = (
+    {"instances": [{"I1": 3, "I2": 0.5, "C1": "ab", "tags": ["x", "y"], "4": [1, 2], "5": 7}, {"I1": None}]},
+    {"inputs": {"I1": [1, 2], "C1": ["a", {"b64": "YQ=="}]}, "signature_name": "predict"},
+    {"context": {"C1": "a"}, "candidates": [{"I1": 1}, {"I1": 2}], "top_k": 1},
+    {"context": {}, "candidates": {"C2": ["x", None]}},
+    {
+        "id": "7",
+        "inputs": [
+            {"name": "I1", "datatype": "FP32", "shape": [2, 1], "data": [1.5, 2]},
+            {"name": "tags", "datatype": "BYTES", "shape": [2, 2], "data": [["a", "b"], ["c", "d"]]},
+        ],
+        "outputs": [{"name": "logits", "parameters": {"binary_data": True}}],
+        "parameters": {"binary_data_output": False},
+    },
+    {
+        "instances": [
+            {"slots": [{"slot_name": "4", "feasigns": [1, "-2"]}, {"slot_name": 5, "feasigns": [3]}]}
+        ]
+    },
+)
+
+
+def _answer(rows: int) -> rest_model.Answer:
+    scores_B = np.linspace(0.1, 0.9, rows, dtype=np.float32)
+    return rest_model.Answer(12, scores_B, scores_B)
+
+
+def _checked(rows: RequestRows) -> None:
+    try:
+        rest_model.ENCODER.encode(rows)
+    except RequestRefused as refused:
+        assert str(refused)
+
+
+def _rest(data: bytes) -> None:
+    """A body as it is, or a document that was spoiled; sometimes to a path that nobody knows."""
+    choices = Choices(data)
+    path, headers, whole = choices.one_of(_PATHS), choices.one_of(_HEADERS), choices.number(3)
+    limits = HttpLimits(max_rows=50, max_body=1 << 20, ignore_unknown=bool(choices.number(2)))
+    if whole == 0:
+        body = choices.rest()
+    elif whole == 1:
+        document = spoiled(choices.one_of(_DOCUMENTS), choices)
+        body = json.dumps(document).encode("utf-8", "surrogatepass")
+    else:
+        text = choices.rest().decode("latin-1")
+        method, _, path = text.partition(" ")
+        body = b""
+    found = route("POST" if whole < 2 else method, path)
+    if isinstance(found, Door):
+        try:
+            call = found.decode(body, headers, rest_model.MODEL, limits)
+            _checked(call.rows)
+            if call.context is not None:
+                _checked(call.context)
+            reply = found.encode(call, _answer(call.rows.rows))
+        except RequestRefused as refused:
+            reply = found.refuse(refused.kind, str(refused))
+    elif isinstance(found, Page):
+        reply = found.answer(_KNOWN)
+    else:
+        reply = found
+    assert isinstance(reply, Reply) and reply.body and 200 <= reply.status < 500
+
+
+def _grpc(data: bytes) -> None:
+    choices = Choices(data)
+    method = choices.one_of(list(grpc_model.METHODS))
+    try:
+        grpc_model.METHODS[method](choices.rest())
+    except RequestRefused as refused:
+        assert str(refused)
+
+
+# ── seeds ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _rest_seeds() -> Sequence[bytes]:
+    seeds = [
+        bytes([path, 0, 0, 0, 0, 0, 0, 0]) + json.dumps(document).encode()
+        for path in range(len(_PATHS))
+        for document in _DOCUMENTS
+    ]
+    inputs = [{"name": "C1", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 10}}]
+    head = json.dumps({"inputs": inputs}).encode()[:-1].ljust(59) + b"}"
+    seeds.append(b"\2\0\3\0\0\0\0\0" + head + b"\1\0\0\0a\1\0\0\0b")
+    seeds += [bytes([path, 0, 0, 0, 1, 0, 0, 0, n, 0, 1, 0]) for path in range(4) for n in range(6)]
+    paths = (
+        "/v2",
+        "/v2/health/live",
+        "/v2/models/ads/ready",
+        "/v1/models/ads/metadata",
+        "/v1/models/x/versions/9",
+    )
+    return seeds + [bytes([0, 0, 0, 0, 2, 0, 0, 0]) + f"GET {path}".encode() for path in paths]
+
+
+def _grpc_seeds() -> Sequence[bytes]:
+    predict = PredictRequest()
+    predict.model_spec.name = "ads"
+    for name, kind, values in (("I1", 1, [0.5, 1.5]), ("C1", 7, [b"a", b"b"])):
+        tensor = predict.inputs[name]
+        tensor.dtype = kind
+        tensor.tensor_shape.dim.add(size=2)
+        (tensor.float_val if kind == 1 else tensor.string_val).extend(values)
+    infer = ModelInferRequest(model_name="ads", id="7")
+    infer.inputs.add(name="I1", datatype="FP32", shape=[2, 1]).contents.fp32_contents.extend([1, 2])
+    raw = ModelInferRequest(model_name="ads")
+    raw.inputs.add(name="C1", datatype="BYTES", shape=[2])
+    raw.raw_input_contents.append(b"\1\0\0\0a\1\0\0\0b")
+    bodies = [predict.SerializeToString(), infer.SerializeToString(), raw.SerializeToString(), b"\x0a\x03ads"]
+    return [bytes([n, 0]) + body for n in range(len(grpc_model.METHODS)) for body in bodies]
+
+
+TARGETS = {"rest": Target(_rest, _rest_seeds), "grpc": Target(_grpc, _grpc_seeds)}

@@ -1,0 +1,27 @@
+"""All targets by name, and the module that has each: a process loads only what it fuzzes."""
+
+from __future__ import annotations
+
+import importlib
+
+from fuzz.target import Target
+
+__all__ = ["SURFACES", "load"]
+
+SURFACES = {
+    **dict.fromkeys(
+        ("criteo", "csv", "slots", "paddlerec", "tfrecord", "recordio", "parquet", "compressed"), "readers"
+    ),
+    **dict.fromkeys(("config", "credentials"), "configs"),
+    **dict.fromkeys(("dataset", "version", "pointer", "checkpoint", "scorer"), "manifests"),
+    "frozen": "frozen",
+    **dict.fromkeys(("rest", "grpc"), "requests"),
+    "http2": "http2",
+    **dict.fromkeys(("lookup", "lookup-answer"), "lookup"),
+    "studio": "studio",
+}
+
+
+def load(name: str) -> Target:
+    found: Target = importlib.import_module(f"fuzz.{SURFACES[name]}").TARGETS[name]
+    return found

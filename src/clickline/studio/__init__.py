@@ -1,0 +1,1 @@
+"""The web page: what runs, what was learned, what is served."""

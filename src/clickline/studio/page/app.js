@@ -1,0 +1,319 @@
+// Routes, what is known, and when it is drawn again. A panel says what it needs and how it looks.
+
+import { events, get } from "./api.js";
+import { askToken } from "./dialogs.js";
+import { h, show, words } from "./dom.js";
+import { arrows, loading, notice } from "./parts.js";
+import { LANGUAGES, language, named, preferred, remember, remembered, speak, t } from "./words.js";
+
+const FILES = {
+  overview: "overview",
+  runs: "runs",
+  versions: "versions",
+  serving: "serving",
+  data: "data",
+  cluster: "cluster",
+  try: "tryit",
+  log: "log",
+};
+const PANELS = {}; // those that were fetched: the first one at once, the others when there is time
+const POINTS = 300;
+
+const state = { homes: null, home: null, panel: "overview", rest: [], status: null, connection: "connecting", error: null };
+let found = {}; // place -> {data, error}
+let kept = {}; // panel -> what it remembers while the page is open
+let stream = null;
+let loads = {}; // place -> {aborter, again}
+let drawn = 0;
+let shownPlace = null;
+
+// ── what panels get ────────────────────────────────────────────────────────────────────────────
+
+/** What is looked at: the panel and what of it. */
+const place = () => [state.panel, ...state.rest].join("/");
+
+function context() {
+  kept[state.panel] ||= {};
+  const { home, status, rest, connection } = state;
+  return {
+    home,
+    about: state.homes?.find((one) => one.id === home),
+    status,
+    rest,
+    connection,
+    memory: kept[state.panel],
+    data: found[place()]?.data,
+    error: found[place()]?.error,
+    link: (...parts) => `#/${[home, ...parts].map(encodeURIComponent).join("/")}`,
+    draw,
+    reload: load,
+    say: (told) => (document.getElementById("said").textContent = told),
+  };
+}
+
+/** Fetch what the panel shows; what was there stays until then. */
+async function load() {
+  const panel = PANELS[state.panel];
+  if (!panel?.load || !state.home) return;
+  const here = place();
+  if (loads[here]) {
+    loads[here].again = true; // what is under way may be older than what was just told
+    return;
+  }
+  const mine = (loads[here] = { aborter: new AbortController(), again: false });
+  try {
+    const data = await panel.load(context(), mine.aborter.signal);
+    if (loads[here] === mine) found[here] = { data };
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    if (error.status === 401) wantToken();
+    if (loads[here] === mine) found[here] = { data: found[here]?.data, error };
+  } finally {
+    if (loads[here] === mine) delete loads[here];
+  }
+  draw();
+  if (mine.again && here === place()) load();
+}
+
+// ── routes ─────────────────────────────────────────────────────────────────────────────────────
+
+function route() {
+  if (location.hash && !location.hash.startsWith("#/")) return; // the skip link
+  const [home, panel, ...rest] = location.hash.replace(/^#\//, "").split("/").map(decodeURIComponent);
+  const known = state.homes?.some((one) => one.id === home) ? home : state.homes?.[0]?.id ?? null;
+  const before = { ...state };
+  state.panel = panel in FILES ? panel : "overview";
+  state.rest = panel in FILES ? rest : [];
+  if (known !== state.home) enter(known);
+  if (before.home && (before.panel !== state.panel || before.home !== state.home || before.rest.join() !== state.rest.join())) window.scrollTo(0, 0);
+  if (state.panel in PANELS) load();
+  else fetchPanel(state.panel).then(load).then(draw, draw);
+  draw();
+}
+
+const fetchPanel = async (name) => (PANELS[name] ??= (await import(`./${FILES[name]}.js`)).panel);
+
+function enter(home) {
+  stream?.close();
+  for (const one of Object.values(loads)) one.aborter.abort();
+  Object.assign(state, { home, status: null, connection: "connecting" });
+  found = {};
+  kept = {};
+  loads = {};
+  if (home) stream = events(home, { event: hear, state: connect });
+}
+
+function hear(name, data) {
+  let turned = false; // something began or ended: every panel may have other things to show
+  if (name === "status") {
+    tellStages(state.status, data);
+    turned = Boolean(state.status) && ["state", "stage", "health"].some((key) => state.status[key] !== data[key]);
+    state.status = data;
+  }
+  if (name === "serving") {
+    for (const one of Object.values(found)) {
+      const serving = one.data?.serving;
+      if (serving && serving.history.at(-1)?.at !== data.at) Object.assign(
+        serving,
+        { alive: true, history: [...serving.history, data].slice(-POINTS) },
+      );
+    }
+  }
+  if (turned || (name !== "serving" && PANELS[state.panel]?.on?.includes(name))) load();
+  draw();
+}
+
+/** Screen readers hear that a stage began or ended, and nothing in between. */
+function tellStages(before, now) {
+  if (!before) return;
+  for (const [name, stage] of Object.entries(now.stages || {})) {
+    if ((before.stages || {})[name]?.state !== stage.state) context().say(`${named("stage", name)}: ${named("state", stage.state)}`);
+  }
+}
+
+function connect(now, retryAt) {
+  const back = now === "live" && state.connection === "lost";
+  state.connection = now;
+  state.retryAt = retryAt;
+  if (now === "refused") wantToken();
+  if (back) route(); // whatever happened meanwhile
+  draw();
+}
+
+let asking = false;
+
+async function wantToken() {
+  if (asking) return;
+  asking = true;
+  const given = await askToken(() => get("api/homes"));
+  asking = false;
+  if (given) begin();
+}
+
+// ── drawing ────────────────────────────────────────────────────────────────────────────────────
+
+function draw() {
+  if (!drawn) drawn = requestAnimationFrame(redraw);
+}
+
+function redraw() {
+  drawn = 0;
+  document.getElementById("skip").textContent = t("skip");
+  show(document.getElementById("top"), top());
+  show(document.getElementById("banner"), banner());
+  show(document.getElementById("main"), body());
+  document.title = title();
+  if (shownPlace !== place()) {
+    shownPlace = place();
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+}
+
+function top() {
+  const home = state.homes?.find((one) => one.id === state.home);
+  const several = (state.homes?.length ?? 0) > 1;
+  return [
+    h(
+      "div",
+      { class: "bar" },
+      h(
+        "a",
+        { class: "brand", href: state.home ? context().link() : "#/" },
+        h("img", { src: "icon.svg", alt: "", width: "22", height: "22" }),
+        "Clickline",
+      ),
+      several
+        ? h(
+            "select",
+            {
+              class: "home",
+              "aria-label": t("home"),
+              on: {
+                change: (event) => (location.hash = `#/${encodeURIComponent(event.target.value)}/${state.panel === "log" ? "overview" : state.panel}`),
+              },
+            },
+            state.homes.map((one) => h("option", { value: one.id, key: one.id, selected: one.id === state.home }, one.name)),
+          )
+        : h("span", { class: "home" }, home?.name ?? ""),
+      h("span", { class: `connection ${state.connection}` }, t(`connection.${state.connection}`)),
+      h(
+        "div",
+        { class: "tools" },
+        h(
+          "button",
+          {
+            type: "button",
+            class: "quiet",
+            lang: language() === "zh" ? "en" : "zh-CN",
+            on: { click: () => changeLanguage(language() === "zh" ? "en" : "zh") },
+          },
+          LANGUAGES[language() === "zh" ? "en" : "zh"],
+        ),
+        h(
+          "button",
+          { type: "button", class: "quiet", "aria-label": t("theme", { name: t(`theme.${theme()}`) }), on: { click: changeTheme } },
+          t(`theme.${theme()}`),
+        ),
+      ),
+    ),
+    state.home
+      ? h(
+          "nav",
+          { "aria-label": t("nav"), on: { keydown: arrows } },
+          ["overview", "runs", "versions", "serving", "data", "cluster", "try"]
+            .filter((name) => name !== "cluster" || state.status?.cluster || state.panel === "cluster")
+            .map(
+              (name) => h("a", { key: name, href: context().link(name), "aria-current": name === state.panel ? "page" : null }, t(`panel.${name}`)),
+            ),
+        )
+      : null,
+  ];
+}
+
+function banner() {
+  if (state.connection !== "lost") return null;
+  return h(
+    "div",
+    { class: "notice bad lost" },
+    h("strong", {}, t("lost.title")),
+    h("span", {}, words(t("lost.words"))),
+    h("button", { type: "button", on: { click: () => (state.homes ? stream?.again() : begin()) } }, t("lost.again")),
+  );
+}
+
+function body() {
+  if (state.error) return notice("bad", t("error.title"), state.error);
+  if (!state.homes) return loading();
+  if (!state.home) return notice("info", t("homes.none"), t("homes.none.words"));
+  const now = context();
+  if (!(state.panel in PANELS) || (!state.status && state.panel === "overview")) return loading();
+  return h("div", { class: `panel ${state.panel}`, key: `${state.home}/${state.panel}/${state.rest.join("/")}` }, PANELS[state.panel].view(now));
+}
+
+function title() {
+  const home = state.homes?.find((one) => one.id === state.home);
+  const share = state.status?.work?.share;
+  const far = state.status?.state === "running" && Number.isFinite(share) ? `${Math.round(100 * share)} % · ` : "";
+  return home ? `${far}${home.name} · ${t(`panel.${state.panel}`)} · Clickline` : "Clickline";
+}
+
+// ── switches ───────────────────────────────────────────────────────────────────────────────────
+
+const theme = () => remembered("clickline.theme") || "system";
+
+function changeTheme() {
+  const next = { system: "light", light: "dark", dark: "system" }[theme()];
+  remember("clickline.theme", next === "system" ? null : next);
+  if (next === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = next;
+  draw();
+}
+
+async function changeLanguage(name) {
+  remember("clickline.language", name);
+  await speak(name);
+  draw();
+}
+
+// ── beginning ──────────────────────────────────────────────────────────────────────────────────
+
+async function begin() {
+  try {
+    state.homes = await get("api/homes");
+    state.error = null;
+    state.home = null;
+    state.connection = "connecting";
+    route();
+  } catch (error) {
+    if (error.status === 401) wantToken();
+    else if (error.status) state.error = error.message;
+    else {
+      state.connection = "lost";
+      setTimeout(begin, 2000);
+    }
+    draw();
+  }
+}
+
+window.addEventListener("hashchange", route);
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || /INPUT|TEXTAREA|SELECT/.test(event.target.nodeName)) return;
+  const search = document.querySelector("main input[type=search]");
+  if (!search || document.querySelector("dialog")) return;
+  event.preventDefault();
+  search.focus();
+});
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  document.getElementById("main").focus();
+});
+setInterval(() => {
+  if (document.hidden) return;
+  const panel = PANELS[state.panel];
+  if (panel?.reloads?.(context())) load();
+  if (state.panel === "overview" || Math.floor(Date.now() / 1000) % 10 === 0) draw(); // ages and running times
+}, 1000);
+
+await speak(preferred());
+await begin();
+setTimeout(() => Promise.allSettled(Object.keys(FILES).map(fetchPanel)), 500);

@@ -1,0 +1,90 @@
+// Questions that stop everything else: Esc and the button give up, the answer is sent from inside, errors stay in it.
+
+import { token } from "./api.js";
+import { h, words as set } from "./dom.js";
+import { t } from "./words.js";
+
+/** fields: [{name, label, type?, hint?, long?}], all required. `act(values)` does it; what it throws is shown. True when done. */
+export function ask({ title, words, fields, verb, danger, act }) {
+  const before = document.activeElement;
+  const wrong = h("p", { class: "dialog-error", role: "alert" });
+  const inputs = fields.map((field) => {
+    const shared = {
+      id: `ask-${field.name}`,
+      name: field.name,
+      required: true,
+      autocomplete: "off",
+      "aria-describedby": field.hint ? `hint-${field.name}` : null,
+    };
+    return field.long ? h("textarea", { ...shared, rows: "3" }) : h("input", { ...shared, type: field.type || "text", spellcheck: "false" });
+  });
+  return new Promise((resolve) => {
+    const yes = h("button", { type: "submit", class: danger ? "primary danger" : "primary" }, verb);
+    const form = h(
+      "form",
+      { method: "dialog" },
+      h("h2", { id: "ask-title" }, title),
+      words ? h("p", { id: "ask-words" }, set(words)) : null,
+      fields.map(
+        (field, n) => h(
+          "div",
+          { class: "field" },
+          h("label", { for: `ask-${field.name}` }, field.label),
+          inputs[n],
+          field.hint ? h("p", { class: "hint", id: `hint-${field.name}` }, set(field.hint)) : null,
+        ),
+      ),
+      wrong,
+      h("div", { class: "buttons" }, h("button", { type: "button", on: { click: () => dialog.close("") } }, t("cancel")), yes),
+    );
+    const dialog = h("dialog", { "aria-labelledby": "ask-title", "aria-describedby": words ? "ask-words" : null }, form);
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      const values = Object.fromEntries(inputs.map((input) => [input.name, input.value.trim()]));
+      const empty = inputs.find((input) => !input.value.trim());
+      if (empty) {
+        wrong.textContent = t("dialog.required");
+        empty.focus();
+        return;
+      }
+      yes.disabled = true;
+      try {
+        await act(values);
+        dialog.close("done");
+      } catch (error) {
+        wrong.textContent = error.message || t("lost.title");
+        if (error.status === 401) inputs.find((input) => input.name === "token")?.select();
+      } finally {
+        yes.disabled = false;
+      }
+    });
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      before?.focus?.();
+      resolve(dialog.returnValue === "done");
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+    inputs[0]?.focus();
+  });
+}
+
+export const tokenField = (hint) => ({ name: "token", label: t("token.label"), type: "password", hint });
+
+/** Asks for the token that reading needs where others can reach the studio. */
+export const askToken = (check) =>
+  ask({
+    title: t("token.title"),
+    words: t("token.words"),
+    fields: [tokenField(t("token.hint"))],
+    verb: t("token.verb"),
+    act: async (values) => {
+      token(values.token);
+      try {
+        await check();
+      } catch (error) {
+        token(null);
+        throw error;
+      }
+    },
+  });

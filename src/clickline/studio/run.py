@@ -1,0 +1,124 @@
+"""Run the studio until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from clickline.config.sections import unguarded
+from clickline.errors import ClicklineError
+from clickline.service.access import server_tls
+from clickline.studio.access import Access, Token, studio_token
+from clickline.studio.app import Studio
+from clickline.studio.homes import Home
+
+__all__ = ["Address", "run"]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the studio answers."""
+
+    url: str
+    token_file: Path | None  # None: none could be made, so nobody may act
+    note: str = ""  # why
+
+
+def run(
+    homes: Sequence[Home], host: str, port: int, up: Callable[[Address], None] = lambda address: None
+) -> None:
+    """Until SIGINT or SIGTERM. `up` is called when the port is open. Token and certificate are the first home's."""
+    section, folder, note = homes[0].config.studio, homes[0].folder, ""
+    file = section.token_file
+    missing = [f"studio.{key}" for key in unguarded(host, section.tls, file)]
+    if missing:
+        raise ClicklineError(
+            f"studio.host is {host}, which others can reach, and {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not given. Give them in a config (-c), or stay on 127.0.0.1 and "
+            "reach it by an SSH tunnel."
+        )
+    tls = server_tls(section.tls, "studio")
+    token: Token | None = None
+    try:
+        token = studio_token(file, folder)
+    except ClicklineError as error:
+        if file is not None:
+            raise
+        note = f"nobody may act: {error}"  # a home that cannot be written can be looked at
+    studio = Studio(homes, Access(token, host))
+    with _listening(host, port) as listening:
+        name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        name = f"[{name}]" if ":" in name else name
+        url = f"{'http' if tls is None else 'https'}://{name}:{listening.getsockname()[1]}"
+        up(Address(url, None if token is None else token.file, note))
+        asyncio.run(_serve(studio, listening, tls))
+
+
+async def _serve(studio: Studio, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+    server = _Server(
+        uvicorn.Config(
+            studio.app(),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+            lifespan="on",
+            ssl_context_factory=None if tls is None else lambda *_: tls,
+        )
+    )
+
+    def end() -> None:
+        server.should_exit = True
+        studio.close()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end)
+    await server.serve(sockets=[listening])
+    if studio.waits:  # a store that does not answer keeps its thread, and that would keep us
+        sys.stdout.flush()
+        os._exit(0)
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: a stream of events would never end by itself."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # Named as TCP, which a loop looks for before it sends small answers without delay.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(place)
+            bound.listen(128)
+        except BaseException:
+            bound.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        busy = getattr(error, "errno", None) == errno.EADDRINUSE
+        remedy = "Stop what uses it, or choose another port" if busy else "Choose another address or port"
+        raise ClicklineError(
+            f"studio: {shown} cannot be listened on: {getattr(error, 'strerror', None) or error}. {remedy} "
+            "(studio.host, studio.port)."
+        ) from error
+    with bound:
+        yield bound

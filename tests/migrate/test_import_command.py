@@ -1,0 +1,93 @@
+"""`clickline import`: where it writes, what it never overwrites, how it ends; and what no source can do to the file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clickline.config import load_config
+from clickline.stages.migrate.draft import WIDTH, Draft
+from clickline.stages.migrate.run import checked
+from clickline.stages.migrate.sources import Origin
+
+SCRIPT = Path(sys.executable).parent / "clickline"
+COMMAND = "train --training_data=data/train.tsv --validation_data=data/eval.tsv"
+
+
+def typed(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SCRIPT, "import", *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.mark.slow
+def test_it_writes_prints_and_refuses_to_overwrite(tmp_path: Path) -> None:
+    written = typed("elasticdl", COMMAND, cwd=tmp_path)
+    assert written.returncode == 0, written.stderr
+    assert written.stdout == "wrote clickline.yaml: 4 keys, 0 without a counterpart\n"
+    text = (tmp_path / "clickline.yaml").read_text()
+    printed = typed("elasticdl", COMMAND, "-o", "-", cwd=tmp_path)
+    assert (printed.returncode, printed.stdout, printed.stderr) == (0, text, "")
+    (tmp_path / "clickline.yaml").write_text("mine")
+    refused = typed("elasticdl", COMMAND, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "clickline.yaml exists already. Name another file with -o, or overwrite it with --force.\n"
+    )
+    assert (tmp_path / "clickline.yaml").read_text() == "mine"
+    assert typed("elasticdl", COMMAND, "--force", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "clickline.yaml").read_text() == text
+    assert typed("elasticdl", COMMAND, "-o", "deep/er/x.yaml", cwd=tmp_path).returncode == 0
+    assert load_config(tmp_path / "deep" / "er" / "x.yaml").name == "ads"
+
+
+@pytest.mark.slow
+def test_a_malformed_source_ends_with_2_and_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "params").write_text("DATASET_DIR=/d\nREPLICAS=none\n")
+    done = typed("tfserving-intel", "params", cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(
+        "params:2 REPLICAS would become deploy.serving.replicas, which is none. Allowed:"
+    )
+    assert not (tmp_path / "clickline.yaml").exists()
+    (tmp_path / "config.yaml").write_text("runner: {train_data_dir: rows, epochs: 0}\n")
+    done = typed("paddlerec", "config.yaml", cwd=tmp_path)
+    assert done.returncode == 2 and "config.yaml:1 runner.epochs would become train.epochs" in done.stderr
+    done = typed("elasticrec", "data.config", "slot.conf", cwd=tmp_path)
+    assert done.returncode == 2 and "data.config cannot be read: No such file" in done.stderr
+
+
+@pytest.mark.slow
+@given(
+    key=st.text(max_size=60),
+    value=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60),
+    why=st.text(max_size=200),
+)
+def test_nothing_breaks_out_of_a_value_or_a_comment(
+    key: str, value: str, why: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    draft = Draft(key)
+    draft.put("data.train", "rows")
+    draft.put("data.donefile", value, Origin("file", 1, key), why=why)
+    draft.leave(Origin(key, 1, key), why)
+    draft.hint(why)
+    text = draft.text()
+    document = yaml.safe_load(text)
+    assert document.keys() == {"data"} and document["data"].keys() == {"train", "donefile"}
+    checked(draft, tmp_path_factory.getbasetemp())
+    file = tmp_path_factory.getbasetemp() / "hostile.yaml"
+    file.write_text(text)
+    assert load_config(file).data.donefile == value
+
+
+def test_lines_are_no_wider_than_they_should_be() -> None:
+    draft = Draft("a system")
+    draft.put("data.train", "x" * 60, Origin("file", 7, "KEY"), why="words " * 40)
+    draft.leave(Origin("file", 8, "OTHER"), "words " * 40)
+    assert max(map(len, draft.text().splitlines())) <= WIDTH

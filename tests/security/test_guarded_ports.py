@@ -1,0 +1,69 @@
+"""Ports that others can reach: what the config refuses, what is warned of, and the contexts that clients take."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from clickline.client import Client
+from clickline.config import load_config
+from clickline.errors import ConfigError
+from clickline.service.access import exposure
+
+TLS = "{certificate: c.pem, key: k.pem}"
+
+
+def studio(folder: Path, host: str, **keys: str) -> str:
+    """The mistake in a config with this studio; empty without one."""
+    file = folder / "clickline.yaml"
+    more = "".join(f", {key}: {value}" for key, value in keys.items())
+    file.write_text(f"data: {{train: x.tsv}}\nstudio: {{host: '{host}'{more}}}\n")
+    try:
+        load_config(file)
+    except ConfigError as error:
+        [mistake] = error.mistakes
+        return str(mistake)
+    return ""
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "studio.example"])
+def test_a_studio_that_others_reach_needs_both(tmp_path: Path, host: str) -> None:
+    both = studio(tmp_path, host)
+    assert f"clickline.yaml:2 studio.host is {host}, which others can reach" in both
+    assert "tls and token_file are not given" in both
+    assert "Set studio.tls and studio.token_file, or reach it by an SSH tunnel." in both
+    assert "tls is not given" in studio(tmp_path, host, token_file="t")
+    assert "token_file is not given" in studio(tmp_path, host, tls=TLS)
+    assert studio(tmp_path, host, tls=TLS, token_file="t") == ""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_a_studio_of_this_machine_needs_nothing(tmp_path: Path, host: str) -> None:
+    assert studio(tmp_path, host) == ""
+
+
+def test_so_do_servers_unless_something_else_guards_them(tmp_path: Path) -> None:
+    file = tmp_path / "clickline.yaml"
+    file.write_text(f"data: {{train: x.tsv}}\nserve: {{host: 0.0.0.0, tls: {TLS}}}\n")
+    with pytest.raises(ConfigError) as raised:
+        load_config(file)
+    [mistake] = raised.value.mistakes
+    assert (
+        "clickline.yaml:2 serve.host is 0.0.0.0, which others can reach, and token_file is not given"
+        in str(mistake)
+    )
+    assert "Set serve.token_file, or serve.open: true where something else guards the ports." in str(mistake)
+    words = exposure(load_config(file, ["serve.open=true"]).serve)
+    assert words is not None
+    assert "serve.token_file is not set" in words and "serve.tls" not in words
+    assert exposure(load_config(file, ["serve.token_file=t"]).serve) is None
+    assert exposure(load_config(file, ["serve.host=127.0.0.1"]).serve) is None
+
+
+def test_a_context_of_ssl_is_for_protocols_over_http() -> None:
+    context = ssl.create_default_context()
+    Client("127.0.0.1:1", protocol="http", model="ctr", tls=context).close()
+    with pytest.raises(ConfigError, match="tls is an SSLContext, and protocol is grpc"):
+        Client("127.0.0.1:1", protocol="grpc", tls=context)

@@ -1,0 +1,296 @@
+"""Signatures through the real flow: publish, servers, lookup servers, the command line, pods."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+import clickline
+from clickline.artifacts.manifest import MANIFEST, SIGNATURE
+from clickline.artifacts.registry import Registry
+from clickline.artifacts.signing import Signer, Trusted, make_keys
+from clickline.artifacts.version import Verifier
+from clickline.config import Config, load_config
+from clickline.errors import ArtifactError, ClicklineError, VersionUntrusted
+from clickline.intake.stores import registry_of
+from clickline.scoring.versions import open_scorer
+from clickline.stages.deploy.render import rendered
+from clickline.stages.lookup.versions import ShardFiles
+from clickline.storage.stores import Storage
+from lookup.fleet import Server, random_blocks, random_delta, registry_in
+from lookup.fleet import publish as publish_tables
+from serve.service import Service, command, eventually
+
+SCRIPT = Path(sys.executable).parent / "clickline"
+
+
+def change(project: Path, **sections: dict[str, Any]) -> Config:
+    """The project's config with these keys."""
+    file = project / "clickline.yaml"
+    tree = yaml.safe_load(file.read_text())
+    for name, keys in sections.items():
+        tree[name] = {**tree.get(name, {}), **keys}
+    file.write_text(yaml.safe_dump(tree))
+    return load_config(file)
+
+
+def signing(project: Path) -> Config:
+    """With a pair of keys, used and trusted."""
+    make_keys(project / "keys")
+    return change(
+        project,
+        publish={"signing_key_file": "keys/signing-key.pem"},
+        serve={"trusted_keys_file": "keys/public-key.pem"},
+    )
+
+
+def again(config: Config, number: int, signer: Signer | None) -> int:
+    """A version with the same files under a new number, as whoever can write to the registry could make it."""
+    anybody = registry_of(config, any_version=True)
+    old = anybody.version(number)
+    with anybody.draft() as draft:
+        for name in old.files:
+            shutil.copy(Path(old.folder, name), draft.folder / name)
+        made = draft.commit(old.body, None, signer)
+    anybody.move(made.number, "by hand", after=anybody.current())
+    return made.number
+
+
+# ── publish ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_what_is_published_is_signed_and_builds_on_nothing_unsigned(project: Path) -> None:
+    config = load_config(project / "clickline.yaml")
+    clickline.publish(config)  # version 1, before anybody thought of keys
+    config = signing(project)
+    with pytest.raises(VersionUntrusted, match="version 1 is not signed"):
+        open_scorer_of(config, 1)
+    made = clickline.publish(config).version
+    assert (made.number, made.parent) == (2, None), "same model, but signed, and no delta of the unsigned one"
+    assert Path(made.folder, SIGNATURE).stat().st_size == 64
+    again_made = clickline.publish(config)
+    assert (again_made.version.number, again_made.reused) == (2, True)
+    open_scorer_of(config, 2).check_sample()
+    table = next(Path(made.folder).glob("table-*.bin"))
+    content = table.read_bytes()
+    table.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ArtifactError, match="is damaged: its SHA-256 is"):
+        open_scorer_of(config, 2)
+
+
+def open_scorer_of(config: Config, number: int) -> Any:
+    registry = registry_of(config)
+    return open_scorer(registry, registry.version(number), Path(config.cache.dir), 1)
+
+
+def test_publishing_what_servers_would_refuse_is_refused_first(project: Path) -> None:
+    signing(project)
+    config = change(project, publish={"signing_key_file": None})
+    with pytest.raises(
+        ClicklineError, match=r"publish\.signing_key_file is not set, and servers use only what"
+    ):
+        clickline.publish(config)
+    make_keys(project / "other")
+    config = change(project, publish={"signing_key_file": "other/signing-key.pem"})
+    with pytest.raises(ClicklineError, match=r"other/signing-key\.pem is none of their private keys"):
+        clickline.publish(config)
+    assert registry_of(config).numbers() == []
+
+
+def test_without_the_package_it_is_said(project: Path) -> None:
+    signing(project)
+    code = """
+import sys
+sys.modules["cryptography"] = None
+from clickline.cli.main import main
+sys.argv = ["clickline", "versions", "verify"]
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "pip install 'clickline[sign]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ── servers ────────────────────────────────────────────────────────────────────────────────────
+
+
+def answering(service: Service) -> int:
+    told = httpx.get(service.url("/v1/models/ctr"), timeout=10).json()
+    return int(told["model_version_status"][0]["version"])
+
+
+@pytest.mark.slow
+def test_a_server_stays_on_what_is_signed(project: Path) -> None:
+    config = signing(project)
+    signer = Signer.read(str(project / "keys" / "signing-key.pem"))
+    clickline.publish(config)
+    new, _ = make_keys(project / "new")
+    stranger, _ = make_keys(project / "stranger")
+    trusted = project / "trusted.pem"
+    trusted.write_bytes(b"".join((project / one / "public-key.pem").read_bytes() for one in ("keys", "new")))
+    with command(project, trusted_keys_file=str(trusted)) as service:
+        assert service.wait_up()["version"] == 1
+        for count, (wrong, words) in enumerate(
+            ((None, "is not signed"), (Signer.read(str(stranger)), "is wrong")), start=1
+        ):
+            number = again(config, 1, wrong)
+            [line] = eventually(
+                lambda: [one for one in service.log("a version was refused") if one["version"] == number]  # noqa: B023
+            )
+            assert words in line["reason"]
+            assert (line["current"], line["level"]) == (1, "error")
+            assert answering(service) == 1
+            assert service.admin("/readyz").text == "ready\n"
+            assert service.metrics()["clickline_version_refused_total"] == count
+            assert service.metrics()["clickline_version"] == 1
+        number = again(config, 1, Signer.read(str(new)))  # the next key, trusted beside the first
+        eventually(lambda: answering(service) == number)
+        number = again(config, 1, signer)
+        eventually(lambda: answering(service) == number)
+    # Where the pointer is at a version of a stranger at the start, no port is opened.
+    number = again(config, 1, None)
+    done = run(project, "serve")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"version {number} is not signed" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_lookup_servers_ask_for_the_same(tmp_path: Path) -> None:
+    private, public = make_keys(tmp_path / "keys")
+    signer = Signer.read(str(private))
+    registry = registry_in(tmp_path)
+    server = Server(tmp_path, 0, {"serve.trusted_keys_file": public})
+    trusting = Registry(Storage(), registry.uri, Trusted.read(str(public)))
+    files = ShardFiles(trusting, 0, tmp_path / "copies", Verifier())
+    with signed_drafts(registry, signer):
+        publish_tables(registry, random_blocks(1))
+        publish_tables(registry, random_delta(2), parent=1)
+    opened, shards = files.open(2)
+    assert (opened.number, shards) == (2, 2)
+    try:
+        server.start()
+        assert server.wait().up["version"] == 2
+        unsigned = publish_tables(registry, random_blocks(3))
+        [line] = eventually(lambda: server.events("a version was refused"))[:1]
+        assert (line["version"], line["open"]) == (unsigned, [1, 2])
+        assert "is not signed" in line["reason"]
+        server.end()
+        server.start()
+        assert server.process is not None
+        assert server.process.wait(60) == 1
+        told = json.loads(server.process.stdout.read())  # type: ignore[union-attr]
+        assert f"version {unsigned} is not signed" in json.dumps(told)
+    finally:
+        server.end()
+
+
+@contextmanager
+def signed_drafts(registry: Registry, signer: Signer) -> Iterator[None]:
+    """All that a registry's drafts commit in the block is signed."""
+    unsigned = registry.draft
+
+    def draft(*arguments: Any) -> Any:
+        made = unsigned(*arguments)
+        commit = made.commit
+        made.commit = lambda body: commit(body, None, signer)  # type: ignore[method-assign]
+        return made
+
+    registry.draft = draft  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        registry.draft = unsigned  # type: ignore[method-assign]
+
+
+# ── the command line ───────────────────────────────────────────────────────────────────────────
+
+
+def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([SCRIPT, *arguments], cwd=project, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_keygen_verify_and_what_is_shown_of_unsigned_versions(tmp_path: Path) -> None:
+    registry = registry_in(tmp_path)
+    made = run(tmp_path, "versions", "keygen", "--out", "keys")
+    assert made.returncode == 0, made.stderr
+    assert "keys/signing-key.pem: name it in publish.signing_key_file" in made.stdout
+    told = json.loads(run(tmp_path, "versions", "keygen", "--out", "more", "--json").stdout)
+    assert told == {"private": "more/signing-key.pem", "public": "more/public-key.pem"}
+    with signed_drafts(registry, Signer.read(str(tmp_path / "keys" / "signing-key.pem"))):
+        publish_tables(registry, random_blocks(1))
+        publish_tables(registry, random_delta(2), parent=1)
+    publish_tables(registry, random_blocks(3), current=False)
+    tree: dict[str, Any] = {
+        "data": {"train": "x.tsv"},
+        "home": ".",
+        "cache": {"dir": "cache"},
+        "publish": {"registry": "registry"},
+    }
+    (tmp_path / "clickline.yaml").write_text(yaml.safe_dump(tree))
+    assert (
+        "4 files of 2 versions read. Signatures were not asked for"
+        in run(tmp_path, "versions", "verify").stdout
+    )
+    tree["serve"] = {"trusted_keys_file": "keys/public-key.pem"}
+    (tmp_path / "clickline.yaml").write_text(yaml.safe_dump(tree))
+    assert "Signed by a trusted key." in run(tmp_path, "versions", "verify").stdout
+    told = json.loads(run(tmp_path, "versions", "verify", "2", "--json").stdout)
+    assert told == {"version": 2, "chain": [1, 2], "files": 4, "signed": True}
+    refused = run(tmp_path, "versions", "verify", "3")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "version 3 is not signed" in refused.stderr
+    assert run(tmp_path, "versions", "pin", "3").returncode == 1
+    listed = json.loads(run(tmp_path, "versions", "list", "--json").stdout)
+    assert [(one["version"], one["state"]) for one in listed] == [(1, []), (2, ["current"]), (3, [])]
+    assert run(tmp_path, "versions", "show", "3").returncode == 0
+    manifest = tmp_path / "registry/versions/000000001" / MANIFEST
+    manifest.write_bytes(manifest.read_bytes() + b" ")
+    refused = run(tmp_path, "versions", "verify", "2")
+    assert "because of a version on which it builds: the signature of version 1 is wrong" in refused.stderr
+
+
+# ── pods ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_server_pod_gets_the_private_key(tmp_path: Path) -> None:
+    file = tmp_path / "clickline.yaml"
+    file.write_text("""
+name: ads
+data: {format: criteo, train: data/train.tsv}
+publish: {signing_key_file: keys/private}
+serve: {trusted_keys_file: keys/public, token_file: token}
+deploy:
+  serving: {lookup: {replicas: 1}}
+  tracking: {enabled: true}
+  secrets: {files: {keys/private: signing/key, keys/public: trust/keys, token: serving/token}}
+""")
+    mounted: dict[str, set[str]] = {}
+    volumes: dict[str, set[str]] = {}
+    for made in rendered(file).objects:
+        spec = made.get("spec", {}).get("template", {}).get("spec")
+        if spec is not None:
+            role = made["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+            paths = {mount["mountPath"] for one in spec["containers"] for mount in one["volumeMounts"]}
+            mounted[role] = paths & {"/clickline/keys/private", "/clickline/keys/public"}
+            volumes[role] = {one["secret"]["secretName"] for one in spec["volumes"] if "secret" in one}
+    servers = {role for role in mounted if role in ("predictor", "lookup", "tracking")}
+    assert len(servers) == 3 < len(mounted)
+    for role in mounted:
+        wanted = {"/clickline/keys/public"} | (set() if role in servers else {"/clickline/keys/private"})
+        assert mounted[role] == wanted, role
+        assert ("signing" in volumes[role]) == (role not in servers)
