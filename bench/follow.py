@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from measure import ROOT, Row, publish
-from peers.serving.servers import free_ports
+from measure import ROOT, Row, free_ports, publish
 
 IMAGE = ROOT / "docs" / "images" / "follow.svg"
 FIRST_HOUR = 490_896  # 2026-01-01T00 in hours since 1970

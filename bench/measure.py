@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import re
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -39,6 +41,15 @@ def peer_python(name: str) -> Path:
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", str(listed)], check=True)
         ready.touch()
     return python
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    with ExitStack() as held:
+        found = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
 
 
 def run_peer(name: str, script: str, *arguments: str) -> float:

@@ -28,9 +28,9 @@ import numpy as np
 
 import clickline
 from clickline.wire.messages import PredictResponse
-from measure import ROOT, Row, publish
+from measure import ROOT, Row, free_ports, publish
 from peers.serving.load import write_bodies
-from peers.serving.servers import PEERS, Door, Peer, Server, free_ports, start_peer
+from peers.serving.servers import PEERS, Door, Peer, Server, start_peer
 from published import Live, predict_body, rank_body
 
 CORES = 2

@@ -6,9 +6,7 @@ import base64
 import csv
 import random
 import shutil
-import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,6 +16,7 @@ from clickline.client.calls import Ask
 from clickline.client.columns import as_table
 from clickline.client.grpc_asks import TfServingGrpc
 from clickline.client.http_asks import TfServingHttp
+from measure import free_ports
 
 __all__ = [
     "DENSE",
@@ -28,7 +27,6 @@ __all__ = [
     "Ports",
     "Probe",
     "Project",
-    "free_ports",
 ]
 
 NAME = "ads"
@@ -66,14 +64,6 @@ studio: {{port: {ports.studio}}}
 cache: {{dir: cache}}
 home: home
 """
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        found = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
 
 
 @dataclass(frozen=True)

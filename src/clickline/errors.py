@@ -23,7 +23,9 @@ becomes is decided in `cli/exits.py`, never here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 __all__ = [
@@ -104,7 +106,14 @@ class CacheFull(StorageError):
 
 
 class GateRefused(ClicklineError):
-    """The model did not reach what `gate` asks for, after all retries. Nothing was published."""
+    """The model did not reach what `gate` asks for, after all retries. Nothing was published.
+
+    `reasons` says what was not reached; `report` is the file with all that was measured, when training made one."""
+
+    def __init__(self, message: str, reasons: Sequence[str] = (), report: Path | None = None) -> None:
+        super().__init__(message)
+        self.reasons = tuple(reasons) or (message,)
+        self.report = report
 
 
 class ArtifactError(ClicklineError):

@@ -19,7 +19,6 @@ from clickline.metrics.calibrate import (
     fit_isotonic,
     fit_platt,
     from_json,
-    undo_sampling,
 )
 
 FITS = [fit_isotonic, fit_platt]
@@ -201,33 +200,3 @@ def test_blocks_that_the_prior_puts_out_of_order_are_pooled():
     assert list(fitted.values) == sorted(fitted.values)
     assert fitted.apply(np.array([0.1, 0.2])) == pytest.approx([0.499, 0.499], abs=0.25)
     assert np.all(np.diff(fitted.apply(np.linspace(0, 1, 50))) > 0)
-
-
-# ── down-sampled non-clicks ────────────────────────────────────────────────────────────────────
-
-
-@given(st.floats(1e-6, 1 - 1e-6), st.floats(0.001, 1))
-def test_sampling_is_undone_exactly(true, rate):
-    learned = true / (true + (1 - true) * rate)  # the rate of clicks where only `rate` of the others are left
-    assert undo_sampling(np.array([learned]), rate) == pytest.approx([true], rel=1e-9)
-
-
-def test_undone_sampling_is_calibrated_on_all_rows_and_keeps_the_ends():
-    rng = np.random.default_rng(10)
-    true = sigmoid(rng.normal(-3, 1, 200_000))
-    label = rng.random(200_000) < true
-    learned = (true / (true + (1 - true) * 0.1)).astype(np.float32)
-    assert counted(*columns(label, np.ones(200_000), learned)).metrics().calibration > 3
-    mended = undo_sampling(learned, 0.1)
-    assert mended.dtype == np.float32
-    assert counted(*columns(label, np.ones(200_000), mended)).metrics().calibration == pytest.approx(
-        1, abs=0.02
-    )
-    assert undo_sampling(np.array([0.0, 1.0]), 0.1).tolist() == [0, 1]
-    assert np.array_equal(undo_sampling(learned, 1.0), learned)
-
-
-@pytest.mark.parametrize("rate", [0, -1, 1.5, math.nan])
-def test_a_rate_that_is_none_is_refused(rate):
-    with pytest.raises(ValueError, match="the share of non-clicks that was kept is above 0 and up to 1"):
-        undo_sampling(np.array([0.5]), rate)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +15,7 @@ import yaml
 
 from clickline.config import load_config
 from deploy_schemas.schemas import pod_specs, problems, restricted_problems
+from servers.waiting import free_ports
 
 PAGES = Path(__file__).parents[2] / "docs" / "coming-from"
 ENVIRONMENT = os.environ | {
@@ -42,14 +41,6 @@ def typed(script: str, folder: Path) -> str:
     return done.stdout
 
 
-def free_ports() -> dict[str, int]:
-    with contextlib.ExitStack() as held:
-        found = {name: held.enter_context(socket.socket()) for name in PORTS}
-        for one in found.values():
-            one.bind(("127.0.0.1", 0))
-        return {name: one.getsockname()[1] for name, one in found.items()}
-
-
 def use(ports: dict[str, int], file: Path) -> None:
     """Other tests may hold the ports of the defaults; the rest of the file stays as it was written."""
     own = {"grpc_port": ports["8500"], "http_port": ports["8501"], "metrics_port": ports["8502"]}
@@ -72,7 +63,7 @@ def manifests(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", GUIDES)
 def test_the_tutorial_ends_in_a_scored_request(page: str, tmp_path: Path) -> None:
-    ports, file = free_ports(), tmp_path / "clickline.yaml"
+    ports, file = dict(zip(PORTS, free_ports(len(PORTS)), strict=True)), tmp_path / "clickline.yaml"
     printed = []
     try:
         for block in blocks(page):

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import yaml
 
 from clickline.config import load_config
 from clickline.stages.deploy.render import rendered
+from servers.waiting import free_ports
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -50,15 +50,11 @@ def with_own_ports(text: str) -> str:
     return re.sub("850[012]", lambda port: str(PORTS[port[0]]), text)
 
 
-def free_ports(*names: str) -> dict[str, int]:
-    with contextlib.ExitStack() as held:
-        found = {name: held.enter_context(socket.socket()) for name in names}
-        for one in found.values():
-            one.bind(("127.0.0.1", 0))
-        return {name: one.getsockname()[1] for name, one in found.items()}
+def own_ports() -> dict[str, int]:
+    return dict(zip(("8500", "8501", "8502"), free_ports(3), strict=True))
 
 
-PORTS = free_ports("8500", "8501", "8502")
+PORTS = own_ports()
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +107,7 @@ def test_the_server_answers_as_the_pages_show(ads):
 def test_the_python_program_and_the_single_stages_of_the_readme(ads, monkeypatch, tmp_path):
     project = tmp_path / "ads"
     shutil.copytree(ads, project, ignore=shutil.ignore_patterns(".clickline"))
-    use_ports(project, free_ports("8500", "8501", "8502"))
+    use_ports(project, own_ports())
     monkeypatch.chdir(project)
     (program,) = blocks("README.md", "python")
     served, rows, auc, version = printed(program).splitlines()

@@ -290,7 +290,9 @@ def test_durations(seconds, words):
 
 
 def test_a_line_for_the_shell_survives_quotes(tmp_path):
-    (tmp_path / "clickline.yaml").write_text("name: ads\ndata: {train: a.tsv}\nserve: {host: '::', open: true}\n")
+    (tmp_path / "clickline.yaml").write_text(
+        "name: ads\ndata: {train: a.tsv}\nserve: {host: '::', open: true}\n"
+    )
     where = endpoint(load_config(tmp_path / "clickline.yaml"), {"C1": "it's"})
     assert (where.grpc, where.http) == ("[::]:8500", "http://[::]:8501")
     shown = subprocess.run(

@@ -11,9 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clickline.features import slot_number
 from clickline.progress import Progress
+from clickline.stages.prepare.statistics import share_edges
 from clickline.stages.sample.generate import SampleOptions, generate
 
 SLOTS = [f"C{i}" for i in range(1, 27)]
@@ -261,6 +264,34 @@ def test_quantiles_part_values_that_lie_close_together(project):
         _, counts = np.unique(table.column(name).to_numpy(), return_counts=True)
         assert len(counts) == 10
         assert counts.max() < 1.6 * counts.min()
+
+
+def shares(sample, edges):
+    return np.bincount(np.searchsorted(edges, sample, side="right"), minlength=len(edges) + 1)
+
+
+@given(st.lists(st.integers(-20, 20), min_size=1, max_size=300), st.integers(2, 40))
+def test_buckets_are_used_up_and_none_is_empty(values, buckets):
+    sample = np.array(values, dtype=np.float32)
+    edges = share_edges(sample, buckets)
+    assert list(edges) == sorted(set(edges))
+    assert len(edges) < buckets
+    assert shares(sample, edges).min() > 0
+    if len(set(values)) <= buckets:
+        assert edges == tuple(sorted(set(values)))[1:]  # each value has its own
+
+
+@pytest.mark.parametrize("below", [0, 4000])
+def test_a_value_that_is_nearly_all_leaves_the_buckets_to_the_others(below):
+    others = np.random.default_rng(0).permutation(8000).astype(np.float32) + 1
+    others[:below] *= -1
+    sample = np.concatenate((np.zeros(92_000, dtype=np.float32), others))
+    edges = share_edges(sample, 21)
+    of_zero = np.searchsorted(edges, 0, side="right")
+    counts = shares(sample, edges)
+    assert (len(counts), counts[of_zero]) == (21, 92_000)
+    light = np.delete(counts, of_zero)
+    assert light.max() <= 1.1 * light.min()
 
 
 def test_values_of_a_separated_slot_are_counted_one_by_one(project):

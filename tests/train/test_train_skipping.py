@@ -100,8 +100,9 @@ def test_a_gate_that_was_changed_judges_the_figures_of_then(runs):
     assert (lower.reused, runs.built) == (True, 0)
     assert "only the gate was changed" in runs.said[0]
     assert json.loads(first.report.read_text())["asked"]["gate"]["auc"] == 0.51
-    with pytest.raises(GateRefused, match=f"AUC is {auc:.6g}, below gate.auc 0.99"):
+    with pytest.raises(GateRefused, match=f"AUC is {auc:.6g}, below gate.auc 0.99") as refused:
         runs.train("gate.auc=0.99")
+    assert (len(refused.value.reasons), refused.value.report) == (1, first.report)
     assert runs.built == 1  # it might have been trained on
     assert not json.loads(first.report.read_text())["gate"]["passed"]
     with pytest.raises(GateRefused):  # a refusal is not taken for a result

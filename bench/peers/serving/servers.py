@@ -25,7 +25,9 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-__all__ = ["PEERS", "Door", "Peer", "Protocol", "Server", "free_ports", "start_peer"]
+from measure import free_ports
+
+__all__ = ["PEERS", "Door", "Peer", "Protocol", "Server", "start_peer"]
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[2] / ".venv-peers"
@@ -213,17 +215,6 @@ class Server:
                 time.sleep(0.05)
         for leader in self._leaders:
             leader.wait(STOPS_IN)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 # ── the peers ──────────────────────────────────────────────────────────────────────────────────

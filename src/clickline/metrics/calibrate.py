@@ -1,7 +1,7 @@
 """Probabilities put right after training, by a rising function: who ranks higher still does.
 
 Fitted on the binned counts of rows that were held out (`Counts.bins()`), stored with the model as JSON,
-applied to one row or a million with the same bits. `undo_sampling` is exact and needs no fitting.
+applied to one row or a million with the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clickline.errors import ArtifactError, DataError
 from clickline.metrics.binary import CLIP, Probabilities
 from clickline.metrics.digest import Bins
 
-__all__ = ["Calibration", "Isotonic", "Platt", "fit_isotonic", "fit_platt", "from_json", "undo_sampling"]
+__all__ = ["Calibration", "Isotonic", "Platt", "fit_isotonic", "fit_platt", "from_json"]
 
 Doubles = NDArray[np.float64]
 P = TypeVar("P", NDArray[np.float32], NDArray[np.float64])
@@ -93,14 +93,6 @@ def from_json(document: Mapping[str, Any]) -> Calibration:
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"the {kind} calibration lacks a part or misspells it: {error}") from error
     raise ArtifactError(f"the {kind} calibration does not rise from one point to the next. Train again.")
-
-
-def undo_sampling(probability_B: P, rate: float) -> P:
-    """Probabilities on all rows, from a model that learned all clicks but only `rate` of the non-clicks."""
-    if not 0 < rate <= 1:
-        raise ValueError(f"rate is {rate}: the share of non-clicks that was kept is above 0 and up to 1")
-    wide_B = probability_B.astype(np.float64)
-    return (wide_B / (wide_B + (1 - wide_B) / rate)).astype(probability_B.dtype)
 
 
 def fit_isotonic(bins: Bins) -> Isotonic:

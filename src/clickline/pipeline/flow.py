@@ -38,7 +38,7 @@ def build(config: Config, progress: Progress) -> Built:
         trained = train(config, progress)
     except GateRefused as refused:
         progress.stage("train", "done")
-        progress.stage("gate", "refused", {"passed": False, "reasons": [str(refused)]})
+        progress.stage("gate", "refused", {"passed": False, "reasons": list(refused.reasons)})
         raise
     progress.stage("train", _ended(trained.reused), _of_checkpoint(trained))
     progress.stage("evaluate", _ended(trained.reused), _of_evaluation(trained))

@@ -281,16 +281,40 @@ class Numbers:
             self.keys_K, self.sample_K = self.keys_K[kept], self.sample_K[kept]
 
     def statistics(self, buckets: int = 0) -> FieldStatistics:
-        """The figures a field needs; with `buckets`, edges that part the values into as many equal shares."""
+        """The figures a field needs; with `buckets`, edges that part the values into up to as many."""
         if not self.count:
             return FieldStatistics(0, 0.0, 0.0, 0.0, 0.0)
-        edges: list[float] = []
-        if buckets:
-            rising_K = np.sort(self.sample_K)
-            places = np.arange(1, buckets) * rising_K.size // buckets
-            edges = [float(edge) for edge in np.unique(rising_K[places]) if edge > self.low]
+        edges = share_edges(self.sample_K, buckets) if buckets else ()
         deviation = float(np.sqrt(self.squares / self.count))
-        return FieldStatistics(self.count, self.low, self.high, self.mean, deviation, tuple(edges))
+        return FieldStatistics(self.count, self.low, self.high, self.mean, deviation, edges)
+
+
+def share_edges(sample_K: NDArray[np.float32], buckets: int) -> tuple[float, ...]:
+    """Where each bucket but the first begins, so that all hold about the same number of values.
+
+    A value that alone fills more than a share has a bucket to itself, and the others share what is left: of a
+    number that nearly always is 0, equal shares of all rows would be one bucket.
+    """
+    values_V, counts_V = np.unique(sample_K, return_counts=True)
+    alone_V = np.zeros(values_V.size, dtype=bool)
+    rows, free = int(sample_K.size), buckets  # for the values that share
+    while np.any(more_V := ~alone_V & (counts_V * free >= rows)):
+        alone_V |= more_V
+        rows, free = rows - int(counts_V[more_V].sum()), free - int(more_V.sum())
+    edges: list[float] = []
+    reserved, held, before_alone = int(alone_V.sum()), 0, True
+    for value, count, alone in zip(values_V.tolist(), counts_V.tolist(), alone_V.tolist(), strict=True):
+        room = buckets - reserved - (len(edges) + 1)  # buckets that may yet begin, but for those reserved
+        full = room > 0 and (before_alone or 2 * held + count > 2 * rows / (room + 1))
+        if value > values_V[0] and (alone or full):
+            edges.append(value)
+            rows, held = rows - held, 0
+        if alone:
+            reserved -= 1
+        else:
+            held += count
+        before_alone = alone
+    return tuple(edges)
 
 
 @njit(cache=True, nogil=True)

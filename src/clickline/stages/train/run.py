@@ -169,7 +169,9 @@ def _train_and_judge(
         if trained.evaluation is None or trainer.stopped_early:  # more epochs could not help
             break
     raise GateRefused(
-        f"the gate refused the model: {' '.join(verdict.reasons)} Nothing was published; the figures are in {report}."
+        f"the gate refused the model: {' '.join(verdict.reasons)} Nothing was published; the figures are in {report}.",
+        verdict.reasons,
+        report,
     )
 
 
