@@ -93,10 +93,16 @@ class Setting:
 
     numbers: Numbers = AS_CRITEO
     epochs: int = 1
+    more: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        return (f"train.epochs={self.epochs}", *self.more)
 
     def __str__(self) -> str:
-        kind = "powers of two" if self.numbers == AS_CRITEO else "20 shares"
-        return f"numbers as {self.numbers.transform} and {kind}, {self.epochs} epochs"
+        shares = self.numbers.bucket.get("buckets")
+        kind = "powers of two" if shares is None else f"{shares} shares"
+        return ", ".join((f"numbers as {self.numbers.transform} and {kind}", *self.told))
 
 
 SETTINGS = [Setting(numbers, epochs) for numbers in (AS_CRITEO, SHARES) for epochs in (1, 2, 4, 8)]

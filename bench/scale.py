@@ -144,7 +144,7 @@ def _memory() -> int:
 def _bytes(size: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
-            return f"{size:.3g} {unit}"
+            return f"{size:,.0f} {unit}" if size >= 1000 else f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:,.3g} GiB"
 
