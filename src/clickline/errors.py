@@ -106,14 +106,12 @@ class CacheFull(StorageError):
 
 
 class GateRefused(ClicklineError):
-    """The model did not reach what `gate` asks for, after all retries. Nothing was published.
-
-    `reasons` says what was not reached; `report` is the file with all that was measured, when training made one."""
+    """The model did not reach what `gate` asks for, after all retries. Nothing was published."""
 
     def __init__(self, message: str, reasons: Sequence[str] = (), report: Path | None = None) -> None:
         super().__init__(message)
-        self.reasons = tuple(reasons) or (message,)
-        self.report = report
+        self.reasons = tuple(reasons) or (message,)  # what was not reached
+        self.report = report  # all that was measured, if training ended so
 
 
 class ArtifactError(ClicklineError):
