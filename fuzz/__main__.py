@@ -6,6 +6,7 @@ A finding ends its target: what was said is shown, the input is kept, and the ex
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import subprocess
@@ -79,6 +80,7 @@ def _fuzz(name: str, seconds: int, memory: int) -> None:
         target.run(seed)  # compiles every kernel that a seed needs, before the clock of a run begins
         (corpus / f"seed-{number:03d}").write_bytes(seed)
     _instrument()
+    logging.getLogger("clickline").setLevel(logging.ERROR)  # what is noted of an input is no finding
     atheris.Setup(
         [
             sys.argv[0],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,7 +73,6 @@ def _credentials_seeds() -> Sequence[bytes]:
     ]
 
 
-logging.getLogger("clickline").setLevel(logging.ERROR)
 TARGETS = {
     "config": Target(_config, _config_seeds),
     "credentials": Target(_credentials, _credentials_seeds),
