@@ -109,6 +109,22 @@ def test_check_knows_data_in_a_folder_with_glob_signs_in_its_name(tmp_path: Path
     )
 
 
+def test_check_looks_at_the_columns_of_the_first_file(tmp_path: Path) -> None:
+    (tmp_path / "00").mkdir()
+    (tmp_path / "00" / "donefile").touch()
+    (tmp_path / "00" / "part.csv").write_text("clicked,city\n1,Oslo\n")
+    text = "data: {{format: csv, train: '*/*', fields: {{clicked: label, {0}: slot}}}}\n"
+    write(tmp_path, text.format("city"))
+    assert run("check", cwd=tmp_path).stdout.startswith("clickline.yaml: no mistakes\n")
+    write(tmp_path, text.format("citty"))
+    done = run("check", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert (
+        "00/part.csv has no column 'citty'; its columns are clicked, city; did you mean 'city'?"
+        in done.stderr
+    )
+
+
 def test_check_without_a_config_says_how_to_get_one(tmp_path: Path) -> None:
     done = run("check", cwd=tmp_path)
     assert done.returncode == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,7 +15,7 @@ from clickline.artifacts.dataset import Dataset
 from clickline.config import load_config
 from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load
 from clickline.embedding.table import Table
-from clickline.errors import ArtifactError, ClicklineError, ConfigError, GateRefused
+from clickline.errors import ArtifactError, ClicklineError, ConfigError, DataError, GateRefused
 from clickline.progress import Progress
 from clickline.stages.prepare.run import prepare
 from clickline.stages.sample.generate import SampleOptions, generate
@@ -76,6 +77,26 @@ def test_a_gate_that_asks_for_figures_refuses_where_there_are_no_eval_rows(tmp_p
     config = load_config(tmp_path / "clickline.yaml")
     prepare(config)
     with pytest.raises(GateRefused, match=r"data\.eval gives no rows to measure them on"):
+        train(config)
+
+
+def test_rows_without_a_click_are_neither_learned_nor_tried_again(tmp_path):
+    clicked = "".join(f"{i % 2},{'ab'[i % 2]}\n" for i in range(600))
+    (tmp_path / "clicked.csv").write_text("y,u\n" + clicked)
+    (tmp_path / "shown.csv").write_text("y,u\n" + clicked.replace("1,", "0,"))
+    text = "data: {{format: csv, train: {0}.csv, eval: {1}.csv, fields: {{y: label, u: slot}}}}\n"
+    text += "gate: {{auc: 0.6, retries: 3}}\nmodel: {{hidden: [4]}}\ntracking: {{enabled: false}}\n"
+    (tmp_path / "clickline.yaml").write_text(text.format("clicked", "shown"))
+    config = load_config(tmp_path / "clickline.yaml")
+    prepare(config)
+    with pytest.raises(GateRefused, match="AUC could not be measured") as refused:
+        train(config)
+    assert len(refused.value.reasons) == 1
+    assert len(json.loads(refused.value.report.read_text())["epochs"]) == 1
+    (tmp_path / "clickline.yaml").write_text(text.format("shown", "clicked"))
+    config = load_config(tmp_path / "clickline.yaml")
+    prepare(config)
+    with pytest.raises(DataError, match=r"none of the 600 training rows .* was clicked"):
         train(config)
 
 

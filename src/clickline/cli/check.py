@@ -12,7 +12,7 @@ from clickline.cli.console import emit
 from clickline.cli.options import ConfigFile, Json, Overrides
 
 if TYPE_CHECKING:
-    from clickline.config import Config
+    from clickline.config import Config, DataSection
 
 __all__ = ["check"]
 
@@ -43,7 +43,7 @@ def check(
 
 
 def _look_into_files(config: Config) -> None:
-    """Raises the mistakes in the files that the config names: slot.conf and a reader of one's own."""
+    """Raises the mistakes in the files that the config names: slot.conf, a reader of one's own, columns of logs."""
     slot_conf, reader = config.data.slot_conf, config.data.reader
     if slot_conf is not None and "://" not in slot_conf and Path(slot_conf).is_file():
         from clickline.readers.slots import read_slot_conf
@@ -53,6 +53,22 @@ def _look_into_files(config: Config) -> None:
         from clickline.readers import Custom
 
         Custom(Path(reader), ())
+    elif config.data.format in ("csv", "parquet"):
+        _look_at_columns(config.data)
+
+
+def _look_at_columns(data: DataSection) -> None:
+    """Raises what `prepare` would of columns that the first file on this machine does not have."""
+    from clickline.intake.inputs import open_reader
+    from clickline.intake.layout import layout
+    from clickline.storage.stores import Storage
+
+    for patterns in (data.train, data.eval or ()):
+        local = (pattern for pattern in patterns if Storage.is_local(pattern))
+        files = (file.uri for pattern in local for file in Storage().list(_any_hour(pattern)))
+        first = next((uri for uri in files if Path(uri).name != data.donefile), None)
+        if first is not None:
+            next(iter(open_reader(data, layout(data)).blocks(first, Path(first))), None)
 
 
 def _notes(config: Config) -> Iterator[str]:
@@ -62,11 +78,14 @@ def _notes(config: Config) -> Iterator[str]:
 
     for key, patterns in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
         for pattern in patterns:
-            any_hour = pattern.replace("{date}", "*").replace("{hour}", "*")
-            if Storage.is_local(pattern) and not Storage().list(any_hour):
+            if Storage.is_local(pattern) and not Storage().list(_any_hour(pattern)):
                 yield f"{key}: {literal(pattern)} matches no file yet."
     slot_conf = config.data.slot_conf
     if slot_conf is not None and "://" not in slot_conf and not Path(slot_conf).is_file():
         yield f"data.slot_conf: {slot_conf} does not exist yet."
     if config.data.eval is None:
         yield "data.eval is not given: nothing will be measured."
+
+
+def _any_hour(pattern: str) -> str:
+    return pattern.replace("{date}", "*").replace("{hour}", "*")

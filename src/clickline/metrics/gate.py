@@ -54,7 +54,7 @@ def judge(measured: Metrics, thresholds: Thresholds, current: Metrics | None = N
     warnings = []
     if asked == {"accuracy"}:
         warnings.append(_worth_of_accuracy(measured, thresholds.accuracy))
-    else:
+    elif measured.auc is not None or not reasons:  # what cannot be measured is said once
         reasons += _constant(measured)
     if thresholds.vs_current is not None and current is None:
         warnings.append("gate.vs_current was not checked: there is no current version to compare with.")

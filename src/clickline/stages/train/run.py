@@ -78,6 +78,11 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
     train, threads = config.train, _threads()
     held_out = held_out_of(train)
     split = dataset.splits["train"]
+    if not split.report["clicks"]:
+        raise DataError(
+            f"none of the {split.rows:,} training rows of dataset {dataset.id} was clicked: there is nothing to learn. "
+            "Check the label field in data.fields."
+        )
     expected = learned_rows(train, split.rows, split.report["clicks"])
     batch_size = batch_size_of(train, expected)
     plan = plan_of(config, dataset.features, expected)
@@ -166,7 +171,10 @@ def _train_and_judge(
             )
         for reason in verdict.reasons:
             progress.say(f"the gate refused after {_epochs(trainer.epoch)}: {reason}")
-        if trained.evaluation is None or trainer.stopped_early:  # more epochs could not help
+        measured = trained.evaluation
+        if (
+            measured is None or measured.total.auc is None or trainer.stopped_early
+        ):  # more epochs could not help
             break
     raise GateRefused(
         f"the gate refused the model: {' '.join(verdict.reasons)} Nothing was published; the figures are in {report}.",
