@@ -208,6 +208,18 @@ def test_a_state_that_a_power_cut_has_torn_is_none(folder):
     assert folder.look().state == "never"
 
 
+def test_the_speed_of_a_stage_is_that_of_its_longest_work():
+    board = Board()
+    board.stage("train", "running")
+    for rows, seconds in ((1000, 0.3), (9000, 0.25)):  # to learn them; to measure every field by them
+        board.begin("work")
+        board.advance(rows=rows)
+        time.sleep(seconds)
+        board.end()
+    board.stage("train", "done")
+    assert 2000 < board.document()["stages"]["train"]["rows_per_second"] <= 1000 / 0.3
+
+
 # ── logs ───────────────────────────────────────────────────────────────────────────────────────
 
 

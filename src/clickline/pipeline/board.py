@@ -32,7 +32,7 @@ class Board(Progress):
         self._work: list[Work] = []
         self.work: dict[str, Any] | None = None  # figures of the work begun last
         self.running: str | None = None  # the stage that works; the endpoint is none that does
-        self._most_rows = 0  # of one piece of work in that stage
+        self._longest = 0.0  # seconds of one piece of work in that stage
         self._speed: float | None = None  # of that piece, in rows/s
 
     def stage(self, name: str, state: StageState, facts: Mapping[str, Any] | None = None) -> None:
@@ -53,7 +53,7 @@ class Board(Progress):
         elif self.running == name:
             self.running = None
             self.forget_work()
-            self._most_rows, self._speed = 0, None
+            self._longest, self._speed = 0.0, None
 
     def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
         self._work.append(Work(title, total_bytes, total_rows))
@@ -74,8 +74,8 @@ class Board(Progress):
         if self._work:
             work = self._work.pop()
             seconds = time.monotonic() - work.begun
-            if seconds >= _MEASURABLE and work.rows > self._most_rows:
-                self._most_rows, self._speed = work.rows, work.rows / seconds
+            if work.rows and seconds >= max(_MEASURABLE, self._longest):
+                self._longest, self._speed = seconds, work.rows / seconds
             self._told()
 
     def forget_work(self) -> None:
