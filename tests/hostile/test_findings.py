@@ -31,6 +31,7 @@ from clickline.features import FeatureSpec
 from clickline.frozen import FrozenTables, PartShape
 from clickline.scoring.network import Network
 from clickline.scoring.scorer import Scorer
+from clickline.service.log import Log
 from clickline.stages.serve.doors.rest import HttpLimits
 from clickline.storage import stores
 from clickline.storage.drivers import _load_credentials
@@ -485,3 +486,17 @@ def test_names_that_nobody_knows_cost_no_look_at_every_row() -> None:
 
 def test_the_list_of_hostile_values_is_json() -> None:
     assert json.loads(json.dumps(HOSTILE[:10])) == list(HOSTILE[:10])
+
+
+# ── logs ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_a_client_sent_begins_no_line_of_a_log_and_moves_no_cursor():
+    lines: list[bytes] = []
+    sent = "模型 é\x85\u2028\u2029\x9b2J\x1b[31m\x7f\u202e\ud800\U000e0001\r\n"
+    Log("server", lines.append).say("refused", why=sent)
+    (line,) = lines
+    shown = line.decode().removesuffix("\n")
+    assert shown.isprintable()
+    assert "模型 é" in shown
+    assert json.loads(shown)["why"] == sent

@@ -51,7 +51,9 @@ def sample(home: Home, layout: str, rows: int) -> None:
 
 def scored(home: Home) -> float:
     """The line that a user would paste."""
-    line = home.state["stages"]["serve"]["facts"]["curl"]
+    line = eventually(
+        lambda: home.state["stages"]["serve"]["facts"].get("curl")
+    )  # not while it is started again
     done = subprocess.run(
         [*shlex.split(line), "-s", "--max-time", "10"], capture_output=True, text=True, check=True
     )

@@ -41,8 +41,11 @@ class Log:
             key: value[:_LONGEST] + "…" if isinstance(value, str) and len(value) > _LONGEST else value
             for key, value in line.items()
         }
+        text = json.dumps(cut, ensure_ascii=False, default=str)
+        if not text.isprintable():  # what a client sent begins no line and moves nobody's cursor
+            text = "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
         with suppress(OSError):  # nobody reads our stderr any more: go on answering
-            self._write(json.dumps(cut, ensure_ascii=False, default=str).encode(errors="replace") + b"\n")
+            self._write(text.encode() + b"\n")
 
     def sparingly(self, event: str, level: str = "info", **fields: Any) -> None:
         """The same for what clients can bring about as often as they like: at most so many lines a second of one
