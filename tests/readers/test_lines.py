@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import tracemalloc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -261,3 +263,40 @@ def test_memory_stays_flat_on_a_small_file_that_unpacks_to_one_huge_line(tmp_pat
     assert f"{120 << 20:,} bytes" in fault.detail
     assert text_of(blocks) == b"short\n"
     assert blocks[0].first_line == 2
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+@pytest.mark.parametrize("damage", ["cut off", "damaged"])
+def test_what_was_read_of_a_broken_file_is_freed_at_once(tmp_path: Path, pack, damage: str):
+    """Not whenever Python next looks for cycles: of many such files that would hold much memory."""
+    packed = bytearray(pack(b"1\tab\n" * 50_000))
+    if damage == "damaged":
+        packed[len(packed) // 2] ^= 0xFF
+    path = tmp_path / "a.tsv"
+    path.write_bytes(packed[:-9] if damage == "cut off" else packed)
+    gc.collect()
+    gc.disable()
+    try:
+        blocks, source = LineBlocks("a", path), ByteSource("a", path)
+        assert any(block.faults for block in blocks)
+        source.read(1 << 30)
+        assert source.broken
+        kept = [weakref.ref(one) for one in (blocks, source)]
+        del blocks, source
+        assert [one() for one in kept] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_zstd_file_that_is_no_such_keeps_no_memory(tmp_path: Path):
+    path = tmp_path / "a.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
+    tracemalloc.start()
+    try:
+        for read in range(21):
+            assert list(LineBlocks("a", path))
+            if not read:
+                before, _ = tracemalloc.get_traced_memory()
+        assert tracemalloc.get_traced_memory()[0] - before < 1 << 18
+    finally:
+        tracemalloc.stop()

@@ -52,6 +52,10 @@ class BrokenStream(Exception):
         self.reason = reason
         self.detail = detail
 
+    def alone(self) -> BrokenStream:
+        """The same without its traceback, whose frames would hold the buffers of the one who keeps it."""
+        return BrokenStream(self.reason, self.detail)
+
 
 def open_stream(file: str, path: Path) -> Iterator[bytes]:
     """The bytes of a file in chunks, decompressed if it is gzip or zstd. Raises BrokenStream at a fault.
@@ -148,33 +152,29 @@ def _zstd_chunks(path: Path) -> Iterator[bytes]:
     delivered = 0
     with pa.OSFile(str(path)) as raw, pa.CompressedInputStream(raw, "zstd") as stream:
         try:
-            while chunk := stream.read(_CHUNK):
-                yield chunk
+            while chunk := stream.read_buffer(_CHUNK):  # `read` never frees its bytes when it fails
+                yield chunk.to_pybytes()
                 delivered += len(chunk)
             return
         except OSError as error:
             if error.errno is not None:  # the disk's fault, not the content's
                 raise
-            fault, offset = error, raw.tell()
+            fault, offset = str(error), raw.tell()
     # The read that failed took what it had decoded with it: decode again up to there, then in single bytes.
     tail = bytearray()
     with pa.OSFile(str(path)) as raw, pa.CompressedInputStream(raw, "zstd") as stream:
         try:
             while delivered:
-                delivered -= len(stream.read(min(delivered, _CHUNK)))
-            while byte := stream.read(1):
+                delivered -= len(stream.read_buffer(min(delivered, _CHUNK)))
+            while byte := stream.read_buffer(1):
                 tail += byte
         except OSError:
             pass
     if tail:
         yield bytes(tail)
-    if "runcated" in str(fault):
-        raise BrokenStream(
-            TRUNCATED_ZSTD, f"ends at byte {size:,}, in the middle of its data; {_REMEDY}"
-        ) from fault
-    raise BrokenStream(
-        CORRUPT_ZSTD, f"damaged before byte {offset:,} of {size:,} ({fault}); {_REMEDY}"
-    ) from fault
+    if "runcated" in fault:
+        raise BrokenStream(TRUNCATED_ZSTD, f"ends at byte {size:,}, in the middle of its data; {_REMEDY}")
+    raise BrokenStream(CORRUPT_ZSTD, f"damaged before byte {offset:,} of {size:,} ({fault}); {_REMEDY}")
 
 
 def _last_line_end(data: NDArray[np.uint8], last: bool) -> int:
@@ -306,7 +306,7 @@ class LineBlocks:
         except StopIteration:
             self._ended = True
         except BrokenStream as broken:
-            self._ended, self._broken = True, broken
+            self._ended, self._broken = True, broken.alone()
         return memoryview(b"")
 
 

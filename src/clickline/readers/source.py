@@ -31,7 +31,7 @@ class ByteSource:
                 except StopIteration:
                     break
                 except BrokenStream as broken:
-                    self.broken = broken
+                    self.broken = broken.alone()
                     break
             piece = self._rest[:size]
             self._rest = self._rest[len(piece) :]
