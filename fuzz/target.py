@@ -98,12 +98,14 @@ def spoiled(document: Any, choices: Choices, most: int = 3) -> Any:
     for _ in range(choices.number(most + 1)):
         parent, key = _place(document, choices)
         if parent is None:
-            return choices.one_of(HOSTILE)
+            return copy.deepcopy(choices.one_of(HOSTILE))
         match choices.number(6):
             case 0:
                 del parent[key]
             case 1 if isinstance(parent, dict):
-                parent[choices.one_of(["x", "", "..", "file", "kind"])] = choices.one_of(HOSTILE)
+                parent[choices.one_of(["x", "", "..", "file", "kind"])] = copy.deepcopy(
+                    choices.one_of(HOSTILE)
+                )
             case 1:
                 parent.append(copy.deepcopy(parent[key]))
             case 2:

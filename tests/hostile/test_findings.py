@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import rest_model
 from fuzz.manifests import FEATURES, make_version
@@ -27,7 +29,7 @@ from clickline.artifacts.dataset import Dataset, current_id
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import Version
 from clickline.errors import ArtifactError, RequestRefused, StorageError
-from clickline.features import FeatureSpec
+from clickline.features import DenseField, FeatureSpec
 from clickline.frozen import FrozenTables, PartShape
 from clickline.scoring.network import Network
 from clickline.scoring.scorer import Scorer
@@ -192,9 +194,6 @@ def test_a_shard_that_is_misdescribed_is_told(tmp_path: Path, change: dict[str, 
 
 
 def test_a_shard_with_other_columns_is_told(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     dataset = Dataset("", "a", FEATURES, {}, {})
     pq.write_table(pa.table({"label": [1]}), tmp_path / "a.parquet")
     with pytest.raises(ArtifactError, match="its columns are not those"):
@@ -486,6 +485,16 @@ def test_names_that_nobody_knows_cost_no_look_at_every_row() -> None:
 
 def test_the_list_of_hostile_values_is_json() -> None:
     assert json.loads(json.dumps(HOSTILE[:10])) == list(HOSTILE[:10])
+
+
+# ── datasets with names that are no text ───────────────────────────────────────────────────────
+
+
+def test_a_field_whose_name_is_no_text_is_damage(tmp_path: Path):
+    pq.write_table(pa.table({"label": [1.0]}), tmp_path / "a.parquet")
+    dataset = Dataset("", "a", FeatureSpec((DenseField("\ud800", "x", "none"),), ()), {}, {})
+    with pytest.raises(ArtifactError, match=r"is damaged: .* surrogates not allowed"):
+        dataset.read(tmp_path / "a.parquet", [0])
 
 
 # ── logs ───────────────────────────────────────────────────────────────────────────────────────

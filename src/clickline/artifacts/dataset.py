@@ -139,7 +139,7 @@ class Dataset:
                     table = file.read_row_groups(list(row_groups), use_threads=False)
                     return from_table(table, self.features)
             problem = "its columns are not those of the dataset's features"
-        except (pa.ArrowException, OSError, IndexError) as error:
+        except (pa.ArrowException, OSError, IndexError, UnicodeEncodeError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # the disk's fault, not the content's
                 raise
             problem = str(error).rstrip(".")
