@@ -8,9 +8,21 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-__all__ = ["Lines", "Notes", "Progress", "StageState", "Watched", "Work", "figures", "human_size", "usual"]
+__all__ = [
+    "Lines",
+    "Notes",
+    "Progress",
+    "Slow",
+    "StageState",
+    "Watched",
+    "Work",
+    "figures",
+    "human_size",
+    "usual",
+]
 
 LINE_SECONDS = 10.0
+_SLOW_SECONDS = 2.0
 
 StageState = Literal["running", "skipped", "done", "refused", "failed"]
 
@@ -36,6 +48,31 @@ class Progress:
 
     def say(self, message: str) -> None:
         """One line worth reading at any verbosity: a skipped stage, a changed input, an hour waited for."""
+
+
+class Slow:
+    """A piece of work that is shown only when it takes a while. `tick` says how it is doing."""
+
+    def __init__(self, progress: Progress, title: str, *, seconds: float = _SLOW_SECONDS) -> None:
+        self._progress, self._title = progress, title
+        self._shown_from = time.monotonic() + seconds
+        self._begun = False
+
+    def __enter__(self) -> Slow:
+        return self
+
+    def tick(self, words: str) -> None:
+        if not self._begun and time.monotonic() >= self._shown_from:
+            self._begun = True
+            self._progress.begin(self._title)
+        if self._begun:
+            self._progress.note(words)
+            self._progress.advance()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._begun:
+            self._progress.note("done" if kind is None else "not done")
+            self._progress.end()
 
 
 def human_size(size: float) -> str:

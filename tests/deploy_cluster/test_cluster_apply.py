@@ -124,6 +124,12 @@ def test_the_servers_warnings_are_passed_on(bare: ApiServer, kube: Kube) -> None
     assert run(kube, ours()).notes == ["would violate PodSecurity"]
 
 
+def test_a_warning_about_what_stays_as_it_is_is_not_repeated(bare: ApiServer, kube: Kube) -> None:
+    run(kube, ours())
+    bare.warnings["deployments"] = "would violate PodSecurity"
+    assert run(kube, ours()).notes == []
+
+
 # ── what must be there ─────────────────────────────────────────────────────────────────────────
 
 
@@ -164,7 +170,50 @@ def test_what_is_named_and_missing_is_told_all_at_once(bare: ApiServer, kube: Ku
     for missing in ("Secret registry", "Secret tls", "PersistentVolumeClaim mine", "PriorityClass high"):
         assert f"Deployment ads-predictor needs {missing}, and the cluster has none." in words
     assert "ads-models" not in words  # it is made with the rest
-    assert "Namespace shop does not exist yet. To put something of yours into it first" in words
+    assert words.endswith("Nothing was changed.")  # a class of priorities lies in no namespace
+    assert bare.writes == []
+
+
+def test_the_namespace_is_made_for_secrets_that_must_be_put_into_it(bare: ApiServer, kube: Kube) -> None:
+    mounts = [{"name": "secret-tls", "mountPath": "/clickline/tls/crt", "subPath": "tls.crt"}]
+    container = {"name": "predictor", "envFrom": [{"secretRef": {"name": "s3"}}], "volumeMounts": mounts}
+    volumes = [{"name": "secret-tls", "secret": {"secretName": "tls"}}]
+    pull = [{"name": "registry"}]
+    objects = swapped(deployment(containers=[container], volumes=volumes, imagePullSecrets=pull))
+    words = refused(kube, bare, objects)
+    for command in (
+        "kubectl -n shop create secret generic tls --from-file=tls.crt=tls/crt",
+        "kubectl -n shop create secret generic s3 --from-env-file=FILE",
+        "kubectl -n shop create secret docker-registry registry --docker-server=REGISTRY",
+    ):
+        assert command in words
+    assert words.endswith(
+        "Namespace shop was made for it; nothing else was changed. Then apply again; `apply --wait` waits for it."
+    )
+    assert bare.writes == [("apply", "Namespace", "shop")]
+    for name in ("tls", "s3", "registry"):
+        bare.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "shop"}})
+    assert not run(kube, objects).failed
+
+
+def test_with_patience_an_apply_waits_for_a_secret(bare: ApiServer, kube: Kube) -> None:
+    class Teller(Progress):
+        def say(self, message: str) -> None:
+            assert "needs Secret registry" in message
+            bare.put(
+                {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "registry", "namespace": "shop"}}
+            )
+
+    objects = swapped(deployment(imagePullSecrets=[{"name": "registry"}]))
+    done = apply(kube, objects, name="ads", namespace="shop", prune=False, progress=Teller(), patience=30.0)
+    assert done.created[0] == "Namespace shop" and len(done.created) == 7 and not done.failed
+
+
+def test_patience_has_an_end(bare: ApiServer, kube: Kube) -> None:
+    objects = swapped(deployment(imagePullSecrets=[{"name": "registry"}]))
+    with pytest.raises(ClusterError, match="needs Secret registry"):
+        apply(kube, objects, name="ads", namespace="shop", prune=False, progress=Progress(), patience=0.1)
+    assert bare.names("Deployment") == []
 
 
 def test_a_secret_that_is_there_satisfies(bare: ApiServer, kube: Kube) -> None:

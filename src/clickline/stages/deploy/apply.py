@@ -7,17 +7,38 @@ of each on the server. What cannot be changed in place is told with what to do a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 from clickline.errors import ClusterError
-from clickline.progress import Progress
+from clickline.progress import Progress, Slow
 from clickline.stages.deploy.kube import ApiRefused, Kube, label, shown
+from clickline.stages.deploy.needs import (
+    MissingReferences,
+    check_apis,
+    check_namespace,
+    check_references,
+    is_ours,
+    make_namespace,
+    whose,
+)
 from clickline.stages.deploy.objects import Object
 from clickline.stages.deploy.status import finished, workload_state
 
-__all__ = ["MADE", "Applied", "Found", "Removed", "apply", "found", "going", "remove"]
+__all__ = [
+    "MADE",
+    "Applied",
+    "Found",
+    "Proposal",
+    "Removed",
+    "Step",
+    "apply",
+    "content",
+    "found",
+    "going",
+    "propose",
+    "remove",
+]
 
 MADE: tuple[tuple[str, str], ...] = (
     ("v1", "Namespace"),
@@ -50,21 +71,6 @@ MADE: tuple[tuple[str, str], ...] = (
 _DATA = ("PersistentVolume", "PersistentVolumeClaim")
 
 
-class _Operator(NamedTuple):
-    name: str
-    site: str
-    instead: str
-
-
-_OPERATORS = {
-    "batch.volcano.sh": _Operator("Volcano", "volcano.sh", "deploy.training.kind: plain"),
-    "scheduling.volcano.sh": _Operator("Volcano", "volcano.sh", "deploy.training.gang: false"),
-    "ray.io": _Operator("KubeRay", "docs.ray.io, Ray on Kubernetes", "deploy.training.kind: plain"),
-    "argoproj.io": _Operator("Argo Workflows", "argo-workflows.readthedocs.io", "deploy.workflow.kind: job"),
-    "serving.knative.dev": _Operator("Knative Serving", "knative.dev", "deploy.serving.kind: deployment"),
-}
-"""Who brings an API group that a bare cluster does not have, and what to choose to do without."""
-
 _ONCE = {
     ("batch/v1", "Job"),
     ("batch.volcano.sh/v1alpha1", "Job"),
@@ -87,6 +93,8 @@ class Applied:
     changed: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    """What ran the pipeline before in another way."""
     pruned: list[str] = field(default_factory=list)
     left_over: list[str] = field(default_factory=list)
     """Of an earlier apply, and no longer part of the deployment."""
@@ -112,53 +120,167 @@ class Removed:
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
+    """What becomes of one object."""
+
     item: Object
     action: str
-    """created, changed, replaced or unchanged: what becomes of it, in the word of `Applied`."""
+    """created, changed, replaced, unchanged or removed, in the word of `Applied`."""
     live: Object | None
+    new: Object | None = None
+    """As the server would have it; None if it was not asked, or the object goes."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What an apply would do."""
+
+    steps: list[Step]
+    """In the order in which they are carried out."""
+    left_over: list[Object]
+    """Of an earlier apply, no longer part of the deployment, and in nobody's way."""
+    notes: list[str]
+
+
+def propose(
+    kube: Kube, objects: Sequence[Object], *, name: str, namespace: str, progress: Progress
+) -> Proposal:
+    """What `apply` would do, without doing any of it. Raises `ClusterError` with all that would stop it."""
+    ordered = sorted(objects, key=_rank)
+    notes: list[str] = []
+    try:
+        fresh = _check_needs(kube, ordered, namespace, notes)
+    except MissingReferences as missing:
+        raise ClusterError(f"{missing}\n{_NOTHING}") from missing
+    if fresh is None:
+        proposal = _proposed(kube, ordered, name=name, namespace=namespace, progress=progress)
+        return Proposal(proposal.steps, proposal.left_over, [*notes, *proposal.notes, *kube.warnings])
+    notes.append(
+        f"namespace {namespace} does not exist yet: what lies in it is tried on the server when it is applied"
+    )
+    return Proposal([Step(item, "created", None, item) for item in ordered], [], notes)
 
 
 def apply(
-    kube: Kube, objects: Sequence[Object], *, name: str, namespace: str, prune: bool, progress: Progress
+    kube: Kube,
+    objects: Sequence[Object],
+    *,
+    name: str,
+    namespace: str,
+    prune: bool,
+    progress: Progress,
+    patience: float = 0.0,
 ) -> Applied:
-    """Create and change what differs. Raises `ClusterError` when nothing was changed because something is wrong."""
+    """Create and change what differs. Raises `ClusterError` when nothing was changed because something is wrong.
+
+    A namespace is made first, for what others must put into it; `patience` is how many seconds that is waited for.
+    """
     ordered = sorted(objects, key=_rank)
     done = Applied()
-    _check_apis(kube, ordered)
-    own_namespace = next((item for item in ordered if item["kind"] == "Namespace"), None)
-    fresh = _check_namespace(kube, own_namespace, namespace)
-    _check_references(kube, ordered, namespace, done.notes, fresh=fresh is not None)
+    try:
+        fresh = _check_needs(kube, ordered, namespace, done.notes)
+    except MissingReferences as missing:
+        made = _await_needs(kube, ordered, namespace, done.notes, missing, patience, progress)
+        done.created += [shown(item) for item in made]
+        ordered = [item for item in ordered if item not in made]
+        fresh = None
     if fresh is not None:
         # A dry run of what lies in a namespace needs the namespace. It goes again if the dry run finds anything.
-        _make_namespace(kube, fresh)
+        make_namespace(kube, fresh)
     try:
-        steps = _planned(kube, ordered, name)
+        proposal = _proposed(kube, ordered, name=name, namespace=namespace, progress=progress)
     except ClusterError:
         if fresh is not None:
-            made = kube.live(fresh)
-            if made is not None:
-                kube.delete(made)
+            made_now = kube.live(fresh)
+            if made_now is not None:
+                kube.delete(made_now)
         raise
+    steps = proposal.steps
+    done.notes += proposal.notes
     if fresh is not None:
         done.created.append(shown(fresh))
         steps = [step for step in steps if step.item is not fresh]
     try:
-        for n, step in enumerate(steps):
-            try:
-                _carry_out(kube, step, progress)
-            except ClusterError as error:
-                done.failed[shown(step.item)] = str(error)
-                done.untried = [shown(later.item) for later in steps[n + 1 :] if later.action != "unchanged"]
-                done.unchanged += [
-                    shown(later.item) for later in steps[n + 1 :] if later.action == "unchanged"
-                ]
-                return done
-            getattr(done, step.action).append(shown(step.item))
-        _look_for_left_overs(kube, ordered, done, name=name, namespace=namespace, prune=prune)
+        with Slow(progress, f"applying {name}") as slow:
+            for n, step in enumerate(steps):
+                slow.tick(f"{n} of {len(steps)} objects, now {shown(step.item)}")
+                try:
+                    _carry_out(kube, step, progress)
+                except ClusterError as error:
+                    done.failed[shown(step.item)] = str(error)
+                    later = steps[n + 1 :]
+                    done.untried = [shown(one.item) for one in later if one.action != "unchanged"]
+                    done.unchanged += [shown(one.item) for one in later if one.action == "unchanged"]
+                    return done
+                getattr(done, step.action).append(shown(step.item))
+        _leave_over(kube, proposal.left_over, done, prune=prune)
     finally:
         done.notes += kube.warnings
     return done
+
+
+_NOTHING = "Nothing was changed."
+
+
+def _check_needs(kube: Kube, ordered: Sequence[Object], namespace: str, notes: list[str]) -> Object | None:
+    """The namespace if it is ours to make and not there yet."""
+    check_apis(kube, ordered)
+    fresh = check_namespace(kube, _own_namespace(ordered), namespace)
+    check_references(kube, ordered, namespace, notes)
+    return fresh
+
+
+def _own_namespace(objects: Sequence[Object]) -> Object | None:
+    return next((item for item in objects if item["kind"] == "Namespace"), None)
+
+
+def _await_needs(
+    kube: Kube,
+    ordered: Sequence[Object],
+    namespace: str,
+    notes: list[str],
+    missing: MissingReferences,
+    patience: float,
+    progress: Progress,
+) -> list[Object]:
+    """Make the namespace that the missing things must be put into, and wait for them as long as there is patience.
+    Returns what was made."""
+    made = []
+    fresh = check_namespace(kube, _own_namespace(ordered), namespace) if missing.inside else None
+    if fresh is not None:
+        make_namespace(kube, fresh)
+        made.append(fresh)
+    told = f"Namespace {namespace} was made for it; nothing else was changed." if made else _NOTHING
+    if not missing.inside or not patience:
+        again = "" if not missing.inside else " Then apply again; `apply --wait` waits for it."
+        raise ClusterError(f"{missing}\n{told}{again}") from missing
+    progress.say(str(missing))
+    deadline = time.monotonic() + patience
+    with Slow(progress, f"waiting for {', '.join(missing.missing)}") as slow:
+        while True:
+            try:
+                check_references(kube, ordered, namespace, notes)
+                return made
+            except MissingReferences as still:
+                slow.tick(f"missing: {', '.join(still.missing)}")
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"{still}\nWaited {patience:.0f} s. {told}") from still
+            time.sleep(_POLL_SECONDS)
+
+
+def _proposed(
+    kube: Kube, ordered: Sequence[Object], *, name: str, namespace: str, progress: Progress
+) -> Proposal:
+    there = found(kube, name=name, namespace=namespace)
+    now = {_key(item) for item in ordered}
+    old = [
+        item for item in there.objects if _key(item) not in now and item["kind"] not in ("Namespace", "Pod")
+    ]
+    others = [item for item in old if _runs_the_pipeline(item)]
+    problems = [_not_beside(item) for item in others if _in_the_midst(item)]
+    steps = [Step(item, "removed", item) for item in others]
+    steps += _planned(kube, ordered, name, problems, progress)
+    return Proposal(steps, [item for item in old if item not in others], there.unseen)
 
 
 def _rank(item: Object) -> int:
@@ -166,222 +288,80 @@ def _rank(item: Object) -> int:
     return MADE.index(key) if key in MADE else len(MADE)
 
 
-# ── what must be there ─────────────────────────────────────────────────────────────────────────
-
-
-def _check_apis(kube: Kube, objects: Sequence[Object]) -> None:
-    missing: dict[tuple[str, str], list[Object]] = {}
-    for item in objects:
-        if kube.resource(item["apiVersion"], item["kind"]) is None:
-            missing.setdefault((item["apiVersion"], item["kind"]), []).append(item)
-    problems = [_missing_api(kube, api, kind, items) for (api, kind), items in missing.items()]
-    if problems:
-        raise ClusterError("\n".join([*problems, "Nothing was changed."]))
-
-
-def _missing_api(kube: Kube, api_version: str, kind: str, items: Sequence[Object]) -> str:
-    group, _, version = api_version.rpartition("/")
-    needed = (
-        f"{', '.join(shown(item) for item in items)} needs {api_version}, and the cluster of {kube.where}"
-    )
-    has = kube.versions(group) if group else []
-    operator = _OPERATORS.get(group)
-    if has:
-        lacks = f"has {group} in {', '.join(has)} only" if version not in has else f"has no {kind} in it"
-        remedy = f"Bring {operator.name} up to date ({operator.site})" if operator else "Update the cluster"
-    else:
-        lacks = "does not have it"
-        remedy = f"Install {operator.name} ({operator.site})" if operator else "Update the cluster"
-    instead = f", or set {operator.instead}" if operator else ""
-    return f"{needed} {lacks}. {remedy}{instead}."
-
-
-def _check_namespace(kube: Kube, item: Object | None, namespace: str) -> Object | None:
-    """The namespace if it is ours to make and not there yet."""
-    try:
-        live = kube.get("v1", "Namespace", namespace)
-    except ApiRefused as refused:
-        if refused.status != 403:
-            raise
-        if item is None:
-            return None  # who may not look at namespaces may still work in one
-        raise ClusterError(f"{refused} {_GIVEN}") from refused
-    if live is not None and live["metadata"].get("deletionTimestamp"):
-        raise ClusterError(
-            f"namespace {namespace} is being removed. Wait until it is gone, then apply again."
-        )
-    if item is None:
-        if live is None:
-            raise ClusterError(
-                f"namespace {namespace} does not exist, and deploy.create_namespace is false. "
-                f"Make it (kubectl create namespace {namespace}), or set deploy.create_namespace: true."
-            )
-        return None
-    if live is None:
-        return item
-    if not _ours(live, label(item, "instance")):
-        raise ClusterError(
-            f"namespace {namespace} exists and was not made by this deployment ({_whose(live)}). To deploy into it "
-            "as it is, set deploy.create_namespace: false; or choose another deploy.namespace."
-        )
-    return None
-
-
-_GIVEN = "To deploy into a namespace that somebody made for you, set deploy.create_namespace: false."
-
-
-def _make_namespace(kube: Kube, item: Object) -> None:
-    try:
-        kube.apply(item)
-    except ApiRefused as refused:
-        raise ClusterError(f"{refused} {_GIVEN}") from refused
-
-
-class _Reference(NamedTuple):
-    api_version: str
-    kind: str
-    name: str
-    remedy: str
-
-
-def _references(value: Any, key: str = "") -> Iterator[_Reference]:
-    """What an object names that must exist, wherever in it that stands."""
-    if isinstance(value, list):
-        for one in value:
-            yield from _references(one, key)
-    if not isinstance(value, dict):
-        return
-    if key in ("secretKeyRef", "secretRef", "imagePullSecrets") and "name" in value:
-        remedy = "Create it (kubectl create secret …), or correct the name in deploy.secrets or deploy.pull_secrets."
-        if not value.get("optional"):
-            yield _Reference("v1", "Secret", value["name"], remedy)
-    elif key == "secret" and ("secretName" in value or "name" in value):
-        remedy = "Create it (kubectl create secret …), or correct the name in deploy.secrets.files."
-        if not value.get("optional"):
-            yield _Reference("v1", "Secret", value.get("secretName") or value["name"], remedy)
-    elif key == "persistentVolumeClaim" and "claimName" in value:
-        remedy = "Create it, or correct the name in deploy.storage."
-        yield _Reference("v1", "PersistentVolumeClaim", value["claimName"], remedy)
-    if value.get("priorityClassName"):
-        remedy = "Create it, or correct deploy.nodes.priority_class."
-        yield _Reference("scheduling.k8s.io/v1", "PriorityClass", value["priorityClassName"], remedy)
-    for inner, one in value.items():
-        yield from _references(one, inner)
-
-
-def _check_references(
-    kube: Kube, objects: Sequence[Object], namespace: str, notes: list[str], *, fresh: bool
-) -> None:
-    ours = {(item["apiVersion"], item["kind"], item["metadata"]["name"]) for item in objects}
-    wanted: dict[_Reference, Object] = {}
-    for item in objects:
-        for reference in _references(item):
-            if reference[:3] not in ours:
-                wanted.setdefault(reference, item)
-        queue = (
-            item.get("spec", {}).get("queue") if item["apiVersion"] == "batch.volcano.sh/v1alpha1" else None
-        )
-        if queue:
-            remedy = "Create it, or correct deploy.training.queue."
-            wanted.setdefault(_Reference("scheduling.volcano.sh/v1beta1", "Queue", queue, remedy), item)
-    problems = []
-    for (api_version, kind, name, remedy), item in wanted.items():
-        if kube.resource(api_version, kind) is None:
-            notes.append(f"could not check that {kind} {name} exists: the cluster has no {api_version}")
-            continue
-        try:
-            there = kube.get(api_version, kind, name, namespace)
-        except ApiRefused as refused:
-            if refused.status != 403:
-                raise
-            notes.append(f"could not check that {kind} {name} exists: this user may not read it (403)")
-            continue
-        if there is None:
-            problems.append(f"{shown(item)} needs {kind} {name}, and the cluster has none. {remedy}")
-    if problems and fresh:
-        problems.append(
-            f"Namespace {namespace} does not exist yet. To put something of yours into it first: kubectl create "
-            f"namespace {namespace}, and deploy.create_namespace: false."
-        )
-    problems += _storage_classes(kube, objects, notes)
-    if problems:
-        raise ClusterError("\n".join([*problems, "Nothing was changed."]))
-
-
-def _storage_classes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> list[str]:
-    claims = [item for item in objects if item["kind"] == "PersistentVolumeClaim"]
-    for item in objects:
-        templates = item.get("spec", {}).get("volumeClaimTemplates") or ()
-        claims += [{**one, "kind": "claim template"} for one in templates]
-    if not claims:
-        return []
-    try:
-        classes = kube.list("storage.k8s.io/v1", "StorageClass")
-    except ApiRefused as refused:
-        if refused.status != 403:
-            raise
-        notes.append("could not check the storage classes: this user may not read them (403)")
-        return []
-    names = sorted(one["metadata"]["name"] for one in classes)
-    default = any(
-        (one["metadata"].get("annotations") or {}).get("storageclass.kubernetes.io/is-default-class")
-        == "true"
-        for one in classes
-    )
-    allowed = f"Allowed: {', '.join(names)}." if names else "There is none at all."
-    problems = []
-    for claim in claims:
-        spec = claim["spec"]
-        wanted = spec.get("storageClassName")
-        if spec.get("volumeName") or wanted == "":
-            continue  # it is bound to a volume by name
-        if wanted is None and not default:
-            problems.append(
-                f"{shown(claim)} names no storage class, and the cluster has no default one. {allowed} "
-                "Set deploy.storage.*.storage_class, or use another kind of volume."
-            )
-        elif wanted is not None and wanted not in names:
-            problems.append(
-                f"{shown(claim)} needs storage class {wanted}, and the cluster has none of that name. {allowed} "
-                "Correct deploy.storage.*.storage_class."
-            )
-    return problems
-
-
-# ── what becomes of each object ────────────────────────────────────────────────────────────────
-
-
-def _planned(kube: Kube, objects: Sequence[Object], name: str) -> list[_Step]:
+def _planned(
+    kube: Kube, objects: Sequence[Object], name: str, problems: list[str], progress: Progress
+) -> list[Step]:
     """One step for each object, found out by a dry run on the server. All problems are told at once."""
-    steps: list[_Step] = []
-    problems: list[str] = []
-    for item in objects:
-        live = kube.live(item)
-        try:
-            steps.append(_step(kube, item, live, name))
-        except ApiRefused as refused:
-            problems.append(f"{shown(item)}: {_remedy(item, live, refused)}")
-        except ClusterError as error:
-            problems.append(str(error))
-            if not isinstance(error, _Stuck):
-                raise
+    steps: list[Step] = []
+    kube.warnings.clear()  # those about what is changed are meant
+    with Slow(progress, "trying it on the server") as slow:
+        for n, item in enumerate(objects):
+            slow.tick(f"{n} of {len(objects)} objects, now {shown(item)}")
+            warned = len(kube.warnings)
+            live = kube.live(item)
+            try:
+                steps.append(_step(kube, item, live, name))
+            except ApiRefused as refused:
+                problems.append(f"{shown(item)}: {_remedy(item, live, refused)}")
+            except _Stuck as stuck:
+                problems.append(str(stuck))
+            else:
+                if steps[-1].action == "unchanged":
+                    del kube.warnings[warned:]  # it was told when the object was made
     if problems:
-        raise ClusterError("\n".join([*problems, "Nothing was changed."]))
+        raise ClusterError("\n".join([*problems, _NOTHING]))
     return steps
+
+
+# ── who runs the pipeline ──────────────────────────────────────────────────────────────────────
+
+_TIMED = ("CronJob", "CronWorkflow")
+
+
+def _runs_the_pipeline(item: Object) -> bool:
+    """Whether an object of ours learns into `home`, now or later: of those there must be one alone."""
+    kind = (item["apiVersion"], item["kind"])
+    runs = kind in _ONCE or item["kind"] in (*_TIMED, "WorkflowTemplate")
+    return runs or (item["kind"] == "Deployment" and label(item, "component") == "learner")
+
+
+def _in_the_midst(item: Object) -> bool:
+    """Whether work would be lost with it. A learner never ends, and goes on from its checkpoint."""
+    if item["kind"] in _TIMED:
+        return bool((item.get("status") or {}).get("active"))
+    return (item["apiVersion"], item["kind"]) in _ONCE and not finished(item)
+
+
+def _not_beside(item: Object) -> str:
+    return (
+        f"{shown(item)} is running, and is no longer how the pipeline is run: two would learn into the same home. "
+        f"Wait for its end (`clickline deploy status`) and apply again; or end it now and apply again: {_end(item)}."
+    )
+
+
+def _end(item: Object) -> str:
+    metadata = item["metadata"]
+    full_name = item["kind"].lower() + ("" if item["kind"] != "Job" else f".{_group(item)}")
+    return (
+        f"kubectl -n {metadata['namespace']} delete {full_name} {metadata['name']} "
+        "(training goes on from its checkpoint)"
+    )
+
+
+# ── what becomes of an object ──────────────────────────────────────────────────────────────────
 
 
 class _Stuck(ClusterError):
     """An object that stands in the way."""
 
 
-def _step(kube: Kube, item: Object, live: Object | None, name: str) -> _Step:
+def _step(kube: Kube, item: Object, live: Object | None, name: str) -> Step:
     if live is None:
         _check_free(kube, item)
-        kube.apply(item, dry_run=True)
-        return _Step(item, "created", None)
-    if not _ours(live, name):
+        return Step(item, "created", None, kube.apply(item, dry_run=True))
+    if not is_ours(live, name):
         raise _Stuck(
-            f"{shown(item)} exists and was not made by this deployment ({_whose(live)}). "
+            f"{shown(item)} exists and was not made by this deployment ({whose(live)}). "
             "Rename the deployment (name:), choose another deploy.namespace, or remove that object."
         )
     if live["metadata"].get("deletionTimestamp"):
@@ -395,20 +375,16 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> _Step:
         new = None
     # A pipeline that failed begins again: what was wrong with it may have been the data.
     again = once and workload_state(live)[0] == "failed"
-    if new is not None and _content(new) == _content(live) and not again:
-        return _Step(item, "unchanged", live)
+    if new is not None and content(new) == content(live) and not again:
+        return Step(item, "unchanged", live, new)
     if not once or (new is not None and new.get("spec") == live.get("spec") and not again):
-        return _Step(item, "changed", live)
+        return Step(item, "changed", live, new)
     if not finished(live):
-        where = f"-n {item['metadata']['namespace']}"
-        full_name = item["kind"].lower() + ("" if item["kind"] != "Job" else f".{_group(item)}")
         raise _Stuck(
             f"{shown(item)} is running, and what it runs has changed; it cannot be changed while it runs. Wait for "
-            "its end (`clickline deploy status`) and apply again; or end it now and apply again: "
-            f"kubectl {where} delete {full_name} {item['metadata']['name']} (training goes on from its checkpoint)."
+            f"its end (`clickline deploy status`) and apply again; or end it now and apply again: {_end(item)}."
         )
-    kube.apply(_renamed(item), dry_run=True)
-    return _Step(item, "replaced", live)
+    return Step(item, "replaced", live, kube.apply(_renamed(item), dry_run=True))
 
 
 def _check_free(kube: Kube, item: Object) -> None:
@@ -497,32 +473,28 @@ def _remedy(item: Object, live: Object | None, refused: ApiRefused) -> str:
 _OF_SERVER = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
 
 
-def _content(item: Object) -> Object:
+def content(item: Object) -> Object:
     """An object without what changes with every write."""
     metadata = {key: value for key, value in item["metadata"].items() if key not in _OF_SERVER}
     return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
 
 
-def _carry_out(kube: Kube, step: _Step, progress: Progress) -> None:
+def _carry_out(kube: Kube, step: Step, progress: Progress) -> None:
     if step.action == "unchanged":
         return
-    if step.action == "replaced" and step.live is not None:
+    if step.action in ("replaced", "removed") and step.live is not None:
         kube.delete(step.live, propagation="Foreground")
-        _wait_gone(kube, [step.live], progress, title=f"replacing {shown(step.item)}")
+        _wait_gone(kube, [step.live], progress, title=f"removing the old {shown(step.item)}")
+    if step.action == "removed":
+        return
     try:
         kube.apply(step.item)
     except ApiRefused as refused:
         raise ClusterError(_remedy(step.item, step.live, refused)) from refused
 
 
-def _look_for_left_overs(
-    kube: Kube, objects: Sequence[Object], done: Applied, *, name: str, namespace: str, prune: bool
-) -> None:
-    now = {_key(item) for item in objects}
-    there = found(kube, name=name, namespace=namespace)
-    for item in there.objects:
-        if _key(item) in now or item["kind"] in ("Namespace", "Pod"):
-            continue
+def _leave_over(kube: Kube, items: Sequence[Object], done: Applied, *, prune: bool) -> None:
+    for item in items:
         if prune and item["kind"] not in _DATA:
             try:
                 kube.delete(item)
@@ -532,7 +504,6 @@ def _look_for_left_overs(
                 done.pruned.append(shown(item))
         else:
             done.left_over.append(shown(item))
-    done.notes += there.unseen
 
 
 def _key(item: Object) -> tuple[str, str, str]:
@@ -540,22 +511,6 @@ def _key(item: Object) -> tuple[str, str, str]:
 
 
 # ── what is ours ───────────────────────────────────────────────────────────────────────────────
-
-
-def _ours(item: Object, name: str | None) -> bool:
-    """What a controller has made has the labels of its owner, and is the controller's."""
-    made = label(item, "managed-by") == "clickline" and label(item, "instance") == name
-    return made and not item["metadata"].get("ownerReferences")
-
-
-def _whose(item: Object) -> str:
-    by, instance = label(item, "managed-by"), label(item, "instance")
-    owners = item["metadata"].get("ownerReferences")
-    if owners:
-        return f"it belongs to {owners[0]['kind']} {owners[0]['name']}, and goes with it"
-    if by == "clickline":
-        return f"it is of the deployment {instance}"
-    return f"app.kubernetes.io/managed-by is {by}" if by else "it has no label app.kubernetes.io/managed-by"
 
 
 def found(kube: Kube, *, name: str, namespace: str) -> Found:
@@ -682,15 +637,13 @@ def _wait_gone(
     """Until the server has none of the objects, nor what `also` lists."""
     left = list(items)
     deadline = time.monotonic() + seconds
-    progress.begin(title)
-    try:
+    with Slow(progress, title) as slow:
         while True:
             left = [item for item in left if _still(kube, item)]
             remaining = [*left, *(pod for pod in also() if not left)]
             if not remaining:
                 return
-            progress.note(f"{len(remaining)} left: {_few([shown(item) for item in remaining])}")
-            progress.advance()
+            slow.tick(f"{len(remaining)} left: {_few([shown(item) for item in remaining])}")
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"{_few([shown(item) for item in remaining])}: not gone {seconds:.0f} s after their removal was "
@@ -698,8 +651,6 @@ def _wait_gone(
                     "What stays has a finalizer: kubectl describe tells whose."
                 )
             time.sleep(_POLL_SECONDS)
-    finally:
-        progress.end()
 
 
 def _still(kube: Kube, item: Object) -> bool:

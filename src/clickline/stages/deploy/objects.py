@@ -10,12 +10,15 @@ from typing import Any
 
 import yaml
 
-from clickline.config import Config
+from clickline.config import Config, resolved
 from clickline.config.deploy import DeploySection
+from clickline.config.sections import ServeSection, StudioSection
 
-__all__ = ["WORKING_FOLDER", "Object", "Plan", "text"]
+__all__ = ["SERVING_ROLES", "WORKING_FOLDER", "Object", "Plan", "text"]
 
 Object = dict[str, Any]
+
+SERVING_ROLES = ("predictor", "lookup")
 
 WORKING_FOLDER = PurePosixPath("/clickline")
 """Where the config lies in a pod: relative paths of the YAML begin here, as they begin in its folder elsewhere."""
@@ -85,9 +88,21 @@ class Plan:
             "v1", "ConfigMap", self.called("config"), "config", {"data": dict(self._config_files())}
         )
 
-    def config_hash(self) -> str:
-        """Changes with the config, so that pods that read it at their start are replaced."""
-        return sha256(repr(sorted(self._config_files().items())).encode()).hexdigest()[:16]
+    def config_hash(self, role: str) -> str:
+        """Changes with what the pods of a role depend on, so that those that read it at their start are replaced.
+
+        How models are served is no matter of those that make them: a change there must not train again.
+        """
+        files = self._config_files()
+        if role not in SERVING_ROLES:
+            files["clickline.yaml"] = resolved(self.config.model_copy(update=self._not_of_training()))
+        return sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
+
+    def _not_of_training(self) -> dict[str, Any]:
+        # Whom a registry's versions must be signed by is asked when they are made, too.
+        keys = {"trusted_keys_file": self.config.serve.trusted_keys_file}
+        serve = ServeSection().model_copy(update=keys)
+        return {"deploy": DeploySection(), "serve": serve, "studio": StudioSection()}
 
     def mounted_files(self) -> dict[str, str]:
         """Path in a pod to key of the ConfigMap."""

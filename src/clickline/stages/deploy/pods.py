@@ -102,7 +102,10 @@ def pod(
     if grace is not None:
         spec["terminationGracePeriodSeconds"] = grace
     return {
-        "metadata": {"labels": plan.labels(role), "annotations": {"clickline/config": plan.config_hash()}},
+        "metadata": {
+            "labels": plan.labels(role),
+            "annotations": {"clickline/config": plan.config_hash(role)},
+        },
         "spec": spec,
     }
 

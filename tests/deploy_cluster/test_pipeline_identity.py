@@ -1,0 +1,173 @@
+"""What makes the pipeline another one, and who runs it: a change of serving does not train again, and there is never a
+second pipeline beside the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import ApiServer
+
+from clickline.errors import ClusterError
+from clickline.progress import Progress
+from clickline.stages.deploy.apply import Applied, apply
+from clickline.stages.deploy.kube import Kube
+from clickline.stages.deploy.render import rendered
+
+CONFIG = """
+name: ads
+data: {train: "data/{date}/{hour}/*.tsv", dates: {from: 20260101}}
+model: {name: lr}
+deploy: {namespace: shop}
+"""
+DONE = {"conditions": [{"type": "Complete", "status": "True"}]}
+RUNS = {"active": 1}
+NIGHTLY = "deploy.workflow.schedule=0 3 * * *"
+ARGO = "deploy.workflow.kind=argo"
+FOLLOW = "deploy.workflow.follow=true"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "clickline.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def run(kube: Kube, folder: Path, *overrides: str) -> Applied:
+    made = rendered(folder / "clickline.yaml", overrides)
+    return apply(kube, made.objects, name="ads", namespace="shop", prune=False, progress=Progress())
+
+
+def refused(kube: Kube, api: ApiServer, folder: Path, *overrides: str) -> str:
+    before = list(api.writes)
+    with pytest.raises(ClusterError) as error:
+        run(kube, folder, *overrides)
+    assert api.writes == before
+    return str(error.value)
+
+
+def pipelines(api: ApiServer) -> list[str]:
+    """What there is that learns into `home`."""
+    kinds = ("Job", "CronJob", "Workflow", "CronWorkflow")
+    learners = [f"Deployment {name}" for name in api.names("Deployment") if name == "ads-learner"]
+    return [f"{kind} {name}" for kind in kinds for name in api.names(kind)] + learners
+
+
+def give(api: ApiServer, kind: str, status: dict[str, Any]) -> None:
+    live = api.one(kind, "ads-pipeline")
+    assert live is not None
+    live["status"] = status
+
+
+# ── what makes it another ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("status", [DONE, RUNS], ids=["done", "running"])
+def test_a_change_of_serving_leaves_the_pipeline_as_it_is(
+    bare: ApiServer, kube: Kube, folder: Path, status: dict[str, Any]
+) -> None:
+    run(kube, folder)
+    give(bare, "Job", status)
+    for change in (
+        "serve.drain=25",
+        "studio.port=8555",
+        "deploy.serving.replicas=3",
+        "deploy.serving.lookup={replicas: 2}",
+        "deploy.resources.predictor.cpu=2",
+    ):
+        done = run(kube, folder, change)
+        assert "Job ads-pipeline" in done.unchanged and not done.failed, change
+
+
+def test_predictors_roll_when_serving_changes(bare: ApiServer, kube: Kube, folder: Path) -> None:
+    run(kube, folder)
+    assert "Deployment ads-predictor" in run(kube, folder, "serve.max_rows=500").changed
+
+
+@pytest.mark.parametrize("change", ["train.epochs=3", "gate.auc=0.7", "deploy.image=clickline:9"])
+def test_a_change_of_what_is_learned_or_judged_makes_the_pipeline_anew(
+    bare: ApiServer, kube: Kube, folder: Path, change: str
+) -> None:
+    run(kube, folder)
+    give(bare, "Job", DONE)
+    assert run(kube, folder, change).replaced == ["Job ads-pipeline"]
+
+
+def test_whose_signatures_count_is_part_of_the_pipeline(bare: ApiServer, kube: Kube, folder: Path) -> None:
+    (folder / "keys.pem").write_text("")
+    run(kube, folder)
+    give(bare, "Job", DONE)
+    bare.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": "shop"}})
+    more = ("serve.trusted_keys_file=keys.pem", "deploy.secrets.files={keys.pem: keys/pem}")
+    assert run(kube, folder, *more).replaced == ["Job ads-pipeline"]
+
+
+# ── who runs it ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("new", [NIGHTLY, ARGO, FOLLOW], ids=["schedule", "argo", "follow"])
+def test_a_job_that_runs_is_not_given_a_second_pipeline(
+    cluster: ApiServer, kube: Kube, folder: Path, new: str
+) -> None:
+    run(kube, folder)
+    give(cluster, "Job", RUNS)
+    words = refused(kube, cluster, folder, new)
+    assert "Job ads-pipeline is running, and is no longer how the pipeline is run" in words
+    assert "kubectl -n shop delete job.batch ads-pipeline" in words
+    assert words.endswith("Nothing was changed.")
+
+
+@pytest.mark.parametrize(
+    ("new", "expected"),
+    [
+        ((NIGHTLY,), "CronJob ads-pipeline"),
+        ((ARGO,), "Workflow ads-pipeline"),
+        ((ARGO, NIGHTLY), "CronWorkflow ads-pipeline"),
+        ((FOLLOW,), "Deployment ads-learner"),
+    ],
+    ids=["schedule", "argo", "argo at times", "follow"],
+)
+def test_a_job_that_is_done_gives_way_and_comes_back(
+    cluster: ApiServer, kube: Kube, folder: Path, new: tuple[str, ...], expected: str
+) -> None:
+    run(kube, folder)
+    give(cluster, "Job", DONE)
+    there = run(kube, folder, *new)
+    assert "Job ads-pipeline" in there.removed and expected in there.created
+    assert pipelines(cluster) == [expected]
+    if expected == "Workflow ads-pipeline":
+        give(cluster, "Workflow", {"phase": "Succeeded"})
+    back = run(kube, folder)
+    assert expected in back.removed and back.created == ["Job ads-pipeline"]
+    assert pipelines(cluster) == ["Job ads-pipeline"]
+    assert cluster.names("WorkflowTemplate") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "status"),
+    [
+        ("CronJob", (NIGHTLY,), {"active": [{"name": "ads-pipeline-1"}]}),
+        ("CronWorkflow", (ARGO, NIGHTLY), {"active": [{"name": "ads-pipeline-1"}]}),
+        ("Workflow", (ARGO,), {"phase": "Running"}),
+    ],
+)
+def test_a_run_under_way_keeps_its_kind_until_it_is_over(
+    cluster: ApiServer, kube: Kube, folder: Path, kind: str, old: tuple[str, ...], status: dict[str, Any]
+) -> None:
+    run(kube, folder, *old)
+    give(cluster, kind, status)
+    words = refused(kube, cluster, folder)
+    assert f"{kind} ads-pipeline is running" in words
+    assert f"kubectl -n shop delete {kind.lower()} ads-pipeline" in words
+    assert pipelines(cluster) == [f"{kind} ads-pipeline"]
+
+
+def test_the_new_pipeline_is_made_when_the_old_one_is_gone(bare: ApiServer, kube: Kube, folder: Path) -> None:
+    run(kube, folder, FOLLOW)
+    bare.linger["ads-learner"] = 2  # its pod takes its time to end
+    bare.writes.clear()
+    run(kube, folder)
+    assert bare.writes.index(("delete", "Deployment", "ads-learner")) == 0
+    assert ("apply", "Job", "ads-pipeline") in bare.writes
+    assert pipelines(bare) == ["Job ads-pipeline"]
