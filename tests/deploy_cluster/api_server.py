@@ -115,6 +115,8 @@ class ApiServer:
         """(pod, path) to what the pod answers."""
         self.warnings: dict[str, str] = {}
         """Plural to a warning that comes with each of its answers."""
+        self.statuses: dict[str, dict[str, Any]] = {}
+        """Kind to the status that its controller gives to an object as soon as it is made or changed."""
         self.linger: dict[str, int] = {}
         """Name to how many more times an object that is being removed is still seen."""
         self.writes: list[tuple[str, str, str]] = []
@@ -232,10 +234,14 @@ class ApiServer:
                 _check_fixed(live, new)
             if live is not None and new == live:
                 return 200, live
+            if live is None or live.get("spec") != new.get("spec"):
+                new["metadata"]["generation"] = (live or new)["metadata"].get("generation", 0) + 1
             new["metadata"]["resourceVersion"] = str(self._version + 1)
             if dry_run:
                 return (200 if live else 201), new
             self._version += 1
+            if key[1] in self.statuses:
+                new["status"] = copy.deepcopy(self.statuses[key[1]])
             self.objects[key] = new
             self._applied[key] = copy.deepcopy(item)
             self.writes.append(("apply", key[1], key[3]))

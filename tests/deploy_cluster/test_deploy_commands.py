@@ -84,6 +84,112 @@ def test_a_missing_operator_ends_an_apply_before_it_begins(bare: ApiServer, comm
     assert bare.writes == []
 
 
+def test_a_note_is_told_once_and_again_when_what_it_is_about_changes(command: Command) -> None:
+    about = "deploy.storage.models is ReadWriteOnce"
+    first = command("apply")
+    assert about in first.stderr and "deploy data push" in first.stderr
+    second = command("apply", "--json")
+    assert (second.stderr, json.loads(second.stdout)["notes"]) == ("", [])
+    third = command("apply", "--set", "deploy.serving.max_replicas=9")
+    assert about not in third.stderr
+    lookup = command("apply", "--set", "deploy.serving.lookup={replicas: 2}")
+    assert "deploy.serving.lookup: 4 pods" in lookup.stderr and about not in lookup.stderr
+
+
+def test_a_set_of_the_last_apply_that_is_not_given_again_is_told_before_anything_changes(
+    bare: ApiServer, command: Command, tmp_path: Path
+) -> None:
+    more = ("--set", "deploy.serving.max_replicas=null", "--set", "deploy.serving.replicas=3")
+    assert command("apply", *more).returncode == 0
+    assert command("apply", *more).stderr == ""
+    words = "deploy.serving.replicas 3 → 2: the last apply used --set deploy.serving.replicas=3"
+    assert words in command("diff").stderr
+    bare.faults.append(Fault("patch", "deployments", 500, "etcd is full", dry_run=False))
+    told = command("apply")
+    assert told.returncode == 1
+    assert words in told.stderr and told.stderr.index(words) < told.stderr.index("etcd is full")
+    assert "--set counts for one apply" in told.stderr
+    bare.faults.clear()
+    command("apply", *more)
+    (tmp_path / "clickline.yaml").write_text(
+        CONFIG.replace("shop}", "shop, serving: {replicas: 3, max_replicas: null}}")
+    )
+    kept = command("apply")
+    assert "the last apply used" not in kept.stderr
+
+
+def test_a_dry_run_says_what_becomes_of_each_object_and_changes_nothing(
+    bare: ApiServer, command: Command
+) -> None:
+    fresh = command("apply", "--dry-run")
+    assert (fresh.returncode, bare.writes) == (0, [])
+    assert "created    Deployment ads-predictor (dry run)" in fresh.stdout
+    assert "namespace shop does not exist yet" in fresh.stderr
+    command("apply")
+    before = list(bare.writes)
+    done = command("apply", "--dry-run", "--set", "serve.drain=25")
+    assert (done.returncode, bare.writes) == (0, before)
+    assert "changed    Deployment ads-predictor (dry run)" in done.stdout
+    assert "unchanged  Job ads-pipeline (dry run)" in done.stdout
+    assert "2 objects would be created or changed; this was a dry run" in done.stdout
+    document = json.loads(command("apply", "--dry-run", "--json").stdout)
+    assert document["dry_run"] is True and document["changed"] == []
+    assert command("apply", "--dry-run", "--wait").returncode == 2
+
+
+def test_diff_shows_what_would_change_line_by_line_and_exits_1(bare: ApiServer, command: Command) -> None:
+    command("apply")
+    same = command("diff")
+    assert (same.returncode, same.stdout) == (0, "")
+    assert "ads in namespace shop: nothing would change" in same.stderr
+    before = list(bare.writes)
+    differs = command("diff", "--set", "serve.drain=25", "--set", "deploy.serving.service=NodePort")
+    assert (differs.returncode, bare.writes) == (1, before)
+    lines = differs.stdout.splitlines()
+    assert "changed Service ads-predictor" in lines
+    assert {"--- live/Service/ads-predictor", "+++ new/Service/ads-predictor"} <= set(lines)
+    assert {"-  type: ClusterIP", "+  type: NodePort"} <= set(lines)
+    assert {"-      drain: 10", "+      drain: 25"} <= set(lines)  # the config's text, a line each
+    assert not any("uid" in line or "resourceVersion" in line for line in lines)
+    document = json.loads(command("diff", "--json", "--set", "serve.drain=25").stdout)
+    assert [one["object"] for one in document["changes"]] == [
+        "ConfigMap ads-config",
+        "Deployment ads-predictor",
+    ]
+
+
+def test_diff_of_a_job_that_would_be_made_anew_shows_only_what_is_new(
+    bare: ApiServer, command: Command
+) -> None:
+    command("apply")
+    bare.one("Job", "ads-pipeline")["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}  # type: ignore[index]
+    changes = json.loads(command("diff", "--json", "--set", "deploy.workflow.retries=2").stdout)["changes"]
+    job = next(one for one in changes if one["object"] == "Job ads-pipeline")
+    changed = [line for line in job["diff"].splitlines()[2:] if line[0] in "+-"]
+    assert (job["action"], changed) == ("replaced", ["-  backoffLimit: 6", "+  backoffLimit: 2"])
+
+
+def test_another_namespace_is_named_by_n_on_every_command(
+    bare: ApiServer, command: Command, tmp_path: Path
+) -> None:
+    assert command("apply", "-n", "trial").returncode == 0
+    assert bare.names("Namespace") == ["trial"]
+    assert command("apply", "-n", "trial").stderr == ""  # the namespace is no --set to be given again
+    assert "ads in namespace trial: " in command("status", "--namespace", "trial").stdout
+    assert "in namespace trial" in command("logs", "-n", "trial").stderr
+    assert "nothing would change" in command("diff", "-n", "trial").stderr
+    command("render", "-n", "trial", "-o", str(tmp_path / "k8s"))
+    assert "namespace: trial" in (tmp_path / "k8s" / "base" / "config.yaml").read_text()
+    assert command("delete", "-n", "trial", "--with-data", "--yes").returncode == 0
+    assert bare.names("Namespace") == []
+
+
+def test_n_with_a_number_of_lines_is_told(command: Command) -> None:
+    told = command("logs", "-n", "50")
+    assert told.returncode == 2
+    assert "-n is 50: it names the namespace, as with kubectl. Write --lines 50." in told.stderr
+
+
 # ── status, logs ───────────────────────────────────────────────────────────────────────────────
 
 

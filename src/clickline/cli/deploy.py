@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,11 +16,15 @@ import typer
 from clickline.cli.console import emit, needing, note, table, watching
 from clickline.cli.exits import ExitCode
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+from clickline.errors import ConfigError, Mistake
+from clickline.progress import Progress
 
 if TYPE_CHECKING:
     from clickline.config import Config
-    from clickline.stages.deploy.apply import Applied, Removed
+    from clickline.stages.deploy.apply import Applied, Proposal, Removed
     from clickline.stages.deploy.kube import Kube
+    from clickline.stages.deploy.objects import Object
+    from clickline.stages.deploy.waiting import Outcome
 
 __all__ = ["deploy"]
 
@@ -36,6 +40,17 @@ Context = Annotated[
     ),
 ]
 
+Namespace = Annotated[
+    str | None,
+    typer.Option(
+        "-n",
+        "--namespace",
+        metavar="NAMESPACE",
+        help="Another namespace of the cluster.",
+        show_default="deploy.namespace",
+    ),
+]
+
 _WATCH_SECONDS = 2.0
 _ROLES = ("pipeline", "learner", "ray-head", "ray-worker", "predictor", "lookup", "tracking", "data")
 
@@ -43,6 +58,7 @@ _ROLES = ("pipeline", "learner", "ray-head", "ray-worker", "predictor", "lookup"
 @deploy.command()
 def render(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the files go.")],
+    namespace: Namespace = None,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
@@ -50,7 +66,7 @@ def render(
     """Write the manifests, as plain files for `kubectl apply -k`. No cluster is asked."""
     from clickline.stages.deploy.render import rendered, write
 
-    made = rendered(config_file, overrides or ())
+    made = rendered(config_file, _with(overrides, namespace))
     write(made.files, output)
     for line in made.notes:
         note(line)
@@ -61,6 +77,48 @@ def render(
 
 
 @deploy.command()
+def diff(
+    context: Context = None,
+    namespace: Namespace = None,
+    config_file: ConfigFile = Path("clickline.yaml"),
+    overrides: Overrides = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show what `deploy apply` would change on the cluster, and change nothing.
+
+    Each object as it is live against what the server makes of the new one (a dry run), as `kubectl diff` does. Exit 0
+    if nothing would change, 1 if something would; an error is told on stderr.
+    """
+    from clickline.stages.deploy.apply import propose
+    from clickline.stages.deploy.changes import differences
+
+    with _connected(context) as kube:
+        asked = _Asked.of(kube, config_file, overrides, namespace)
+        asked.tell()
+        with watching(as_json=as_json, quiet=quiet) as progress:
+            proposal = propose(kube, asked.objects, **asked.where, progress=progress)
+    found = differences(proposal.steps)
+    if as_json:
+        changes = [asdict(one) for one in found]
+        emit({**asked.where, "changes": changes, "notes": [*asked.notes, *proposal.notes]})
+    for one in found if not as_json else ():
+        typer.echo(f"{one.action} {one.object}")
+        for line in one.diff.splitlines():
+            colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+            typer.secho(line, fg=colour)
+    if not as_json:
+        _tell(proposal.notes)
+        many = _objects_word(len(found))
+        note(
+            f"{asked.place}: {f'{many} would change' if found else 'nothing would change'}"
+            + ("; `clickline deploy apply` does it" if found else "")
+        )
+    if found:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@deploy.command()
 def apply(
     prune: Annotated[
         bool,
@@ -68,7 +126,20 @@ def apply(
             "--prune", help="Remove what an earlier apply made and this one has no more; never data."
         ),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Try it on the server, tell what would be done, and do nothing.")
+    ] = False,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait", help="Wait for missing Secrets, then for the pipeline's end and a complete roll-out."
+        ),
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="How long --wait waits.", min=1)
+    ] = 3600,
     context: Context = None,
+    namespace: Namespace = None,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
@@ -77,30 +148,54 @@ def apply(
     """Create or change the deployment on the cluster of your kubeconfig.
 
     Everything is checked first, on the server too; nothing is changed when something is wrong. Exit 1 if only a part
-    of it could be applied.
+    of it could be applied. With --wait: 0 when the pipeline is done and every predictor is up to date, 3 if the gate
+    refused the model, 2 or 4 if the pipeline ended with that code, 1 if it failed otherwise, the roll-out is stuck or
+    the time is up.
     """
     from clickline.stages.deploy.apply import apply as run
-    from clickline.stages.deploy.render import rendered
+    from clickline.stages.deploy.apply import propose
 
-    made = rendered(config_file, overrides or ())
-    for line in made.notes:
-        note(line)
-    with _connected(context) as kube, watching(as_json=as_json, quiet=quiet) as progress:
-        done = run(
-            kube, made.objects, name=made.name, namespace=made.namespace, prune=prune, progress=progress
+    if dry_run and (wait or prune):
+        raise ConfigError(
+            [Mistake("", 0, "--dry-run", "is given beside --wait or --prune.", "Allowed: alone.")]
         )
+    begun = time.monotonic()
+    outcome = None
+    with _connected(context) as kube:
+        asked = _Asked.of(kube, config_file, overrides, namespace)
+        asked.tell()
+        with watching(as_json=as_json, quiet=quiet) as progress:
+            if dry_run:
+                done = _would_be(propose(kube, asked.objects, **asked.where, progress=progress))
+            else:
+                patience = timeout if wait else 0.0
+                done = run(
+                    kube, asked.objects, **asked.where, prune=prune, progress=progress, patience=patience
+                )
+        if not as_json:
+            _show_applied(done, asked, dry_run=dry_run)
+        if wait and not done.failed:
+            left = timeout - (time.monotonic() - begun)
+            with watching(as_json=as_json, quiet=quiet) as progress:
+                outcome = _await(kube, asked, left, Progress() if as_json or quiet else progress)
     if as_json:
-        emit({"name": made.name, "namespace": made.namespace, **asdict(done)})
-    else:
-        _show_applied(done, made.name, made.namespace)
+        document = {**asked.where, "dry_run": dry_run, **asdict(done)}
+        document["notes"] = [*asked.notes, *done.notes]
+        waited = {"waited": {"state": outcome.state, "words": outcome.words}} if outcome else {}
+        emit({**document, **waited})
+    elif outcome is not None:
+        _show_outcome(outcome, asked, timeout)
     if done.failed:
         raise typer.Exit(ExitCode.FAILED)
+    if outcome is not None and outcome.state != "done":
+        raise typer.Exit(outcome.code)
 
 
 @deploy.command()
 def status(
     watch: Annotated[bool, typer.Option("--watch", help="Show it again and again until Ctrl-C.")] = False,
     context: Context = None,
+    namespace: Namespace = None,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
@@ -111,7 +206,7 @@ def status(
     """
     from clickline.stages.deploy.status import fetch, summarise
 
-    config = _config(config_file, overrides)
+    config = _config(config_file, _with(overrides, namespace))
     with _connected(context) as kube:
 
         def look() -> dict[str, Any]:
@@ -150,17 +245,17 @@ def logs(
         bool, typer.Option("-f", "--follow", help="Go on with what is added, also by pods that come later.")
     ] = False,
     lines: Annotated[
-        int, typer.Option("-n", "--lines", metavar="N", min=0, help="How many of the last lines.")
+        int, typer.Option("--lines", metavar="N", min=0, help="How many of the last lines.")
     ] = 100,
     previous: Annotated[
         bool, typer.Option("--previous", help="What containers said before their last restart.")
     ] = False,
     context: Context = None,
+    namespace: Namespace = None,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
 ) -> None:
     """Show what the pods say, in the order of time."""
-    from clickline.errors import ConfigError, Mistake
     from clickline.stages.deploy.logs import Line, last, pods
     from clickline.stages.deploy.logs import follow as go_on
 
@@ -170,7 +265,19 @@ def logs(
         raise ConfigError(
             [Mistake("", 0, "--previous", "is given beside --follow.", "Allowed: one of the two.")]
         )
-    config = _config(config_file, overrides)
+    if namespace is not None and namespace.isdigit():
+        raise ConfigError(
+            [
+                Mistake(
+                    "",
+                    0,
+                    "-n",
+                    f"is {namespace}: it names the namespace, as with kubectl.",
+                    f"Write --lines {namespace}.",
+                )
+            ]
+        )
+    config = _config(config_file, _with(overrides, namespace))
     name, namespace = config.name, config.deploy.namespace
 
     def show(line: Line) -> None:
@@ -204,17 +311,17 @@ def delete(
     ] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     context: Context = None,
+    namespace: Namespace = None,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Remove all that `deploy apply` made, and nothing else. Data volumes stay, unless --with-data."""
-    from clickline.errors import ConfigError, Mistake
     from clickline.stages.deploy.apply import found, going, remove
     from clickline.stages.deploy.kube import shown
 
-    config = _config(config_file, overrides)
+    config = _config(config_file, _with(overrides, namespace))
     name, namespace = config.name, config.deploy.namespace
     with _connected(context) as kube:
         there = found(kube, name=name, namespace=namespace)
@@ -290,6 +397,85 @@ def _config(config_file: Path, overrides: list[str] | None) -> Config:
     return load_config(config_file, overrides or ())
 
 
+def _with(overrides: list[str] | None, namespace: str | None) -> list[str]:
+    """What --set and -n say together."""
+    return [*(overrides or ()), *([f"deploy.namespace={namespace}"] if namespace is not None else [])]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be applied, and what is worth saying before that is done."""
+
+    config: Config
+    objects: list[Object]
+    notes: list[str]
+    """Those that no apply before has told."""
+    going_back: list[str]
+    """Values that the last apply had from --set, and this one has not."""
+
+    @classmethod
+    def of(cls, kube: Kube, config_file: Path, overrides: list[str] | None, namespace: str | None) -> _Asked:
+        from clickline.stages.deploy.memory import forgotten, recall, remembering
+        from clickline.stages.deploy.render import rendered
+
+        wanted = _with(overrides, namespace)
+        made = rendered(config_file, wanted)
+        memory = recall(kube, made.objects)
+        return cls(
+            _config(config_file, wanted),
+            remembering(made.objects, overrides or (), made.notes),
+            memory.new(made.notes),
+            forgotten(config_file, memory.overrides, overrides or ()),
+        )
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def namespace(self) -> str:
+        return self.config.deploy.namespace
+
+    @property
+    def where(self) -> dict[str, str]:
+        return {"name": self.name, "namespace": self.namespace}
+
+    @property
+    def place(self) -> str:
+        return f"{self.name} in namespace {self.namespace}"
+
+    def tell(self) -> None:
+        for line in (*self.notes, *self.going_back):
+            note(line)
+        if self.going_back:
+            note("--set counts for one apply: give it again, or write it into the config to keep it.")
+
+
+def _would_be(proposal: Proposal) -> Applied:
+    from clickline.stages.deploy.apply import Applied
+    from clickline.stages.deploy.kube import shown
+
+    done = Applied(left_over=[shown(item) for item in proposal.left_over], notes=proposal.notes)
+    for step in proposal.steps:
+        getattr(done, step.action).append(shown(step.item))
+    return done
+
+
+def _await(kube: Kube, asked: _Asked, seconds: float, progress: Progress) -> Outcome:
+    from clickline.stages.deploy.waiting import await_deployed
+
+    serve = asked.config.serve
+    return await_deployed(
+        kube,
+        name=asked.name,
+        namespace=asked.namespace,
+        metrics_port=serve.metrics_port,
+        tls=serve.tls is not None,
+        seconds=seconds,
+        progress=progress,
+    )
+
+
 @contextmanager
 def _connected(context: str | None) -> Iterator[Kube]:
     from clickline.stages.deploy.kube import connect
@@ -305,19 +491,28 @@ def _connected(context: str | None) -> Iterator[Kube]:
 # ── what is shown ──────────────────────────────────────────────────────────────────────────────
 
 
-def _show_applied(done: Applied, name: str, namespace: str) -> None:
-    for action in ("created", "changed", "replaced", "unchanged", "pruned"):
+def _objects_word(count: int) -> str:
+    return f"{count} object{'' if count == 1 else 's'}"
+
+
+def _tell(lines: Iterable[str]) -> None:
+    for line in lines:
+        note(line)
+
+
+def _show_applied(done: Applied, asked: _Asked, *, dry_run: bool) -> None:
+    tried = " (dry run)" if dry_run else ""
+    for action in ("removed", "created", "changed", "replaced", "unchanged", "pruned"):
         for item in getattr(done, action):
-            typer.echo(f"{action:<10} {item}")
+            typer.echo(f"{action:<10} {item}{tried}")
     for item, why in done.failed.items():
         note(f"failed     {item}: {why}")
     for item in done.untried:
         note(f"not tried  {item}")
-    for line in done.notes:
-        note(line)
+    _tell(done.notes)
     if done.left_over:
         note(
-            f"of an earlier apply, and no longer part of {name}: {', '.join(done.left_over)}. "
+            f"of an earlier apply, and no longer part of {asked.name}: {', '.join(done.left_over)}. "
             "`clickline deploy apply --prune` removes them; claims and volumes only `deploy delete --with-data`."
         )
     if done.failed:
@@ -325,9 +520,29 @@ def _show_applied(done: Applied, name: str, namespace: str) -> None:
             "The deployment is applied in part. Mend what failed and apply again: what is done is left as it is."
         )
         return
-    count = len(done.created) + len(done.changed) + len(done.replaced)
-    told = f"{count} objects created or changed" if count else "nothing to change"
-    typer.echo(f"{name} in namespace {namespace}: {told}; `clickline deploy status` shows how it does")
+    count = sum(map(len, (done.created, done.changed, done.replaced, done.removed)))
+    many = _objects_word(count)
+    if dry_run:
+        told = f"{many} would be created or changed" if count else "nothing would change"
+        typer.echo(f"{asked.place}: {told}; this was a dry run, `clickline deploy diff` shows each line")
+        return
+    told = f"{many} created or changed" if count else "nothing to change"
+    typer.echo(f"{asked.place}: {told}; `clickline deploy status` shows how it does")
+
+
+def _show_outcome(outcome: Outcome, asked: _Asked, timeout: float) -> None:
+    if outcome.state == "done":
+        typer.echo(f"{asked.place}: {outcome.words}")
+    elif outcome.state == "waiting":
+        note(
+            f"{asked.place}: not complete after {timeout:,.0f} s: {outcome.words}. It goes on by itself: "
+            "`clickline deploy status` shows how it does; --timeout waits longer."
+        )
+    else:
+        note(
+            f"{asked.place}: {outcome.words}. `clickline deploy logs` tells more; "
+            "after mending it `clickline deploy apply` begins again."
+        )
 
 
 def _show_removed(done: Removed, name: str, namespace: str) -> None:

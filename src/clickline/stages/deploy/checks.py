@@ -418,10 +418,7 @@ def _storage_notes(plan: Plan) -> Iterator[str]:
     if claim_name(plan, "models") is None:
         yield "deploy.storage.models.kind is none: checkpoints go with the pod, so that a lost pod begins anew."
     if claim_name(plan, "data") is not None and storage.data.kind == "new":
-        yield (
-            "deploy.storage.data is a new, empty volume: tools/data-pod.yaml of `deploy render` is a pod to fill it "
-            "with."
-        )
+        yield ("deploy.storage.data is a new, empty volume: `clickline deploy data push FOLDER` fills it.")
     places = (*config.data.train, *(config.data.eval or ()), config.publish.registry or "")
     remote = any(map(_is_uri, places))
     if remote and not plan.deploy.secrets.environment and config.storage.credentials is None:
