@@ -7,18 +7,24 @@ pods. Tests give pods their state themselves, and let requests fail on demand.
 
 from __future__ import annotations
 
+import base64
 import copy
 import datetime
 import ipaddress
 import json
+import os
 import re
+import select
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -122,6 +128,11 @@ class ApiServer:
         self.writes: list[tuple[str, str, str]] = []
         """(verb, kind, name) of all that was really done."""
         self.requests: list[str] = []
+        self.volume: Path | None = None
+        """The folder that pods have as /clickline/data; commands in them are run for real, with it in its place."""
+        self.cut_exec_after: int | None = None
+        """Bytes of input after which the connection to a command is cut, once."""
+        self.subprotocols = ("v5.channel.k8s.io", "v4.channel.k8s.io")
         self.changed = threading.Condition()
         self._applied: dict[Key, dict[str, Any]] = {}
         self._version = 100
@@ -395,7 +406,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif (
             found := re.fullmatch(
                 r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?"
-                r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<part>log|proxy)(?P<rest>/.*)?)?",
+                r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<part>log|proxy|exec)(?P<rest>/.*)?)?",
                 path,
             )
         ) is not None:
@@ -433,6 +444,10 @@ class _Handler(BaseHTTPRequestHandler):
         key = (version, kind, found["namespace"] or "", name)
         if found["part"] == "log":
             self._log(name, query)
+        elif found["part"] == "exec":
+            if key not in api.objects:
+                raise _No(404, f'pods "{name}" not found')
+            self._exec(parse_qs(urlsplit(self.path).query)["command"])
         elif found["part"] == "proxy":
             pod = re.sub(r"^https?:|:\d+$", "", name)
             status, text = api.pages.get((pod, found["rest"] or "/"), (503, "no endpoints available"))
@@ -503,6 +518,118 @@ class _Handler(BaseHTTPRequestHandler):
                 if not lines:
                     break
         self.wfile.write(b"0\r\n\r\n")
+
+    def _exec(self, command: list[str]) -> None:
+        """As the API server does it: channels of a websocket are the standard streams of a process."""
+        offered = [one.strip() for one in self.headers.get("Sec-WebSocket-Protocol", "").split(",")]
+        chosen = next(one for one in offered if one in self.api.subprotocols)
+        guid = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        accept = base64.b64encode(sha1((self.headers["Sec-WebSocket-Key"] + guid).encode()).digest())
+        self.send_response(101)
+        for name, value in (
+            ("Upgrade", "websocket"),
+            ("Connection", "Upgrade"),
+            ("Sec-WebSocket-Accept", accept.decode()),
+            ("Sec-WebSocket-Protocol", chosen),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.flush()
+        self.close_connection = True
+        program = str(Path(sys.executable).parent / command[0])
+        words = [word.replace("/clickline/data", str(self.api.volume)) for word in command[1:]]
+        with subprocess.Popen(
+            [program, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "COLUMNS": "200"},
+        ) as process:
+            if self._streams(process):
+                self._end(process.wait())
+            else:
+                process.kill()
+
+    def _streams(self, process: subprocess.Popen[bytes]) -> bool:
+        """Until the process has ended, or the client is gone (False). One thread: a TLS socket is not for two."""
+        assert process.stdin and process.stdout and process.stderr
+        outputs = {process.stdout: 1, process.stderr: 2}
+        fed = 0
+        self._heard = b""  # what the client has sent and no frame has taken; before the 101 it sends nothing
+        while outputs:
+            buffered = self._heard or self.connection.pending()
+            ready, _, _ = select.select([self.connection, *outputs], [], [], 0 if buffered else 10)
+            if buffered or self.connection in ready:
+                code, data = self._frame()
+                if code == 8:
+                    return False
+                if data[:2] == b"\xff\0":
+                    process.stdin.close()
+                elif data[:1] == b"\0":
+                    fed += len(data) - 1
+                    cut = self.api.cut_exec_after
+                    if cut is not None and fed > cut:
+                        self.api.cut_exec_after = None
+                        self._cut()
+                        return False
+                    with suppress(BrokenPipeError):
+                        process.stdin.write(data[1:])
+                        process.stdin.flush()
+            for pipe in [one for one in outputs if one in ready]:
+                data = os.read(pipe.fileno(), 65536)
+                if data:
+                    self._say(bytes([outputs[pipe]]) + data)
+                else:
+                    del outputs[pipe]
+        return True
+
+    def _frame(self) -> tuple[int, bytes]:
+        """A whole message of the client; clients mask theirs."""
+        head = self._bytes(2)
+        if len(head) < 2:
+            return 8, b""
+        length = head[1] & 0x7F
+        if length > 125:
+            length = int.from_bytes(self._bytes(2 if length == 126 else 8))
+        mask = self._bytes(4)
+        data = self._bytes(length)
+        keys = int.from_bytes((mask * (length // 4 + 1))[:length])
+        return head[0] & 0x0F, (int.from_bytes(data) ^ keys).to_bytes(length)
+
+    def _bytes(self, count: int) -> bytes:
+        while len(self._heard) < count:
+            try:
+                more = self.connection.recv(1 << 20)
+            except OSError:
+                more = b""
+            if not more:
+                return b""
+            self._heard += more
+        taken, self._heard = self._heard[:count], self._heard[count:]
+        return taken
+
+    def _say(self, data: bytes, code: int = 2) -> None:
+        size = len(data)
+        head = bytes([0x80 | code])
+        head += (
+            bytes([size])
+            if size < 126
+            else b"\x7e" + size.to_bytes(2)
+            if size < 65536
+            else b"\x7f" + size.to_bytes(8)
+        )
+        self.wfile.write(head + data)
+        self.wfile.flush()
+
+    def _end(self, code: int) -> None:
+        status: dict[str, Any] = {"metadata": {}, "status": "Success"}
+        if code:
+            words = f"command terminated with non-zero exit code: exit status {code}"
+            causes = [{"reason": "ExitCode", "message": str(code)}]
+            status |= {"status": "Failure", "message": words, "reason": "NonZeroExitCode"}
+            status["details"] = {"causes": causes}
+        self._say(b"\3" + json.dumps(status).encode())
+        self._say(b"\x03\xe8", code=8)
 
     def _cut(self) -> None:
         self.close_connection = True

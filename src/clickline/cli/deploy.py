@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,19 +16,23 @@ import typer
 from clickline.cli.console import emit, needing, note, table, watching
 from clickline.cli.exits import ExitCode
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
-from clickline.errors import ConfigError, Mistake
-from clickline.progress import Progress
+from clickline.errors import ConfigError, Mistake, StorageError
+from clickline.progress import Progress, human_size
 
 if TYPE_CHECKING:
     from clickline.config import Config
     from clickline.stages.deploy.apply import Applied, Proposal, Removed
     from clickline.stages.deploy.kube import Kube
     from clickline.stages.deploy.objects import Object
+    from clickline.stages.deploy.render import Rendered
+    from clickline.stages.deploy.volume import Moved
     from clickline.stages.deploy.waiting import Outcome
 
 __all__ = ["deploy"]
 
 deploy = typer.Typer(help="Run the whole system on Kubernetes, from the same config.", no_args_is_help=False)
+data = typer.Typer(help="Move files to and from the data volume.", no_args_is_help=False)
+deploy.add_typer(data, name="data")
 
 Context = Annotated[
     str | None,
@@ -344,6 +348,94 @@ def delete(
         emit({"name": name, "namespace": namespace, **asdict(done)})
     else:
         _show_removed(done, name, namespace)
+
+
+@data.command()
+def push(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A file or a folder of this machine.")],
+    context: Context = None,
+    namespace: Namespace = None,
+    config_file: ConfigFile = Path("clickline.yaml"),
+    overrides: Overrides = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Copy click logs into the data volume.
+
+    What lies in the folder that the volume stands for (data, or deploy.storage.data.mount) goes to the same place in
+    the volume; of another folder all that is in it goes to the volume's root. A file gets its name when all of it has
+    arrived and its checksum is right; one of the same name is replaced. Whatever the volume needs is made; the pod that
+    mounts it meanwhile is removed at the end.
+    """
+    from clickline.stages.deploy.volume import push as run
+
+    _move(run, path, context, _with(overrides, namespace), config_file, as_json=as_json, quiet=quiet)
+
+
+@data.command()
+def pull(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Where the files go on this machine.")],
+    context: Context = None,
+    namespace: Namespace = None,
+    config_file: ConfigFile = Path("clickline.yaml"),
+    overrides: Overrides = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Copy files from the data volume.
+
+    A path in the folder that the volume stands for (data, or deploy.storage.data.mount) means the same file or folder
+    of the volume; into another folder comes all that the volume holds. Files of the same name are replaced, each when
+    all of it has arrived.
+    """
+    from clickline.stages.deploy.volume import pull as run
+
+    _move(run, path, context, _with(overrides, namespace), config_file, as_json=as_json, quiet=quiet)
+
+
+def _move(
+    run: Callable[[Kube, Rendered, Path, Progress], Moved],
+    path: Path,
+    context: str | None,
+    overrides: list[str],
+    config_file: Path,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from clickline.stages.deploy.render import rendered
+
+    made = rendered(config_file, overrides)
+    with _connected(context) as kube, watching(as_json=as_json, quiet=quiet) as progress:
+        moved = run(kube, made, path, progress)
+    if as_json:
+        emit(asdict(moved))
+        return
+    many = f"{moved.files:,} file{'' if moved.files == 1 else 's'}"
+    typer.echo(f"{many}, {human_size(moved.bytes)}: {moved.source} → {moved.target}, checksums are right")
+
+
+@deploy.command("data-receive", hidden=True)
+def data_receive(folder: Annotated[Path, typer.Argument(metavar="FOLDER")]) -> None:
+    """The pod's part of `deploy data push`."""
+    from clickline.stages.deploy.transfer import receive
+
+    total = receive(sys.stdin.buffer, lambda _: folder)
+    typer.echo(f"{total.files} {total.bytes}")
+
+
+@deploy.command("data-send", hidden=True)
+def data_send(path: Annotated[Path, typer.Argument(metavar="PATH")]) -> None:
+    """The pod's part of `deploy data pull`."""
+    from clickline.stages.deploy.transfer import files_of, send, total_of
+
+    if not path.exists():
+        raise StorageError(
+            f"{path} does not exist in the volume. `clickline deploy data push` puts files there."
+        )
+    files = files_of(path)
+    send(files, total_of(path, files), sys.stdout.buffer, lambda size: None)
+    sys.stdout.buffer.flush()
 
 
 @deploy.command("check-pod", hidden=True)

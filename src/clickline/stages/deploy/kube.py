@@ -13,6 +13,7 @@ from typing import Any
 
 from clickline.errors import ClusterError
 from clickline.stages.deploy.objects import Object
+from clickline.stages.deploy.process import Process
 
 __all__ = ["ApiRefused", "Kube", "Resource", "connect", "label", "shown"]
 
@@ -305,6 +306,34 @@ class Kube:
         response = self._raw("GET", whole, {}, None, _PROXY_SECONDS)
         with self._reaching(_PROXY_SECONDS):
             return response.status, response.read().decode(errors="replace")
+
+    @contextmanager
+    def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> Iterator[Process]:
+        """A process in a container."""
+        from kubernetes.stream.ws_client import create_websocket, get_websocket_url
+        from websocket import WebSocketBadStatusException, WebSocketException
+
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
+        query = [("container", container), *(("command", word) for word in command)]
+        query += [(stream, "true") for stream in ("stdin", "stdout", "stderr")]
+        _, url, headers, *_ = self._api.param_serialize(
+            "GET", path, query_params=query, header_params={}, auth_settings=["BearerToken"]
+        )
+        try:
+            address = get_websocket_url(url)  # type: ignore[no-untyped-call]
+            socket = create_websocket(self._api.configuration, address, headers)  # type: ignore[no-untyped-call]
+        except WebSocketBadStatusException as error:
+            body = error.resp_body or b""
+            raise self._refusal(error.status_code, body, ("create", "pods/exec"), path) from error
+        except (WebSocketException, OSError) as error:
+            raise ClusterError(
+                f"{self.host} ({self.where}) cannot be reached: {_last_words(error)}. Try again."
+            ) from error
+        process = Process(socket)
+        try:
+            yield process
+        finally:
+            process.close()
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────
 

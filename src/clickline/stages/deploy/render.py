@@ -26,7 +26,7 @@ from clickline.stages.deploy.checks import mistakes, notes
 from clickline.stages.deploy.knative import knative_service
 from clickline.stages.deploy.kuberay import ray_job
 from clickline.stages.deploy.objects import WORKING_FOLDER, Object, Plan, text
-from clickline.stages.deploy.pods import SCRATCH, data_pod
+from clickline.stages.deploy.pods import SCRATCH, claim_name, data_folder, data_pod
 from clickline.stages.deploy.serving import predictors, serve_overrides
 from clickline.stages.deploy.storage import storage
 from clickline.stages.deploy.tracking import tracking_server
@@ -49,6 +49,12 @@ class Rendered:
     """What `apply` applies, in this order."""
     files: dict[str, str]
     notes: list[str]
+    filling: list[Object]
+    """A pod with the data volume, and before it all that it needs."""
+    data_folder: str | None
+    """Where pods have the data volume; None: there is none."""
+    local_folder: Path
+    """The folder of this machine that the data volume stands for."""
 
 
 def rendered(config_file: Path, overrides: Sequence[str] = ()) -> Rendered:
@@ -62,7 +68,16 @@ def rendered(config_file: Path, overrides: Sequence[str] = ()) -> Rendered:
         raise ConfigError(found)
     chosen = _objects(plan)
     others = {name: _objects(one) for name, one in _variants(config_file, overrides, plan).items()}
-    return Rendered(plan.name, there.deploy.namespace, chosen, _layout(plan, chosen, others), notes(plan))
+    return Rendered(
+        plan.name,
+        there.deploy.namespace,
+        chosen,
+        _layout(plan, chosen, others),
+        notes(plan),
+        _to_fill(plan),
+        data_folder(plan) if claim_name(plan, "data") is not None else None,
+        Path(here.deploy.storage.data.mount or config_file.absolute().parent / "data"),
+    )
 
 
 def write(files: Mapping[str, str], folder: Path) -> None:

@@ -1,0 +1,199 @@
+"""Files over a pipe: each gets its name at the other end when all of it is there and its checksum is right.
+
+    {"files": 2, "bytes": 30, "single": false}     what will come; single: one file that was named itself
+    {"name": "20260101/a.tsv", "size": 10}         then the bytes, then their SHA-256 and a line feed
+    …
+    {"end": true}
+
+The end is said, not seen: Kubernetes before 1.30 cannot close the standard input of a process in a pod.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from clickline.errors import ClusterError, StorageError
+from clickline.progress import human_size
+
+__all__ = ["Reader", "Total", "Writer", "files_of", "receive", "send", "total_of"]
+
+CHUNK = 1 << 20
+_PART = ".part-"
+_PART_SECONDS = 86_400  # a pod for data lives no longer, so what is older has lost its writer
+_LINE = 64 << 10
+
+
+class Reader(Protocol):
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes; none at the end."""
+
+    def readline(self, size: int, /) -> bytes: ...
+
+
+class Writer(Protocol):
+    def write(self, data: bytes, /) -> object: ...
+
+
+@dataclass(frozen=True)
+class Total:
+    files: int
+    bytes: int
+    single: bool
+
+
+Files = list[tuple[str, Path]]
+"""Name at the other end, and place here."""
+
+
+def files_of(path: Path) -> Files:
+    """A file, or all files below a folder, in the order of their names. Links to files count as files."""
+    try:
+        if path.is_file():
+            return [(path.name, path)]
+        return sorted(_below(path))
+    except OSError as error:
+        raise StorageError(f"{error.filename or path} cannot be read: {error.strerror or error}.") from error
+
+
+def _below(folder: Path) -> Iterator[tuple[str, Path]]:
+    def stop(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(folder, onerror=stop):
+        if "lost+found" in folders:  # of the file system, closed to all but root
+            folders.remove("lost+found")
+        for name in names:
+            if not (name.startswith(".") and _PART in name) and (found := Path(place, name)).is_file():
+                yield found.relative_to(folder).as_posix(), found
+
+
+def total_of(path: Path, files: Files) -> Total:
+    return Total(len(files), sum(place.stat().st_size for _, place in files), path.is_file())
+
+
+def send(files: Files, total: Total, out: Writer, sent: Callable[[int], None]) -> None:
+    """Write them; `sent` hears of every chunk."""
+    _say(out, asdict(total))
+    for name, place in files:
+        with place.open("rb") as file:
+            left = os.fstat(file.fileno()).st_size
+            _say(out, {"name": name, "size": left})
+            digest = sha256()
+            while left:
+                data = file.read(min(CHUNK, left))
+                if not data:
+                    raise StorageError(f"{place} became shorter while it was read. Send it again.")
+                digest.update(data)
+                out.write(data)
+                left -= len(data)
+                sent(len(data))
+            out.write(f"{digest.hexdigest()}\n".encode())
+    _say(out, {"end": True})
+
+
+def _say(out: Writer, document: dict[str, Any]) -> None:
+    out.write(json.dumps(document).encode() + b"\n")
+
+
+def receive(
+    stream: Reader,
+    folder_for: Callable[[Total], Path],
+    got: Callable[[int], None] = lambda size: None,
+) -> Total:
+    """Read what `send` writes into a folder that is chosen once the total is known. Returns what has arrived."""
+    said = _heard(stream)
+    try:
+        total = Total(said["files"], said["bytes"], said["single"])
+    except KeyError as error:
+        raise StorageError(f"what comes is not what `clickline deploy data` sends: {said!r}") from error
+    folder = folder_for(total)
+    files = size = 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _clear(folder)
+        free = shutil.disk_usage(folder).free
+        if total.bytes > free:
+            raise StorageError(
+                f"{folder} has {human_size(free)} free, and {human_size(total.bytes)} are to come. Enlarge the volume, "
+                "or remove what is not needed."
+            )
+        while "end" not in (said := _heard(stream)):
+            _one(stream, _inside(folder, said["name"]), said["size"], got)
+            files, size = files + 1, size + said["size"]
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or folder} cannot be written: {error.strerror or error}. "
+            f"{files} of {total.files} files are there."
+        ) from error
+    if files != total.files:
+        raise StorageError(f"{files} files came, and {total.files} were announced. Send them again.")
+    return Total(files, size, total.single)
+
+
+def _one(stream: Reader, place: Path, size: int, got: Callable[[int], None]) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = place.with_name(f".{place.name}{_PART}{secrets.token_hex(4)}")
+    digest, left = sha256(), size
+    try:
+        with part.open("xb") as file:
+            while left:
+                data = stream.read(min(CHUNK, left))
+                if not data:
+                    raise ClusterError(
+                        f"the stream ended within {place.name}: {left} of {size} bytes are missing."
+                    )
+                file.write(data)
+                digest.update(data)
+                left -= len(data)
+                got(len(data))
+            file.flush()
+            os.fsync(file.fileno())
+        if stream.readline(_LINE).strip().decode(errors="replace") != digest.hexdigest():
+            raise StorageError(
+                f"{place.name} did not arrive as it was sent: its checksum differs. Send it again."
+            )
+        part.rename(place)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Names come from the other side: none leads out of the folder."""
+    pure = PurePosixPath(name)
+    place = folder.joinpath(*pure.parts)
+    if pure.is_absolute() or ".." in pure.parts or not name:
+        raise StorageError(f"a file named {name!r} was sent: it would lie outside of {folder}")
+    if not place.parent.resolve().is_relative_to(folder.resolve()):
+        raise StorageError(
+            f"{place.parent} is a link that leads out of {folder}. Remove it, or send elsewhere."
+        )
+    return place
+
+
+def _heard(stream: Reader) -> dict[str, Any]:
+    line = stream.readline(_LINE)
+    if not line:
+        raise ClusterError("the stream ended before all files were there. Send them again.")
+    try:
+        said = json.loads(line)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        raise StorageError(f"what comes is not what `clickline deploy data` sends: {line[:80]!r}")
+    return said
+
+
+def _clear(folder: Path) -> None:
+    """Parts of files whose writer was killed."""
+    for part in folder.rglob(f".*{_PART}*"):
+        if time.time() - part.stat().st_mtime > _PART_SECONDS:
+            part.unlink(missing_ok=True)

@@ -1,0 +1,287 @@
+"""deploy data push and pull: files through a pod's process, whole or not at all, and no pod left behind."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ads_objects import container, event
+from api_server import ApiServer, Fault
+
+from clickline.errors import ClusterError, ConfigError, StorageError
+from clickline.progress import Progress
+from clickline.stages.deploy.kube import Kube
+from clickline.stages.deploy.render import Rendered, rendered
+from clickline.stages.deploy.transfer import Total, files_of, receive, send, total_of
+from clickline.stages.deploy.volume import pull, push
+
+CONFIG = """
+name: ads
+data: {train: data/train.tsv}
+model: {name: lr}
+deploy: {namespace: shop}
+"""
+READY = {
+    "phase": "Running",
+    "conditions": [{"type": "Ready", "status": "True"}],
+    "containerStatuses": [container("data", running={})],
+}
+
+
+class Told(Progress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.sizes: list[int] = []
+
+    def say(self, message: str) -> None:
+        self.lines.append(message)
+
+    def advance(self, *, rows: int = 0, size: int = 0) -> None:
+        self.sizes.append(size)
+
+
+@pytest.fixture
+def volume(bare: ApiServer, tmp_path: Path) -> Path:
+    """What the data pod has as /clickline/data."""
+    bare.volume = tmp_path / "volume"
+    bare.volume.mkdir()
+    bare.statuses["Pod"] = READY
+    return bare.volume
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Rendered:
+    logs = tmp_path / "project" / "data"
+    (logs / "20260101").mkdir(parents=True)
+    (logs / "train.tsv").write_bytes(os.urandom(3_000_000))
+    (logs / "20260101" / "a.tsv").write_text("a\n")
+    (tmp_path / "project" / "clickline.yaml").write_text(CONFIG)
+    return rendered(tmp_path / "project" / "clickline.yaml")
+
+
+def below(folder: Path) -> dict[str, bytes]:
+    return {
+        one.relative_to(folder).as_posix(): one.read_bytes() for one in folder.rglob("*") if one.is_file()
+    }
+
+
+# ── there and back ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("protocol", ["v5.channel.k8s.io", "v4.channel.k8s.io"])
+def test_a_folder_goes_to_the_volume_and_comes_back_the_same(
+    bare: ApiServer, kube: Kube, volume: Path, made: Rendered, tmp_path: Path, protocol: str
+) -> None:
+    bare.subprotocols = (protocol,)  # before 1.30 a server knows no way to close the input of a process
+    told = Told()
+    moved = push(kube, made, made.local_folder, told)
+    assert (moved.files, moved.bytes, moved.target) == (2, 3_000_002, "/clickline/data")
+    assert below(volume) == below(made.local_folder)
+    assert sum(told.sizes) == 3_000_002
+    assert "created    PersistentVolumeClaim ads-data" in told.lines
+    back = pull(kube, made, tmp_path / "copy", Told())
+    assert (back.files, back.bytes) == (2, 3_000_002)
+    assert below(tmp_path / "copy") == below(made.local_folder)
+    assert bare.names("Pod") == []
+
+
+def test_what_lies_in_the_volumes_folder_keeps_its_place_and_other_things_go_to_the_root(
+    bare: ApiServer, kube: Kube, volume: Path, made: Rendered, tmp_path: Path
+) -> None:
+    push(kube, made, made.local_folder / "20260101", Told())
+    assert list(below(volume)) == ["20260101/a.tsv"]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "b.tsv").write_text("b\n")
+    assert push(kube, made, other / "b.tsv", Told()).target == "/clickline/data"
+    assert sorted(below(volume)) == ["20260101/a.tsv", "b.tsv"]
+    (volume / "20260101" / "a.tsv").write_text("newer\n")
+    pull(kube, made, made.local_folder / "20260101" / "a.tsv", Told())
+    assert (made.local_folder / "20260101" / "a.tsv").read_text() == "newer\n"
+
+
+def test_a_live_deployment_is_not_changed_by_a_push(
+    bare: ApiServer, kube: Kube, volume: Path, made: Rendered
+) -> None:
+    push(kube, made, made.local_folder, Told())
+    bare.writes.clear()
+    other = rendered(made.local_folder.parent / "clickline.yaml", ["serve.drain=25"])
+    push(kube, other, made.local_folder, Told())
+    assert {(verb, kind) for verb, kind, _ in bare.writes} == {("apply", "Pod"), ("delete", "Pod")}
+
+
+# ── what goes wrong ────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_connection_cut_on_the_way_leaves_no_half_file_and_no_pod(
+    bare: ApiServer, kube: Kube, volume: Path, made: Rendered
+) -> None:
+    (volume / "train.tsv").write_text("of before\n")
+    bare.cut_exec_after = 1_500_000
+    with pytest.raises(ClusterError, match="the connection to the pod was cut"):
+        push(kube, made, made.local_folder / "train.tsv", Told())
+    assert (volume / "train.tsv").read_text() == "of before\n"
+    assert bare.names("Pod") == []
+    push(kube, made, made.local_folder / "train.tsv", Told())
+    assert (volume / "train.tsv").read_bytes() == (made.local_folder / "train.tsv").read_bytes()
+
+
+def test_what_the_process_in_the_pod_says_is_passed_on(
+    bare: ApiServer, kube: Kube, volume: Path, made: Rendered
+) -> None:
+    volume.rmdir()
+    volume.write_text("a file where the folder must be")
+    with pytest.raises(ClusterError, match="cannot be written"):
+        push(kube, made, made.local_folder, Told())
+    volume.unlink()
+    with pytest.raises(ClusterError, match="does not exist in the volume"):
+        pull(kube, made, made.local_folder / "none.tsv", Told())
+    assert bare.names("Pod") == []
+
+
+def test_a_pod_that_cannot_start_is_told_with_the_reason_and_removed(
+    bare: ApiServer, kube: Kube, volume: Path, made: Rendered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clickline.stages.deploy.volume._FAILED_SECONDS", 0.1)
+    waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
+    bare.statuses["Pod"] = {"phase": "Pending", "containerStatuses": [container("data", waiting=waiting)]}
+    with pytest.raises(ClusterError, match="ImagePullBackOff in data: the image cannot be pulled"):
+        push(kube, made, made.local_folder, Told())
+    assert bare.names("Pod") == []
+    monkeypatch.setattr("clickline.stages.deploy.volume._READY_SECONDS", 0.1)
+    bare.statuses["Pod"] = {"phase": "Pending"}
+    bare.faults.append(Fault("list", "events"))  # who may not read events still learns that it waits
+    with pytest.raises(ClusterError, match="is not ready after"):
+        push(kube, made, made.local_folder, Told())
+    assert bare.names("Pod") == []
+    assert event  # the words of events are those of `deploy status`
+
+
+def test_exec_that_is_not_allowed_is_told_with_the_right_that_is_missing(
+    bare: ApiServer, kube: Kube, volume: Path, made: Rendered
+) -> None:
+    bare.faults.append(Fault("get", "pods/exec"))
+    with pytest.raises(ClusterError, match="create pods/exec in namespace shop"):
+        push(kube, made, made.local_folder, Told())
+    assert bare.names("Pod") == []
+
+
+def test_without_a_data_volume_nothing_is_moved(bare: ApiServer, kube: Kube, made: Rendered) -> None:
+    more = ["data.train=s3://logs/train.tsv", "deploy.storage.data.kind=none"]
+    none = rendered(made.local_folder.parent / "clickline.yaml", more)
+    for move in (push, pull):
+        with pytest.raises(ConfigError, match=r"deploy\.storage\.data\.kind is none"):
+            move(kube, none, made.local_folder, Told())
+    assert bare.writes == []
+
+
+def test_a_path_without_files_is_told_before_any_pod_is_made(
+    bare: ApiServer, kube: Kube, made: Rendered, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StorageError, match="holds no files"):
+        push(kube, made, tmp_path / "empty", Told())
+    with pytest.raises(StorageError, match="does not exist"):
+        push(kube, made, tmp_path / "nowhere", Told())
+    assert bare.writes == []
+
+
+def test_an_interrupted_push_removes_its_pod(
+    bare: ApiServer, volume: Path, made: Rendered, tmp_path: Path
+) -> None:
+    bare.statuses["Pod"] = {"phase": "Pending"}
+    with subprocess.Popen(
+        [Path(sys.executable).parent / "clickline", "deploy", "data", "push", "data"],
+        cwd=tmp_path / "project",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 60
+        with bare.changed:
+            while not any(kind == "Pod" for _, kind, _ in bare.writes):
+                assert bare.changed.wait(deadline - time.monotonic())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert bare.names("Pod") == []
+
+
+# ── the stream ─────────────────────────────────────────────────────────────────────────────────
+
+
+def stream_of(folder: Path) -> bytes:
+    out = io.BytesIO()
+    files = files_of(folder)
+    send(files, total_of(folder, files), out, lambda size: None)
+    return out.getvalue()
+
+
+def received(stream: bytes, folder: Path) -> Total:
+    return receive(io.BytesIO(stream), lambda _: folder)
+
+
+def test_a_file_whose_checksum_is_wrong_never_gets_its_name(tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "a.tsv").write_bytes(b"x" * 1000)
+    stream = stream_of(tmp_path / "from").replace(b"x" * 1000, b"x" * 999 + b"y")
+    with pytest.raises(StorageError, match=r"a\.tsv did not arrive as it was sent: its checksum differs"):
+        received(stream, tmp_path / "to")
+    assert below(tmp_path / "to") == {}
+
+
+def test_a_stream_that_ends_early_leaves_the_files_that_were_whole(tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "a.tsv").write_bytes(b"a" * 1000)
+    (tmp_path / "from" / "b.tsv").write_bytes(b"b" * 1000)
+    whole = stream_of(tmp_path / "from")
+    with pytest.raises(ClusterError, match=r"the stream ended within b\.tsv"):
+        received(whole[: whole.index(b"b" * 1000) + 500], tmp_path / "to")
+    assert below(tmp_path / "to") == {"a.tsv": b"a" * 1000}
+    with pytest.raises(ClusterError, match="the stream ended before all files were there"):
+        received(whole[: whole.rindex(b"{")], tmp_path / "to")
+
+
+@pytest.mark.parametrize("name", ["../out.tsv", "/etc/out.tsv", "a/../../out.tsv", ""])
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "a.tsv").write_text("a")
+    stream = stream_of(tmp_path / "from").replace(b'"a.tsv"', f'"{name}"'.encode())
+    with pytest.raises(StorageError, match="would lie outside"):
+        received(stream, tmp_path / "to")
+
+
+def test_a_link_in_the_target_does_not_lead_files_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "from" / "sub").mkdir(parents=True)
+    (tmp_path / "from" / "sub" / "a.tsv").write_text("a")
+    (tmp_path / "to").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "to" / "sub").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="is a link that leads out"):
+        received(stream_of(tmp_path / "from"), tmp_path / "to")
+    assert below(tmp_path / "elsewhere") == {}
+
+
+def test_more_than_the_volume_can_take_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    stream = b'{"files": 1, "bytes": 9000000000000000000, "single": true}\n'
+    with pytest.raises(StorageError, match=r"free, and .* are to come"):
+        received(stream, tmp_path / "to")
+    assert below(tmp_path / "to") == {}
+
+
+def test_parts_of_a_writer_that_was_killed_are_neither_sent_nor_kept(tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "a.tsv").write_text("a")
+    (tmp_path / "from" / ".b.tsv.part-0a0b0c0d").write_text("half")
+    (tmp_path / "to").mkdir()
+    stale = tmp_path / "to" / ".c.tsv.part-01020304"
+    stale.write_text("half")
+    os.utime(stale, (1, 1))
+    received(stream_of(tmp_path / "from"), tmp_path / "to")
+    assert list(below(tmp_path / "to")) == ["a.tsv"]
