@@ -1,0 +1,236 @@
+"""deploy apply --wait: the pipeline's end and a complete roll-out, each way it can end, and what is told meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ads_objects import container, deployment, item, job, pod
+from api_server import ApiServer, Fault, Log
+
+from clickline.errors import ClusterError
+from clickline.progress import Progress
+from clickline.stages.deploy.kube import Kube
+from clickline.stages.deploy.waiting import Outcome, await_deployed, verdict
+
+CONFIG = """
+name: ads
+data: {train: data/train.tsv}
+model: {name: lr}
+deploy: {namespace: shop}
+"""
+COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
+FAILED = {"conditions": [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}]}
+ROLLED = {"observedGeneration": 9, "replicas": 2, "updatedReplicas": 2, "readyReplicas": 2}
+
+
+class Told(Progress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.lines.append(message)
+
+
+def found(*objects: dict[str, Any], version: int | None = None) -> dict[str, Any]:
+    served = {} if version is None else {"ads-predictor-1": {"version": version}}
+    fields = {"name": "ads", "namespace": "shop", "events": [], "notes": []}
+    return {**fields, "objects": list(objects), "served": served}
+
+
+def with_status(one: dict[str, Any], status: dict[str, Any], generation: int = 1) -> dict[str, Any]:
+    one["metadata"]["generation"] = generation
+    return {**one, "status": status}
+
+
+def predictor() -> dict[str, Any]:
+    return pod("ads-predictor-1", "predictor", "Running", container("predictor", running={}), ready=True)
+
+
+def awaited(
+    kube: Kube, *, seconds: float = 60.0, stuck: float = 0.0, told: Progress | None = None
+) -> Outcome:
+    return await_deployed(
+        kube,
+        name="ads",
+        namespace="shop",
+        metrics_port=8502,
+        tls=False,
+        seconds=seconds,
+        progress=told or Progress(),
+        stuck_seconds=stuck,
+    )
+
+
+# ── what the cluster says ──────────────────────────────────────────────────────────────────────
+
+
+def test_a_done_pipeline_and_a_complete_roll_out_are_done() -> None:
+    seen = found(with_status(job(), COMPLETE), with_status(deployment(), ROLLED), predictor(), version=3)
+    assert verdict(seen) == Outcome("done", "the pipeline is done; 1 predictor serves version 3")
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({**ROLLED, "observedGeneration": 1}, "predictor: not seen by its controller yet"),
+        ({**ROLLED, "updatedReplicas": 1}, "predictor: 1 of 2 updated"),
+        ({**ROLLED, "replicas": 3}, "predictor: 1 of before is ending"),
+        ({**ROLLED, "readyReplicas": 1}, "predictor: 1 of 2 ready"),
+    ],
+)
+def test_a_roll_out_is_waited_for_until_all_of_it_is_there(status: dict[str, Any], words: str) -> None:
+    seen = found(with_status(job(), COMPLETE), with_status(deployment(), status, generation=2))
+    assert verdict(seen) == Outcome("waiting", words)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "words"),
+    [
+        (3, 3, "the pipeline failed: the gate refused the model"),
+        (4, 4, "the pipeline failed: bad data"),
+        (2, 2, "the pipeline failed: the config is refused"),
+        (137, 1, "the pipeline failed (Job ads-pipeline"),
+    ],
+)
+def test_a_failed_pipeline_ends_with_the_code_of_its_pod(code: int, expected: int, words: str) -> None:
+    ended = pod("ads-pipeline-1", "pipeline", "Failed", container("pipeline", terminated={"exitCode": code}))
+    outcome = verdict(found(with_status(job(), FAILED), with_status(deployment(), ROLLED), ended))
+    assert (outcome.state, outcome.code) == ("failed", expected)
+    assert outcome.words.startswith(words)
+
+
+def nightly(**status: Any) -> dict[str, Any]:
+    made = item("batch/v1", "CronJob", "ads-pipeline", "pipeline", spec={"schedule": "0 3 * * *"})
+    return {**made, "status": status}
+
+
+def test_before_the_first_run_of_a_schedule_predictors_are_not_waited_for() -> None:
+    unready = with_status(deployment(), {**ROLLED, "readyReplicas": 0})
+    outcome = verdict(found(nightly(), unready))
+    assert outcome.state == "done"
+    assert "at 0 3 * * *, no run yet; predictors are ready with its first version" in outcome.words
+    seen = found(nightly(), with_status(deployment(), {**ROLLED, "readyReplicas": 1}), predictor(), version=3)
+    assert verdict(seen).words == "predictor: 1 of 2 ready"
+
+
+def test_a_failed_run_of_last_night_is_no_part_of_the_roll_out() -> None:
+    ended = pod("ads-pipeline-1", "pipeline", "Failed", container("pipeline", terminated={"exitCode": 1}))
+    seen = found(nightly(), with_status(deployment(), ROLLED), predictor(), ended, version=3)
+    assert verdict(seen).state == "done"
+
+
+# ── waiting ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_pod_that_cannot_start_is_a_stuck_roll_out(bare: ApiServer, kube: Kube) -> None:
+    bare.put(with_status(job(), COMPLETE))
+    bare.put(with_status(deployment(), {**ROLLED, "updatedReplicas": 1}))
+    waiting = {"reason": "ImagePullBackOff"}
+    bare.put(pod("ads-predictor-2", "predictor", "Pending", container("predictor", waiting=waiting)))
+    outcome = awaited(kube)
+    assert (outcome.state, outcome.code) == ("failed", 1)
+    assert "predictor: ImagePullBackOff in predictor: the image cannot be pulled" in outcome.words
+
+
+def test_the_wait_has_an_end(bare: ApiServer, kube: Kube) -> None:
+    bare.put(with_status(job(), {"active": 1}))
+    assert awaited(kube, seconds=0.0) == Outcome("waiting", "pipeline running")
+
+
+def test_what_the_pipeline_prints_is_told_once(bare: ApiServer, kube: Kube) -> None:
+    class Ending(Told):
+        def say(self, message: str) -> None:
+            super().say(message)
+            if len(self.lines) == 2:
+                bare.say("ads-pipeline-1", "pipeline", "2026-11-16T10:00:03Z train: ended")
+            if len(self.lines) == 3:
+                bare.put(with_status(job(), COMPLETE))
+
+    bare.put(with_status(job(), {"active": 1}))
+    before = pod("ads-pipeline-0", "pipeline", "Failed", container("pipeline", terminated={"exitCode": 1}))
+    bare.put(before)
+    bare.logs["ads-pipeline-0", "pipeline"] = Log(["2026-11-16T09:00:01Z of before"])
+    bare.put(pod("ads-pipeline-1", "pipeline", "Running", container("pipeline", running={}), ready=True))
+    bare.logs["ads-pipeline-1", "pipeline"] = Log(
+        ["2026-11-16T10:00:01Z prepare: begun", "2026-11-16T10:00:02Z train: begun"]
+    )
+    told = Ending()
+    assert awaited(kube, told=told).state == "done"
+    assert told.lines == [
+        f"ads-pipeline-1 {line}" for line in ("prepare: begun", "train: begun", "train: ended")
+    ]
+
+
+def test_a_server_that_is_away_for_a_moment_does_not_end_the_wait(bare: ApiServer, kube: Kube) -> None:
+    bare.put(with_status(job(), COMPLETE))
+    bare.faults.append(Fault("list", "pods", cut=True, times=1))
+    told = Told()
+    assert awaited(kube, told=told).state == "done"
+    assert any("cut the connection" in line and line.endswith("Looking again.") for line in told.lines)
+
+
+def test_a_server_that_stays_away_ends_it(
+    bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clickline.stages.deploy.waiting._POLL_SECONDS", 0.01)
+    bare.faults.append(Fault("list", "pods", cut=True))
+    with pytest.raises(ClusterError, match="cut the connection"):
+        awaited(kube)
+
+
+# ── as a user sees it ──────────────────────────────────────────────────────────────────────────
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def command(bare: ApiServer, tmp_path: Path) -> Command:
+    (tmp_path / "clickline.yaml").write_text(CONFIG)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [Path(sys.executable).parent / "clickline", "deploy", "apply", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "100"},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+    return run
+
+
+def test_apply_wait_ends_when_all_is_done(bare: ApiServer, command: Command) -> None:
+    bare.statuses |= {"Job": COMPLETE, "Deployment": ROLLED}
+    done = command("--wait")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == (
+        "ads in namespace shop: the pipeline is done; the roll-out is complete"
+    )
+    document = json.loads(command("--wait", "--json").stdout)
+    assert document["waited"]["state"] == "done"
+
+
+def test_apply_wait_exits_3_when_the_gate_refuses_and_1_when_the_time_is_up(
+    bare: ApiServer, command: Command
+) -> None:
+    bare.statuses |= {"Job": {"active": 1}, "Deployment": ROLLED}
+    late = command("--wait", "--timeout", "1")
+    assert late.returncode == 1
+    assert (
+        "ads in namespace shop: not complete after 1 s: pipeline running. It goes on by itself" in late.stderr
+    )
+    bare.put(pod("ads-pipeline-1", "pipeline", "Failed", container("pipeline", terminated={"exitCode": 3})))
+    bare.statuses["Job"] = FAILED
+    bare.one("Job", "ads-pipeline")["status"] = FAILED  # type: ignore[index]
+    refused = command("--wait")
+    assert refused.returncode == 3
+    assert "the pipeline failed: the gate refused the model" in refused.stderr
+    assert "after mending it `clickline deploy apply` begins again" in refused.stderr
