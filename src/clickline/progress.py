@@ -69,9 +69,8 @@ class Slow:
             self._progress.note(words)
             self._progress.advance()
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._begun:
-            self._progress.note("done" if kind is None else "not done")
             self._progress.end()
 
 

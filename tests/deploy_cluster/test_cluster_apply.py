@@ -188,7 +188,8 @@ def test_the_namespace_is_made_for_secrets_that_must_be_put_into_it(bare: ApiSer
     ):
         assert command in words
     assert words.endswith(
-        "Namespace shop was made for it; nothing else was changed. Then apply again; `apply --wait` waits for it."
+        "Namespace shop is there now; nothing else was changed. When all of it is there, apply again; "
+        "`clickline deploy apply --wait` waits for it."
     )
     assert bare.writes == [("apply", "Namespace", "shop")]
     for name in ("tls", "s3", "registry"):

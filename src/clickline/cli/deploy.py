@@ -412,7 +412,7 @@ def _move(
         emit(asdict(moved))
         return
     many = f"{moved.files:,} file{'' if moved.files == 1 else 's'}"
-    typer.echo(f"{many}, {human_size(moved.bytes)}: {moved.source} → {moved.target}, checksums are right")
+    typer.echo(f"{many}, {human_size(moved.bytes)}: {moved.source} → {moved.target}, checksums match")
 
 
 @deploy.command("data-receive", hidden=True)

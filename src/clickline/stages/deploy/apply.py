@@ -250,9 +250,13 @@ def _await_needs(
     if fresh is not None:
         make_namespace(kube, fresh)
         made.append(fresh)
-    told = f"Namespace {namespace} was made for it; nothing else was changed." if made else _NOTHING
+    told = f"Namespace {namespace} is there now; nothing else was changed." if made else _NOTHING
     if not missing.inside or not patience:
-        again = "" if not missing.inside else " Then apply again; `apply --wait` waits for it."
+        again = (
+            " When all of it is there, apply again; `clickline deploy apply --wait` waits for it."
+            if missing.inside
+            else ""
+        )
         raise ClusterError(f"{missing}\n{told}{again}") from missing
     progress.say(str(missing))
     deadline = time.monotonic() + patience
@@ -260,6 +264,7 @@ def _await_needs(
         while True:
             try:
                 check_references(kube, ordered, namespace, notes)
+                slow.tick("there")
                 return made
             except MissingReferences as still:
                 slow.tick(f"missing: {', '.join(still.missing)}")
@@ -642,6 +647,7 @@ def _wait_gone(
             left = [item for item in left if _still(kube, item)]
             remaining = [*left, *(pod for pod in also() if not left)]
             if not remaining:
+                slow.tick("gone")
                 return
             slow.tick(f"{len(remaining)} left: {_few([shown(item) for item in remaining])}")
             if time.monotonic() > deadline:

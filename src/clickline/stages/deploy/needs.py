@@ -192,9 +192,9 @@ def check_references(kube: Kube, objects: Sequence[Object], namespace: str, note
         if there is None:
             inside = inside and resource.namespaced
             missing.append(f"{kind} {name}")
-            how = f" (kubectl {_secret(objects, name, namespace)})" if kind == "Secret" else ""
+            how = f":\n  kubectl {_secret(objects, name, namespace)}" if kind == "Secret" else "."
             problems.append(
-                f"{shown(item)} needs {kind} {name}, and the cluster has none. Create it{how}, or correct {section}."
+                f"{shown(item)} needs {kind} {name}, and the cluster has none. Create it, or correct {section}{how}"
             )
     classes = _storage_classes(kube, objects, notes)
     if problems or classes:
@@ -216,7 +216,7 @@ def _secret(objects: Sequence[Object], name: str, namespace: str) -> str:
             f"--from-file={key}={path}" for key, path in sorted(files.items())
         )
     if ("envFrom", None) in used:
-        return f"{create} generic {name} --from-env-file=FILE, with a line NAME=VALUE for each variable"
+        return f"{create} generic {name} --from-env-file=FILE   # a line NAME=VALUE for each variable"
     if ("imagePullSecrets", None) in used:
         return (
             f"{create} docker-registry {name} --docker-server=REGISTRY --docker-username=USER "

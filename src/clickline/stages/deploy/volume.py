@@ -11,7 +11,7 @@ from pathlib import Path
 from posixpath import join, normpath
 
 from clickline.errors import ClusterError, ConfigError, Mistake, StorageError
-from clickline.progress import Progress, Slow, human_size
+from clickline.progress import Progress, Slow
 from clickline.stages.deploy.kube import ApiRefused, Kube, shown
 from clickline.stages.deploy.needs import (
     check_apis,
@@ -76,7 +76,7 @@ def pull(kube: Kube, made: Rendered, path: Path, progress: Progress) -> Moved:
     source = normpath(join(_volume(made), _inside(made, path) or "."))
 
     def folder_for(total: Total) -> Path:
-        progress.begin(f"receiving {source}, {human_size(total.bytes)}", total_bytes=total.bytes)
+        progress.begin(f"receiving {source}", total_bytes=total.bytes)
         return path.parent if total.single else path
 
     with _pod(kube, made, progress) as pod:
@@ -123,8 +123,12 @@ def _pod(kube: Kube, made: Rendered, progress: Progress) -> Iterator[str]:
     finally:
         try:
             kube.delete(pod)
-        except ClusterError as error:  # what went wrong before it is not hidden; by itself the pod ends in a day
-            progress.say(f"Pod {name} could not be removed: {error} kubectl -n {made.namespace} delete pod {name}")
+        except (
+            ClusterError
+        ) as error:  # what went wrong before it is not hidden; by itself the pod ends in a day
+            progress.say(
+                f"Pod {name} could not be removed: {error} kubectl -n {made.namespace} delete pod {name}"
+            )
 
 
 def _make_missing(kube: Kube, made: Rendered, objects: list[Object], progress: Progress) -> None:
