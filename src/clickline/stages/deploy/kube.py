@@ -324,7 +324,7 @@ class Kube:
             socket = create_websocket(self._api.configuration, address, headers)  # type: ignore[no-untyped-call]
         except WebSocketBadStatusException as error:
             body = error.resp_body or b""
-            raise self._refusal(error.status_code, body, ("create", "pods/exec"), path) from error
+            raise self._refusal(error.status_code, body, ("get and create", "pods/exec"), path) from error
         except (WebSocketException, OSError) as error:
             raise ClusterError(
                 f"{self.host} ({self.where}) cannot be reached: {_last_words(error)}. Try again."
