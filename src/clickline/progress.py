@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 LINE_SECONDS = 10.0
-_SLOW_SECONDS = 2.0
+SLOW_SECONDS = 2.0
 
 StageState = Literal["running", "skipped", "done", "refused", "failed"]
 
@@ -53,9 +53,9 @@ class Progress:
 class Slow:
     """A piece of work that is shown only when it takes a while. `tick` says how it is doing."""
 
-    def __init__(self, progress: Progress, title: str, *, seconds: float = _SLOW_SECONDS) -> None:
+    def __init__(self, progress: Progress, title: str) -> None:
         self._progress, self._title = progress, title
-        self._shown_from = time.monotonic() + seconds
+        self._shown_from = time.monotonic() + SLOW_SECONDS
         self._begun = False
 
     def __enter__(self) -> Slow:

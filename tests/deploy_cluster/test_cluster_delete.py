@@ -110,7 +110,10 @@ def test_a_namespace_that_cannot_be_looked_through_stays(bare: ApiServer, kube: 
     assert bare.names("Namespace") == ["shop"]
 
 
-def test_it_returns_when_all_is_gone_with_the_pods(bare: ApiServer, kube: Kube) -> None:
+def test_it_returns_when_all_is_gone_with_the_pods(
+    bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clickline.progress.SLOW_SECONDS", 0.0)
     deployed(kube)
     owner = bare.one("Deployment", "ads-predictor")
     assert owner is not None
@@ -153,3 +156,19 @@ def test_twice_is_fine(bare: ApiServer, kube: Kube) -> None:
     deployed(kube)
     removed(kube, with_data=True)
     assert removed(kube, with_data=True).removed == []
+
+
+def test_what_is_done_in_no_time_shows_no_progress(
+    bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clickline.progress.SLOW_SECONDS", 600.0)
+    class Begun(Progress):
+        titles: tuple[str, ...] = ()
+
+        def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
+            self.titles += (title,)
+
+    progress = Begun()
+    deployed(kube)
+    removed(kube, progress=progress)
+    assert progress.titles == ()

@@ -84,6 +84,7 @@ def test_a_missing_operator_ends_an_apply_before_it_begins(bare: ApiServer, comm
     assert bare.writes == []
 
 
+@pytest.mark.slow
 def test_a_note_is_told_once_and_again_when_what_it_is_about_changes(command: Command) -> None:
     about = "deploy.storage.models is ReadWriteOnce"
     first = command("apply")
@@ -96,6 +97,7 @@ def test_a_note_is_told_once_and_again_when_what_it_is_about_changes(command: Co
     assert "deploy.serving.lookup: 4 pods" in lookup.stderr and about not in lookup.stderr
 
 
+@pytest.mark.slow
 def test_a_set_of_the_last_apply_that_is_not_given_again_is_told_before_anything_changes(
     bare: ApiServer, command: Command, tmp_path: Path
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_set_of_the_last_apply_that_is_not_given_again_is_told_before_anything
     assert "the last apply used" not in kept.stderr
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_becomes_of_each_object_and_changes_nothing(
     bare: ApiServer, command: Command
 ) -> None:
@@ -137,6 +140,7 @@ def test_a_dry_run_says_what_becomes_of_each_object_and_changes_nothing(
     assert command("apply", "--dry-run", "--wait").returncode == 2
 
 
+@pytest.mark.slow
 def test_diff_shows_what_would_change_line_by_line_and_exits_1(bare: ApiServer, command: Command) -> None:
     command("apply")
     same = command("diff")
@@ -169,6 +173,7 @@ def test_diff_of_a_job_that_would_be_made_anew_shows_only_what_is_new(
     assert (job["action"], changed) == ("replaced", ["-  backoffLimit: 6", "+  backoffLimit: 2"])
 
 
+@pytest.mark.slow
 def test_another_namespace_is_named_by_n_on_every_command(
     bare: ApiServer, command: Command, tmp_path: Path
 ) -> None:

@@ -276,7 +276,8 @@ def _await_needs(
 def _proposed(
     kube: Kube, ordered: Sequence[Object], *, name: str, namespace: str, progress: Progress
 ) -> Proposal:
-    there = found(kube, name=name, namespace=namespace)
+    with Slow(progress, "looking at what is there") as slow:
+        there = found(kube, name=name, namespace=namespace, looking=slow.tick)
     now = {_key(item) for item in ordered}
     old = [
         item for item in there.objects if _key(item) not in now and item["kind"] not in ("Namespace", "Pod")
@@ -518,12 +519,15 @@ def _key(item: Object) -> tuple[str, str, str]:
 # ── what is ours ───────────────────────────────────────────────────────────────────────────────
 
 
-def found(kube: Kube, *, name: str, namespace: str) -> Found:
-    """What a deployment has made, and nothing that its controllers have made in turn."""
+def found(
+    kube: Kube, *, name: str, namespace: str, looking: Callable[[str], None] = lambda words: None
+) -> Found:
+    """What a deployment has made, and nothing that its controllers have made in turn. `looking` hears how far it is."""
     labels = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
     objects: list[Object] = []
     unseen: list[str] = []
-    for api_version, kind in MADE:
+    for n, (api_version, kind) in enumerate(MADE):
+        looking(f"{n} of {len(MADE)} kinds, now {kind}")
         try:
             items = kube.list(api_version, kind, namespace, labels)
         except ApiRefused as refused:

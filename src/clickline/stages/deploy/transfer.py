@@ -26,7 +26,7 @@ from clickline.progress import human_size
 
 __all__ = ["Reader", "Total", "Writer", "files_of", "receive", "send", "total_of"]
 
-CHUNK = 1 << 20
+CHUNK = 256 << 10
 _PART = ".part-"
 _PART_SECONDS = 86_400  # a pod for data lives no longer, so what is older has lost its writer
 _LINE = 64 << 10
