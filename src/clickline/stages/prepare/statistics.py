@@ -18,7 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from clickline.features import FieldStatistics, SlotField, kernels
-from clickline.records import LabelledRows, NumberColumn, RawColumn, RawRows, TextColumn
+from clickline.records import LabelledRows, NumberColumn, RawColumn, RawRows, TextColumn, category_text
 
 __all__ = ["Numbers", "SlotTally", "Tally", "estimate_distinct"]
 
@@ -177,7 +177,7 @@ def _texts(column: RawColumn, rows: NDArray[np.int64], separator: str | None) ->
         data = column.data.data
         return [str(data[start : min(end, start + _SHOWN)], "utf-8", "replace") for start, end in spans]
     if isinstance(column, NumberColumn):
-        return [f"{value:g}" if value == value else "" for value in column.values_N[places].tolist()]
+        return [category_text(v, column.precision).decode() for v in column.values_N[places].tolist()]
     bits = column.values_N.view(np.int64) if column.signed else column.values_N
     shown = zip(bits[places].tolist(), column.missing_N[places].tolist(), strict=True)
     return ["" if missing else str(value) for value, missing in shown]
