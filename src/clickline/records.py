@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import frexp, ldexp
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,14 @@ from numpy.typing import NDArray
 
 __all__ = [
     "ABSENT",
+    "BFLOAT",
     "CRITEO_FIELDS",
     "FEASIGN",
+    "HALF",
     "INTEGER",
     "NUMBER",
+    "PRECISION",
+    "SINGLE",
     "TEXT",
     "BadRow",
     "Block",
@@ -98,18 +103,41 @@ class NumberColumn:
 
     values_N: NDArray[np.float64]
     offsets_B1: NDArray[np.int64] | None = None
+    precision: int = 53  # bits of the significand they came with: 24 of 32-bit floats; it decides their text
 
 
 RawColumn = TextColumn | IntegerColumn | NumberColumn
 
 
-def category_text(value: int | float | bool) -> bytes:
-    """The text a number stands for when it names a category: 7, 7.0 and "7" are one."""
+def category_text(value: int | float | bool, precision: int = 53) -> bytes:
+    """The text a number stands for when it names a category: 7, 7.0 and "7" are one.
+
+    A fraction is the shortest decimal text that is read back as the same float of its `precision`: 0.1 is "0.1",
+    whether it came in 64 bits, in 32 or in 16."""
     if value != value:
         return b""
     if isinstance(value, float) and not value.is_integer():
-        return repr(value).encode()
+        return _shortest(value, precision).encode()
     return str(int(value)).encode()
+
+
+def _shortest(value: float, precision: int) -> str:
+    if precision == 24:
+        return str(np.float32(value))
+    if precision == 11 and abs(value) < 65504:  # the largest of its kind
+        return str(np.float16(value))
+    if precision == 8:
+        for digits in range(1, 5):
+            text = f"{value:.{digits}g}"
+            if _bfloat(float(text)) == value:
+                return repr(float(text))
+    return repr(value)
+
+
+def _bfloat(value: float) -> float:
+    """The nearest number with 8 significant bits."""
+    fraction, exponent = frexp(value)
+    return ldexp(round(ldexp(fraction, 8)), exponent - 8)
 
 
 @dataclass(frozen=True)
@@ -122,8 +150,12 @@ class RawRows:
     bad: list[BadRow] = field(default_factory=list)
 
 
-ABSENT, TEXT, NUMBER, INTEGER, FEASIGN = 0, 1, 2, 3, 4
-"""How a request holds a column. FEASIGN: 64-bit hashes of the values, in `integers_CB` or `several`; 0 is missing."""
+ABSENT, TEXT, NUMBER, INTEGER, FEASIGN, SINGLE, HALF, BFLOAT = range(8)
+"""How a request holds a column. FEASIGN: 64-bit hashes of the values, in `integers_CB` or `several`; 0 is missing.
+NUMBER and those after FEASIGN: floats in `numbers_CB`, which came in 64, 32 or 16 bits."""
+
+PRECISION = {NUMBER: 53, SINGLE: 24, HALF: 11, BFLOAT: 8}
+"""Bits of the significand of each kind of float."""
 
 
 @dataclass(frozen=True)

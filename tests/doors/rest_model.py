@@ -12,7 +12,7 @@ from clickline.features.request import RequestEncoder
 from clickline.records import (
     FEASIGN,
     INTEGER,
-    NUMBER,
+    PRECISION,
     TEXT,
     EncodedRows,
     IntegerColumn,
@@ -81,8 +81,8 @@ def raw_columns(rows: RequestRows) -> dict[str, RawColumn]:
         kind = rows.kind_C[c]
         if kind == TEXT:
             columns[name] = TextColumn(rows.data, rows.starts_CB[c], rows.ends_CB[c])
-        elif kind == NUMBER:
-            columns[name] = NumberColumn(rows.numbers_CB[c])
+        elif kind in PRECISION:
+            columns[name] = NumberColumn(rows.numbers_CB[c], precision=PRECISION[int(kind)])
         elif kind == INTEGER:
             none_B = np.zeros(rows.rows, dtype=np.bool_)
             columns[name] = IntegerColumn(rows.integers_CB[c].view(np.uint64), none_B, True)

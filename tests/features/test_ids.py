@@ -13,6 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clickline.features import Encoder, FeatureSpec, SlotField, kernels, slot_number
+from clickline.features.columns import raw_column
+from clickline.records import NumberColumn, RawRows
 
 VECTORS = Path(__file__).with_name("id_vectors.json")
 
@@ -42,7 +44,11 @@ def test_ids_of_earlier_releases_stay_as_they_are():
     for vector in json.loads(VECTORS.read_text()):
         slot = SlotField(vector["slot"], vector["slot"], slot_number(vector["slot"]), vector["source"])
         assert slot.number == vector["number"]
-        encoded, faults = Encoder(FeatureSpec((), (slot,))).encode_values([{vector["slot"]: vector["value"]}])
+        column = raw_column([vector["value"]], "v")
+        if vector.get("type") == "float32":
+            column = NumberColumn(np.array([vector["value"]], np.float32).astype(np.float64), precision=24)
+        rows = RawRows(1, {vector["slot"]: column}, np.ones(1, dtype=np.int64))
+        encoded, faults = Encoder(FeatureSpec((), (slot,))).encode(rows)
         assert not faults
         assert int(encoded.slots[0].ids_N[0]) == vector["id"], vector
 

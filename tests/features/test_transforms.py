@@ -137,5 +137,5 @@ def test_statistics_that_are_not_there_are_asked_for():
 
 
 def test_features_of_another_format_are_refused():
-    with pytest.raises(ArtifactError, match="format 99; this release of Clickline encodes in format 1"):
+    with pytest.raises(ArtifactError, match="format 99; this release of Clickline encodes in format 2"):
         FeatureSpec.from_json({"encoder_format": 99, "dense": [], "slots": [], "missing": []})

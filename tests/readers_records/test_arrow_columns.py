@@ -120,7 +120,7 @@ def test_booleans() -> None:
     assert rows_of(pa.array([True, None, False])) == [[1], [], [0]]
 
 
-def test_times_are_seconds_since_1970_utc_rounded_down() -> None:
+def test_timestamps_are_seconds_since_1970_utc_rounded_down() -> None:
     zone = dt.timezone(dt.timedelta(hours=2))
     at = dt.datetime(2020, 4, 1, 3, 0, 0, 999_999, tzinfo=zone)
     seconds = 1585702800
@@ -130,9 +130,14 @@ def test_times_are_seconds_since_1970_utc_rounded_down() -> None:
         assert rows_of(pa.array([at, None], kind)) == [[seconds], []]
         assert rows_of(pa.array([before], pa.timestamp(unit))) == [[-1]]
     assert rows_of(pa.array([seconds], pa.timestamp("s"))) == [[seconds]]
-    day = dt.date(1969, 12, 30)
+
+
+def test_dates_are_their_iso_text_as_in_a_csv() -> None:
+    days = [dt.date(1969, 12, 30), None, dt.date(2026, 1, 31)]
     for kind in (pa.date32(), pa.date64()):
-        assert rows_of(pa.array([day, None], kind)) == [[-2 * 86_400], []]
+        assert rows_of(pa.array(days, kind)) == [[b"1969-12-30"], [], [b"2026-01-31"]]
+        lists = pa.array([days[:1], None], pa.list_(kind))
+        assert rows_of(lists) == [[b"1969-12-30"], []]
 
 
 def test_lists_of_numbers_and_dictionaries_of_numbers() -> None:

@@ -16,7 +16,16 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from clickline.records import ABSENT, IntegerColumn, NumberColumn, RequestRows, TextColumn
+from clickline.records import (
+    ABSENT,
+    INTEGER,
+    PRECISION,
+    TEXT,
+    IntegerColumn,
+    NumberColumn,
+    RequestRows,
+    TextColumn,
+)
 
 NOT_TENSORS = ("model_spec", "parameters", "outputs")
 
@@ -213,9 +222,9 @@ def tables(rows: RequestRows, columns: tuple[str, ...]) -> dict[str, list[list[A
             found[name] = [values[bounds[row] : bounds[row + 1]] for row in range(rows.rows)]
         elif rows.kind_C[c] != ABSENT:
             held = {
-                1: lambda c=c: _texts(rows.data, rows.starts_CB[c], rows.ends_CB[c]),
-                2: lambda c=c: rows.numbers_CB[c].tolist(),
-                3: lambda c=c: rows.integers_CB[c].tolist(),
+                TEXT: lambda c=c: _texts(rows.data, rows.starts_CB[c], rows.ends_CB[c]),
+                INTEGER: lambda c=c: rows.integers_CB[c].tolist(),
+                **dict.fromkeys(PRECISION, lambda c=c: rows.numbers_CB[c].tolist()),
             }
             found[name] = [[value] for value in held[int(rows.kind_C[c])]()]
     return found

@@ -9,7 +9,7 @@ import pytest
 from naive_requests import tables
 
 from clickline.errors import RequestRefused
-from clickline.records import INTEGER, NUMBER, TEXT
+from clickline.records import INTEGER, SINGLE, TEXT
 from clickline.wire.messages import ModelInferRequest, PredictRequest, RankRequest, TensorProto
 from clickline.wire.requests import RequestReader, pieces
 
@@ -52,7 +52,7 @@ def test_texts_stay_in_the_request_and_numbers_become_numbers():
         C1=tensor(STRING, (2, 1), string_val=[b"68fd1e64", b""]),
     )
     rows = read(body)
-    assert rows.rows == 2 and rows.kind_C.tolist() == [NUMBER, TEXT, 0] and not rows.several
+    assert rows.rows == 2 and rows.kind_C.tolist() == [SINGLE, TEXT, 0] and not rows.several
     assert rows.data.tobytes() == body
     assert tables(rows, COLUMNS)["C1"] == [[b"68fd1e64"], [b""]]
     np.testing.assert_array_equal(rows.numbers_CB[0], [1.5, np.nan])
@@ -72,7 +72,7 @@ def test_several_values_a_row_and_64_bits_without_a_sign_stand_aside():
 def test_one_value_stands_for_a_tensor_full_of_it():
     rows = read(predict(I1=tensor(FLOAT, (3,), float_val=[2.0]), C1=tensor(INT64, (3, 1), int64_val=[-7])))
     assert tables(rows, COLUMNS) == {"I1": [[2.0]] * 3, "C1": [[-7]] * 3}
-    assert rows.kind_C.tolist() == [NUMBER, INTEGER, 0]
+    assert rows.kind_C.tolist() == [SINGLE, INTEGER, 0]
 
 
 def test_a_value_without_a_shape_is_one_row():

@@ -17,9 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.errors import DataError, RequestRefused
-from clickline.records import IntegerColumn, NumberColumn, RawColumn, TextColumn, category_text
+from clickline.records import (
+    NUMBER,
+    PRECISION,
+    SINGLE,
+    IntegerColumn,
+    NumberColumn,
+    RawColumn,
+    TextColumn,
+    category_text,
+)
 
-__all__ = ["Column", "Numbers", "Rows", "Strings", "Table", "Texts", "as_table", "spans"]
+__all__ = ["Column", "Numbers", "Rows", "Strings", "Table", "Texts", "as_doubles", "as_table", "spans"]
 
 Rows = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """Rows of field: value; or columns of field: values, each a list, a NumPy or an Arrow array, or a reader's column.
@@ -146,7 +155,7 @@ def _from_values(name: str, values: Sequence[Any]) -> Column:
     kinds = set(map(type, values))
     if not kinds <= _NUMBERS | _TEXTS:
         if any(issubclass(kind, np.generic) for kind in kinds):
-            return _from_values(name, [v.item() if isinstance(v, np.generic) else v for v in values])
+            return _from_values(name, [_python(v) if isinstance(v, np.generic) else v for v in values])
         if any(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
             return _from_lists(name, values)
         found = next(kind for kind in kinds if kind not in _NUMBERS | _TEXTS)
@@ -166,9 +175,15 @@ def _from_values(name: str, values: Sequence[Any]) -> Column:
     return _spans([_bytes(name, value) for value in values])
 
 
+def _python(value: np.generic | NDArray[Any]) -> Any:
+    """A NumPy value or array as Python's."""
+    value = np.asarray(value)
+    return (as_doubles(value) if value.dtype.kind == "f" else value).tolist()
+
+
 def _from_lists(name: str, values: Sequence[Any]) -> Column:
     rows = [
-        value.tolist()
+        _python(value)
         if isinstance(value, np.ndarray)
         else value
         if isinstance(value, list | tuple)
@@ -230,7 +245,7 @@ def _from_array(name: str, values: NDArray[Any]) -> Column:
     kind, width = values.dtype.kind, values.shape[1] if values.ndim == 2 else 1
     flat = values.reshape(-1)
     if kind == "f":
-        numbers = _doubles(name, flat if flat.dtype == np.float32 else flat.astype(np.float64))
+        numbers = _doubles(name, flat if flat.dtype == np.float32 else as_doubles(flat))
         return replace(numbers, width=width)
     if kind in "iub":
         return Numbers(flat.astype(np.uint64 if flat.dtype == np.uint64 else np.int64, copy=False), width)
@@ -249,11 +264,31 @@ def _from_raw(name: str, column: RawColumn) -> Column:
     if isinstance(column, TextColumn):
         flat = Texts(column.data, column.starts_N, column.ends_N)
     elif isinstance(column, NumberColumn):
-        flat = _doubles(name, column.values_N)
+        flat = _doubles(name, _as_they_came(column))
     else:
         values_N = column.values_N.view(np.int64) if column.signed else column.values_N
         flat = Numbers(values_N, 1, column.missing_N if column.missing_N.any() else None)
     return flat if column.offsets_B1 is None else _filled(flat, np.diff(column.offsets_B1))
+
+
+def as_doubles(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Floats as doubles. A fraction of 32 or 16 bits becomes the double that has its text, so that 0.1 stays 0.1."""
+    doubles = values.astype(np.float64)
+    if values.dtype in (np.float16, np.float32):
+        fractions = np.trunc(doubles) != doubles
+        doubles[fractions] = values[fractions].astype(str).astype(np.float64)
+    return doubles
+
+
+def _as_they_came(column: NumberColumn) -> NDArray[Any]:
+    if column.precision == PRECISION[SINGLE]:
+        return column.values_N.astype(np.float32)
+    if column.precision == PRECISION[NUMBER]:
+        return column.values_N
+    texts = [category_text(value, column.precision) for value in column.values_N.tolist()]
+    return np.array(
+        [float(text or "nan") for text in texts]
+    )  # of 16 bits, for which not all protocols have a type
 
 
 def _filled(flat: Column, counts_B: NDArray[np.int64]) -> Column:

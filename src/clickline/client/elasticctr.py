@@ -1,7 +1,7 @@
 """ElasticCTR's HTTP protocol: slots with feasigns, 64 bits each; a missing value is a slot left out.
 
-A text is sent as its XXH64, which is what its slot's ids are made from. Whole numbers are sent as they are; there is
-no way to send others.
+A text is sent as the XXH64 of its canonical form, which is what its slot's ids are made from. Whole numbers are sent
+as they are; there is no way to send others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clickline.client.calls import Ask, Reply
 from clickline.client.columns import Column, Numbers, Table, spans
 from clickline.client.http_asks import TfServingHttp, answering_version
 from clickline.errors import RequestRefused
-from clickline.features.kernels import xxh64
+from clickline.features.kernels import canonical_spans, xxh64
 
 __all__ = ["ElasticCtr"]
 
@@ -46,9 +46,11 @@ def _feasigns(name: str, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_
     """64-bit values, and which of them are there."""
     if not isinstance(column, Numbers):
         texts = spans(column)
+        starts_N, ends_N = np.empty(texts.size, dtype=np.int64), np.empty(texts.size, dtype=np.int64)
+        canonical_spans(texts.data, texts.starts_N, texts.ends_N, starts_N, ends_N)
         hashes_N = np.empty(texts.size, dtype=np.uint64)
-        _hash(texts.data, texts.starts_N, texts.ends_N, hashes_N)
-        return hashes_N, texts.ends_N > texts.starts_N
+        _hash(texts.data, starts_N, ends_N, hashes_N)
+        return hashes_N, ends_N > starts_N
     values_N = column.values_N
     if values_N.dtype.kind != "f":
         missing_N = np.zeros(values_N.size, dtype=np.bool_) if column.missing_N is None else column.missing_N

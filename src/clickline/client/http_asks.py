@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from clickline.client.answers import ModelInfo, Prediction, Ranking, TensorInfo
 from clickline.client.calls import Ask, Reply
-from clickline.client.columns import Numbers, Strings, Table, Texts
+from clickline.client.columns import Numbers, Strings, Table, Texts, as_doubles
 from clickline.client.packing import packed
 
 __all__ = ["InferenceHttp", "TfServingHttp", "answering_version"]
@@ -82,7 +82,7 @@ def _json_columns(table: Table) -> dict[str, Any]:
 def _number_values(column: Numbers) -> NDArray[Any]:
     values_N = column.values_N
     if values_N.dtype == np.float32:  # written as doubles, so that all protocols say the same number
-        values_N = values_N.astype(np.float64)
+        values_N = as_doubles(values_N)
     values_N = np.ascontiguousarray(values_N)
     return values_N if column.width == 1 else values_N.reshape(-1, column.width)
 

@@ -1,7 +1,8 @@
 """Raw columns: Python values made into them, and what is done to one before it is encoded.
 
 Text is the meeting point of all kinds: a value means the same whatever company it keeps in its batch
-and whatever type its source gave it.
+and whatever type its source gave it. So every value has one canonical text: of a text `kernels.canonical`,
+of a number `category_text`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ __all__ = [
     "Fault",
     "Faults",
     "as_text",
+    "canonical_text",
     "equals_any",
+    "joined",
     "nothing",
+    "number_of",
     "numbers",
     "raw_column",
     "shown_value",
@@ -123,24 +127,32 @@ def _text_column(texts: list[bytes], offsets_B1: Offsets | None) -> TextColumn:
 
 
 def as_text(column: RawColumn) -> TextColumn:
-    """Any column as the text its values stand for."""
+    """Any column as the canonical text of its values."""
     if isinstance(column, TextColumn):
-        return column
+        starts_N, ends_N = np.empty_like(column.starts_N), np.empty_like(column.ends_N)
+        kernels.canonical_spans(column.data, column.starts_N, column.ends_N, starts_N, ends_N)
+        return TextColumn(column.data, starts_N, ends_N, column.offsets_B1)
     if isinstance(column, IntegerColumn):
         shown = zip(_signed(column).tolist(), column.missing_N.tolist(), strict=True)
         texts = [b"" if missing else str(value).encode() for value, missing in shown]
     else:
-        texts = [category_text(value) for value in column.values_N.tolist()]
+        texts = [category_text(value, column.precision) for value in column.values_N.tolist()]
     return _text_column(texts, column.offsets_B1)
 
 
-def numbers(column: RawColumn, field: str, rows: int) -> tuple[NDArray[np.float32], list[Faults]]:
+def numbers(
+    column: RawColumn, field: str, rows: int, missing: tuple[str, ...] = ()
+) -> tuple[NDArray[np.float32], list[Faults]]:
     """A column as float32, NaN where missing or not a number. Every path rounds text to double first."""
     column, faults = single(column, field, "")
+    if not isinstance(column, TextColumn):
+        column = without(column, missing)
     if isinstance(column, TextColumn):
         raw_B = np.empty(rows, dtype=np.float32)
         status_B = np.empty(rows, dtype=np.uint8)
-        if not kernels.parse_numbers(column.data, column.starts_N, column.ends_N, raw_B, status_B):
+        if not kernels.parse_numbers(
+            column.data, column.starts_N, column.ends_N, *joined(missing), raw_B, status_B
+        ):
             return raw_B, faults
         values_B = raw_B.astype(np.float64)
         for row in np.flatnonzero(status_B == kernels.NUMBER_SLOW).tolist():
@@ -166,12 +178,10 @@ def numbers(column: RawColumn, field: str, rows: int) -> tuple[NDArray[np.float3
 
 
 def equals_any(column: TextColumn, texts: Sequence[str]) -> NDArray[np.bool_]:
-    """Which values are exactly one of `texts`."""
-    equal_N = np.zeros(column.starts_N.size, dtype=np.bool_)
-    for text in texts:
-        token = np.frombuffer(text.encode(), dtype=np.uint8)
-        kernels.spans_equal(column.data, column.starts_N, column.ends_N, token, equal_N)
-    return equal_N
+    """Which values are one of `texts`, however they or these are spelt."""
+    found_N = np.empty(column.starts_N.size, dtype=np.bool_)
+    kernels.find_texts(column.data, column.starts_N, column.ends_N, *joined(texts), found_N)
+    return found_N
 
 
 def shown_value(column: RawColumn, place: int) -> str:
@@ -198,12 +208,39 @@ def without(column: RawColumn, missing: tuple[str, ...]) -> RawColumn:
         return column
     if isinstance(column, TextColumn):
         return replace(column, ends_N=np.where(equals_any(column, missing), column.starts_N, column.ends_N))
+    texts = {canonical_text(text) for text in missing}
     if isinstance(column, IntegerColumn):
-        gone = np.array([int(t) % 2**64 for t in missing if _is_decimal(t, column.signed)], dtype=np.uint64)
+        decimals = [text.decode() for text in texts]
+        gone = np.array([int(t) % 2**64 for t in decimals if _is_decimal(t, column.signed)], dtype=np.uint64)
         return replace(column, missing_N=column.missing_N | np.isin(column.values_N, gone))
-    texts = {text.encode() for text in missing}
-    gone_N = np.array([category_text(value) in texts for value in column.values_N.tolist()], dtype=np.bool_)
+    known = [number for number in map(number_of, texts) if number is not None]
+    gone_N = np.isin(column.values_N, known)
+    if column.precision < 53 and not all(number.is_integer() for number in known):
+        shown = (category_text(value, column.precision) for value in column.values_N.tolist())
+        gone_N = np.array([text in texts for text in shown], dtype=np.bool_)
     return replace(column, values_N=np.where(gone_N, np.nan, column.values_N))
+
+
+def canonical_text(text: str) -> bytes:
+    """The canonical text of one text."""
+    data = np.frombuffer(text.encode(), dtype=np.uint8)
+    start, end = kernels.canonical(data, 0, data.size)
+    return data[start:end].tobytes()
+
+
+def joined(texts: Sequence[str]) -> tuple[NDArray[np.uint8], Offsets]:
+    """Texts for kernels: their canonical forms one behind the other, and where each ends."""
+    forms = [canonical_text(text) for text in texts]
+    return np.frombuffer(b"".join(forms), dtype=np.uint8), np.cumsum([0, *map(len, forms)], dtype=np.int64)
+
+
+def number_of(text: bytes) -> float | None:
+    """The double whose text this is."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if category_text(number) == text else None
 
 
 def _is_decimal(text: str, signed: bool) -> bool:
@@ -258,4 +295,4 @@ def single(column: RawColumn, field: str, remedy: str) -> tuple[RawColumn, list[
         return IntegerColumn(integers_B, missing_B, column.signed), faults
     numbers_B = np.full(rows, np.nan)
     numbers_B[there_B] = column.values_N[first_T]
-    return NumberColumn(numbers_B), faults
+    return NumberColumn(numbers_B, precision=column.precision), faults

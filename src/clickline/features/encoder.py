@@ -13,6 +13,7 @@ from clickline.features import kernels
 from clickline.features.columns import (
     Faults,
     as_text,
+    joined,
     nothing,
     numbers,
     raw_column,
@@ -48,8 +49,8 @@ class Encoder:
 
         def number(field: DenseField | SlotField) -> NDArray[np.float32]:
             if field.column not in floats:
-                column = without(raw.columns.get(field.column, nothing(raw.rows)), self.spec.missing)
-                floats[field.column], bad = numbers(column, field.name, raw.rows)
+                column = raw.columns.get(field.column, nothing(raw.rows))
+                floats[field.column], bad = numbers(column, field.name, raw.rows, self.spec.missing)
                 faults.extend(bad)
             return floats[field.column]
 
@@ -74,12 +75,11 @@ class Encoder:
     def _categories(self, slot: SlotField, column: RawColumn, rows: int) -> tuple[SlotIds, list[Faults]]:
         if slot.separator is not None:
             column = split(column, slot.separator)
-        column = without(column, self.spec.missing)
         faults: list[Faults] = []
         if not slot.multi:
             column, faults = single(column, slot.name, "; set multi: true")
         offsets_B1 = column.offsets_B1
-        ids_N, bad = _ids(slot, column)
+        ids_N, bad = _ids(slot, column, self.spec.missing)
         faults += bad
         if not slot.multi:
             return SlotIds(ids_N), faults
@@ -121,9 +121,13 @@ def _bucket(slot: SlotField, raw_B: NDArray[np.float32]) -> SlotIds:
     return SlotIds(ids_B)
 
 
-def _ids(slot: SlotField, column: RawColumn) -> tuple[NDArray[np.uint64], list[Faults]]:
+def _ids(
+    slot: SlotField, column: RawColumn, missing: tuple[str, ...]
+) -> tuple[NDArray[np.uint64], list[Faults]]:
     """Ids of all values of a column, and the values that have none."""
     salt = slot.salt
+    if not isinstance(column, TextColumn):
+        column = without(column, missing)
     if isinstance(column, NumberColumn):
         column = _number_text(column)
     if isinstance(column, IntegerColumn):
@@ -135,12 +139,14 @@ def _ids(slot: SlotField, column: RawColumn) -> tuple[NDArray[np.uint64], list[F
         return ids_N, []
     ids_N = np.empty(column.starts_N.size, dtype=np.uint64)
     if slot.source == "text":
-        kernels.hash_spans(column.data, column.starts_N, column.ends_N, salt, ids_N)
+        kernels.hash_spans(column.data, column.starts_N, column.ends_N, *joined(missing), salt, ids_N)
         return ids_N, []
     values_N = np.empty(ids_N.size, dtype=np.uint64)
     status_N = np.empty(ids_N.size, dtype=np.uint8)
     faults: list[Faults] = []
-    if kernels.parse_feasigns(column.data, column.starts_N, column.ends_N, values_N, status_N):
+    if kernels.parse_feasigns(
+        column.data, column.starts_N, column.ends_N, *joined(missing), values_N, status_N
+    ):
         bad_F = np.flatnonzero(status_N == kernels.NUMBER_BAD)
         rows_N = np.arange(ids_N.size)
         if column.offsets_B1 is not None:

@@ -23,7 +23,10 @@ __all__ = [
     "NUMBER_SLOW",
     "bucket_by_edges",
     "bucket_by_log2",
+    "canonical",
+    "canonical_spans",
     "count_pieces",
+    "find_texts",
     "fmix64",
     "hash_integers",
     "hash_spans",
@@ -36,7 +39,6 @@ __all__ = [
     "scale",
     "signed_log1p",
     "slot_salt",
-    "spans_equal",
     "split_spans",
     "xxh64",
 ]
@@ -99,8 +101,97 @@ def _leading_zeros() -> Any:
 leading_zeros = _leading_zeros()
 _u64 = _unaligned_load(64, types.uint64)
 _u32 = _unaligned_load(32, types.uint32)
+_u8 = _unaligned_load(8, types.uint8)
 _double_bits = _bitcast(types.float64, types.int64, ir.IntType(64))
 _bits_double = _bitcast(types.int64, types.float64, ir.DoubleType())
+
+
+# ── one text for one value ─────────────────────────────────────────────────────────────────────
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _is_blank(byte: np.uint8) -> bool:
+    return bool(byte == 32 or byte == 9 or byte == 10 or byte == 13)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _may_change(data: Bytes, start: int, end: int) -> bool:
+    """Whether `canonical` has to look at a text that is not empty: a blank at an end, or a 0 behind a point, a sign
+    or a 0. One look at three bytes without a branch: nearly all values are passed over here."""
+    last = _u8(data, end - 1)
+    before = _u8(data, max(end - 2, start))
+    return bool((_u8(data, start) <= 32) | (last <= 32) | ((last == 48) & (before <= 48)))
+
+
+@njit(cache=True, nogil=True)
+def canonical(data: Bytes, start: int, end: int) -> tuple[int, int]:
+    """The part of `data[start:end]` that every spelling of its value has in common.
+
+    Blanks at the ends do not count. A whole number written with a fraction of zeros is that number ("7.0" is
+    "7"), and zero has no sign. Nothing else is touched: "007", "1.10" and "1e3" may be codes, not numbers.
+    """
+    while start < end and _is_blank(data[start]):
+        start += 1
+    while start < end and _is_blank(data[end - 1]):
+        end -= 1
+    zeros = end
+    while zeros > start and data[zeros - 1] == 48:
+        zeros -= 1
+    if zeros == end:
+        return start, end
+    whole = zeros - 1 if zeros > start and data[zeros - 1] == 46 else end  # where its integer part ends
+    first = start + 1 if data[start] == 45 else start
+    if first >= whole:
+        return start, end
+    if data[first] == 48:  # zero, which has no sign; or a code with leading zeros, which is no number
+        return (first, whole) if whole - first == 1 else (start, end)
+    for at in range(first, whole):
+        if data[at] < 48 or data[at] > 57:
+            return start, end
+    return start, whole
+
+
+@njit(cache=True, nogil=True)
+def canonical_spans(
+    data: Bytes, starts_N: Offsets, ends_N: Offsets, kept_starts_N: Offsets, kept_ends_N: Offsets
+) -> None:
+    """The canonical part of every span."""
+    for n in range(starts_N.size):
+        start, end = starts_N[n], ends_N[n]
+        if start < end and _may_change(data, start, end):
+            start, end = canonical(data, start, end)
+        kept_starts_N[n], kept_ends_N[n] = start, end
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _is_one_of(data: Bytes, start: int, end: int, texts: Bytes, ends_T1: Offsets) -> bool:
+    """Whether a canonical text is one of these, which lie one behind the other."""
+    found = False
+    for t in range(ends_T1.size - 1):
+        first = ends_T1[t]
+        if ends_T1[t + 1] - first == end - start:
+            same = True
+            for i in range(end - start):
+                same &= _u8(data, start + i) == _u8(texts, first + i)
+            found |= same
+    return found
+
+
+@njit(cache=True, nogil=True)
+def find_texts(
+    data: Bytes,
+    starts_N: Offsets,
+    ends_N: Offsets,
+    texts: Bytes,
+    ends_T1: Offsets,
+    found_N: NDArray[np.bool_],
+) -> None:
+    """Which spans have one of `texts` as their canonical text."""
+    for n in range(starts_N.size):
+        start, end = starts_N[n], ends_N[n]
+        if start < end and _may_change(data, start, end):
+            start, end = canonical(data, start, end)
+        found_N[n] = _is_one_of(data, start, end, texts, ends_T1)
 
 
 # ── ids ────────────────────────────────────────────────────────────────────────────────────────
@@ -175,10 +266,24 @@ def mix_feasigns(values_N: Ids, missing_N: NDArray[np.bool_], salt: np.uint64, i
 
 
 @njit(cache=True, nogil=True)
-def hash_spans(data: Bytes, starts_N: Offsets, ends_N: Offsets, salt: np.uint64, ids_N: Ids) -> None:
-    """Ids of texts; an empty one is missing, and hashes to that without a special case."""
+def hash_spans(
+    data: Bytes,
+    starts_N: Offsets,
+    ends_N: Offsets,
+    missing: Bytes,
+    missing_T1: Offsets,
+    salt: np.uint64,
+    ids_N: Ids,
+) -> None:
+    """Ids of texts; an empty one is missing, and hashes to that without a special case, as do those of `missing`."""
+    some_missing = missing_T1.size > 1
     for n in range(starts_N.size):
-        ids_N[n] = fmix64(xxh64(data, starts_N[n], ends_N[n]) ^ salt)
+        start, end = starts_N[n], ends_N[n]
+        if start < end and _may_change(data, start, end):
+            start, end = canonical(data, start, end)
+        if some_missing and _is_one_of(data, start, end, missing, missing_T1):
+            end = start
+        ids_N[n] = fmix64(xxh64(data, start, end) ^ salt)
 
 
 @njit(cache=True, nogil=True)
@@ -250,20 +355,6 @@ def split_spans(
 
 
 @njit(cache=True, nogil=True)
-def spans_equal(
-    data: Bytes, starts_N: Offsets, ends_N: Offsets, text: Bytes, equal_N: NDArray[np.bool_]
-) -> None:
-    """Mark the spans that hold exactly `text`; marks already there stay."""
-    for n in range(starts_N.size):
-        start = starts_N[n]
-        if ends_N[n] - start == text.size:
-            same = True
-            for i in range(text.size):
-                same &= data[start + i] == text[i]
-            equal_N[n] |= same
-
-
-@njit(cache=True, nogil=True)
 def pool_values(
     ids_N: Ids, offsets_B1: Offsets, gap: np.uint64, kept_N: Ids, kept_offsets_B1: Offsets
 ) -> int:
@@ -285,16 +376,25 @@ def pool_values(
 
 @njit(cache=True, nogil=True)
 def parse_feasigns(
-    data: Bytes, starts_N: Offsets, ends_N: Offsets, values_N: Ids, status_N: NDArray[np.uint8]
+    data: Bytes,
+    starts_N: Offsets,
+    ends_N: Offsets,
+    missing: Bytes,
+    missing_T1: Offsets,
+    values_N: Ids,
+    status_N: NDArray[np.uint8],
 ) -> int:
-    """Read texts as 64 bits, written unsigned or signed; 0 and the empty text are missing.
+    """Read texts as 64 bits, written unsigned or signed; 0, the empty text and those of `missing` are missing.
 
     Returns how many are neither.
     """
     bad = 0
     for n in range(starts_N.size):
-        at = starts_N[n]
-        end = ends_N[n]
+        at, end = starts_N[n], ends_N[n]
+        if at < end and _may_change(data, at, end):
+            at, end = canonical(data, at, end)
+        if _is_one_of(data, at, end, missing, missing_T1):
+            end = at
         value = np.uint64(0)
         status = NUMBER_MISSING if at == end else NUMBER_OK
         negative = at < end and data[at] == 45
@@ -397,13 +497,24 @@ def parse_numbers(
     data: Bytes,
     starts_N: Offsets,
     ends_N: Offsets,
+    missing: Bytes,
+    missing_T1: Offsets,
     raw_N: NDArray[np.float32],
     status_N: NDArray[np.uint8],
 ) -> int:
     """Read texts as doubles rounded to float32, NaN for missing. Returns how many are not done with that."""
     left = 0
+    some_missing = missing_T1.size > 1
     for n in range(starts_N.size):
-        value, status = _parse_number(data, starts_N[n], ends_N[n])
+        start, end = starts_N[n], ends_N[n]
+        if some_missing:
+            start, end = canonical(data, start, end)
+            if _is_one_of(data, start, end, missing, missing_T1):
+                end = start
+        value, status = _parse_number(data, start, end)
+        if status == NUMBER_BAD:  # perhaps for blanks at its ends
+            start, end = canonical(data, start, end)
+            value, status = _parse_number(data, start, end)
         raw_N[n] = value
         if status == NUMBER_OK and np.isinf(raw_N[n]):
             status = NUMBER_SLOW  # beyond float32: whoever looks at what is left says so

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.features import kernels
-from clickline.features.columns import Faults
+from clickline.features.columns import Faults, canonical_text, number_of
 from clickline.features.encoder import Encoder
 from clickline.features.request_kernels import (
     LOG1P,
@@ -34,7 +34,8 @@ from clickline.features.spec import DenseField, FeatureSpec
 from clickline.records import (
     FEASIGN,
     INTEGER,
-    NUMBER,
+    PRECISION,
+    SINGLE,
     TEXT,
     EncodedRows,
     IntegerColumn,
@@ -95,6 +96,8 @@ class PartEncoder:
         )
         self._place = {name: c for name, c in place.items() if name in columns}
         self._missing = _missing(spec.missing)
+        # A fraction of 32 or 16 bits is not the double that a text such as 0.1 is: it has to be printed.
+        self._print_fractions = bool((np.trunc(self._missing.floats_M) != self._missing.floats_M).any())
         self._slow_C = np.zeros(len(place), dtype=np.bool_)
         for slot in part.slots:
             self._slow_C[place[slot.column]] |= slot.multi or slot.separator is not None
@@ -137,6 +140,8 @@ class PartEncoder:
         for name in rows.several:
             if name in self._place:
                 slow_C[self._place[name]] = True
+        if self._print_fractions:
+            slow_C |= rows.kind_C >= SINGLE
         dense_DB = np.empty((len(self.dense), rows.rows), dtype=np.float32)
         ids_SB = np.empty((len(self.slots), rows.rows), dtype=np.uint64)
         given = (
@@ -227,8 +232,8 @@ def _raw_column(rows: RequestRows, name: str, c: int) -> RawColumn | None:
     kind = rows.kind_C[c]
     if kind == TEXT:
         return TextColumn(rows.data, rows.starts_CB[c], rows.ends_CB[c])
-    if kind == NUMBER:
-        return NumberColumn(rows.numbers_CB[c])
+    if kind in PRECISION:
+        return NumberColumn(rows.numbers_CB[c], precision=PRECISION[int(kind)])
     if kind == FEASIGN:
         bits_B = rows.integers_CB[c].view(np.uint64)
         return IntegerColumn(bits_B, bits_B == 0, signed=False)
@@ -251,14 +256,11 @@ def _scaling(field: DenseField) -> tuple[float, float, float, float]:
 
 def _missing(texts: tuple[str, ...]) -> Missing:
     """The texts that stand for no value, and the integers and floats whose text is one of them."""
-    encoded = [text.encode() for text in texts]
+    encoded = [canonical_text(text) for text in texts]
+    floats = [number for number in map(number_of, encoded) if number is not None]
     integers: list[int] = []
-    floats: list[float] = []
     for text in encoded:
         with suppress(ValueError):
-            number = float(text)
-            if category_text(number) == text:
-                floats.append(number)
             whole = int(text)
             if category_text(whole) == text and -(2**63) <= whole < 2**63:
                 integers.append(whole)

@@ -36,7 +36,7 @@ Ids = NDArray[np.uint64]
 
 
 class Missing(NamedTuple):
-    """What stands for "no value"."""
+    """What stands for "no value", by canonical text."""
 
     texts: NDArray[np.uint8]
     ends_T1: Offsets
@@ -69,26 +69,6 @@ class NumberPlan(NamedTuple):
     edges_K1: Offsets
 
 
-@njit(cache=True, nogil=True)
-def _present(
-    data: NDArray[np.uint8], starts_B: Offsets, ends_B: Offsets, missing: Missing, kept_B: Offsets
-) -> None:
-    """Ends of the texts, with those that stand for no value made empty."""
-    for row in range(starts_B.size):
-        start, end = starts_B[row], ends_B[row]
-        kept_B[row] = end
-        for t in range(missing.ends_T1.size - 1):
-            first = missing.ends_T1[t]
-            if missing.ends_T1[t + 1] - first == end - start:
-                same = True
-                for i in range(end - start):
-                    if data[start + i] != missing.texts[first + i]:
-                        same = False
-                        break
-                if same:
-                    kept_B[row] = start
-
-
 @njit(cache=True, nogil=True, inline="always")
 def _is_one_of(value: float, values_M: NDArray[np.float64]) -> bool:
     found = False
@@ -112,11 +92,9 @@ def encode_categories(
 ) -> None:
     """Ids of every slot whose values are text or feasigns, one a row."""
     rows = ids_SB.shape[1]
-    kept_B = np.empty(rows, dtype=np.int64)
     values_B = np.empty(rows, dtype=np.uint64)
     gone_B = np.empty(rows, dtype=np.bool_)
     status_B = np.empty(rows, dtype=np.uint8)
-    texts_there = missing.ends_T1.size > 1
     for s in range(plan.columns_S.size):
         c = plan.columns_S[s]
         kind = kind_C[c]
@@ -128,12 +106,11 @@ def encode_categories(
             ids_B[:] = kernels.fmix64(np.uint64(kernels.MISSING_FEASIGN) ^ salt)
         elif kind == TEXT:
             starts_B, ends_B = starts_CB[c], ends_CB[c]
-            if texts_there:
-                _present(data, starts_B, ends_B, missing, kept_B)
-                ends_B = kept_B
             if not plan.feasign_S[s]:
-                kernels.hash_spans(data, starts_B, ends_B, salt, ids_B)
-            elif kernels.parse_feasigns(data, starts_B, ends_B, values_B, status_B):
+                kernels.hash_spans(data, starts_B, ends_B, missing.texts, missing.ends_T1, salt, ids_B)
+            elif kernels.parse_feasigns(
+                data, starts_B, ends_B, missing.texts, missing.ends_T1, values_B, status_B
+            ):
                 slow_C[c] = True
             else:
                 for row in range(rows):
@@ -187,9 +164,7 @@ def encode_numbers(
     """Floats of every dense field and ids of every bucket: each column is read once."""
     rows = dense_DB.shape[1]
     raw_PB = np.empty((plan.columns_P.size, rows), dtype=np.float32)
-    kept_B = np.empty(rows, dtype=np.int64)
     status_B = np.empty(rows, dtype=np.uint8)
-    texts_there = missing.ends_T1.size > 1
     for p in range(plan.columns_P.size):
         c = plan.columns_P[p]
         kind = kind_C[c]
@@ -197,11 +172,9 @@ def encode_numbers(
         if slow_C[c] or kind == ABSENT:
             raw_B[:] = np.nan
         elif kind == TEXT:
-            starts_B, ends_B = starts_CB[c], ends_CB[c]
-            if texts_there:
-                _present(data, starts_B, ends_B, missing, kept_B)
-                ends_B = kept_B
-            if kernels.parse_numbers(data, starts_B, ends_B, raw_B, status_B):
+            if kernels.parse_numbers(
+                data, starts_CB[c], ends_CB[c], missing.texts, missing.ends_T1, raw_B, status_B
+            ):
                 slow_C[c] = True
         elif kind == INTEGER:
             for row in range(rows):

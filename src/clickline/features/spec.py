@@ -25,7 +25,7 @@ __all__ = [
     "slot_number",
 ]
 
-ENCODER_FORMAT = 1
+ENCODER_FORMAT = 2
 """Counts up whenever the same raw row would get other ids or floats. Never reuse a number."""
 
 Transform = Literal["none", "log1p", "minmax", "zscore"]
@@ -128,7 +128,8 @@ class FeatureSpec:
         if found != ENCODER_FORMAT:
             raise ArtifactError(
                 f"the features were encoded in format {found!r}; this release of Clickline encodes in "
-                f"format {ENCODER_FORMAT}. Prepare the data again with this release."
+                f"format {ENCODER_FORMAT}, where some values have other ids. Prepare and train again with this "
+                "release, or use the release that made it."
             )
         spec = checked(cls, document, "the list of features")
         for slot in spec.slots:

@@ -21,6 +21,7 @@ MAX_BATCH_ROWS = 1 << 16  # of a block: a column that is small in Arrow may be l
 _ALLOWED = (
     "text, binary, integers, floats, decimals, booleans, dates, timestamps, dictionaries and lists of those"
 )
+_PRECISION = {16: 11, 32: 24, 64: 53}  # bits of the significand, by those of the float
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
@@ -57,8 +58,9 @@ def _bad_rows(file: str, first_line: int, damaged: dict[int, tuple[str, bytes]])
 def to_raw(name: str, column: pa.Array | pa.ChunkedArray) -> RawColumn:
     """One column; `name` is what a complaint calls it. A null is a missing value, a null list an empty one.
 
-    Times become seconds since 1970 UTC, a time without zone is taken as UTC. A decimal is its exact text with
-    all digits of its scale: 64-bit ids often come as decimal(20,0), and a double would merge them.
+    Timestamps become seconds since 1970 UTC, one without zone is taken as UTC. A date is its ISO text, as in a CSV.
+    A decimal is its exact text with all digits of its scale: 64-bit ids often come as decimal(20,0), and a double
+    would merge them.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -89,6 +91,8 @@ def _flat(name: str, column: Any, whole: Any, offsets_B1: NDArray[np.int64] | No
         return _flat(name, column.dictionary_decode(), whole, offsets_B1)
     if pa.types.is_decimal(kind):
         column = _decimal_text(column)
+    elif pa.types.is_date(kind):
+        column = column.cast(pa.date32()).cast(pa.string())
     if _is_text(column.type):
         text = _text(column)
         return TextColumn(text.data, text.starts_N, text.ends_N, offsets_B1)
@@ -97,7 +101,7 @@ def _flat(name: str, column: Any, whole: Any, offsets_B1: NDArray[np.int64] | No
         return TextColumn(np.empty(0, dtype=np.uint8), nothing_N, nothing_N, offsets_B1)
     if pa.types.is_floating(kind):
         numbers_N = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return NumberColumn(numbers_N, offsets_B1)
+        return NumberColumn(numbers_N, offsets_B1, _PRECISION[kind.bit_width])
     missing_N = ~_valid(column)
     if pa.types.is_unsigned_integer(kind) or pa.types.is_boolean(kind):
         values_N = pc.fill_null(column.cast(pa.uint64()), 0).to_numpy()
@@ -106,10 +110,6 @@ def _flat(name: str, column: Any, whole: Any, offsets_B1: NDArray[np.int64] | No
         integers_N = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
     elif pa.types.is_timestamp(kind):
         integers_N = pc.fill_null(column.view(pa.int64()), 0).to_numpy() // _PER_SECOND[kind.unit]
-    elif pa.types.is_date32(kind):
-        integers_N = pc.fill_null(column.view(pa.int32()), 0).to_numpy().astype(np.int64) * 86_400
-    elif pa.types.is_date64(kind):
-        integers_N = pc.fill_null(column.view(pa.int64()), 0).to_numpy() // 1000
     else:
         raise _unusable(name, whole)
     return IntegerColumn(integers_N.view(np.uint64), missing_N, signed=True, offsets_B1=offsets_B1)

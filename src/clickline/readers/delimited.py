@@ -84,7 +84,9 @@ def _is_word(cell: str) -> bool:
 
 
 class Csv:
-    """RFC 4180 CSV: quotes, doubled quotes, delimiters and line ends inside quotes; blanks are trimmed.
+    """RFC 4180 CSV: quotes, doubled quotes, delimiters and line ends inside quotes.
+
+    Blanks around a value stay: they do not count in any format, and the encoder leaves them out.
 
     Columns are found by name: from each file's first line, or from `columns` where files have no header.
     Only the `wanted` ones are delivered.
@@ -179,8 +181,6 @@ def _split(
     rows, bad = kernel(
         values, delimiter, output_C, check_utf8, block.first_line, starts_SR, ends_SR, lines_R, bad_L4
     )
-    if is_csv and not quoted:
-        _trim(values, delimiter, starts_SR, ends_SR, rows)
 
     def describe(code: int) -> tuple[str, str]:
         if code == _NOT_UTF8:
@@ -300,25 +300,6 @@ def _is_blank(byte: np.uint8, delimiter: np.uint8) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _trim(
-    data: NDArray[np.uint8],
-    delimiter: np.uint8,
-    starts_SR: NDArray[np.int64],
-    ends_SR: NDArray[np.int64],
-    rows: int,
-) -> None:
-    for column in range(starts_SR.shape[0]):
-        for row in range(rows):
-            start, end = starts_SR[column, row], ends_SR[column, row]
-            while start < end and _is_blank(data[start], delimiter):
-                start += 1
-            while end > start and _is_blank(data[end - 1], delimiter):
-                end -= 1
-            starts_SR[column, row] = start
-            ends_SR[column, row] = end
-
-
-@njit(cache=True, nogil=True)
 def _row(
     data: NDArray[np.uint8],
     at: int,
@@ -357,13 +338,11 @@ def _row(
             if at < data.size and data[at] != delimiter and data[at] != NEWLINE:
                 return at, _BROKEN
         else:
-            at = start
+            start = at
             while at < data.size and data[at] != delimiter and data[at] != NEWLINE:
                 at += 1
             end = at
             if end > start and data[end - 1] == _RETURN and (at == data.size or data[at] == NEWLINE):
-                end -= 1
-            while end > start and _is_blank(data[end - 1], delimiter):
                 end -= 1
         starts_C[column] = start
         ends_C[column] = end

@@ -23,6 +23,8 @@ from clickline.octets import Octets, load_f32, skip, span, tag, varint
 from clickline.readers.lines import bad_rows
 from clickline.readers.source import CRC_MISMATCH
 from clickline.records import (
+    PRECISION,
+    SINGLE,
     Block,
     IntegerColumn,
     NumberColumn,
@@ -128,7 +130,7 @@ def _column(data: Octets, places: Places) -> RawColumn:
     if (found == FLOATS).all() and len(found):
         numbers_N = np.full(size, np.nan)
         _take_floats(data, places, at_B1, numbers_N)
-        return NumberColumn(numbers_N, offsets_B1)
+        return NumberColumn(numbers_N, offsets_B1, PRECISION[SINGLE])
     starts_N, ends_N = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
     _take_texts(data, places, at_B1, starts_N, ends_N)
     if (found != BYTES).any():
@@ -149,7 +151,7 @@ def _numbers_as_text(
     for b in np.flatnonzero((kinds_B == INTEGERS) | (kinds_B == FLOATS)):
         for n in range(at_B1[b], at_B1[b] + counts_B[b]):
             number = integers_N[n].view(np.int64) if kinds_B[b] == INTEGERS else numbers_N[n]
-            pieces.append(category_text(number.item()))
+            pieces.append(category_text(number.item(), PRECISION[SINGLE]))
             starts_N[n], ends_N[n] = end, end + len(pieces[-1])
             end += len(pieces[-1])
     return np.concatenate([data, np.frombuffer(b"".join(pieces), dtype=np.uint8)])

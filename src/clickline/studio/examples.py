@@ -16,7 +16,7 @@ from clickline.features import FeatureSpec
 from clickline.intake.inputs import open_reader
 from clickline.intake.layout import Layout, layout, target_fields
 from clickline.intake.stores import storage_of
-from clickline.records import IntegerColumn, NumberColumn, RawColumn, RawRows
+from clickline.records import IntegerColumn, NumberColumn, RawColumn, RawRows, category_text
 from clickline.stages.serve.doors.calls import number_columns, several_columns
 from clickline.storage.stores import Storage
 
@@ -109,14 +109,14 @@ def _values(column: RawColumn, b: int) -> Iterator[Any]:
     for n in [b] if offsets is None else range(int(offsets[b]), int(offsets[b + 1])):
         if isinstance(column, NumberColumn):
             if not np.isnan(column.values_N[n]):
-                yield float(column.values_N[n])
+                yield float(category_text(float(column.values_N[n]), column.precision))
         elif isinstance(column, IntegerColumn):
             if not column.missing_N[n]:
                 whole = int(column.values_N[n].astype(np.int64) if column.signed else column.values_N[n])
                 yield whole if abs(whole) < _EXACT else str(whole)
         else:
             text = bytes(column.data[column.starts_N[n] : column.ends_N[n]]).decode("utf-8", "replace")
-            if text:
+            if text := text.strip(" \t\r\n"):
                 yield text
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from clickline.records import ABSENT, BFLOAT, HALF, INTEGER, NUMBER, SINGLE, TEXT
+
 __all__ = [
     "BEGIN",
     "BF16",
@@ -34,6 +36,7 @@ __all__ = [
     "I32",
     "I64",
     "INPUT_CONTENTS",
+    "KIND",
     "LIST",
     "MALFORMED",
     "MAP_VALUE",
@@ -82,6 +85,9 @@ DATATYPE_CODES = np.array([int.from_bytes(name.encode()) for name in _DATATYPES.
 # And the same of InferTensorContents. It has no list for 16-bit floats.
 CONTENTS_LIST = np.array([0, 1, 2, 2, 2, 3, 4, 4, 4, 5, 0, 0, 6, 7, 8])
 CONTENTS_WIRE = np.array([0, 1, 1, 1, 1, 1, 4, 8, 2])
+
+# How a request holds each element, in `records`' words; the first belongs to none.
+KIND = np.array([ABSENT, *[INTEGER] * 9, HALF, BFLOAT, SINGLE, NUMBER, TEXT], dtype=np.uint8)
 
 MAP_VALUE, INPUT_CONTENTS = 0x12, 0x2A  # tags of the inner messages
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clickline.embedding.memory import Whole
 from clickline.octets import Octets, load_u32, skip, span, tag, varint
-from clickline.records import ABSENT, INTEGER, NUMBER, TEXT
+from clickline.records import ABSENT
 from clickline.wire.layout import (
     BEGIN,
     BYTES,
@@ -25,9 +25,9 @@ from clickline.wire.layout import (
     ELEMENT,
     ELEMENT_OF_DTYPE,
     END,
-    F16,
     FACTS,
     INPUT_CONTENTS,
+    KIND,
     LIST,
     MALFORMED,
     MAP_VALUE,
@@ -500,12 +500,8 @@ def check(
             return RAGGED, c, first, 0
         if facts[WIDTH] != 1 or element == U64:
             special += 1
-        elif element == BYTES:
-            kind_C[c] = TEXT
-        elif element >= F16:
-            kind_C[c] = NUMBER
         else:
-            kind_C[c] = INTEGER
+            kind_C[c] = KIND[element]
     if rows <= 0:
         return NO_ROWS, 0, 0, 0
     return OK, 0, rows, special

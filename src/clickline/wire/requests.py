@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from clickline.errors import RequestRefused
 from clickline.records import (
+    PRECISION,
     IntegerColumn,
     NumberColumn,
     RawColumn,
@@ -153,7 +154,7 @@ class RequestReader:
         if element == layout.BYTES:
             return TextColumn(data, starts_N, ends_N, offsets_B1)
         if element >= layout.F16:
-            return NumberColumn(numbers_N, offsets_B1)
+            return NumberColumn(numbers_N, offsets_B1, PRECISION[int(layout.KIND[element])])
         none_N = np.zeros(size, dtype=np.bool_)
         return IntegerColumn(integers_N.view(np.uint64), none_N, element != layout.U64, offsets_B1)
 

@@ -165,7 +165,7 @@ def _values(
         return TextColumn(column.data, column.starts_N[places], column.ends_N[places], offsets_B1)
     if isinstance(column, IntegerColumn):
         return IntegerColumn(column.values_N[places], column.missing_N[places], column.signed, offsets_B1)
-    return NumberColumn(column.values_N[places], offsets_B1)
+    return NumberColumn(column.values_N[places], offsets_B1, column.precision)
 
 
 def _joined(pieces: Sequence[Batch]) -> Batch:
@@ -228,8 +228,9 @@ def _joined_column(parts: Sequence[RawColumn]) -> RawColumn:
             offsets_B1,
         )
     numbers = [part for part in parts if isinstance(part, NumberColumn)]
-    if len(numbers) == len(parts):
-        return NumberColumn(np.concatenate([part.values_N for part in numbers]), offsets_B1)
+    if len(numbers) == len(parts) and len({part.precision for part in numbers}) == 1:
+        values_N = np.concatenate([part.values_N for part in numbers])
+        return NumberColumn(values_N, offsets_B1, numbers[0].precision)
     texts = [part for part in parts if isinstance(part, TextColumn)]
     if len(texts) < len(parts):  # columns of several kinds agree in their text
         made = _in_one_buffer([{"": as_text(part)} for part in parts])

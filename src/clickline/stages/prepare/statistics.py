@@ -18,7 +18,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from clickline.features import FieldStatistics, SlotField, kernels
-from clickline.records import LabelledRows, NumberColumn, RawColumn, RawRows, TextColumn
+from clickline.features.columns import as_text, canonical_text, split
+from clickline.records import IntegerColumn, LabelledRows, NumberColumn, RawColumn, RawRows, TextColumn
 
 __all__ = ["Numbers", "SlotTally", "Tally", "estimate_distinct"]
 
@@ -93,7 +94,7 @@ class Tally:
         """Count the values of some rows, evenly spaced, as text: enough to name the frequent ones."""
         if not raw.rows:
             return
-        nothing = {"", *missing}
+        nothing = {"", *(canonical_text(text).decode() for text in missing)}
         rows = np.unique(np.linspace(0, raw.rows - 1, min(raw.rows, _SAMPLED_ROWS)).astype(np.int64))
         for tally, slot in zip(self.slots, slots, strict=True):
             column = raw.columns.get(slot.column)
@@ -163,24 +164,22 @@ class Tally:
 
 
 def _texts(column: RawColumn, rows: NDArray[np.int64], separator: str | None) -> list[str]:
-    """The values of some rows as short text."""
-    if separator is not None:
-        whole = _texts(column, rows, None)
-        return [piece for text in whole for piece in text.split(separator)]
+    """The values of some rows as short canonical text."""
+    places = rows
     if column.offsets_B1 is not None:
         offsets = column.offsets_B1
         places = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])
-    else:
-        places = rows
+    some: RawColumn
     if isinstance(column, TextColumn):
-        spans = zip(column.starts_N[places].tolist(), column.ends_N[places].tolist(), strict=True)
-        data = column.data.data
-        return [str(data[start : min(end, start + _SHOWN)], "utf-8", "replace") for start, end in spans]
-    if isinstance(column, NumberColumn):
-        return [f"{value:g}" if value == value else "" for value in column.values_N[places].tolist()]
-    bits = column.values_N.view(np.int64) if column.signed else column.values_N
-    shown = zip(bits[places].tolist(), column.missing_N[places].tolist(), strict=True)
-    return ["" if missing else str(value) for value, missing in shown]
+        some = TextColumn(column.data, column.starts_N[places], column.ends_N[places])
+    elif isinstance(column, IntegerColumn):
+        some = IntegerColumn(column.values_N[places], column.missing_N[places], column.signed)
+    else:
+        some = NumberColumn(column.values_N[places], precision=column.precision)
+    text = as_text(some if separator is None else split(some, separator))
+    spans = zip(text.starts_N.tolist(), text.ends_N.tolist(), strict=True)
+    data = text.data.data
+    return [str(data[start : min(end, start + _SHOWN)], "utf-8", "replace") for start, end in spans]
 
 
 @njit(cache=True, nogil=True)

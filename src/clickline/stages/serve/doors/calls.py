@@ -125,9 +125,12 @@ def best(probability_B: NDArray[np.float32], count: int) -> NDArray[np.int64]:
 
 
 def number_columns(features: FeatureSpec) -> frozenset[str]:
-    """Columns that are told to clients as numbers: what a float or a bucket is made from."""
-    buckets = (slot.column for slot in features.slots if slot.source in ("log2", "quantiles"))
-    return frozenset([*(field.column for field in features.dense), *buckets])
+    """Columns that are numbers and nothing else: what a float or a bucket is made from.
+
+    Clients send them as 32-bit floats. A column that names a category as well is sent as text: it gives the right id,
+    and read as a number the right float."""
+    categories = {slot.column for slot in features.slots if slot.source in ("text", "feasign")}
+    return frozenset(field.column for field in features.fields) - categories
 
 
 def several_columns(features: FeatureSpec) -> frozenset[str]:

@@ -25,8 +25,11 @@ from clickline.errors import RequestRefused
 from clickline.records import (
     ABSENT,
     FEASIGN,
+    HALF,
     INTEGER,
     NUMBER,
+    PRECISION,
+    SINGLE,
     TEXT,
     IntegerColumn,
     NumberColumn,
@@ -39,6 +42,7 @@ from clickline.stages.serve.doors.calls import Limits, Model, several_columns
 from clickline.stages.serve.doors.rest_calls import shown, similar_name
 
 __all__ = [
+    "FLOATS",
     "Fields",
     "RowsBuilder",
     "check_rows",
@@ -48,6 +52,10 @@ __all__ = [
     "rows_from_columns",
     "rows_from_objects",
 ]
+
+
+FLOATS = {"float16": HALF, "float32": SINGLE}
+"""Kinds of floats of less than 64 bits, by NumPy's name."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +99,12 @@ class RowsBuilder:
         self._texts: dict[int, Sequence[str]] = {}  # whole columns, put into arrays all at once
         self._joined: list[str] = []
         self._numbers: dict[str, Sequence[Any]] = {}
+        self._narrow: dict[str, int] = {}  # kinds of floats of less than 64 bits
 
-    def values(self, field: str, values: Sequence[Any]) -> None:
-        """A column as JSON gives it: one value a row, or a list of them."""
+    def values(self, field: str, values: Sequence[Any], floats: int = NUMBER) -> None:
+        """A column as JSON gives it: one value a row, or a list of them. `floats`: the kind its fractions are of."""
+        if floats != NUMBER:
+            self._narrow[field] = floats
         try:
             self._put_texts(field, values)
         except TypeError:  # from the join: not all values are text
@@ -112,6 +123,8 @@ class RowsBuilder:
             self._put_some_texts(field, [str(value) for value in values_N.tolist()], offsets_B1)
         else:
             kind = np.float64 if values_N.dtype.kind == "f" else np.int64
+            if values_N.dtype.name in FLOATS:
+                self._narrow[field] = FLOATS[values_N.dtype.name]
             self._put_array(field, values_N.astype(kind), offsets_B1, rows_N)
 
     def spans(self, field: str, starts_N: NDArray[np.int64], ends_N: NDArray[np.int64], each: int) -> None:
@@ -162,7 +175,7 @@ class RowsBuilder:
                 self._settle(field, values, None, range(self._rows))
         else:
             columns = [self._fields.place[field] for field in self._numbers]
-            self._kind_C[columns] = NUMBER
+            self._kind_C[columns] = [self._narrow.get(field, NUMBER) for field in self._numbers]
             self._numbers_CB[columns] = numbers_NB
 
     def _place_texts(self) -> bytes:
@@ -228,7 +241,7 @@ class RowsBuilder:
             )
         if type(value) is float:
             self._check_doubles(field, np.array([value]), [row])
-        return category_text(value).decode()
+        return category_text(value, PRECISION[self._narrow.get(field, NUMBER)]).decode()
 
     def _check_doubles(self, field: str, values_N: NDArray[np.float64], rows_N: Sequence[int]) -> None:
         """Refuse infinity and, in a category, what may have been a whole number of more than 64 bits."""
@@ -266,11 +279,12 @@ class RowsBuilder:
         column = self._fields.place[field]
         if values_N.dtype == np.float64:
             self._check_doubles(field, values_N, rows_N)
+            kind = self._narrow.get(field, NUMBER)
             if offsets_B1 is None:
-                self._kind_C[column] = NUMBER
+                self._kind_C[column] = kind
                 self._numbers_CB[column] = values_N
             else:
-                self._several[field] = NumberColumn(values_N, offsets_B1)
+                self._several[field] = NumberColumn(values_N, offsets_B1, PRECISION[kind])
         elif offsets_B1 is None:
             self._kind_C[column] = INTEGER
             self._integers_CB[column] = values_N

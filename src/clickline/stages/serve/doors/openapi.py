@@ -131,7 +131,7 @@ def _row(model: Model | None) -> tuple[Schema, Schema]:
     numbers, several = number_columns(model.features), several_columns(model.features)
     fields: dict[str, Schema] = {}
     for name in model.columns:
-        kinds = ["number", "null"] if name in numbers else ["string", "integer", "null"]
+        kinds = ["number", "null"] if name in numbers else ["string", "number", "null"]
         fields[name] = {"type": kinds}
         if name in several:
             fields[name] = {"anyOf": [fields[name], _list({"type": kinds})]}

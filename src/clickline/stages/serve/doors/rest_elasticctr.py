@@ -5,7 +5,8 @@
 
 A feasign is 64 bits, as a number or as decimal text; 0 is "no value", which its clients send for absent slots.
 A slot is named by its number, its name or its column. In a slot of texts the feasign is the text's hash (XXH64),
-as in ElasticCTR's logs; a field of numbers takes it as the number.
+as in ElasticCTR's logs; a field of numbers takes it as the number. A column that is read as text and as a number
+is refused: of a hash nobody can tell the number.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ __all__ = ["read_inference", "refuse_inference", "write_inference"]
 class _Slot:
     column: str
     hashed: bool  # its values are texts, so a feasign is the hash of one
-    number: bool  # its values are numbers
+    number: bool  # its values are numbers and nothing else
+    both: bool  # its values are texts that are read as numbers, too
 
 
 _slots: WeakKeyDictionary[Any, Mapping[str, _Slot]] = WeakKeyDictionary()
@@ -48,17 +50,17 @@ def _slots_of(model: Model) -> Mapping[str, _Slot]:
     """A model's slots by all that they may be called; a name goes before a number."""
     found = _slots.get(model)
     if found is None:
-        texts = {slot.column for slot in model.features.slots if slot.source == "text"}
-        categories = {slot.column for slot in model.features.slots if slot.source in ("text", "feasign")}
+        slots = model.features.slots
+        texts = {slot.column for slot in slots if slot.source == "text"}
+        categories = {slot.column for slot in slots if slot.source in ("text", "feasign")}
+        numbers = {field.column for field in model.features.dense}
+        numbers |= {slot.column for slot in slots if slot.source not in ("text", "feasign")}
         by_column = {
-            column: _Slot(column, column in texts, column not in categories) for column in model.columns
+            column: _Slot(column, column in texts, column not in categories, column in texts & numbers)
+            for column in model.columns
         }
         by_name = {field.name: by_column[field.column] for field in model.features.fields}
-        by_number = {
-            str(slot.number): by_column[slot.column]
-            for slot in model.features.slots
-            if slot.column in categories
-        }
+        by_number = {str(slot.number): by_column[slot.column] for slot in slots if slot.column in categories}
         found = _slots[model] = {**by_number, **by_column, **by_name}
     return found
 
@@ -76,6 +78,8 @@ def read_inference(request: Request, model: Model, limits: Limits) -> Call:
             name = slot.get("slot_name")
             field = known.get(name if type(name) is str else _as_text(name, row))
             if field is not None:
+                if field.both:
+                    raise _not_a_number(field.column, row)
                 if field.column not in given:
                     given[field.column] = (field, [[] for _ in instances])
                 given[field.column][1][row].extend(_feasigns(slot, row))
@@ -91,6 +95,15 @@ def read_inference(request: Request, model: Model, limits: Limits) -> Call:
         else:
             builder.feasigns(field.column, values, field.hashed)
     return Call(builder.build())
+
+
+def _not_a_number(column: str, row: int) -> RequestRefused:
+    return RequestRefused(
+        "invalid",
+        f"{shown(column)} has a feasign in instances[{row}], but this model reads it as a category and as a number: "
+        "a feasign is a hash of the category, and does not tell the number. Ask by another protocol, which takes the "
+        "value itself (/v1/models/NAME:predict, /v2/models/NAME/infer or gRPC), or leave the slot out, as missing.",
+    )
 
 
 def write_inference(_: None, answer: Scores) -> Reply:

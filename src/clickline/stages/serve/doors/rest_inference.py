@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from clickline.embedding.memory import Whole
 from clickline.errors import RequestRefused
+from clickline.records import NUMBER
 from clickline.stages.serve.doors.calls import (
     OUTPUTS,
     Call,
@@ -35,6 +36,7 @@ from clickline.stages.serve.doors.calls import (
     several_columns,
 )
 from clickline.stages.serve.doors.json_rows import (
+    FLOATS,
     RowsBuilder,
     check_rows,
     fields_of,
@@ -243,7 +245,8 @@ def _add_json(builder: RowsBuilder, given: _Input) -> None:
         )
     if given.each > 1:
         values = [values[at : at + given.each] for at in range(0, len(values), given.each)]
-    builder.values(given.name, values)
+    # A float that is said to have 32 bits and comes as text has the text of 32 bits, as among bytes.
+    builder.values(given.name, values, NUMBER if dtype is None else FLOATS.get(dtype.name, NUMBER))
 
 
 def _add_bytes(builder: RowsBuilder, given: _Input, body: bytes) -> None:
