@@ -681,10 +681,10 @@ class EvictionSection(Section):
 
 
 class ClassWeights(Section):
-    """How much a row counts in the loss. Scores are put right again: they stay probabilities."""
+    """How much an impression counts in the loss. Scores are put right again: they stay probabilities."""
 
-    click: float = Field(1.0, gt=0, le=1000, description="Weight of a row with a click.")
-    no_click: float = Field(1.0, gt=0, le=1000, description="Weight of a row without.")
+    click: float = Field(1.0, gt=0, le=1000, description="Weight of an impression with a click.")
+    no_click: float = Field(1.0, gt=0, le=1000, description="Weight of an impression without.")
 
 
 class CalibrationSection(Section):
