@@ -1079,3 +1079,15 @@ class Config(Section):
     home: Place = Field(
         ".clickline", description="Where datasets, checkpoints, versions, logs and state live."
     )
+
+    def without_eval(self) -> str | None:
+        """What `train` would miss because data.eval is not given. `up --follow` needs none: it holds rows out."""
+        if self.data.eval is not None:
+            return None
+        asking = [f"gate.{key}" for key, value in self.gate if key != "retries" and value is not None]
+        if self.train.early_stop is not None:
+            asking.append("train.early_stop")
+        if not asking:
+            return None
+        verb = "asks" if len(asking) == 1 else "ask"
+        return f"is not given, but {' and '.join(asking)} {verb} for figures, which are measured on its rows."
