@@ -72,7 +72,7 @@ __all__ = [
 
 Format = Literal["criteo", "slots", "paddlerec", "csv", "parquet", "recordio", "tfrecord"]
 Kind = Literal["slot", "dense", "label", "weight", "time", "ignore"]
-Transform = Literal["none", "log1p", "minmax", "zscore", "bucket"]
+Transform = Literal["none", "log1p", "minmax", "zscore", "robust", "bucket"]
 ModelName = Literal[
     "lr", "fm", "wide_deep", "deepfm", "dcn_v2", "xdeepfm", "autoint", "dlrm", "finalmlp", "masknet"
 ]
@@ -124,7 +124,9 @@ class FieldConfig(Section):
         None, description="Column of the source. Left out: the field's own name."
     )
     transform: Transform | None = Field(
-        None, description="How a dense number is changed; bucket turns it into ids."
+        None,
+        description="How a dense number is changed; none: not at all; bucket turns it into ids. Left out: as the "
+        "format has it (criteo: log1p), else robust.",
     )
     buckets: Annotated[
         Literal["log2"] | Annotated[int, Field(ge=2, le=1000)] | None,
