@@ -135,7 +135,12 @@ def test_check_says_that_a_gate_without_eval_rows_is_only_for_following(tmp_path
     done = run("check", cwd=tmp_path)
     assert done.returncode == 0
     assert "note: data.eval is not given, but gate.auc asks for figures" in done.stdout
-    assert "`train`, and `up` without --follow, will refuse." in done.stdout
+    assert "`up --follow` measures on rows that it holds out instead (follow.holdout).\n" in done.stdout
+    write(
+        tmp_path,
+        "data: {train: '{date}/{hour}/*', dates: {from: 20240101, to: 20240102}}\ngate: {auc: 0.6}\n",
+    )
+    assert run("check", cwd=tmp_path).returncode == 2  # what is there is trained before anything is followed
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def check(
 
 
 def _look_for_eval_rows(config: Config, config_file: Path) -> None:
-    """Raises what `train` would where nothing can be measured; logs with {date} may be meant to be followed."""
+    """Raises what `train` would where nothing can be measured, unless the logs can only be followed."""
     from clickline.errors import ConfigError, Mistake
 
     problem = config.without_eval()
@@ -54,7 +54,8 @@ def _look_for_eval_rows(config: Config, config_file: Path) -> None:
 
 
 def _could_follow(data: DataSection) -> bool:
-    return all("{date}" in pattern for pattern in data.train)
+    """Whether the logs have no last hour: then only `up --follow` can learn them. Up to a last one it trains first."""
+    return data.dates is not None and data.dates.last is None
 
 
 def _look_into_files(config: Config) -> None:
@@ -100,10 +101,7 @@ def _notes(config: Config) -> Iterator[str]:
         yield f"data.slot_conf: {slot_conf} does not exist yet."
     problem = config.without_eval()
     if problem is not None:
-        yield (
-            f"data.eval {problem} `up --follow` measures on rows that it holds out; `train`, and `up` without "
-            "--follow, will refuse."
-        )
+        yield f"data.eval {problem} `up --follow` measures on rows that it holds out instead (follow.holdout)."
     elif config.data.eval is None:
         yield "data.eval is not given: nothing will be measured."
     elif leak := _learned_and_measured(config.data):

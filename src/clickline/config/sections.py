@@ -1083,7 +1083,7 @@ class Config(Section):
     )
 
     def without_eval(self) -> str | None:
-        """What `train` would miss because data.eval is not given. `up --follow` needs none: it holds rows out."""
+        """What `train` would miss because data.eval is not given; of hours that are followed, rows are held out."""
         if self.data.eval is not None:
             return None
         asking = [f"gate.{key}" for key, value in self.gate if key != "retries" and value is not None]

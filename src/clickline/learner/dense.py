@@ -39,7 +39,7 @@ class Diverged(ClicklineError):
     def __init__(self, loss: float, rows: LabelledRows) -> None:
         super().__init__(
             f"the loss became {loss}: training has diverged. Lower train.learning_rate or "
-            "train.embedding_learning_rate, or look for extreme values in the dense fields."
+            "train.embedding.learning_rate, or look for extreme values in the dense fields."
         )
         self.loss = loss
         self.rows = rows

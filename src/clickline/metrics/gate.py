@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from clickline.metrics.binary import Metrics
@@ -38,6 +38,10 @@ class Verdict:
     passed: bool
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+
+    def warned(self, warning: str | None) -> Verdict:
+        """The same with one warning more, if there is one."""
+        return self if warning is None else replace(self, warnings=(*self.warnings, warning))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

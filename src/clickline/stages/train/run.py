@@ -23,6 +23,7 @@ from clickline.intake.stores import registry_of
 from clickline.learner import Learner, Model
 from clickline.learner.batches import Batches
 from clickline.learner.configured import batch_size_of, held_out_of, learned_rows, plan_of
+from clickline.metrics.baseline import worse_than_base_rate
 from clickline.metrics.evaluation import Evaluation, measure
 from clickline.metrics.gate import Thresholds, Verdict, judge
 from clickline.models import check_export
@@ -162,6 +163,9 @@ def _train_and_judge(
         if attempt == 0 and trained.evaluation is not None:
             current, why = _measure_current(config, trainer, progress)
         verdict = _judge(config, trained.evaluation, current)
+        if trained.evaluation is not None:
+            total, some = trained.evaluation.total, trainer.sample("eval")
+            verdict = verdict.warned(worse_than_base_rate(total, trainer.features, some))
         told = _told(config, dataset, trainer, run, trained, verdict, current, why)
         report = _write_report(config, run, trained, told, progress)
         for warning in verdict.warnings:
