@@ -109,6 +109,78 @@ def test_check_knows_data_in_a_folder_with_glob_signs_in_its_name(tmp_path: Path
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ("gate: {auc: 0.6}", "gate.auc asks"),
+        ("gate: {auc: 0.6, calibration: 0.1}", "gate.auc and gate.calibration ask"),
+        ("gate: {vs_current: 0.0}", "gate.vs_current asks"),
+        ("train: {early_stop: {patience: 1}}", "train.early_stop asks"),
+    ],
+)
+def test_check_refuses_a_gate_that_has_no_rows_to_measure_on(tmp_path: Path, asked: str, named: str) -> None:
+    write(tmp_path, f"data: {{train: data/train.tsv}}\n{asked}\n")
+    done = run("check", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"clickline.yaml data.eval is not given, but {named} for figures, which are measured on its rows. "
+        "Give data.eval, or remove what asks for it.\n"
+    )
+    write(tmp_path, f"data: {{train: data/train.tsv, eval: data/eval.tsv}}\n{asked}\n")
+    assert run("check", cwd=tmp_path).returncode == 0
+
+
+def test_check_says_that_a_gate_without_eval_rows_is_only_for_following(tmp_path: Path) -> None:
+    write(tmp_path, "data: {train: '{date}/{hour}/*', dates: {from: 20240101}}\ngate: {auc: 0.6}\n")
+    done = run("check", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "note: data.eval is not given, but gate.auc asks for figures" in done.stdout
+    assert "`up --follow` measures on rows that it holds out instead (follow.holdout).\n" in done.stdout
+    write(
+        tmp_path,
+        "data: {train: '{date}/{hour}/*', dates: {from: 20240101, to: 20240102}}\ngate: {auc: 0.6}\n",
+    )
+    assert run("check", cwd=tmp_path).returncode == 2  # what is there is trained before anything is followed
+
+
+@pytest.mark.parametrize(
+    ("train", "eval_", "said"),
+    [
+        ("a.tsv", "a.tsv", "its only file is in data.train too ("),
+        ("'*.tsv'", "[b.tsv, c.txt]", "1 of its 2 files are in data.train too ("),
+        ("a.tsv", "link.tsv", "its only file is in data.train too ("),
+        ("a.tsv", "b.tsv", None),
+    ],
+)
+def test_check_says_which_files_are_learned_and_measured_on(
+    tmp_path: Path, train: str, eval_: str, said: str | None
+) -> None:
+    for name in ("a.tsv", "b.tsv", "c.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "link.tsv").symlink_to("a.tsv")
+    write(tmp_path, f"data: {{train: {train}, eval: {eval_}}}\n")
+    done = run("check", cwd=tmp_path)
+    assert done.returncode == 0
+    assert ("say nothing about new rows" in done.stdout) == (said is not None)
+    assert said is None or f"note: data.eval: {said}" in done.stdout
+
+
+def test_check_tells_hours_of_one_pattern_apart(tmp_path: Path) -> None:
+    for hour in ("00", "01", "02"):
+        (tmp_path / "20240101" / hour).mkdir(parents=True)
+        for name in ("part-0", "donefile"):
+            (tmp_path / "20240101" / hour / name).touch()
+    text = (
+        "data: {{train: '{{date}}/{{hour}}/*', dates: {{from: 20240101/00, to: 20240101/{0}}},\n"
+        "       eval: '{{date}}/{{hour}}/*', eval_dates: {{from: 20240101/02, to: 20240101/02}}}}\n"
+    )
+    write(tmp_path, text.format("01"))
+    assert run("check", cwd=tmp_path).stdout == "clickline.yaml: no mistakes\n"
+    write(tmp_path, text.format("02"))
+    done = run("check", cwd=tmp_path)
+    assert f"its only file is in data.train too ({tmp_path}/20240101/02/part-0)" in done.stdout
+
+
 def test_check_looks_at_the_columns_of_the_first_file(tmp_path: Path) -> None:
     (tmp_path / "00").mkdir()
     (tmp_path / "00" / "donefile").touch()

@@ -24,7 +24,7 @@ from clickline.records import (
     TextColumn,
 )
 
-STATISTICS = FieldStatistics(4, -3.0, 10.0, 4.0, 2.0, (-1.0, 0.5, 5.0))
+STATISTICS = FieldStatistics(4, -3.0, 10.0, 4.0, 2.0, (-1.0, 0.5, 5.0), 3.5, 1.75)
 FLAT = FieldStatistics(3, 2.0, 2.0, 2.0, 0.0, (2.0,))
 COLUMNS = ("a", "b", "c", "d")
 MISSING = ("-1", "NULL", "0", "7", "0.5", "1e3", "-0", "100000000000000000000", "18446744073709551615", "nan")
@@ -52,7 +52,7 @@ bits = st.integers(0, 2**64 - 1)
 def specs(draw: st.DrawFn) -> FeatureSpec:
     dense, slots = [], []
     for n in range(draw(st.integers(0, 4))):
-        transform = draw(st.sampled_from(["none", "log1p", "minmax", "zscore"]))
+        transform = draw(st.sampled_from(["none", "log1p", "minmax", "zscore", "robust"]))
         statistics = draw(st.sampled_from([STATISTICS, FLAT]))
         dense.append(DenseField(f"d{n}", draw(st.sampled_from(COLUMNS)), transform, statistics))
     for n in range(draw(st.integers(0, 5))):

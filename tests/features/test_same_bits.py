@@ -12,13 +12,14 @@ from clickline.features import DenseField, Encoder, FeatureSpec, FieldStatistics
 from clickline.features.columns import numbers, raw_column
 from clickline.records import EncodedRows, NumberColumn, RawRows, TextColumn
 
-STATISTICS = FieldStatistics(100, -3.0, 64.5, 7.25, 11.5, (0.0, 1.0, 2.5, 100.0))
+STATISTICS = FieldStatistics(100, -3.0, 64.5, 7.25, 11.5, (0.0, 1.0, 2.5, 100.0), 6.5, 9.25)
 SPEC = FeatureSpec(
     dense=(
         DenseField("plain", "n", "none"),
         DenseField("log", "n", "log1p"),
         DenseField("ranged", "n", "minmax", STATISTICS),
         DenseField("standard", "n", "zscore", STATISTICS),
+        DenseField("robust", "n", "robust", STATISTICS),
     ),
     slots=(
         SlotField("text", "t", 11),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from clickline.errors import ArtifactError, DataError
 from clickline.features import DenseField, Encoder, FeatureSpec, FieldStatistics, SlotField
 
-STATISTICS = FieldStatistics(4, 0.0, 10.0, 4.0, 2.0, (1.0, 5.0))
+STATISTICS = FieldStatistics(4, 0.0, 10.0, 4.0, 2.0, (1.0, 5.0), median=3.0, spread=2.0)
 
 
 def dense(
@@ -37,10 +37,30 @@ def test_log1p_is_the_correctly_rounded_one_and_safe_for_both_signs(value):
     assert down == -up
 
 
+@given(st.floats(-(2.0**127), 2.0**127, width=32))
+def test_robust_is_the_logarithm_of_the_distance_from_the_median_in_spreads(value):
+    away = min(abs(value - 3.0) / 2.0, math.expm1(10))
+    (found,) = dense("robust", [value])
+    assert found == pytest.approx(math.copysign(math.log1p(away), value - 3.0), rel=1e-5, abs=1e-6)
+
+
+def test_robust_keeps_its_bits():
+    """Stored datasets and versions depend on them."""
+    assert dense("robust", [3, None, 5, 1, 1e19, -1e19]) == [
+        0.0,
+        0.0,
+        0.6931471824645996,
+        -0.6931471824645996,
+        9.999979019165039,
+        -9.999979019165039,
+    ]
+
+
 def test_a_constant_field_is_zero_not_infinite():
     flat = FieldStatistics(3, 2.0, 2.0, 2.0, 0.0)
     assert dense("minmax", [2.0, 3.0], flat) == [0.0, 0.0]
     assert dense("zscore", [2.0, 3.0], flat) == [0.0, 0.0]
+    assert dense("robust", [2.0, 3.0], flat) == [0.0, 0.0]
 
 
 def buckets(source: str, values: list[object]) -> list[int]:

@@ -117,6 +117,72 @@ def test_parts_of_a_batch_that_are_summed_are_the_batch(changes, cuts):
         assert np.allclose(state[name], value, rtol=1e-3, atol=2e-5), name
 
 
+def as_impressions(grouped: Batch) -> Batch:
+    """The same impressions, each as a row of its own: a row's clicks first, then the others."""
+    rows, inputs_BI, wide_B = grouped
+    of_N = np.repeat(np.arange(rows.rows), rows.show_B)
+    place_N = np.arange(of_N.size) - np.repeat(np.cumsum(rows.show_B) - rows.show_B, rows.show_B)
+    click_N = (place_N < rows.click_B[of_N]).astype(np.uint32)
+    single = rows.take(of_N)
+    labelled = LabelledRows(
+        click_N.astype(np.float32),
+        single.weight_B / single.show_B,
+        np.ones_like(single.show_B),
+        click_N,
+        single.event_hour_B,
+        single.encoded,
+    )
+    return labelled, inputs_BI[of_N], wide_B[of_N]
+
+
+def grouped_batch(seed: int, rows: int) -> Batch:
+    """Rows of 1 to 12 impressions, with their own weights."""
+    rng = np.random.default_rng(seed)
+    single, inputs, wide = batch(seed, rows)
+    show = rng.integers(1, 13, rows).astype(np.uint32)
+    click = rng.binomial(show, 0.3).astype(np.uint32)
+    label = (click / show).astype(np.float32)
+    weight = (single.weight_B * show).astype(np.float32)
+    return LabelledRows(label, weight, show, click, single.event_hour_B, single.encoded), inputs, wide
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"click_weight": 5.0}, {"no_click_weight": 0.2}, {"click_weight": 3.0, "no_click_weight": 0.5}],
+    ids=str,
+)
+def test_a_row_of_several_impressions_weighs_as_the_same_impressions_in_single_rows(changes):
+    grouped, single = grouped_batch(1, 30), as_impressions(grouped_batch(1, 30))
+    one, other = dense(**changes), dense(**changes)
+    of_rows, of_impressions = one.compute(*grouped), other.compute(*single)
+    assert of_rows.total == pytest.approx(of_impressions.total, rel=1e-5)
+    assert of_rows.mean == pytest.approx(of_impressions.mean, rel=1e-5)
+    np.testing.assert_allclose(one.gradient()[:SEEN], other.gradient()[:SEEN], rtol=1e-3, atol=2e-4)
+    starts = (np.cumsum(grouped[0].show_B) - grouped[0].show_B).astype(np.int64)
+    summed_BI = np.add.reduceat(of_impressions.grad_inputs_BI, starts)
+    np.testing.assert_allclose(of_rows.grad_inputs_BI, summed_BI, rtol=1e-3, atol=1e-4)
+
+
+def test_a_users_loss_gets_the_class_weights_of_each_impression():
+    """Its weights add up to those of the impressions, and its labels are the clicks' share of them."""
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def loss(label: torch.Tensor, logit: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        given.append((label, weight))
+        return (
+            weight * nn.functional.binary_cross_entropy_with_logits(logit, label, reduction="none")
+        ).mean()
+
+    network = build("deepfm", SPEC, 0)
+    one = Dense(network, plan(click_weight=5.0), CustomModel(network, True, loss=loss))
+    rows = grouped_batch(2, 8)[0]
+    one.compute(*grouped_batch(2, 8))
+    label, weight = (value.numpy() for value in given[0])
+    own = rows.weight_B / rows.show_B
+    np.testing.assert_allclose(weight * label, own * 5 * rows.click_B, rtol=1e-5)
+    np.testing.assert_allclose(weight * (1 - label), own * (rows.show_B - rows.click_B), rtol=1e-5, atol=1e-6)
+
+
 def test_gradients_of_the_inputs_are_of_the_summed_loss_whatever_the_part():
     one, whole = dense(), batch(0, 40)
     all_of_it = one.compute(*whole)

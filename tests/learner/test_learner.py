@@ -116,18 +116,21 @@ def test_a_loss_that_is_not_finite_stops_with_words_and_leaves_the_weights():
         assert np.array_equal(value, before[name])
 
 
+@pytest.mark.parametrize("shows", [1, 10])
 @pytest.mark.parametrize(
     "changes", [{"click_weight": 5.0}, {"no_click_weight": 0.2}, {"negative_sampling": 0.25}], ids=str
 )
-def test_scores_are_probabilities_of_all_rows_whatever_was_weighted_or_sampled(changes):
+def test_scores_are_probabilities_of_all_rows_whatever_was_weighted_or_sampled(changes, shows):
     """With `negative_sampling` the rows given to learn are already sampled, as the trainer does it."""
     rng = np.random.default_rng(3)
     true = np.array([0.05, 0.1, 0.2, 0.4, 0.05, 0.1, 0.2, 0.4])
 
     def draw(rows: int) -> LabelledRows:
         s, t = rng.integers(0, 8, (2, rows), dtype=np.uint64)
-        label = (rng.random(rows) < true[s]).astype(np.float32)
-        return labelled(label, s, t, np.zeros((1, rows), np.float32))
+        click = rng.binomial(shows, true[s]).astype(np.uint32)
+        single = labelled(click.astype(np.float32) / shows, s, t, np.zeros((1, rows), np.float32))
+        show = np.full(rows, shows, dtype=np.uint32)
+        return dataclasses.replace(single, weight_B=show.astype(np.float32), show_B=show, click_B=click)
 
     one = learner(**changes)
     for _ in range(400):

@@ -140,6 +140,12 @@ def test_a_dense_field_that_is_nearly_always_the_same_has_fewer_bins():
         ("log1p", None, np.log1p, "0 or missing"),
         ("minmax", FieldStatistics(9, 10.0, 110.0, 50.0, 5.0), lambda x: (x - 10) / 100, "10 or missing"),
         ("zscore", FieldStatistics(9, 10.0, 110.0, 50.0, 5.0), lambda x: (x - 50) / 5, "50 or missing"),
+        (
+            "robust",
+            FieldStatistics(9, 10.0, 110.0, 50.0, 5.0, median=45.0, spread=8.0),
+            lambda x: np.sign(x - 45) * np.log1p(np.abs(x - 45) / 8),
+            "45 or missing",
+        ),
     ],
 )
 def test_ranges_are_told_as_numbers_of_the_logs(transform, statistics, encode, zero):

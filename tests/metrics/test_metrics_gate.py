@@ -151,6 +151,46 @@ def test_noise_around_the_base_rate_never_passes(asked, noise, seed):
     assert not verdict.passed or (lucky and nearly.spread > 1e-3 * 0.25)
 
 
+@pytest.mark.parametrize("impressions", [1, 10], ids=["single rows", "rows of ten"])
+@pytest.mark.parametrize("clicks", [1, 2, 3, 5, 10, 50, 1000])
+def test_chance_passes_at_most_one_time_in_twenty_however_few_clicks_there_are(clicks, impressions):
+    rng = np.random.default_rng([clicks, impressions])
+    rows, tries, passed = max(500, 4 * clicks), 300, 0
+    weight = np.full(rows, impressions)
+    for _ in range(tries):
+        at = rng.choice(rows * impressions, clicks, replace=False) // impressions
+        label = np.bincount(at, minlength=rows) / impressions
+        passed += judge(measure(*columns(label, weight, rng.random(rows))), Thresholds()).passed
+    # 2.5 % of 300 are 7.5, with a standard deviation of 2.7.
+    assert passed <= 15
+
+
+@pytest.mark.parametrize("clicks", [10, 50, 1000])
+def test_a_good_model_passes_also_with_few_clicks(clicks):
+    rng = np.random.default_rng(clicks)
+    label = np.arange(10 * clicks) < clicks
+    passed = [
+        judge(
+            measure(*columns(label, np.ones(label.size), 1 / (1 + np.exp(3 - rng.normal(1.5 * label, 1))))),
+            Thresholds(),
+        ).passed
+        for _ in range(100)
+    ]  # AUC 0.856
+    assert sum(passed) >= 95
+
+
+def test_a_refusal_for_too_few_clicks_says_how_many_there_are_and_how_many_it_takes():
+    few = measure(*columns([1, 1] + [0] * 98, [1] * 100, [0.8, 0.5, *np.linspace(0.1, 0.7, 98)]))
+    (reason,) = judge(few, Thresholds(auc=0.6)).reasons
+    assert f"AUC is {few.auc:.6g}, with 95 % confidence above {few.auc_interval[0]:.6g};" in reason
+    assert (
+        "There are 2 clicks in 100 shows, too few to be sure; at this AUC about 3 clicks are enough" in reason
+    )
+    assert "evaluate on more rows (data.eval, or with --follow a larger follow.holdout)." in reason
+    hopeless = measure(*columns([1, 1] + [0] * 98, [1] * 100, [0.05, 0.06, *np.linspace(0.1, 0.7, 98)]))
+    assert "too few" not in judge(hopeless, Thresholds(auc=0.6)).reasons[-1]
+
+
 def test_a_model_that_ranks_no_better_than_chance_is_refused_with_the_numbers():
     backwards = measure(LABEL, ONES, np.where(LABEL > 0, 0.2, 0.3).astype(np.float32))
     verdict = judge(backwards, Thresholds(calibration=1.0))

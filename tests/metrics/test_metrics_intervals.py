@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -86,7 +87,58 @@ def test_joined_scores_leave_the_interval_where_it_is():
     assert coarse.metrics().auc_interval == pytest.approx(measure(*batch).auc_interval, abs=1e-4)
 
 
-def test_it_stays_between_0_and_1_and_is_left_out_where_all_is_in_order():
+@pytest.mark.parametrize("auc", [0.5, 0.75, 0.95])
+@pytest.mark.parametrize("clicks", [1, 2, 3, 5, 10, 30])
+def test_it_holds_the_true_auc_also_with_few_clicks(clicks, auc):
+    rng = np.random.default_rng([clicks, int(100 * auc)])
+    apart = math.sqrt(2) * NormalDist().inv_cdf(auc)
+    tries, held = 400, 0
+    label = np.arange(300) < clicks
+    for _ in range(tries):
+        score = sigmoid(rng.normal(np.where(label, apart, 0), 1) - 3)
+        low, high = measure(*columns(label, np.ones(300), score)).auc_interval
+        held += low <= auc <= high
+    # 400 tries at 95 %: 380 expected, standard deviation 4.4; an interval that is too wide is no fault here.
+    assert held >= 367
+
+
+def test_a_few_non_clicks_are_as_few_as_a_few_clicks():
+    rng = np.random.default_rng(15)
+    label, score = np.arange(500) < 4, rng.random(500)
+    one = measure(*columns(label, np.ones(500), score))
+    other = measure(*columns(~label, np.ones(500), 1 - score))
+    assert other.auc == pytest.approx(one.auc)
+    assert other.auc_interval == pytest.approx(one.auc_interval)
+
+
+def test_many_clicks_in_one_row_are_no_surer_than_one():
+    """A row is the unit that is drawn: 200 clicks of one row are one observation."""
+    label, weight = np.zeros(400), np.ones(400)
+    label[0], weight[0] = 1, 200
+    score = np.linspace(0.9, 0.1, 400)
+    heavy, plain = (measure(*columns(label, some, score)) for some in (weight, np.ones(400)))
+    assert heavy.auc == plain.auc == 1
+    assert heavy.auc_interval == pytest.approx(plain.auc_interval)
+    assert plain.auc_interval[0] < 0.5
+
+
+def test_it_passes_from_few_rows_to_many_without_a_jump():
+    rng = np.random.default_rng(16)
+    widths = []
+    for clicks in (99, 100):
+        found = []
+        for _ in range(50):
+            label = np.arange(2000) < clicks
+            low, high = measure(*columns(label, np.ones(2000), sigmoid(rng.normal(label, 1)))).auc_interval
+            found.append(high - low)
+        widths.append(np.mean(found))
+    assert widths[0] == pytest.approx(widths[1], rel=0.05)
+
+
+def test_it_stays_between_0_and_1_also_where_all_is_in_order():
     found = measure(*columns([1, 1, 0, 0, 1, 0], [1] * 6, [0.9, 0.8, 0.1, 0.85, 0.95, 0.2]))
     assert 0 < found.auc_interval[0] < found.auc < found.auc_interval[1] < 1
-    assert measure(*columns([1, 0], [1, 1], [0.9, 0.1])).auc_interval is None
+    low, high = measure(*columns([1, 0], [1, 1], [0.9, 0.1])).auc_interval
+    assert 0 < low < 0.5 and high == 1
+    low, high = measure(*columns([1] * 500 + [0] * 500, [1] * 1000, [0.9] * 500 + [0.1] * 500)).auc_interval
+    assert 0.99 < low < high == 1

@@ -11,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clickline.config.sections import ModelSection
 from clickline.errors import ConfigError
 from clickline.models import NETWORKS, Network, NetworkSpec, build, check_export, export_onnx
+from clickline.models.blocks import USUAL_DIM
 
 SPEC = NetworkSpec(dims=(4, 4, 4, 4, 4), dense=3, hidden=(16, 8))
 MULTIPLY_SLOTS = {"fm", "deepfm", "xdeepfm", "autoint", "dlrm"}
@@ -259,7 +261,7 @@ def test_learns_what_a_linear_model_cannot(name: str) -> None:
     assert reached < 0.6 if name == "lr" else reached > 0.97
 
 
-def test_fm_is_the_sum_over_pairs() -> None:
+def test_fm_is_the_sum_over_pairs_scaled_to_that_of_the_default_dim() -> None:
     network = build("fm", SPEC, 1)
     inputs_BI, wide_B = batch(SPEC, 10)
     factors_DK = network.get_parameter("pairs.factors_DK")
@@ -267,8 +269,9 @@ def test_fm_is_the_sum_over_pairs() -> None:
     dense_BD = inputs_BI[:, 20:]
     fields = [inputs_BI[:, 4 * at : 4 * at + 4] for at in range(5)]
     fields += [dense_BD[:, at : at + 1] * factors_DK[at] for at in range(3)]
-    pairs_B = sum((fields[i] * fields[j]).sum(1) for i in range(8) for j in range(i))
+    pairs_B = 9 / 4 * sum((fields[i] * fields[j]).sum(1) for i in range(8) for j in range(i))
     torch.testing.assert_close(network(inputs_BI, wide_B), wide_B + (dense_BD @ weight_D1)[:, 0] + pairs_B)
+    assert ModelSection().embedding_dim == USUAL_DIM == 9
 
 
 def test_xdeepfm_s_maps_are_the_sums_of_products_of_the_paper() -> None:

@@ -28,7 +28,7 @@ data:
   format: csv
   train: rows.csv
   max_bad: {max_bad}
-  fields: {{clicked: label, price: dense, user: slot, tags: {{kind: slot, separator: "|"}}, w: weight}}
+  fields: {{clicked: label, price: none, user: slot, tags: {{kind: slot, separator: "|"}}, w: weight}}
 cache: {{dir: cache}}
 """
 
@@ -116,7 +116,7 @@ def test_columns_of_several_values_and_of_numbers(tmp_path: Path) -> None:
         {"label": [n % 2 for n in range(rows)], "x": [n / 8 for n in range(rows)], "id": ids, "tags": tags}
     )
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=64)
-    fields = "{label: label, x: dense, id: slot, tags: {kind: slot, multi: true}}"
+    fields = "{label: label, x: none, id: slot, tags: {kind: slot, multi: true}}"
     (tmp_path / "clickline.yaml").write_text(
         f"data: {{format: parquet, train: rows.parquet, fields: {fields}}}\ncache: {{dir: cache}}\n"
     )

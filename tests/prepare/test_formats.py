@@ -14,9 +14,11 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clickline.features import slot_number
+from clickline.config import load_config
+from clickline.features import Encoder, FeatureSpec, slot_number
 from clickline.progress import Progress
-from clickline.stages.prepare.statistics import share_edges
+from clickline.stages.prepare.run import prepare
+from clickline.stages.prepare.statistics import middle_of, share_edges
 from clickline.stages.sample.generate import SampleOptions, generate
 
 SLOTS = [f"C{i}" for i in range(1, 27)]
@@ -92,6 +94,66 @@ def test_statistics_come_from_the_training_rows_alone(project, criteo_line):
     assert project.table(result, "eval").column("I1").to_pylist() == [1.0, 0.5]
     (known,) = [field.statistics for field in result.dataset.features.dense if field.name == "I1"]
     assert (known.low, known.high, known.count) == (0.0, 10.0, 11)
+
+
+def test_numbers_without_a_transform_are_made_harmless_and_requests_get_the_same_floats(project):
+    """Large, heavy-tailed, signed, mostly zero, constant, absurd: nothing needs to be said of them."""
+    rng = np.random.default_rng(3)
+    columns = {
+        "large": rng.lognormal(np.log(4e5), 1, 4000).round(),
+        "signed": rng.standard_cauchy(4000) * 1e6,
+        "rare": np.where(rng.random(4000) < 0.02, rng.integers(1, 9, 4000), 0),
+        "same": np.full(4000, 123456.0),
+        "absurd": np.where(np.arange(4000) % 100 == 7, 1e19, rng.random(4000)),
+    }
+    lines = zip(np.arange(4000) % 2, *columns.values(), strict=True)
+    text = f"y,{','.join(columns)}\n" + "".join(",".join(map(str, line)) + "\n" for line in lines)
+    project.write("a.csv", text)
+    fields = {"y": "label", **{name: {"kind": "dense"} for name in columns}}
+    project.configure({"format": "csv", "train": "a.csv", "fields": fields})
+    result = project.prepare()
+    features = result.dataset.features
+    assert {field.transform for field in features.dense} == {"robust"}
+    table = project.table(result)
+    for name in columns:
+        floats = table.column(name).to_numpy()
+        assert np.abs(floats).max() <= 10
+        assert np.quantile(np.abs(floats), 0.9) < 2.5
+    rows = [{name: float(values[row]) for name, values in columns.items()} for row in range(50)]
+    encoded, faults = Encoder(FeatureSpec.from_json(features.to_json())).encode_values(rows)
+    assert not faults
+    for d, field in enumerate(features.dense):
+        assert np.array_equal(encoded.dense_DB[d], table.column(field.name).to_numpy()[:50])
+
+
+def test_no_pass_for_statistics_where_every_number_says_its_transform(project):
+    project.write("a.csv", "y,a,b\n1,1,2\n0,3,4\n")
+    project.configure(
+        {"format": "csv", "train": "a.csv", "fields": {"y": "label", "a": "none", "b": "log1p"}}
+    )
+    begun: list[str] = []
+
+    class Heard(Progress):
+        def begin(self, name, **totals) -> None:
+            begun.append(name)
+
+    prepare(load_config(project.folder / "clickline.yaml"), Heard())
+    assert not any(name.startswith("measure") for name in begun)
+
+
+@pytest.mark.parametrize(
+    ("values", "median", "spread"),
+    [
+        ([5], 5, 0),
+        ([1, 2, 3, 4, 5, 6, 7, 8], 5, 4),
+        ([0] * 90 + [4] * 5 + [9] * 5, 0, 9),  # mostly one value
+        ([7] * 99 + [1e19], 7, 1e19),
+        ([3] * 50, 3, 0),
+    ],
+)
+def test_the_middle_of_a_number_does_not_depend_on_its_extremes(values, median, spread):
+    sample = np.random.default_rng(0).permutation(np.array(values, dtype=np.float32))
+    assert middle_of(sample) == pytest.approx((median, spread))
 
 
 def test_shows_and_clicks_above_one_are_honoured(project):

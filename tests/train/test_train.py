@@ -16,6 +16,7 @@ from clickline.config import load_config
 from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load
 from clickline.embedding.table import Table
 from clickline.errors import ArtifactError, ClicklineError, ConfigError, DataError, GateRefused
+from clickline.pipeline.flow import build
 from clickline.progress import Progress
 from clickline.stages.prepare.run import prepare
 from clickline.stages.sample.generate import SampleOptions, generate
@@ -69,15 +70,45 @@ def test_every_ids_counters_equal_a_direct_count_over_the_data(project, monkeypa
     assert found == {one: (epochs * count, epochs * clicks[one]) for one, count in shows.items()}
 
 
-def test_a_gate_that_asks_for_figures_refuses_where_there_are_no_eval_rows(tmp_path):
+def test_a_gate_that_asks_for_figures_is_refused_before_training_where_there_are_no_eval_rows(tmp_path):
+    generate(SampleOptions(format="criteo", rows=2000, out=tmp_path / "data"), Progress())
+    text = "data: {train: data/train.tsv%s}\ngate: {auc: 0.6}\nmodel: {hidden: [4]}\ntracking: {enabled: false}\n"
+    (tmp_path / "clickline.yaml").write_text(text % "")
+    config = load_config(tmp_path / "clickline.yaml")
+    with pytest.raises(ConfigError, match=r"data\.eval is not given, but gate\.auc asks for figures"):
+        build(config, Progress())
+    assert not (tmp_path / ".clickline").exists()  # not even prepared
+    prepare(config)
+    with pytest.raises(ConfigError, match=r"data\.eval is not given, but gate\.auc asks for figures"):
+        train(config)
+    (tmp_path / "clickline.yaml").write_text(text % ", eval: data/eval.tsv")
+    with pytest.raises(
+        DataError, match=r"has no rows to measure on, though data\.eval is given\. Run `clickline pre"
+    ):
+        train(load_config(tmp_path / "clickline.yaml"))  # not prepared again since
+    assert not (tmp_path / ".clickline" / "runs").exists()
+
+
+def test_a_file_that_is_learned_and_measured_on_is_said_before_training_and_in_the_report(tmp_path):
     generate(SampleOptions(format="criteo", rows=2000, out=tmp_path / "data"), Progress())
     (tmp_path / "clickline.yaml").write_text(
-        "data: {train: data/train.tsv}\ngate: {auc: 0.6}\nmodel: {hidden: [4]}\ntracking: {enabled: false}\n"
+        "data: {train: 'data/*.tsv', eval: data/eval.tsv}\nmodel: {hidden: [4]}\ntracking: {enabled: false}\n"
     )
     config = load_config(tmp_path / "clickline.yaml")
     prepare(config)
-    with pytest.raises(GateRefused, match=r"data\.eval gives no rows to measure them on"):
-        train(config)
+    said: list[str] = []
+
+    class Heard(Progress):
+        def say(self, message: str) -> None:
+            said.append(message)
+
+        def begin(self, *args, **values) -> None:
+            said.append("begins")
+
+    result = train(config, Heard())
+    leak = f"data.eval: its only file is in data.train too ({tmp_path}/data/eval.tsv). The model is measured on rows"
+    assert said[0].startswith(f"warning: {leak}") and "begins" in said[1:]
+    assert json.loads(result.report.read_text())["notes"][0].startswith(leak)
 
 
 def test_rows_without_a_click_are_neither_learned_nor_tried_again(tmp_path):

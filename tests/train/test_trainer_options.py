@@ -168,7 +168,7 @@ def test_a_refusal_after_an_early_stop_is_final(project):
 
 
 def test_early_stop_without_eval_rows_is_refused(project):
-    with pytest.raises(ConfigError, match=r"train\.early_stop is given, but data\.eval gives no rows"):
+    with pytest.raises(ConfigError, match=r"data\.eval is not given, but train\.early_stop asks"):
         run(project, "train.early_stop.patience=1", "data.eval=null")
 
 

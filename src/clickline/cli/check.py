@@ -32,6 +32,7 @@ def check(
         emit(json_schema())
         return
     config = load_config(config_file, overrides or ())
+    _look_for_eval_rows(config, config_file)
     _look_into_files(config)
     notes = list(_notes(config))
     if as_json:
@@ -40,6 +41,21 @@ def check(
     typer.echo(f"{config_file}: no mistakes")
     for line in notes:
         typer.echo(f"note: {line}")
+
+
+def _look_for_eval_rows(config: Config, config_file: Path) -> None:
+    """Raises what `train` would where nothing can be measured, unless the logs can only be followed."""
+    from clickline.errors import ConfigError, Mistake
+
+    problem = config.without_eval()
+    if problem is not None and not _could_follow(config.data):
+        remedy = "Give data.eval, or remove what asks for it."
+        raise ConfigError([Mistake(str(config_file), 0, "data.eval", problem, remedy)])
+
+
+def _could_follow(data: DataSection) -> bool:
+    """Whether the logs have no last hour: then only `up --follow` can learn them. Up to a last one it trains first."""
+    return data.dates is not None and data.dates.last is None
 
 
 def _look_into_files(config: Config) -> None:
@@ -83,8 +99,29 @@ def _notes(config: Config) -> Iterator[str]:
     slot_conf = config.data.slot_conf
     if slot_conf is not None and "://" not in slot_conf and not Path(slot_conf).is_file():
         yield f"data.slot_conf: {slot_conf} does not exist yet."
-    if config.data.eval is None:
+    problem = config.without_eval()
+    if problem is not None:
+        yield f"data.eval {problem} `up --follow` measures on rows that it holds out instead (follow.holdout)."
+    elif config.data.eval is None:
         yield "data.eval is not given: nothing will be measured."
+    elif leak := _learned_and_measured(config.data):
+        yield leak
+
+
+def _learned_and_measured(data: DataSection) -> str | None:
+    """What to say of files on this machine that are both in data.train and in data.eval."""
+    from clickline.storage.sources import DateRange, files_there, in_both
+    from clickline.storage.stores import Storage
+
+    found = []
+    for patterns, dates in ((data.train, data.dates), (data.eval or (), data.eval_dates)):
+        if dates is not None and dates.last is None:
+            return None  # hours without end are followed, and then data.eval is not read
+        local = [pattern for pattern in patterns if Storage.is_local(pattern)]
+        hours = None if dates is None else DateRange(dates.first, dates.last)
+        files = files_there(Storage(), local, hours)
+        found.append([file.uri for file in files if Path(file.uri).name != data.donefile])
+    return in_both(*found)
 
 
 def _any_hour(pattern: str) -> str:

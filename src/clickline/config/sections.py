@@ -72,7 +72,7 @@ __all__ = [
 
 Format = Literal["criteo", "slots", "paddlerec", "csv", "parquet", "recordio", "tfrecord"]
 Kind = Literal["slot", "dense", "label", "weight", "time", "ignore"]
-Transform = Literal["none", "log1p", "minmax", "zscore", "bucket"]
+Transform = Literal["none", "log1p", "minmax", "zscore", "robust", "bucket"]
 ModelName = Literal[
     "lr", "fm", "wide_deep", "deepfm", "dcn_v2", "xdeepfm", "autoint", "dlrm", "finalmlp", "masknet"
 ]
@@ -124,7 +124,9 @@ class FieldConfig(Section):
         None, description="Column of the source. Left out: the field's own name."
     )
     transform: Transform | None = Field(
-        None, description="How a dense number is changed; bucket turns it into ids."
+        None,
+        description="How a dense number is changed; none: not at all; bucket turns it into ids. Left out: as the "
+        "format has it (criteo: log1p), else robust.",
     )
     buckets: Annotated[
         Literal["log2"] | Annotated[int, Field(ge=2, le=1000)] | None,
@@ -681,10 +683,10 @@ class EvictionSection(Section):
 
 
 class ClassWeights(Section):
-    """How much a row counts in the loss. Scores are put right again: they stay probabilities."""
+    """How much an impression counts in the loss. Scores are put right again: they stay probabilities."""
 
-    click: float = Field(1.0, gt=0, le=1000, description="Weight of a row with a click.")
-    no_click: float = Field(1.0, gt=0, le=1000, description="Weight of a row without.")
+    click: float = Field(1.0, gt=0, le=1000, description="Weight of an impression with a click.")
+    no_click: float = Field(1.0, gt=0, le=1000, description="Weight of an impression without.")
 
 
 class CalibrationSection(Section):
@@ -1079,3 +1081,15 @@ class Config(Section):
     home: Place = Field(
         ".clickline", description="Where datasets, checkpoints, versions, logs and state live."
     )
+
+    def without_eval(self) -> str | None:
+        """What `train` would miss because data.eval is not given; of hours that are followed, rows are held out."""
+        if self.data.eval is not None:
+            return None
+        asking = [f"gate.{key}" for key, value in self.gate if key != "retries" and value is not None]
+        if self.train.early_stop is not None:
+            asking.append("train.early_stop")
+        if not asking:
+            return None
+        verb = "asks" if len(asking) == 1 else "ask"
+        return f"is not given, but {' and '.join(asking)} {verb} for figures, which are measured on its rows."

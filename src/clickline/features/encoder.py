@@ -22,7 +22,7 @@ from clickline.features.columns import (
     split,
     without,
 )
-from clickline.features.spec import DenseField, FeatureSpec, SlotField
+from clickline.features.spec import MOST_SPREADS, DenseField, FeatureSpec, SlotField
 from clickline.records import (
     EncodedRows,
     IntegerColumn,
@@ -104,6 +104,10 @@ def _transform(field: DenseField, raw_B: NDArray[np.float32], out_B: NDArray[np.
     elif field.transform == "minmax":
         span = known.high - known.low
         kernels.scale(raw_B, known.low, 1.0 / span if span > 0 else 0.0, 0.0, 1.0, out_B)
+    elif field.transform == "robust":
+        factor = 1.0 / known.spread if known.spread > 0 else 0.0
+        kernels.scale(raw_B, known.median, factor, -MOST_SPREADS, MOST_SPREADS, out_B)
+        kernels.signed_log1p(out_B, out_B)
     else:
         deviation = known.deviation
         kernels.scale(raw_B, known.mean, 1.0 / deviation if deviation > 0 else 0.0, -np.inf, np.inf, out_B)

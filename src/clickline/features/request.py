@@ -24,13 +24,14 @@ from clickline.features.request_kernels import (
     LOG2,
     QUANTILES,
     SCALE,
+    SCALE_LOG1P,
     CategoryPlan,
     Missing,
     NumberPlan,
     encode_categories,
     encode_numbers,
 )
-from clickline.features.spec import DenseField, FeatureSpec
+from clickline.features.spec import MOST_SPREADS, DenseField, FeatureSpec
 from clickline.records import (
     FEASIGN,
     INTEGER,
@@ -51,6 +52,7 @@ from clickline.records import (
 __all__ = ["EncodedRequest", "PartEncoder", "RequestEncoder"]
 
 _PARTS = 64  # that are remembered
+_KERNELS = {"log1p": LOG1P, "robust": SCALE_LOG1P}  # the others only scale
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class PartEncoder:
         self._numbers = NumberPlan(
             longs([place[name] for name in numbers]),
             longs([order[field.column] for field in part.dense]),
-            longs([LOG1P if f.transform == "log1p" else SCALE for f in part.dense]),
+            longs([_KERNELS.get(f.transform, SCALE) for f in part.dense]),
             np.array([_scaling(field) for field in part.dense], dtype=np.float64).reshape(-1, 4),
             longs([order[part.slots[s].column] for s in buckets]),
             longs([LOG2 if two else QUANTILES for two in log2]),
@@ -251,6 +253,9 @@ def _scaling(field: DenseField) -> tuple[float, float, float, float]:
         return known.low, 1.0 / span if span > 0 else 0.0, 0.0, 1.0
     if known is not None and field.transform == "zscore":
         return known.mean, 1.0 / known.deviation if known.deviation > 0 else 0.0, -np.inf, np.inf
+    if known is not None and field.transform == "robust":
+        factor = 1.0 / known.spread if known.spread > 0 else 0.0
+        return known.median, factor, -MOST_SPREADS, MOST_SPREADS
     return 0.0, 1.0, -np.inf, np.inf
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "LOG2",
     "QUANTILES",
     "SCALE",
+    "SCALE_LOG1P",
     "CategoryPlan",
     "Missing",
     "NumberPlan",
@@ -28,7 +29,7 @@ __all__ = [
     "encode_numbers",
 ]
 
-LOG1P, SCALE = 0, 1
+LOG1P, SCALE, SCALE_LOG1P = 0, 1, 2
 LOG2, QUANTILES = 0, 1
 
 Offsets = NDArray[np.int64]
@@ -196,6 +197,8 @@ def encode_numbers(
         else:
             shift, factor, low, high = plan.scale_D4[d]
             kernels.scale(raw_B, shift, factor, low, high, dense_DB[d])
+            if plan.transform_D[d] == SCALE_LOG1P:
+                kernels.signed_log1p(dense_DB[d], dense_DB[d])
     for k in range(plan.bucket_from_K.size):
         raw_B = raw_PB[plan.bucket_from_K[k]]
         ids_B = ids_SB[plan.places_K[k]]

@@ -18,6 +18,7 @@ from clickline.features import kernels
 
 __all__ = [
     "ENCODER_FORMAT",
+    "MOST_SPREADS",
     "DenseField",
     "FeatureSpec",
     "FieldStatistics",
@@ -28,7 +29,10 @@ __all__ = [
 ENCODER_FORMAT = 2
 """Counts up whenever the same raw row would get other ids or floats. Never reuse a number."""
 
-Transform = Literal["none", "log1p", "minmax", "zscore"]
+MOST_SPREADS = 22025.0
+"""`robust` takes a number to be no farther from the median than so many spreads: it becomes 10 at most."""
+
+Transform = Literal["none", "log1p", "minmax", "zscore", "robust"]
 SlotSource = Literal["text", "feasign", "log2", "quantiles"]
 
 
@@ -42,6 +46,10 @@ class FieldStatistics:
     mean: float
     deviation: float
     edges: tuple[float, ...] = ()  # rising bucket edges, for quantile buckets
+    median: float = 0.0
+    spread: float = (
+        0.0  # from quartile to quartile; where they are the same, the usual distance from the median
+    )
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class DenseField:
 
     @property
     def needs_statistics(self) -> bool:
-        return self.transform in ("minmax", "zscore")
+        return self.transform in ("minmax", "zscore", "robust")
 
 
 @dataclass(frozen=True)

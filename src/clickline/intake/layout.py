@@ -37,7 +37,7 @@ class _Field:
     name: str
     kind: Literal["slot", "dense", "label", "weight", "time", "ignore"] = "slot"
     column: str = ""
-    transform: Literal["none", "log1p", "minmax", "zscore", "bucket"] = "none"
+    transform: Literal["none", "log1p", "minmax", "zscore", "robust", "bucket"] = "robust"
     buckets: int = 0  # 0: log2
     separator: str | None = None
     multi: bool = False

@@ -39,7 +39,7 @@ class Diverged(ClicklineError):
     def __init__(self, loss: float, rows: LabelledRows) -> None:
         super().__init__(
             f"the loss became {loss}: training has diverged. Lower train.learning_rate or "
-            "train.embedding_learning_rate, or look for extreme values in the dense fields."
+            "train.embedding.learning_rate, or look for extreme values in the dense fields."
         )
         self.loss = loss
         self.rows = rows
@@ -193,12 +193,8 @@ class Dense:
 
     def _loss_of(self, rows: LabelledRows, logit: torch.Tensor) -> tuple[torch.Tensor, float]:
         """The loss, and the number of rows, by weight, that it is a mean of."""
-        plan, weights = self.plan, rows.weight_B
-        if plan.click_weight != 1 or plan.no_click_weight != 1:
-            weights = weights * (
-                plan.no_click_weight + (plan.click_weight - plan.no_click_weight) * rows.label_B
-            )
-        label_B = torch.from_numpy(np.ascontiguousarray(rows.label_B))
+        labels, weights = _weighted(rows, self.plan)
+        label_B = torch.from_numpy(np.ascontiguousarray(labels))
         weight_B = torch.from_numpy(np.ascontiguousarray(weights))
         total = float(weights.sum())
         if self._loss is not None:
@@ -251,6 +247,20 @@ class Dense:
                 _, number, key = name.split("/")
                 moments.setdefault(int(number), {})[key] = torch.from_numpy(value.copy())
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+
+
+def _weighted(rows: LabelledRows, plan: ModelPlan) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Labels and weights that let every impression count by its own class, however many a row stands for.
+
+    A row of n impressions with k clicks is the k clicks and the n - k others as rows of their own. Sampling drops whole
+    rows without a click; the others of a row with one, which are always there, count by the share that is kept instead.
+    """
+    if plan.click_weight == plan.no_click_weight == plan.negative_sampling == 1:
+        return rows.label_B, rows.weight_B
+    kept_B = np.where(rows.click_B > 0, plan.negative_sampling, 1.0)
+    clicks_B = rows.label_B * plan.click_weight
+    factor_B = clicks_B + (1 - rows.label_B) * kept_B * plan.no_click_weight
+    return (clicks_B / factor_B).astype(np.float32), (rows.weight_B * factor_B).astype(np.float32)
 
 
 def _cut(flat: NDArray[np.float32], parts: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -5,7 +5,8 @@ set of rows, `HourlyCounts` each hour of them; both may be split over batches an
 
 Intervals are the ones a bootstrap over rows comes to: from the influence of each row on the measure
 (for plain rows DeLong's variance of the AUC), so they need no replicates. A row is the unit that is drawn,
-however many shows it has; rows of one user that are alike make the true interval wider.
+however many shows it has; rows of one user that are alike make the true interval wider. Fewer than `FEW_ROWS`
+rows with a click, or without, do not tell their own spread: the AUC then has Newcombe's interval.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ CLIP = 1e-7
 ECE_BINS = 20
 HOUR_LIMIT = 1 << 13
 """Scores an hour tells apart: at most 0.7 MB an hour."""
+
+FEW_ROWS = 100
+"""From so many rows of a kind on (by weight: Kish's effective number) they are taken to tell their own spread."""
 
 _Z95 = 1.959963984540054
 
@@ -272,20 +276,48 @@ class HourlyCounts:
         return self._hours[hour]
 
 
-def _auc_interval(bins: Bins, auc: float) -> tuple[float, float] | None:
-    """95 % around the AUC, symmetric in its log odds so that it stays inside (0, 1)."""
+def _auc_interval(bins: Bins, auc: float) -> tuple[float, float]:
+    """95 % around the AUC, inside [0, 1]."""
+    clicks, others = bins.clicks_N.sum(), bins.others_N.sum()
+    rows = float(clicks**2 / bins.clicks_squared_N.sum()), float(others**2 / bins.others_squared_N.sum())
+    variance = _auc_variance(bins, auc) if min(rows) >= FEW_ROWS else 0.0
+    if not (0 < auc < 1 and variance > 0):  # too few rows to judge the spread from, or all in order
+        return _interval_of_few(auc, *rows)
+    middle, margin = math.log(auc / (1 - auc)), _Z95 * math.sqrt(variance) / (auc * (1 - auc))
+    return 1 / (1 + math.exp(margin - middle)), 1 / (1 + math.exp(-margin - middle))  # symmetric in log odds
+
+
+def _auc_variance(bins: Bins, auc: float) -> float:
     clicks, others = bins.clicks_N.sum(), bins.others_N.sum()
     of_click_N = (np.cumsum(bins.others_N) - bins.others_N / 2) / others - auc
     of_other_N = 1 - (np.cumsum(bins.clicks_N) - bins.clicks_N / 2) / clicks - auc
-    variance = (
+    return float(
         np.sum(bins.clicks_squared_N * of_click_N**2) / clicks**2
         + np.sum(bins.others_squared_N * of_other_N**2) / others**2
         + 2 * np.sum(bins.clicks_others_N * of_click_N * of_other_N) / (clicks * others)
     )
-    if not (0 < auc < 1 and variance > 0):
-        return None  # all or nothing is in order: there is no spread to judge from
-    middle, margin = math.log(auc / (1 - auc)), _Z95 * math.sqrt(variance) / (auc * (1 - auc))
-    return 1 / (1 + math.exp(margin - middle)), 1 / (1 + math.exp(-margin - middle))
+
+
+def _interval_of_few(auc: float, clicks: float, others: float) -> tuple[float, float]:
+    """Every true AUC that does not make the measured one a surprise (Newcombe 2006, method 5).
+
+    A few clicks say little of their own spread, and one says nothing: so the spread is that of the true AUC in
+    question. For 0.5 it is the spread of the Mann-Whitney statistic of random scores.
+    """
+
+    def surprising(true: float) -> bool:
+        mean = (clicks + others) / 2 - 1
+        pairs = 1 + mean * ((1 - true) / (2 - true) + true / (1 + true))
+        return abs(auc - true) > _Z95 * math.sqrt(true * (1 - true) * pairs / (clicks * others))
+
+    ends = []
+    for far in (0.0, 1.0):
+        near = auc
+        for _ in range(50):  # halves the distance: to the last bits
+            middle = (far + near) / 2
+            far, near = (middle, near) if surprising(middle) else (far, middle)
+        ends.append(near)
+    return ends[0], ends[1]
 
 
 def _ece(bins: Bins) -> float:

@@ -127,6 +127,8 @@ def _raw(field: DenseField, values: Floats) -> list[float]:
         wide = known.low + wide * (known.high - known.low)
     elif known is not None and field.transform == "zscore":
         wide = known.mean + wide * known.deviation
+    elif known is not None and field.transform == "robust":
+        wide = known.median + np.sign(wide) * np.expm1(np.abs(wide)) * known.spread
     return [float(value) for value in wide]
 
 

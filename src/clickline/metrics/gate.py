@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from clickline.metrics.binary import Metrics
@@ -38,6 +38,10 @@ class Verdict:
     passed: bool
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+
+    def warned(self, warning: str | None) -> Verdict:
+        """The same with one warning more, if there is one."""
+        return self if warning is None else replace(self, warnings=(*self.warnings, warning))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -146,13 +150,29 @@ def _constant(measured: Metrics) -> Iterator[str]:
     elif auc is None:
         yield _unmeasured("whether the model is better than a constant", measured)
     else:
-        low = measured.auc_interval[0] if measured.auc_interval else auc
+        low = measured.auc_interval[0] if measured.auc_interval else math.nan
         if not (auc >= LEAST_AUC and low > 0.5):
             yield (
                 f"the model is no better than a constant predictor: AUC is {auc:.6g}, with 95 % confidence "
                 f"above {low:.6g}; at least {LEAST_AUC} and a confidence above 0.5 are asked, which is what a "
                 f"constant has. Normalised entropy is {measured.normalised_entropy:.6g}; a constant has 1."
+                f"{_too_few(measured, auc, low)}"
             )
+
+
+def _too_few(measured: Metrics, auc: float, low: float) -> str:
+    """How many clicks there were and how many it takes, where the AUC would do if it were sure."""
+    if not (auc >= LEAST_AUC and low <= 0.5):
+        return ""
+    others = measured.shows - measured.clicks
+    kind, count = ("clicks", measured.clicks) if measured.clicks <= others else ("non-clicks", others)
+    # A margin shrinks with the root of the number.
+    enough = math.ceil(count * ((auc - low) / (auc - 0.5)) ** 2)
+    return (
+        f" There are {measured.clicks:,.6g} clicks in {measured.shows:,.10g} shows, too few to be sure; at this AUC "
+        f"about {enough:,} {kind} are enough: evaluate on more rows (data.eval, or with --follow a larger "
+        "follow.holdout)."
+    )
 
 
 def _worth_of_accuracy(measured: Metrics, threshold: float | None) -> str:

@@ -15,7 +15,17 @@ from torch import Tensor, nn
 from clickline.models.fused import affine
 from clickline.models.spec import NetworkSpec
 
-__all__ = ["FieldVectors", "FirstOrder", "Hidden", "Mlp", "Network", "PairSum", "seeded", "to_logit"]
+__all__ = [
+    "USUAL_DIM",
+    "FieldVectors",
+    "FirstOrder",
+    "Hidden",
+    "Mlp",
+    "Network",
+    "PairSum",
+    "seeded",
+    "to_logit",
+]
 
 
 class Network(nn.Module):
@@ -118,12 +128,22 @@ class FieldVectors(nn.Module):
         return torch.cat((slots_BSK, dense_BDK), dim=1)
 
 
+USUAL_DIM = 9
+"""What step sizes and first values of vectors are chosen for: the default of `model.embedding_dim`."""
+
+
 class PairSum(nn.Module):
-    """The sum of <v_i, v_j> over all pairs of fields, by ((sum of v)² - sum of v²) / 2."""
+    """The sum of <v_i, v_j> over all pairs of fields, by ((sum of v)² - sum of v²) / 2, times 9 / dim.
+
+    Every number of a vector learns with a step of its own, so a plain product of K numbers would move K / 9 times as
+    far as one of 9, and diverge where those just learn. Scaled, the step sizes are right at any dim, and what can be
+    learned is the same.
+    """
 
     def __init__(self, dim: int, spec: NetworkSpec) -> None:
         super().__init__()
         self.dim = dim
+        self.scale = USUAL_DIM / dim
         self.slots = len(spec.dims)
         self.factors_DK = _factors(dim, spec)
 
@@ -136,7 +156,7 @@ class PairSum(nn.Module):
             dense_BD = inputs_BI[:, vectors:]
             sum_BK = sum_BK + dense_BD @ self.factors_DK
             squares_B = squares_B + dense_BD.square() @ self.factors_DK.square().sum(1)
-        return 0.5 * (sum_BK.square().sum(1) - squares_B)
+        return 0.5 * self.scale * (sum_BK.square().sum(1) - squares_B)
 
 
 def _factors(dim: int, spec: NetworkSpec) -> nn.Parameter | None:

@@ -1,6 +1,6 @@
 """DeepFM: Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017.
 
-logit = wide + <w, dense> + sum over pairs of fields of <v_i, v_j> + MLP(inputs)
+logit = wide + <w, dense> + 9 / dim · sum over pairs of fields of <v_i, v_j> + MLP(inputs)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Factorization machine: Rendle, "Factorization Machines", ICDM 2010.
 
-logit = bias + wide + <w, dense> + sum over pairs of fields of <v_i, v_j>
+logit = bias + wide + <w, dense> + 9 / dim · sum over pairs of fields of <v_i, v_j>
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from clickline.errors import GateRefused
 from clickline.progress import Progress, StageState
 from clickline.stages.prepare.run import PrepareResult, prepare
 from clickline.stages.publish.run import PublishResult, publish
-from clickline.stages.train.run import TrainResult, train
+from clickline.stages.train.run import TrainResult, check_supported, train
 
 __all__ = ["Built", "build"]
 
@@ -27,6 +27,7 @@ class Built:
 
 def build(config: Config, progress: Progress) -> Built:
     """Logs to a version that is current. Raises GateRefused if the model is not good enough."""
+    check_supported(config)  # before hours of preparing
     progress.stage("prepare", "running")
     prepared = prepare(config, progress)
     progress.stage("prepare", _ended(prepared.reused), _of_dataset(prepared))

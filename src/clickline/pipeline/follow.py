@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.version import Version
 from clickline.config import Config
 from clickline.config.loader import resolved
@@ -32,6 +33,7 @@ from clickline.errors import (
 )
 from clickline.intake.stores import registry_of, storage_of
 from clickline.learner import Diverged
+from clickline.metrics.baseline import worse_than_base_rate
 from clickline.metrics.gate import Thresholds, Verdict, judge
 from clickline.metrics.importance import Score
 from clickline.pipeline.flow import build
@@ -274,6 +276,7 @@ class _Following:
                 prepared = self._until_done(
                     f"hour {label}", partial(prepare_hour, self._config, hour, features, self._progress)
                 )
+        self._warn_if_worse_than_none(label, prepared.dataset, trainer, learned)
         record = {
             "hour": label,
             "number": hour,
@@ -297,6 +300,20 @@ class _Following:
         self._tracker.metrics(hour, _figures(record))
         self._progress.say(_told(record))
         self._tell(last=record)
+
+    def _warn_if_worse_than_none(
+        self, label: str, dataset: Dataset, trainer: HourlyTrainer, learned: LearnedHour
+    ) -> None:
+        measured = learned.held_out
+        if (
+            measured is None and len(trainer.learned) > 1
+        ):  # a model's first hour was scored before it knew anything
+            measured = learned.progressive.total
+        if measured is None or not learned.rows:
+            return
+        some = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[0].file), [0])
+        if (worse := worse_than_base_rate(measured, dataset.features, some)) is not None:
+            self._progress.say(f"{label}: {worse}")
 
     def _publish(
         self,

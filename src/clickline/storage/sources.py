@@ -24,10 +24,12 @@ __all__ = [
     "Clock",
     "DateRange",
     "SystemClock",
+    "files_there",
     "hour_files",
     "hour_is_complete",
     "hour_label",
     "hour_step",
+    "in_both",
     "resolve",
 ]
 
@@ -123,13 +125,45 @@ def resolve(
         if not files:
             raise SourceNotFound(_nothing_found(storage, pattern))
         found += files
-    return _each_once(storage, found)
+    return _each_once(found)
 
 
-def _each_once(storage: Storage, files: list[SourceFile]) -> list[SourceFile]:
+def files_there(
+    storage: Storage, patterns: Sequence[str], dates: DateRange | None = None
+) -> list[SourceFile]:
+    """The files of all patterns that are there now, whether or not their hours are complete."""
+    found: list[SourceFile] = []
+    for pattern in patterns:
+        periods = [period.pattern for period in _periods(pattern, dates)]
+        found += [file for one in periods or [pattern] for file in storage.list(one)]
+    return _each_once(found)
+
+
+def in_both(train: Sequence[str], evaluated: Sequence[str]) -> str | None:
+    """What to say of files that a model would both learn and be measured on; None if there are none."""
+    learned = {_same(uri) for uri in train}
+    both = sorted(shown(uri) for uri in evaluated if _same(uri) in learned)
+    if not both:
+        return None
+    files = (
+        "its only file is" if len(evaluated) == 1 else f"{len(both):,} of its {len(evaluated):,} files are"
+    )
+    return (
+        f"data.eval: {files} in data.train too ({', '.join(both[:3])}{', …' if len(both) > 3 else ''}). The model is "
+        "measured on rows that it has learned, so its figures, and the gate's verdict, say nothing about new rows. "
+        "Give data.eval other files, later in time than data.train."
+    )
+
+
+def _same(uri: str) -> str:
+    """What two names of one file have in common."""
+    return os.path.realpath(uri) if Storage.is_local(uri) else uri
+
+
+def _each_once(files: list[SourceFile]) -> list[SourceFile]:
     found: dict[str, SourceFile] = {}
     for file in files:
-        found.setdefault(os.path.realpath(file.uri) if storage.is_local(file.uri) else file.uri, file)
+        found.setdefault(_same(file.uri), file)
     return sorted(found.values(), key=lambda file: (-1 if file.hour is None else file.hour, file.uri))
 
 
@@ -174,7 +208,7 @@ def hour_files(
                 f"{period.label} of {_told(period.source)} is not complete: {lacking} is missing. "
                 "Wait until it has arrived."
             )
-    return _each_once(storage, _dated_files(storage, periods, donefile, progress))
+    return _each_once(_dated_files(storage, periods, donefile, progress))
 
 
 def _periods_of_hour(patterns: Sequence[str], hour: int) -> list[_Period]:

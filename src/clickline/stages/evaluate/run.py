@@ -15,6 +15,7 @@ from clickline.config.loader import resolved
 from clickline.errors import ArtifactError, ClicklineError, ConfigError, Mistake
 from clickline.features import FeatureSpec
 from clickline.intake.stores import registry_of, storage_of
+from clickline.metrics.baseline import worse_than_base_rate
 from clickline.metrics.drift import RowSample
 from clickline.metrics.evaluation import Evaluation, measure
 from clickline.metrics.gate import Thresholds, Verdict, judge
@@ -111,6 +112,7 @@ def evaluate(
     names = rows.names(heavy) if heavy else {}
     worth = None if shuffled is None else shuffled.found(evaluation.total)
     verdict = judge(evaluation.total, asked, None if current is None else current.evaluation.total)
+    verdict = verdict.warned(worse_than_base_rate(evaluation.total, features, some.rows()))
     notes = [f"No other version was measured on these rows: {why}."] if why else []
     if worth is None:
         notes.append(

@@ -256,7 +256,7 @@ def _prepare_seconds(
 def _any_statistics(field: DenseField | SlotField) -> FieldStatistics:
     """Statistics decide what a number becomes, not how many rows or ids there are; for those any will do."""
     buckets = field.buckets if isinstance(field, SlotField) else 0
-    return FieldStatistics(2, 0.0, 1.0, 0.5, 0.5, tuple(float(edge) for edge in range(1, buckets)))
+    return FieldStatistics(2, 0.0, 1.0, 0.5, 0.5, tuple(float(edge) for edge in range(1, buckets)), 0.5, 0.5)
 
 
 def _cutter(config: Config) -> Reader:

@@ -1,4 +1,4 @@
-"""A first pass over the training data for the statistics that minmax, zscore and quantile buckets need."""
+"""A first pass over the training data for the statistics that minmax, zscore, robust and quantile buckets need."""
 
 from __future__ import annotations
 

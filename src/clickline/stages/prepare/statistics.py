@@ -1,7 +1,7 @@
 """What a dataset's columns look like: sketches that add up, whatever order they were made in.
 
 Tally     of one shard or split: rows, clicks, bad rows, and a SlotTally for each slot
-Numbers   of one number column of the training data: what minmax, zscore and quantiles need
+Numbers   of one number column of the training data: what minmax, zscore, robust and quantiles need
 """
 
 from __future__ import annotations
@@ -285,7 +285,22 @@ class Numbers:
             return FieldStatistics(0, 0.0, 0.0, 0.0, 0.0)
         edges = share_edges(self.sample_K, buckets) if buckets else ()
         deviation = float(np.sqrt(self.squares / self.count))
-        return FieldStatistics(self.count, self.low, self.high, self.mean, deviation, edges)
+        middle = middle_of(self.sample_K)
+        return FieldStatistics(self.count, self.low, self.high, self.mean, deviation, edges, *middle)
+
+
+def middle_of(sample_K: NDArray[np.float32]) -> tuple[float, float]:
+    """The median, and how far from each other values usually are, whatever the extreme ones are.
+
+    That is from quartile to quartile. A number that mostly is the same has none: then it is the median distance of the
+    others from it. 0 for a constant.
+    """
+    rising_K = np.sort(sample_K).astype(np.float64)
+    quartile, median, last = (float(rising_K[rising_K.size * q // 4]) for q in (1, 2, 3))
+    away_K = np.sort(np.abs(rising_K[rising_K != median] - median))
+    if last > quartile or not away_K.size:
+        return median, last - quartile
+    return median, float(away_K[away_K.size // 2])
 
 
 def share_edges(sample_K: NDArray[np.float32], buckets: int) -> tuple[float, ...]:

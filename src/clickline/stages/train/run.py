@@ -23,6 +23,7 @@ from clickline.intake.stores import registry_of
 from clickline.learner import Learner, Model
 from clickline.learner.batches import Batches
 from clickline.learner.configured import batch_size_of, held_out_of, learned_rows, plan_of
+from clickline.metrics.baseline import worse_than_base_rate
 from clickline.metrics.evaluation import Evaluation, measure
 from clickline.metrics.gate import Thresholds, Verdict, judge
 from clickline.models import check_export
@@ -43,10 +44,11 @@ from clickline.stages.train.epochs import Epochs, Result
 from clickline.stages.train.tracked import tracker_of
 from clickline.stages.train.trainer import Trainer
 from clickline.stages.train.warm import earlier
+from clickline.storage.sources import in_both
 from clickline.storage.stores import Storage
 from clickline.tracking import Status, Tracker
 
-__all__ = ["TrainResult", "train"]
+__all__ = ["TrainResult", "check_supported", "train"]
 
 _REPORT = "report.json"
 
@@ -71,10 +73,11 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
     """
     began = time.monotonic()
     progress = progress or usual()
-    _check_supported(config)
+    check_supported(config)
     dataset = Dataset.current(Storage(), config.home)
     if not dataset.splits["train"].rows:
         raise DataError(f"dataset {dataset.id} has no training rows. Check data.train.")
+    _check_eval_rows(config, dataset, progress)
     train, threads = config.train, _threads()
     held_out = held_out_of(train)
     split = dataset.splits["train"]
@@ -160,6 +163,9 @@ def _train_and_judge(
         if attempt == 0 and trained.evaluation is not None:
             current, why = _measure_current(config, trainer, progress)
         verdict = _judge(config, trained.evaluation, current)
+        if trained.evaluation is not None:
+            total, some = trained.evaluation.total, trainer.sample("eval")
+            verdict = verdict.warned(worse_than_base_rate(total, trainer.features, some))
         told = _told(config, dataset, trainer, run, trained, verdict, current, why)
         report = _write_report(config, run, trained, told, progress)
         for warning in verdict.warnings:
@@ -238,17 +244,35 @@ def _measured(report: Mapping[str, Any]) -> Evaluation | None:
 # ── around it ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _check_supported(config: Config) -> None:
-    """What this release does not do yet is refused, never quietly done otherwise."""
+def check_supported(config: Config) -> None:
+    """What this release does not do yet, or what would be trained in vain, is refused before anything is done."""
     wrong = []
     if not Storage.is_local(config.home):
-        wrong.append(("home", f"is {config.home}; this release trains with a home on local disk."))
-    if config.train.early_stop is not None and config.data.eval is None:
-        wrong.append(("train.early_stop", "is given, but data.eval gives no rows to measure on."))
-    if wrong:
-        raise ConfigError(
-            [Mistake("clickline.yaml", 0, key, problem, "Change it.") for key, problem in wrong]
+        wrong.append(
+            ("home", f"is {config.home}; this release trains with a home on local disk.", "Change it.")
         )
+    if (problem := config.without_eval()) is not None:
+        wrong.append(("data.eval", problem, "Give it, or remove what asks for it."))
+    if wrong:
+        raise ConfigError([Mistake("clickline.yaml", 0, *one) for one in wrong])
+
+
+def _check_eval_rows(config: Config, dataset: Dataset, progress: Progress) -> None:
+    """Whether there is something to measure on, and whether it is worth measuring on."""
+    evaluated = dataset.splits.get("eval")
+    if config.data.eval is not None and (evaluated is None or not evaluated.rows):
+        raise DataError(
+            f"dataset {dataset.id} has no rows to measure on, though data.eval is given. Run `clickline prepare`, and "
+            "look at the rows that it left out."
+        )
+    if (leak := _leak(dataset)) is not None:
+        progress.say(f"warning: {leak}")
+
+
+def _leak(dataset: Dataset) -> str | None:
+    """What to say of files that are learned and measured on."""
+    files = {name: [file["uri"] for file in found] for name, found in dataset.identity["inputs"].items()}
+    return in_both(files["train"], files.get("eval", []))
 
 
 def _threads() -> int:
@@ -316,7 +340,7 @@ def _told(
     features, closer = trainer.features, trained.closer
     learned, evaluated = trainer.sample("train"), trainer.sample("eval")
     names = names_in(dataset, features)
-    notes = []
+    notes = [leak] if (leak := _leak(dataset)) is not None else []
     drift = None
     if learned is not None and evaluated is not None:
         drift = drift_between(features, learned, evaluated, names)
