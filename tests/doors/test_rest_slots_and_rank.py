@@ -139,7 +139,7 @@ def test_answers_and_errors_have_one_shape():
     assert reply.status == 429
     assert json.loads(reply.body) == {"predictions": [], "err_code": 429, "err_msg": "later"}
     wrong = route("GET", CTR)
-    assert isinstance(wrong, Reply) and wrong.status == 400 and json.loads(wrong.body)["err_code"] == 400
+    assert isinstance(wrong, Reply) and wrong.status == 405 and json.loads(wrong.body)["err_code"] == 405
 
 
 JSON = st.recursive(

@@ -122,6 +122,49 @@ class TestAnswers:
         assert "ZeroDivisionError" in line["traceback"]
         assert shared.post(666).status_code == 500
 
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/v1/models/ctr",
+            "/v2",
+            "/v2/models/ctr",
+            "/v2/health/ready",
+            "/openapi.json",
+            "/nothing",
+            "/v1/models/no",
+        ],
+    )
+    def test_head_tells_the_length_that_get_has(self, shared: Service, path: str) -> None:
+        found, head = (httpx.request(method, shared.url(path), timeout=20) for method in ("GET", "HEAD"))
+        assert (head.status_code, head.content) == (found.status_code, b"")
+        assert found.content and head.headers["content-length"] == str(len(found.content))
+        assert head.headers["content-type"] == found.headers["content-type"]
+
+    def test_wrong_method_is_told_which_ones_are_allowed(self, shared: Service) -> None:
+        pages = ("/v1/models/ctr", "/v1/models/ctr/metadata", "/v2", "/v2/health/live", "/v2/models/ctr")
+        doors = ("/v1/models/ctr:predict", "/v1/models/ctr:rank", "/v2/models/ctr/infer")
+        elastic = "/ElasticCTRPredictionService/inference"
+        for allowed, wrong, paths in (
+            ("GET, HEAD", ("POST", "PUT", "DELETE"), (*pages, "/openapi.json")),
+            ("POST", ("GET", "HEAD", "PUT"), (*doors, elastic)),
+        ):
+            for path in paths:
+                for method in wrong:
+                    reply = httpx.request(method, shared.url(path), timeout=20)
+                    assert (reply.status_code, reply.headers.get("allow")) == (405, allowed), (method, path)
+        assert "POST is allowed" in httpx.get(shared.url(doors[0]), timeout=20).json()["error"]
+        assert httpx.get(shared.url(elastic), timeout=20).json()["err_code"] == 405
+        assert httpx.delete(shared.url("/nothing"), timeout=20).status_code == 404
+
+    def test_admin_port_answers_head_and_refuses_other_methods(self, shared: Service) -> None:
+        base = f"http://127.0.0.1:{shared.metrics_port}"
+        for path in ("/healthz", "/readyz", "/metrics"):
+            head = httpx.head(base + path, timeout=20)
+            assert head.status_code == 200 and int(head.headers["content-length"]) > 0 and head.content == b""
+            reply = httpx.post(base + path, timeout=20)
+            assert (reply.status_code, reply.headers.get("allow")) == (405, "GET, HEAD")
+        assert httpx.post(base + "/nothing", timeout=20).status_code == 404
+
     def test_garbage_is_refused_and_the_service_goes_on(self, shared: Service) -> None:
         assert refused(shared, b"\xff\xff\xff")[0] == "INVALID_ARGUMENT"
         assert httpx.post(shared.url("/v1/models/ctr:predict"), content=b"{", timeout=20).status_code == 400

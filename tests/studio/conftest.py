@@ -53,6 +53,7 @@ def studio(ads: Path) -> Iterator[Shown]:
     where = eventually(lambda: state()["studio"])
     assert isinstance(where, dict)
     shown = Shown(where["url"], Path(where["token_file"]))
+    shown.client.headers.update(shown.bearer)  # its server has a token, so looking takes one
     with closing(shown.client):
         eventually(lambda: shown.of("ads", "serving")["version"] == 2)
         yield shown

@@ -232,12 +232,29 @@ def test_others_need_the_token_also_to_look(tmp_path: Path) -> None:
         assert shown.client.get("/api/homes", headers={"host": "studio.example"}).status_code == 401
         ticket = shown.post("/api/ticket", None, headers=shown.bearer)["ticket"]
         assert shown.post("/api/ticket", None, 401)
+        assert shown.post("/api/ticket", None, 401, params={"ticket": ticket})  # it buys no other one
+        assert shown.post("/api/homes/ads/try", {"rows": [{"C1": "a"}]}, 401, params={"ticket": ticket})
         assert shown.of("ads", "status", params={"ticket": ticket})["state"] == "never"
         until, _, signature = ticket.partition(".")
         for wrong in ("", f"{int(until) + 9}.{signature}", f"{until}.", "x.y", f"{until}.é"):
             assert shown.of("ads", "status", 401, params={"ticket": wrong})
         acted = shown.post("/api/homes/ads/actions/unpin", {"reason": "r"}, 401, params={"ticket": ticket})
         assert "token" in acted["error"]
+
+
+def test_a_token_that_is_set_is_asked_for_on_loopback_too(tmp_path: Path) -> None:
+    for section in ("serve", "studio"):
+        file = configure(tmp_path / section, **{section: {"token_file": "token"}})
+        (tmp_path / section / "token").write_text("look-and-act\n")
+        with opened("-c", str(file), cwd=tmp_path) as shown:
+            for what in SHOWN:
+                assert "token" in shown.of(section, what, 401)["error"]
+            assert shown.post(f"/api/homes/{section}/try", {"rows": [{"C1": "a"}]}, 401)
+            assert shown.of(section, "status", headers=shown.bearer)["state"] == "never"
+            assert (
+                shown.client.get("/api/homes", headers={**shown.bearer, "host": "evil.example"}).status_code
+                == 403
+            )
 
 
 def test_a_host_that_others_reach_needs_tls_and_a_token(tmp_path: Path) -> None:

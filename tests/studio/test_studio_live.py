@@ -144,7 +144,7 @@ def events(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
 
 def test_events_tell_at_once_and_when_something_changes(studio: Shown, ads: Path) -> None:
     runs = ads / ".clickline" / "runs"
-    with httpx.stream("GET", f"{studio.url}/api/homes/ads/events", timeout=20) as stream:
+    with studio.client.stream("GET", "/api/homes/ads/events", timeout=20) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         coming = events(stream.iter_lines())
         assert next(one for one in coming if one[0] == "status")[1]["state"] == "running"
@@ -211,7 +211,8 @@ def test_actions_take_the_token_leave_their_reason_and_do_what_was_foretold(stud
 
     reason = {"reason": "clicks fell"}
     before = studio.of("ads", "versions")["moves"][0]["sequence"]
-    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": SECRETS[1]}):
+    for wrong in ("", "Bearer wrong", SECRETS[1], f"Bearer {SECRETS[1]}"):
+        headers = {"authorization": wrong}
         assert str(studio.token_file) in act("rollback", reason, 401, **headers)["error"]
     assert "reason is missing" in act("pin", {"version": 1}, 400, **studio.bearer)["error"]
     assert "reason is missing" in act("pin", {"reason": "  "}, 400, **studio.bearer)["error"]
@@ -265,6 +266,47 @@ def test_only_names_of_this_machine_are_answered(studio: Shown) -> None:
             assert "127.0.0.1" in answer.json()["error"]
     for host in ("localhost:9000", "127.0.0.1", "LOCALHOST", "[::1]:8503"):
         assert studio.client.get("/api/homes", headers={"host": host}).status_code == 200
+
+
+def test_with_a_server_token_no_route_answers_without_the_studio_token(studio: Shown) -> None:
+    """The server refuses scores and figures to strangers, so the studio must not hand them out, nor rows of logs."""
+    run = studio.of("ads", "runs")[0]["run"]
+    filled = {"{home}": "ads", "{run}": run, "{stage}": "prepare"}
+    asked = 0
+    with httpx.Client(base_url=studio.url, timeout=10) as stranger:
+        for path, methods in studio.paths.items():
+            for name, value in filled.items():
+                path = path.replace(name, value)
+            for method in methods:
+                body = {"json": {"rows": [{"I1": 1}], "reason": "r"}} if method == "post" else {}
+                for headers in ({}, {"authorization": f"Bearer {SECRETS[1]}"}):
+                    answer = stranger.request(method, path, headers=headers, **body)
+                    assert answer.status_code == 401, (method, path, answer.text)
+                    assert list(answer.json()) == ["error"]
+                    assert str(studio.token_file) in answer.json()["error"]  # a friendly hint for the owner
+                    asked += 1
+        assert asked >= 2 * 20
+        assert stranger.get("/").status_code == 200  # the page itself: it asks for the token
+        assert stranger.get("/api/homes", headers={"host": "evil.example"}).status_code == 403
+        ticket = studio.client.post("/api/ticket").json()["ticket"]
+        assert stranger.get("/api/homes", params={"ticket": ticket}).status_code == 200
+        for path in ("/api/ticket", "/api/homes/ads/try"):
+            again = stranger.post(path, params={"ticket": ticket}, json={"rows": [{"I1": 1}]})
+            assert again.status_code == 401, (path, again.text)
+
+
+def test_a_wrong_method_is_told_which_ones_are_allowed(studio: Shown) -> None:
+    described = {path: {method.upper() for method in methods} for path, methods in studio.paths.items()}
+    for path, methods in described.items():
+        expected = methods | ({"HEAD"} if "GET" in methods else set())
+        for method in {"GET", "POST", "DELETE", "PUT"} - methods:
+            answer = studio.client.request(method, path.replace("{home}", "ads"))
+            assert answer.status_code == 405, (method, path)
+            assert set(answer.headers["allow"].split(", ")) == expected
+    for path in ("/", "/app.js"):
+        answer = studio.client.post(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert studio.client.post("/api/nothing").status_code == 404
 
 
 def test_headers_keep_a_browser_in_bounds(studio: Shown) -> None:

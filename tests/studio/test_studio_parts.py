@@ -262,6 +262,7 @@ def test_without_a_token_nobody_acts(tmp_path: Path) -> None:
     assert access.may_read(None)
     assert not access.may_act("Bearer ")
     assert not access.may_act("Bearer None")
+    assert not Access(None, "127.0.0.1", guarded=True).may_read(None)
     token = Access(Token("t", tmp_path), "127.0.0.1")
     assert token.may_act("bearer t")
     assert not token.may_act("t")

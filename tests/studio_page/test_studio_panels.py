@@ -284,6 +284,17 @@ def test_reading_that_needs_the_token(studio: Any, serve: Any) -> None:
     at.complaints.clear()  # Chromium itself notes the first 401
 
 
+def test_token_question_that_is_cancelled_leaves_the_reason_on_the_page(studio: Any, serve: Any) -> None:
+    base, _, _ = serve([SCENARIOS["serving"]()], guarded=True)
+    at = studio(base)
+    at.page.goto(base)
+    dialog = at.page.get_by_role("dialog", name="This studio asks for its token")
+    expect(dialog).to_contain_text("studio-token in the home")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(at.page.locator("#main")).to_contain_text("without the token it shows nothing")
+    at.complaints.clear()  # Chromium itself notes the 401
+
+
 def test_another_home_is_chosen(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("serving", "versions")

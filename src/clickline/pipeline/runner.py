@@ -367,7 +367,8 @@ class Runner:
                     self._up.set()
                 case {"studio": where}:
                     self._studio = where
-                    self._tell({"say": f"studio: {where['url']}"})
+                    token = f" (token: {where['token_file']})" if where["token_file"] else ""
+                    self._tell({"say": f"studio: {where['url']}{token}"})
                     self._save(now=True)
                 case {"done": _}:
                     child.done = True

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,7 +34,11 @@ __all__ = ["DENSE", "Answer", "RowSource", "Scorer"]
 DENSE = "dense.onnx"
 _SCORED_ROWS = 8192  # at a time: activations of more would not stay in the caches
 _ROOMS = 4  # matrices kept for the next requests
-_RANK_PLANS = 16  # sets of candidates' fields that are kept ready
+_SPLITS = 4  # of a request's fields into the context's and the candidates', each with a session of its own
+_ASKED = (
+    32  # requests that a split needs to take another one's place: making a session costs as much as they do
+)
+_COUNTED = 256  # splits without a place whose requests are counted
 _REPRODUCED = 1e-5  # between machines, whose arithmetic units round differently
 
 Floats = NDArray[np.float32]
@@ -81,13 +86,20 @@ class _Part:
         return len(self.columns)
 
 
-@dataclass(frozen=True)
-class _Ranking:
-    """How requests are ranked whose candidates have these fields."""
+@dataclass(eq=False)
+class _Split:
+    """How requests are ranked whose candidates have no fields but `own_C`, and whose context has none of them. Fields
+    that such a request lacks are missing values, so one split serves many sets of fields."""
 
+    own_C: NDArray[np.bool_]
+    shared_C: NDArray[np.bool_]
     own: _Part
     shared: _Part
     network: SplitNetwork | None
+    asked: int = 0  # requests since any split was made
+
+    def fits(self, candidates_C: NDArray[np.bool_], context_C: NDArray[np.bool_]) -> bool:
+        return not ((candidates_C & self.shared_C).any() or (context_C & self.own_C).any())
 
 
 class Scorer:
@@ -134,7 +146,9 @@ class Scorer:
         # A version that is being published has no sample yet.
         lower = float(body.get("sample", {}).get("tolerance", 0.0))
         self._tolerance = _REPRODUCED if body["dense"] == "fp32" else lower
-        self._rankings: OrderedDict[bytes, _Ranking] = OrderedDict()
+        self._splits: tuple[_Split, ...] = ()
+        self._unprepared: OrderedDict[bytes, int] = OrderedDict()  # requests by the candidates' fields
+        self._preparing = Lock()
         self._rooms: deque[Floats] = deque(maxlen=_ROOMS)
 
     @classmethod
@@ -193,17 +207,20 @@ class Scorer:
 
     def rank(self, context: RequestRows, candidates: RequestRows) -> Answer:
         """Scores of candidates that share the fields of `context`, which has one row."""
-        ranking = self._ranking(context, candidates)
-        shared_1I = np.empty((1, ranking.shared.width), dtype=np.float32)
-        shared_wide = self._gather(ranking.shared, context, shared_1I)
-        with self._room(candidates.rows, ranking.own.width) as own_BI:
-            wide_B = self._gather(ranking.own, candidates, own_BI)
+        context_C, candidates_C = self._check_fields(context, candidates)
+        split = self._split(candidates_C, context_C)
+        if split is None:
+            return self._rank_whole(context, candidates, context_C)
+        shared_1I = np.empty((1, split.shared.width), dtype=np.float32)
+        shared_wide = self._gather(split.shared, context, shared_1I)
+        with self._room(candidates.rows, split.own.width) as own_BI:
+            wide_B = self._gather(split.own, candidates, own_BI)
             wide_B += shared_wide[0]
-            if ranking.network is not None:
-                return self._answer(ranking.network.logits(own_BI, shared_1I[0], wide_B))
+            if split.network is not None:
+                return self._answer(split.network.logits(own_BI, shared_1I[0], wide_B))
             with self._room(candidates.rows, self._network.width) as inputs_BI:
-                inputs_BI[:, ranking.shared.columns] = shared_1I
-                inputs_BI[:, ranking.own.columns] = own_BI
+                inputs_BI[:, split.shared.columns] = shared_1I
+                inputs_BI[:, split.own.columns] = own_BI
                 return self._answer(self._network.logits(inputs_BI, wide_B))
 
     def check_sample(self) -> float:
@@ -259,30 +276,69 @@ class Scorer:
         self.lookups_S[part.slots] += np.diff(bags.starts_S1)
         return wide_B
 
-    def _ranking(self, context: RequestRows, candidates: RequestRows) -> _Ranking:
+    def _check_fields(
+        self, context: RequestRows, candidates: RequestRows
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which columns the context has, and which the candidates."""
         if context.rows != 1:
             raise RequestRefused("invalid", f"the context has {context.rows} rows; exactly one is allowed.")
-        own_C = _given(candidates, self.columns)
-        both = np.flatnonzero(own_C & _given(context, self.columns))
+        context_C, candidates_C = _given(context, self.columns), _given(candidates, self.columns)
+        both = np.flatnonzero(candidates_C & context_C)
         if both.size:
             name = self.columns[both[0]]
             raise RequestRefused(
                 "invalid",
                 f"field {name} stands in the context and in the candidates. Give it in one of them.",
             )
-        key = own_C.tobytes()
-        ranking = self._rankings.get(key)
-        if ranking is None:
-            names = frozenset(name for name, own in zip(self.columns, own_C, strict=True) if own)
-            ranking = self._rankings[key] = self._plan_ranking(names)
-            while len(self._rankings) > _RANK_PLANS:
-                self._rankings.popitem(last=False)
-        return ranking
+        return context_C, candidates_C
 
-    def _plan_ranking(self, names: frozenset[str]) -> _Ranking:
+    def _split(self, candidates_C: NDArray[np.bool_], context_C: NDArray[np.bool_]) -> _Split | None:
+        """The split for a request. None: it has none, and is not asked for often enough to get one: clients that
+        change their fields all the time must not make this process build sessions all the time."""
+        for split in self._splits:
+            if split.fits(candidates_C, context_C):
+                split.asked += 1
+                return split
+        with self._preparing:
+            key = candidates_C.tobytes()
+            asked = self._unprepared.pop(key, 0) + 1
+            self._unprepared[key] = asked  # last, as the newest one
+            if len(self._unprepared) > _COUNTED:
+                self._unprepared.popitem(last=False)
+            kept = sorted(self._splits, key=lambda split: -split.asked)
+            if len(kept) == _SPLITS:
+                least = kept.pop()
+                if asked < _ASKED or asked <= least.asked:
+                    return None
+            made = self._make_split(candidates_C)
+            for split in kept:
+                split.asked = 0
+            self._unprepared.clear()
+            self._splits = (*kept, made)
+            return made
+
+    def _make_split(self, own_C: NDArray[np.bool_]) -> _Split:
+        names = frozenset(name for name, own in zip(self.columns, own_C, strict=True) if own)
         own = self._part(self._encoder.part(names))
         shared = self._part(self._encoder.part(frozenset(self.columns) - names))
-        return _Ranking(own, shared, self._network.split(own.columns, shared.columns))
+        return _Split(own_C, ~own_C, own, shared, self._network.split(own.columns, shared.columns))
+
+    def _rank_whole(
+        self, context: RequestRows, candidates: RequestRows, context_C: NDArray[np.bool_]
+    ) -> Answer:
+        """Without a split: the context's values are repeated in every row."""
+        one, rows = self.encode(context), self.encode(candidates)
+        repeated = one.take(np.zeros(candidates.rows, dtype=np.int64))
+        shared = {name for name, given in zip(self.columns, context_C, strict=True) if given}
+        dense_DB = rows.dense_DB.copy()
+        for d, field in enumerate(self.features.dense):
+            if field.column in shared:
+                dense_DB[d] = repeated.dense_DB[d]
+        slots = tuple(
+            repeated.slots[s] if slot.column in shared else rows.slots[s]
+            for s, slot in enumerate(self.features.slots)
+        )
+        return self.score(EncodedRows(candidates.rows, dense_DB, slots))
 
     def _part(self, encoder: PartEncoder) -> _Part:
         slots = np.array(encoder.slots, dtype=np.int64)

@@ -1,7 +1,9 @@
 """Who may look and who may act.
 
-On this machine alone everybody may look; to act, and to look from elsewhere, takes the bearer token. The Host of a
-request must be a name of this machine, so that no page elsewhere can pose as ours by pointing its own name here.
+Acting always takes the bearer token. Looking takes it too where others can reach the studio, and where a token is set
+for it or for the server behind it: what the server refuses to strangers they must not get here. Otherwise everybody on
+this machine may look. The Host of a request must be a name of this machine, so that no page elsewhere can pose as ours
+by pointing its own name here.
 """
 
 from __future__ import annotations
@@ -84,31 +86,43 @@ def _make(file: Path) -> None:
 class Access:
     """What a request may do."""
 
-    def __init__(self, token: Token | None, host: str) -> None:
-        """`token`: None where none could be had: then nobody acts."""
+    def __init__(self, token: Token | None, host: str, *, guarded: bool = False) -> None:
+        """`token`: None where none could be had: then nobody acts. `guarded`: looking takes it on loopback too."""
         self.token = token
-        self._open = is_loopback(host)
+        self._loopback = is_loopback(host)
+        self._open = self._loopback and not guarded
         self._names = {"localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host}
         self._key = secrets.token_bytes(32)
 
     def knows(self, host: str) -> bool:
         """Whether a Host is ours. From elsewhere the token guards, whatever name we have there."""
         name = re.sub(r":\d+$", "", host.lower())
-        return not self._open or name in self._names
+        return not self._loopback or name in self._names
 
-    def may_read(self, authorization: str | None, query: str = "") -> bool:
-        return self._open or self.may_act(authorization) or self._is_ticket(query)
+    def may_read(self, authorization: str | None, ticket: str = "") -> bool:
+        return self._open or self.may_act(authorization) or self._is_ticket(ticket)
 
     def may_act(self, authorization: str | None) -> bool:
         return self.token is not None and self.token.is_given(authorization)
+
+    @property
+    def refusal(self) -> str:
+        """What a request without the token is answered."""
+        file = "the file that studio.token_file names"  # strangers elsewhere hear no paths
+        if self.token is not None and self._loopback:
+            file = str(self.token.file)
+        return (
+            "the bearer token is missing or wrong. Send `authorization: Bearer TOKEN`; "
+            f"the token is the first line of {file}."
+        )
 
     def ticket(self) -> dict[str, Any]:
         """Lets in for a minute whatever cannot send a header: a link, an EventSource."""
         until = str(int(time.time()) + _TICKET_SECONDS)
         return {"ticket": f"{until}.{self._signed(until)}", "seconds": _TICKET_SECONDS}
 
-    def _is_ticket(self, query: str) -> bool:
-        until, _, signature = parse_qs(query).get("ticket", [""])[0].partition(".")
+    def _is_ticket(self, ticket: str) -> bool:
+        until, _, signature = ticket.partition(".")
         right = hmac.compare_digest(signature.encode(), self._signed(until).encode())
         return right and until.isdigit() and time.time() <= int(until)
 
@@ -148,12 +162,12 @@ class Guarded:
             await send(message)
 
         app = self._app
-        query = scope.get("query_string", b"").decode("latin-1")
+        ticket = ""  # for a link: it reads, and buys no other ticket
+        if scope["method"] in ("GET", "HEAD"):
+            query = scope.get("query_string", b"").decode("latin-1")
+            ticket = parse_qs(query).get("ticket", [""])[0]
         if not self._access.knows(headers.get(b"host", "")):
             app = self._refuse(403, "this name is not one of this machine's. Call it 127.0.0.1 or localhost.")
-        elif is_api and not self._access.may_read(headers.get(b"authorization"), query):
-            app = self._refuse(
-                401,
-                "the bearer token is missing or wrong. It is the first line of the file studio.token_file.",
-            )
+        elif is_api and not self._access.may_read(headers.get(b"authorization"), ticket):
+            app = self._refuse(401, self._access.refusal)
         await app(scope, receive, guarded_send)

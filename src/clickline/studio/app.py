@@ -15,8 +15,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from clickline.errors import ClicklineError, RequestRefused, StorageError
 from clickline.studio.access import REPORT, Access, Guarded
@@ -69,6 +70,13 @@ class _Shown:
             self._trying.close()
 
 
+class _Files(Mount):
+    """The page: everything that is not the API, whose own routes say which methods they allow."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return (Match.NONE, {}) if scope["path"].startswith("/api/") else super().matches(scope)
+
+
 class Studio:
     """All homes behind one address."""
 
@@ -79,7 +87,7 @@ class Studio:
 
     def app(self) -> Guarded:
         """For an ASGI server."""
-        page = Mount("/", StaticFiles(directory=PAGE, html=True))
+        page = _Files("/", StaticFiles(directory=PAGE, html=True))
         handlers: Mapping[Any, Any] = {HTTPException: _refused, Exception: _bug}
         inner = Starlette(routes=[*self.routes(), page], exception_handlers=handlers, lifespan=self._lifespan)
         return Guarded(GZipMiddleware(inner, compresslevel=5), self._access, _error)
@@ -174,11 +182,7 @@ class Studio:
     def _action(self, action: str) -> Reading:
         async def run(shown: _Shown, request: Request) -> Any:
             if not self._access.may_act(request.headers.get("authorization")):
-                where = "" if self._access.token is None else f", the first line of {self._access.token.file}"
-                raise RequestRefused(
-                    "unauthenticated",
-                    f"This takes the bearer token{where}. Send `authorization: Bearer TOKEN`.",
-                )
+                raise RequestRefused("unauthenticated", self._access.refusal)
             asked = await _body(request)
             view = shown.view
 
@@ -317,8 +321,14 @@ def _error(status: int, words: str) -> Any:
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:
-    words = {404: "there is nothing here.", 405: "this method is not allowed here."}
-    return _told(error.status_code, words.get(error.status_code, str(error.detail)))
+    """What the router says: no such path, or not by this method."""
+    status = error.status_code
+    allowed = (error.headers or {}).get("Allow", "GET, HEAD")  # files of the page name none
+    words = {404: "there is nothing here.", 405: f"this method is not allowed here: {allowed} is."}
+    answer = _told(status, words.get(status, str(error.detail)))
+    if status == 405:
+        answer.headers["allow"] = allowed
+    return answer
 
 
 async def _bug(request: Request, error: Exception) -> Response:

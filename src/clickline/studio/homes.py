@@ -32,6 +32,11 @@ class Home:
     def folder(self) -> Path:
         return Path(self.config.home)
 
+    @property
+    def guarded(self) -> bool:
+        """Whether its owner has set a token, for the studio or for the server whose scores and figures it shows."""
+        return self.config.studio.token_file is not None or self.config.serve.token_file is not None
+
     def redactor(self, *secrets: str) -> Redactor:
         """Strikes out `secrets`, and those of the config's stores and server."""
         found = list(secrets)

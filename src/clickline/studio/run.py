@@ -49,14 +49,15 @@ def run(
             "reach it by an SSH tunnel."
         )
     tls = server_tls(section.tls, "studio")
+    guarded = any(home.guarded for home in homes)
     token: Token | None = None
     try:
         token = studio_token(file, folder)
     except ClicklineError as error:
-        if file is not None:
+        if file is not None or guarded:
             raise
         note = f"nobody may act: {error}"  # a home that cannot be written can be looked at
-    studio = Studio(homes, Access(token, host))
+    studio = Studio(homes, Access(token, host, guarded=guarded))
     with _listening(host, port) as listening:
         name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         name = f"[{name}]" if ":" in name else name

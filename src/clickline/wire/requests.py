@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from functools import lru_cache
 
 import numpy as np
@@ -20,6 +19,7 @@ from clickline.records import (
 )
 from clickline.wire import layout, locating, pouring
 from clickline.wire.messages import POOL
+from clickline.wire.nearest import nearest_name
 
 __all__ = ["RequestReader", "malformed", "pieces", "unknown_field"]
 
@@ -51,10 +51,9 @@ def malformed(where: str = "") -> RequestRefused:
 
 def unknown_field(name: str, columns: tuple[str, ...]) -> RequestRefused:
     """What is said of a field that the model does not have."""
-    by_lower = {column.lower(): column for column in columns}
-    near = get_close_matches(name[:60].lower(), by_lower, n=1)
-    if near:
-        remedy = f'Did you mean "{by_lower[near[0]]}"?'
+    near = nearest_name(name, columns)
+    if near is not None:
+        remedy = f'Did you mean "{near}"?'
     else:
         shown = ", ".join(columns[:12]) + (f", … ({len(columns)} in all)" if len(columns) > 12 else "")
         remedy = f"It has: {shown}."

@@ -24,22 +24,22 @@ def admin_app(
         if scope["type"] != "http":
             return
         path = scope["path"]
-        if scope["method"] not in ("GET", "HEAD"):
-            await respond(send, 400, _PLAIN, b"GET is allowed.\n")
+        if path not in ("/healthz", "/readyz", "/metrics"):
+            await respond(send, 404, _PLAIN, b"There is /metrics, /healthz and /readyz.\n")
+        elif scope["method"] not in ("GET", "HEAD"):
+            await respond(send, 405, _PLAIN, b"GET or HEAD is allowed.\n", ((b"allow", b"GET, HEAD"),))
         elif path == "/healthz":  # without a token: it tells nothing, and probes have none
             await respond(send, 200, _PLAIN, b"live\n")
         elif path == "/readyz":
             missing = readiness()
             status, words = (200, "ready") if missing is None else (503, missing)
             await respond(send, status, _PLAIN, f"{words}\n".encode())
-        elif path == "/metrics":
+        else:
             try:
                 guard.check(dict(scope["headers"]).get(b"authorization"))
             except RequestRefused as refused:
                 await respond(send, 401, _PLAIN, f"{refused}\n".encode(), ((b"www-authenticate", b"Bearer"),))
             else:
                 await respond(send, 200, _TEXT, await metrics())
-        else:
-            await respond(send, 404, _PLAIN, b"There is /metrics, /healthz and /readyz.\n")
 
     return app

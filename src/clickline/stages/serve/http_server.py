@@ -122,6 +122,7 @@ async def respond(
 
 
 async def _send(send: Any, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+    """The body also where HEAD was asked: uvicorn leaves it out, and its length is told as for GET."""
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
@@ -195,8 +196,7 @@ class HttpDoors:
             bug = self._plane.bug(error, protocol)
             reply = refuse(bug.kind, str(bug))
             self._count(protocol, reply.status, bug)
-        body = b"" if scope["method"] == "HEAD" else reply.body
-        await _send(send, reply.status, reply.headers, body)
+        await _send(send, reply.status, reply.headers, reply.body)
 
     def refused(self, kind: Refusal, words: str) -> None:
         """A request that was never whole was refused."""

@@ -148,6 +148,10 @@ async function wantToken() {
   const given = await askToken(() => get("api/homes"));
   asking = false;
   if (given) begin();
+  else if (!state.homes) {
+    state.error = t("token.words"); // instead of a page that seems to load for ever
+    draw();
+  }
 }
 
 // ── drawing ────────────────────────────────────────────────────────────────────────────────────

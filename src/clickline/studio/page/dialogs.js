@@ -71,7 +71,7 @@ export function ask({ title, words, fields, verb, danger, act }) {
 
 export const tokenField = (hint) => ({ name: "token", label: t("token.label"), type: "password", hint });
 
-/** Asks for the token that reading needs where others can reach the studio. */
+/** Asks for the token where reading needs it. */
 export const askToken = (check) =>
   ask({
     title: t("token.title"),

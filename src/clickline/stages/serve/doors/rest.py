@@ -17,6 +17,7 @@ from clickline.stages.serve.doors.rest_calls import (
     Reply,
     refusal,
     shown,
+    wrong_method,
 )
 from clickline.stages.serve.doors.rest_ranking import read_rank, write_rank
 
@@ -52,7 +53,7 @@ def route(method: str, path: str) -> Door | Page | Reply:
             rest_elasticctr.write_inference,
             refuse,
         )
-        return door if method == "POST" else refuse("invalid", f"{method} {path}: POST is allowed.")
+        return door if method == "POST" else rest_elasticctr.refuse_method(method, path)
     try:
         found = _named(path)
     except RequestRefused as refused:
@@ -64,7 +65,7 @@ def route(method: str, path: str) -> Door | Page | Reply:
         )
     allowed = ("POST",) if isinstance(found, Door) else ("GET", "HEAD")
     if method not in allowed:
-        return refusal("invalid", f"{shown(method)} {shown(path)}: {allowed[0]} is allowed.")
+        return wrong_method(method, path, allowed)
     return found
 
 

@@ -9,12 +9,11 @@ Doors are pure: they read bytes and write bytes. Sockets, deadlines, tokens and 
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import reprlib
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from clickline.errors import Refusal, RequestRefused
 from clickline.stages.serve.doors.calls import Call, Limits, Model, Scores, Target
+from clickline.wire.nearest import nearest_name
 
 __all__ = [
     "STATUS",
@@ -42,6 +42,7 @@ __all__ = [
     "shown",
     "similar_name",
     "version_header",
+    "wrong_method",
 ]
 
 Headers = Mapping[bytes, bytes]
@@ -166,6 +167,18 @@ def refusal(kind: Refusal, message: str, rest: Mapping[str, Any] | None = None, 
     return json_reply({**(rest or {}), key: sendable}, STATUS[kind], _EXTRA.get(kind, ()))
 
 
+def wrong_method(
+    method: str,
+    path: str,
+    allowed: Sequence[str],
+    rest: Mapping[str, Any] | None = None,
+    key: str = "error",
+) -> Reply:
+    """The answer where a path is asked by a method that it does not have; `rest` and `key` as of `refusal`."""
+    words = f"{shown(method)} {shown(path)}: {' or '.join(allowed)} is allowed."
+    return json_reply({**(rest or {}), key: words}, 405, [(b"allow", ", ".join(allowed).encode())])
+
+
 def number_texts(values_B: NDArray[Any]) -> list[bytes]:
     """Each number as JSON: the shortest text that reads back as the same bits."""
     return orjson.dumps(np.ascontiguousarray(values_B), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
@@ -189,8 +202,8 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 90
 
 def similar_name(name: str, allowed: Iterable[str]) -> str:
     """A hint at the end of a message: the known name nearest to a mistyped one."""
-    near = difflib.get_close_matches(name[:60], list(allowed), 1, 0.5)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest_name(name, tuple(allowed), 0.5)
+    return "" if near is None else f" Did you mean {near!r}?"
 
 
 # ── bodies ─────────────────────────────────────────────────────────────────────────────────────

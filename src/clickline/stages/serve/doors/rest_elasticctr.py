@@ -30,9 +30,10 @@ from clickline.stages.serve.doors.rest_calls import (
     shown,
     similar_name,
     version_header,
+    wrong_method,
 )
 
-__all__ = ["read_inference", "refuse_inference", "write_inference"]
+__all__ = ["read_inference", "refuse_inference", "refuse_method", "write_inference"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,11 @@ def write_inference(_: None, answer: Scores) -> Reply:
     rows = b",".join(map(b'{"prob0":%b,"prob1":%b}'.__mod__, pairs))
     body = b'{"predictions":[%b],"err_code":0,"err_msg":""}' % rows
     return json_reply(body, headers=[version_header(answer)])
+
+
+def refuse_method(method: str, path: str) -> Reply:
+    """Another method than POST."""
+    return wrong_method(method, path, ("POST",), {"predictions": [], "err_code": 405}, "err_msg")
 
 
 def refuse_inference(kind: Refusal, message: str) -> Reply:

@@ -1,0 +1,159 @@
+"""Ranking requests whose fields change all the time: few sessions, the scores of whole rows."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+import clickline
+from clickline.config import load_config
+from clickline.intake.stores import registry_of
+from clickline.scoring import scorer as scoring
+from clickline.scoring.network import Network
+from clickline.scoring.scorer import Scorer
+from clickline.scoring.versions import open_scorer
+from clickline.stages.publish.run import publish
+from clickline.stages.serve.doors.rest import Door, HttpLimits, route
+
+FIELDS = [*(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
+CANDIDATES = FIELDS[13:29]  # C1 to C16
+CONTEXT = [name for name in FIELDS if name not in CANDIDATES]
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def published(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranked") / "ads"
+    shutil.copytree(trained, folder)
+    publish(load_config(folder / "clickline.yaml"))
+    return folder
+
+
+@pytest.fixture
+def scorer(published: Path) -> Iterator[Scorer]:
+    config = load_config(published / "clickline.yaml")
+    registry = registry_of(config)
+    found = open_scorer(registry, registry.version(1), Path(config.cache.dir), 1)
+    with closing(found):
+        yield found
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of candidates' inputs of each session that was made."""
+    made: list[int] = []
+    split = Network.split
+
+    def counted(self: Network, own: Any, shared: Any) -> Any:
+        made.append(len(own))
+        return split(self, own, shared)
+
+    monkeypatch.setattr(Network, "split", counted)
+    return made
+
+
+@pytest.fixture(scope="module")
+def rows(published: Path) -> list[Row]:
+    found = []
+    for line in (published / "data" / "eval.tsv").read_text().splitlines()[:40]:
+        row: Row = dict(zip(FIELDS, line.split("\t")[1:], strict=True))
+        found.append(row | {name: float(row[name]) if row[name] else None for name in FIELDS[:13]})
+    return found
+
+
+def ranked(scorer: Scorer, context: Row, candidates: list[Row]) -> np.ndarray:
+    door = route("POST", "/v1/models/ads:rank")
+    assert isinstance(door, Door)
+    body = orjson.dumps({"context": context, "candidates": candidates})
+    call = door.decode(body, {}, scorer, HttpLimits())
+    assert call.context is not None
+    return scorer.rank(call.context, call.rows).probability_B
+
+
+def predicted(scorer: Scorer, whole: list[Row]) -> np.ndarray:
+    door = route("POST", "/v1/models/ads:predict")
+    assert isinstance(door, Door)
+    call = door.decode(orjson.dumps({"instances": whole}), {}, scorer, HttpLimits())
+    return scorer.predict(call.rows).probability_B
+
+
+def check(scorer: Scorer, rows: list[Row], own: list[str], shared: list[str]) -> None:
+    context = {name: rows[0][name] for name in shared}
+    candidates = [{name: row[name] for name in own} for row in rows]
+    wanted_B = predicted(scorer, [{**context, **candidate} for candidate in candidates])
+    np.testing.assert_allclose(ranked(scorer, context, candidates), wanted_B, rtol=0, atol=1e-6)
+
+
+def test_sets_of_fields_that_change_with_every_request_make_no_sessions(
+    scorer: Scorer, sessions: list[int], rows: list[Row]
+) -> None:
+    chosen = random.Random(5)
+    for _ in range(200):
+        own = chosen.sample(FIELDS, chosen.randint(1, 30))
+        check(scorer, rows[:5], own, chosen.sample(sorted(set(FIELDS) - set(own)), 5))
+    assert len(sessions) <= scoring._SPLITS
+    assert len(scorer._unprepared) <= scoring._COUNTED
+
+
+def test_candidates_that_lack_fields_take_the_session_of_the_others(
+    scorer: Scorer, sessions: list[int], rows: list[Row]
+) -> None:
+    check(scorer, rows, CANDIDATES, CONTEXT)
+    chosen = random.Random(6)
+    for _ in range(100):
+        own = chosen.sample(CANDIDATES, chosen.randint(0, len(CANDIDATES) - 1))
+        shared = chosen.sample(CONTEXT, chosen.randint(0, len(CONTEXT)))
+        check(scorer, rows[:5], own or CANDIDATES[:1], shared)
+    assert len(sessions) == 1
+
+
+def test_split_that_is_asked_for_often_takes_the_place_of_the_least_asked(
+    scorer: Scorer, sessions: list[int], rows: list[Row]
+) -> None:
+    for n in range(scoring._SPLITS):  # none of these fits another one's requests
+        own, others = FIELDS[n : n + 1], [*FIELDS[:n], *FIELDS[n + 1 :]]
+        check(scorer, rows[:3], own, others)
+    assert len(sessions) == scoring._SPLITS
+    for _ in range(scoring._ASKED - 1):
+        check(scorer, rows[:3], CANDIDATES, CONTEXT)
+    assert len(sessions) == scoring._SPLITS
+    for _ in range(3):
+        check(scorer, rows[:3], CANDIDATES, CONTEXT)
+    assert len(sessions) == scoring._SPLITS + 1
+    assert len(scorer._splits) == scoring._SPLITS
+
+
+@pytest.mark.slow
+def test_context_field_of_several_values_is_repeated_for_every_candidate(
+    published: Path, rows: list[Row], tmp_path: Path
+) -> None:
+    shutil.copytree(published / "data", tmp_path / "data")
+    text = (published / "clickline.yaml").read_text()
+    (tmp_path / "clickline.yaml").write_text(
+        text.replace("fields: {", "fields: {C25: {multi: true}, C26: {multi: true}, ")
+    )
+    config = load_config(tmp_path / "clickline.yaml")
+    for stage in (clickline.prepare, clickline.train, publish):
+        stage(config)
+    registry = registry_of(config)
+    shared = [name for name in FIELDS if name not in ("C1", "C25")]
+    context = {name: rows[1][name] for name in shared} | {"C26": [row["C26"] for row in rows[:7]]}
+    candidates = [{"C1": row["C1"], "C25": [row["C25"], rows[0]["C25"]]} for row in rows]
+    with closing(open_scorer(registry, registry.version(1), Path(config.cache.dir), 1)) as scorer:
+        wanted_B = predicted(scorer, [{**context, **candidate} for candidate in candidates])
+        split_B = ranked(scorer, context, candidates)
+        scorer._splits = tuple(
+            scorer._make_split(np.zeros(len(FIELDS), dtype=bool)) for _ in range(scoring._SPLITS)
+        )
+        whole_B = ranked(scorer, context, candidates)
+    np.testing.assert_allclose(split_B, wanted_B, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(whole_B, wanted_B, rtol=0, atol=1e-6)
