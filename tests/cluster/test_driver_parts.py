@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +15,7 @@ import pytest
 ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 
 from clickline.cluster import crew as crew_module  # noqa: E402
+from clickline.cluster import driver as driver_module  # noqa: E402
 from clickline.cluster import session as session_module  # noqa: E402
 from clickline.cluster import watch as watch_module  # noqa: E402
 from clickline.cluster.crew import Crew, Failed, Member  # noqa: E402
@@ -32,6 +34,7 @@ from clickline.embedding import Eviction  # noqa: E402
 from clickline.errors import ClusterError  # noqa: E402
 from clickline.learner.batches import Position  # noqa: E402
 from clickline.progress import Progress  # noqa: E402
+from clickline.stages.train.clustered import ClusterTrainer  # noqa: E402
 
 LIMIT = 1 << 30
 
@@ -152,6 +155,7 @@ class AsyncCrew:
             look=lambda *_: True,
             lose_silent=lambda *_: [],
             stuck_at=lambda _: "",
+            standstill=lambda *_: {},
             step=lambda known: known,
         )
         self.network = Role(step=lambda: 7, open=lambda *_: 0)
@@ -296,7 +300,10 @@ class SyncCrew:
             Member(f"worker-{n}", Role(together=lambda *_, n=n: n), None, 0.0, "here") for n in range(2)
         ]
         self.watch = SimpleNamespace(
-            look=lambda *_: True, stuck_at=lambda *_: "", lose_silent=lambda *_: self.team[1:]
+            look=lambda *_: True,
+            stuck_at=lambda *_: "",
+            standstill=lambda *_: {},
+            lose_silent=lambda *_: self.team[1:],
         )
         self.acted: list[str] = []
 
@@ -319,6 +326,64 @@ def test_a_silent_member_breaks_a_group_that_waits_for_its_rows(monkeypatch: pyt
     ended, _ = Together(cast("Any", made))._stretch(made.team, 3, lambda _: False)
     assert ended is None
     assert made.shards[0].called == ["open"], "its part of a batch is refused from now on"
+
+
+@pytest.mark.parametrize(
+    ("doing", "moved", "began", "waits"),
+    [
+        (("rows", "pull"), (200.0, 190.0), 300.0, True),
+        (("rows", "pull"), (200.0, 20.0), 300.0, False),  # one has moved
+        (("rows", "read"), (200.0, 190.0), 300.0, False),  # one reads what the other waits for
+        (("rows", "pull"), (900.0, 900.0), 20.0, False),  # they did nothing before this
+    ],
+)
+def test_workers_that_all_wait_are_noticed(
+    tmp_path: Path,
+    doing: tuple[str, str],
+    moved: tuple[float, float],
+    began: float,
+    waits: bool,
+) -> None:
+    seen, now, names = watch(tmp_path), time.monotonic(), ["worker-0", "worker-1"]
+    for name, what, seconds in zip(names, doing, moved, strict=True):
+        seen._reports[name], seen._moved[name] = report(512, what), now - seconds
+    assert seen.standstill(names, now - began) == (dict(zip(names, doing, strict=True)) if waits else {})
+    seen._reports.pop("worker-1")
+    assert seen.standstill(names, now - began) == {}, "nobody knows what it does"
+
+
+def starved(doing: dict[str, str]) -> tuple[Together, list[Member], list[str]]:
+    """A group whose members wait for this, for too long; who of them is given up."""
+    lost: list[str] = []
+    made = SimpleNamespace(
+        watch=SimpleNamespace(standstill=lambda *_: doing),
+        lose=lambda member, why, words: lost.append(member.name),
+    )
+    return Together(cast("Any", made)), [Member(name, Role(), None, 0.0, "here") for name in doing], lost
+
+
+def test_worker_whose_rows_do_not_come_is_given_up_when_all_wait() -> None:
+    group, team, lost = starved({"worker-0": "pull", "worker-1": "rows"})
+    assert group._lose_starved(team, 0.0) == team[1:]
+    assert lost == ["worker-1"]
+
+
+def test_batch_that_no_shard_answers_sends_everything_back_to_the_last_cut() -> None:
+    group, team, lost = starved({"worker-0": "pull", "worker-1": "ack"})
+    with pytest.raises(Lost, match="back to the last cut"):
+        group._lose_starved(team, 0.0)
+    assert lost == []
+
+
+@pytest.mark.timeout(20)
+def test_async_workers_that_all_wait_send_everything_back_to_the_last_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = AsyncCrew()
+    made.watch.standstill = lambda workers, since: dict.fromkeys(workers, "weights")
+    monkeypatch.setattr(ray, "wait", lambda tasks, **_: ([], tasks))
+    with pytest.raises(Lost, match="back to the last cut"):
+        list(made.dealt.learn(Position(), lambda _: False, lambda _: None, 0))
 
 
 def test_who_did_not_come_is_a_loss_before_another_one_is_started() -> None:
@@ -396,13 +461,15 @@ def test_an_answer_that_does_not_come_is_waited_for_as_long_as_was_said(
     assert max(waits) <= 0.05
 
 
-@pytest.mark.parametrize("gone", ["shard", "cluster"])
+@pytest.mark.parametrize("gone", ["shard", "cluster", "disk"])
 def test_a_cut_is_not_waited_for_when_who_writes_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     """Else the checkpoint's thread would wait for ever, and everything that has to go back to the last cut with it."""
     (tmp_path / "run" / "cluster").mkdir(parents=True)
     monkeypatch.setattr(ray, "wait", lambda parts, **_: ([], parts))
+    if gone == "disk":  # the shard answers, and its writer hangs
+        monkeypatch.setattr(driver_module, "WORK_SECONDS", 0.0)
 
     def get(answers: Any, *, timeout: float | None = None) -> Any:
         assert timeout is not None, "this would never end"
@@ -475,3 +542,21 @@ def test_room_is_what_fits_on_single_nodes(
     head = SimpleNamespace(get_all_resource_usage=lambda timeout: reply)
     monkeypatch.setattr(session_module, "_head", lambda: head)
     assert Session.__new__(Session).room_for(cpus, memory) == fit
+
+
+@pytest.mark.timeout(20)
+def test_cluster_that_never_has_a_cpu_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    opened = cast("Any", SimpleNamespace(address="10.0.0.1:6379", cpus=lambda: 0.0, lost=lambda: False))
+    with pytest.raises(ClusterError, match=r"10\.0\.0\.1:6379 has no CPUs\. Waited 0 s"):
+        Session.await_cpus(opened, Progress(), 0.0)
+
+
+def test_checkpoint_that_a_lost_shard_did_not_write_is_told_once() -> None:
+    said, writing = Said(), Future[Any]()
+    writing.set_exception(Lost("a shard was lost while it wrote its part"))
+    trainer: Any = object.__new__(ClusterTrainer)
+    trainer._progress, trainer._writing, trainer._cut_step, trainer._cut_at = said, writing, 40, float("inf")
+    trainer._settings = SimpleNamespace(checkpoint_steps=None, checkpoint_every=60.0)
+    assert [trainer._cut_due(41), trainer._cut_due(42)] == [False, False]
+    [line] = said.lines
+    assert line.startswith("the checkpoint of step 40 was not written")

@@ -229,3 +229,12 @@ def test_only_who_reads_what_the_group_waits_for_is_waited_for(dataset: Dataset)
     go_on.set()
     for member in (first, second):
         member.close()
+
+
+def test_rows_that_could_not_be_handed_over_are_an_error_where_they_are_waited_for(dataset: Dataset) -> None:
+    batches = batches_of(dataset)
+    receiver = Exchange(batches, Position(), 1, 2, lambda *_: None)
+    receiver.take(0, 0, MemoryError("no room for a window"))
+    with pytest.raises(MemoryError, match="no room for a window"):
+        next(receiver.portions())
+    receiver.close()

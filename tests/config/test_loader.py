@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from clickline.config import Config, json_schema, load_config, resolved
+from clickline.config.tree import parse
 from clickline.errors import ConfigError, Mistake, SourceNotFound
 from clickline.storage.sources import DateRange, resolve
 from clickline.storage.stores import Storage
@@ -189,6 +190,14 @@ def test_aliases_cannot_grow_without_bound(mistakes: Mistakes) -> None:
     )
     (found,) = mistakes(bomb)
     assert "more than 20000 values" in found.problem
+
+
+def test_values_that_are_all_written_out_may_be_many() -> None:
+    found: list[Mistake] = []
+    items = parse(f"[{', '.join(['a'] * 25_000)}]", "clickline.yaml", found).value
+    assert found == []
+    assert items is not None
+    assert len(items) == 25_000
 
 
 def test_a_key_given_twice(mistakes: Mistakes) -> None:

@@ -7,7 +7,7 @@ import re
 import signal
 
 import pytest
-from cluster_run import BOTH, ClusterRun, Fault, poll, roles_left
+from cluster_run import BOTH, SETTINGS, ClusterRun, Fault, poll, roles_left
 
 WORKER = "clickline.cluster.worker:Worker"
 TABLES = "clickline.embedding.partition:ShardTables"
@@ -81,6 +81,30 @@ def test_a_worker_dies_as_it_starts(project, calm, mode):
     run.ends_exact()
     assert struck.exists()
     assert run.decided("restart") == []  # the other one goes on, though it may not be there yet
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        pytest.param([Fault(WORKER, "take", 1, do="fail")], "crashed", id="raises"),
+        # Of each worker the first: so the group's first window is among them.
+        pytest.param([Fault(WORKER, "take", 1, do="drop")] * 2, "no longer moved", id="lost-on-the-way"),
+    ],
+)
+def test_rows_that_are_not_handed_over_cost_a_worker_and_not_the_run(project, calm, faults, words):
+    """One worker waits for rows, and the others for its part of a batch."""
+    run = ClusterRun(project, "sync", calm("sync"))
+    watch = SETTINGS["clickline.cluster.watch"]
+    run.hurry({"clickline.cluster.watch": {**watch, "STANDSTILL_SECONDS": 15.0}})
+    struck = run.strike(*faults)
+    run.start()
+    run.ends_exact()
+    assert all(file.exists() for file in struck)
+    [lost] = [reason for reason in run.decided("resize") if re.match(r"worker-\d", reason)]
+    assert re.match(rf"worker-\d {words}", lost), run.told()
+    assert "1 worker goes on" in lost
+    assert run.decided("restart") == []
 
 
 @pytest.mark.faults

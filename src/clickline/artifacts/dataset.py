@@ -14,6 +14,7 @@ uint64 column for each slot (a list where the slot may hold several values). A r
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clickline.artifacts.manifest import digest, read_manifest, write_manifest
+from clickline.artifacts.manifest import as_json, digest, read_manifest, write_manifest
 from clickline.documents import checked
 from clickline.errors import ArtifactError
 from clickline.features import FeatureSpec
@@ -40,6 +41,7 @@ __all__ = [
     "Split",
     "concat",
     "current_id",
+    "data_identity",
     "dataset_folder",
     "finish",
     "from_table",
@@ -47,7 +49,7 @@ __all__ = [
     "to_table",
 ]
 
-DATASET_FORMAT = 1
+DATASET_FORMAT = 2
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -163,6 +165,12 @@ def current_id(storage: Storage, home: str) -> str | None:
             f"{pointer} names {name[:80]!r}, which is no dataset's id. Run `clickline prepare` again."
         )
     return name
+
+
+def data_identity(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The `data` section as an identity holds it: of the fields, which may be 10,000, only the digest. The features
+    and resolved.yaml have them in full."""
+    return {**data, "fields": hashlib.sha256(as_json(data["fields"])).hexdigest()}
 
 
 def dataset_folder(home: str, name: str) -> str:

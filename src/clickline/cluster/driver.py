@@ -10,6 +10,7 @@ What cannot be mended in place is raised as `Lost`: then everything goes back to
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -163,10 +164,16 @@ class Driver:
         from ray.exceptions import RayError, RayTaskError
 
         writing, shards = list(parts.values()), self._crew.shards
+        until = time.monotonic() + WORK_SECONDS
         try:
             while ray.wait(writing, num_returns=len(writing), timeout=_LOOK_SECONDS)[1]:
                 self._crew.check_cluster()
                 ray.get([shard.state.remote() for shard in shards], timeout=KEEPER_SECONDS)
+                if time.monotonic() > until:
+                    raise Lost(
+                        f"a shard has not written its part within {WORK_SECONDS:,.0f} s, so everything goes back to "
+                        "the last cut"
+                    )
             return dict(zip(parts, ray.get(writing), strict=True))
         except RayTaskError as error:  # the disk is full, most likely
             raise error.cause from None

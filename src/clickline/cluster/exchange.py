@@ -43,7 +43,7 @@ class Exchange:
         self._send = send
         self._windows = len(batches.windows(start.epoch))
         self._here = threading.Condition()
-        self._parts: dict[int, tuple[int, LabelledRows]] = {}
+        self._parts: dict[int, tuple[int, LabelledRows | Exception]] = {}
         self._at = start.window
         self._reading: int | None = None  # the window that is read here now
         self._error: BaseException | None = None
@@ -63,8 +63,8 @@ class Exchange:
                     yield Portion(rows.part(at, at + count), position, after, stop - start)
                 at += count
 
-    def take(self, number: int, total: int, rows: LabelledRows) -> None:
-        """Rows of a window that another worker has read."""
+    def take(self, number: int, total: int, rows: LabelledRows | Exception) -> None:
+        """Rows of a window that another worker has read; or why they did not come."""
         with self._here:
             self._parts[number] = total, rows
             self._here.notify_all()
@@ -91,7 +91,10 @@ class Exchange:
                 raise self._error
             if self._closed:
                 raise Closed
-            return self._parts[number]
+            total, rows = self._parts[number]
+            if isinstance(rows, Exception):
+                raise rows
+            return total, rows
 
     def _read(self) -> None:
         first = self._start.window + (self._rank - self._start.window) % self._size

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from clickline.cluster.crew import Crew, Failed, Member
-from clickline.cluster.job import Pause
+from clickline.cluster.job import Lost, Pause
 from clickline.cluster.leases import Lease, Leases
 from clickline.cluster.policy import Resize
 from clickline.cluster.state import LeaseCounts
@@ -44,7 +44,7 @@ class Leasing:
         self._tasks: dict[Any, Member] = {}
         self._torn: set[int] = set()  # units left in the middle of a batch, until somebody has finished that
         self._leaving: set[str] = set()
-        self._began = time.monotonic()
+        self._began = self._granted = time.monotonic()
         self._at_once = 1
 
     def learn(
@@ -133,6 +133,7 @@ class Leasing:
         member.lease = lease
         granted = UnitLease(stream, lease.token, lease.unit.epoch, lease.unit.number, begin)
         self._tasks[member.actor.unit.remote(granted)] = member
+        self._granted = time.monotonic()
         taken = {other.ready for other in crew.here() if other.ready is not None and other is not member}
         coming = self.leases.coming(taken)
         member.ready = None if coming is None else coming.number
@@ -183,6 +184,11 @@ class Leasing:
             doing = self._crew.watch.stuck_at(member.name)
             if doing and (doing != "read" or member.name in slow):
                 self._crew.lose(member, "straggling", f"it did nothing but {doing} for too long")
+        if self._crew.watch.standstill([member.name for member in self._tasks.values()], self._granted):
+            raise Lost(
+                "the shards and the network answer, but not to the batches that all workers wait for, so everything "
+                "goes back to the last cut"
+            )
 
     def _give_back_lost(self) -> None:
         """Units of workers that are gone are to do again."""

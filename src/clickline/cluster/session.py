@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clickline.cluster.joining import answers, joined
+from clickline.cluster.policy import ROOM_SECONDS
 from clickline.errors import ClusterError
 from clickline.progress import Progress, human_size
 
@@ -88,10 +89,16 @@ class Session:
         """CPUs of all living nodes, in use or not."""
         return sum(node.cpus for node in self.nodes() if node.alive)
 
-    def await_cpus(self, progress: Progress) -> None:
+    def await_cpus(self, progress: Progress, seconds: float = ROOM_SECONDS) -> None:
         """Until some node has a CPU to give: on Kubernetes workers may come after their driver."""
         told = False
+        until = time.monotonic() + seconds
         while self.cpus() < 1:
+            if time.monotonic() > until:
+                raise ClusterError(
+                    f"the Ray cluster at {self.address} has no CPUs. Waited {seconds:,.0f} s for a node that has. Add "
+                    "one, then run the same command again."
+                )
             if self.lost():
                 raise ClusterError("the Ray cluster is gone. Run the same command again when it is back.")
             if not told:

@@ -143,7 +143,7 @@ class Together:
         tasks = {member.actor.together.remote(step, self._generation): member for member in team}
         ended: list[Any] = []
         patience = crew.job.group_seconds + _SILENT_SECONDS
-        pausing, broken_at = "", 0.0
+        pausing, broken_at, began = "", 0.0, time.monotonic()
         while tasks:
             ready, _ = ray.wait(list(tasks), timeout=_TICK_SECONDS)
             for task in ready:
@@ -160,9 +160,13 @@ class Together:
                     tasks = {}
             elif tasks:
                 looked = crew.watch.look(crew, step)
-                silent = [*crew.watch.lose_silent(crew, patience), *self._lose_stuck(tasks.values())]
+                silent = [
+                    *crew.watch.lose_silent(crew, patience),
+                    *self._lose_stuck(tasks.values()),
+                    *self._lose_starved(tasks.values(), began),
+                ]
                 if any(member in team for member in silent):
-                    # Others may wait for its rows, or for its part of a batch: that they do without a limit.
+                    # Others may wait for its rows, or for its part of a batch.
                     tasks = {task: member for task, member in tasks.items() if member not in silent}
                     broken_at = self._break_off(tasks.values(), step)
                 elif not pausing:
@@ -179,6 +183,20 @@ class Together:
         lost = [member for member in members if stuck[member.name]]
         for member in lost:
             self._crew.lose(member, "straggling", f"it did nothing but {stuck[member.name]} for too long")
+        return lost
+
+    def _lose_starved(self, members: Iterable[Member], since: float) -> list[Member]:
+        """When all wait for each other: give up those whose rows did not come; who they were."""
+        members = list(members)
+        waiting = self._crew.watch.standstill([member.name for member in members], since)
+        lost = [member for member in members if waiting.get(member.name) == "rows"]
+        for member in lost:
+            self._crew.lose(member, "straggling", "rows that another worker has read for it did not arrive")
+        if waiting and not lost:
+            raise Lost(
+                "the shards answer, but not to the batch that all workers wait for, so everything goes back to the "
+                "last cut"
+            )
         return lost
 
     def _break_off(self, others: Iterable[Member], step: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -36,6 +36,7 @@ _LOOK_SECONDS = 1.0
 _LATE_SECONDS = 10.0  # after which a look does without those that did not answer
 _FIRST_SECONDS = 180.0  # for the parts of a worker's first batch: kernels may have to be compiled
 READ_SECONDS = 180.0  # for rows that all wait for: a store may be slow
+STANDSTILL_SECONDS = 180.0  # in which somebody must move, or all of them wait for what will not come
 KEEPER_SECONDS = 60.0  # after which a shard, or the network's holder, that does not answer is lost
 
 
@@ -94,6 +95,17 @@ class Watch:
         elif not report.rows:
             patience = max(patience, _FIRST_SECONDS)
         return str(report.doing) if time.monotonic() - moved > patience else ""
+
+    def standstill(self, workers: Sequence[str], since: float) -> dict[str, str]:
+        """What each of these workers waits for, if all of them wait and none has moved for too long; else nothing.
+        They work since then: what they told before means nothing."""
+        reports = [self._reports.get(worker) for worker in workers]
+        doing = ["" if report is None else str(report.doing) for report in reports]
+        moved = max([since, *(self._moved.get(worker, since) for worker in workers)])
+        patience = max(self._job.group_seconds, STANDSTILL_SECONDS)
+        if time.monotonic() - moved <= patience or not set(doing).issubset(_WAITING):
+            return {}
+        return dict(zip(workers, doing, strict=True))
 
     def lose_silent(self, crew: Crew, seconds: float) -> list[Member]:
         """Give up the workers that have not answered for so long; who they were."""

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +27,7 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from clickline.artifacts.dataset import Dataset
 from clickline.cluster.exchange import Closed, Exchange, Portion
@@ -124,7 +125,7 @@ class Worker:
         self._group: Group | None = None
         self._exchange: Exchange | None = None
         self._portions: Iterator[Portion] | None = None
-        self._waiting: dict[tuple[int, int], list[tuple[int, int, LabelledRows]]] = {}
+        self._waiting: dict[tuple[int, int], list[tuple[int, int, LabelledRows | Exception]]] = {}
         self._recent: deque[tuple[int, Position]] = deque(maxlen=8)
         self._pause = threading.Event()
         self._window = Window()
@@ -230,7 +231,9 @@ class Worker:
                 self._dense.load_state(state, step=step)
 
         def send(member: int, number: int, total: int, rows: LabelledRows) -> None:
-            peers[member].take.remote(generation, start.epoch, number, total, rows)
+            sent = peers[member].take.remote(generation, start.epoch, number, total, rows)
+            refused = partial(self._refused, peers[member], generation, start.epoch, number)
+            sent.future().add_done_callback(refused)
 
         with self._guard:
             self._exchange = exchange = Exchange(self._batches, start, rank, len(peers), send)
@@ -242,13 +245,39 @@ class Worker:
 
     def take(self, generation: int, epoch: int, number: int, total: int, rows: LabelledRows) -> None:
         """Rows that another member has read for this one."""
-        rows = rows.take(np.arange(rows.rows))  # what came by Ray cannot be written, nor be PyTorch's
+        came: LabelledRows | Exception
+        try:
+            came = rows.take(np.arange(rows.rows))  # what came by Ray cannot be written, nor be PyTorch's
+        except Exception as error:  # noqa: BLE001 - raised where the rows are waited for
+            came = error
+        self._hand_in(generation, epoch, number, total, came)
+
+    def miss(self, generation: int, epoch: int, number: int, why: str) -> None:
+        """Rows that another member has read for this one, but could not hand over."""
+        self._hand_in(
+            generation, epoch, number, 0, RuntimeError(f"the rows of window {number} did not arrive: {why}")
+        )
+
+    def _hand_in(
+        self, generation: int, epoch: int, number: int, total: int, rows: LabelledRows | Exception
+    ) -> None:
         with self._guard:
             group = self._group
             if self._exchange is None or group is None or group.generation < generation:
                 self._waiting.setdefault((generation, epoch), []).append((number, total, rows))
             elif group.generation == generation:
                 self._exchange.take(number, total, rows)
+
+    def _refused(self, peer: Any, generation: int, epoch: int, number: int, sent: Future[None]) -> None:
+        """Rows were handed over, or were not. Then the one who waits for them must hear of it: it would wait for ever,
+        and the others for its part of the batch. One that is gone the driver sees by itself."""
+        error = sent.exception()
+        if error is None or isinstance(error, RayActorError):
+            return
+        self._log.say(f"window {number} was not handed over: {error}")
+        last = (str(error).strip().splitlines() or [""])[-1]
+        # Not from the thread of Ray that calls this.
+        self._reader.submit(peer.miss.remote, generation, epoch, number, f"{type(error).__name__}: {last}")
 
     def together(self, step: int, token: int) -> Ended:
         """Learn with the group from `step` on, until the epoch ends, a pause is agreed on, or somebody is lost."""

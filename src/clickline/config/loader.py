@@ -59,8 +59,12 @@ def load_config(
 
 
 def resolved(config: Config) -> str:
-    """The config as YAML with every default filled in. It holds no secrets and loads to the same config."""
+    """The config as YAML with every default filled in. It holds no secrets and loads to the same config.
+
+    What a field does not say is left out: there may be 10,000 of them, and a config has a largest size."""
     document = config.model_dump(mode="json", by_alias=True)
+    for name, field in document["data"]["fields"].items():
+        document["data"]["fields"][name] = {key: value for key, value in field.items() if value is not None}
     return yaml.safe_dump(_escaped(document), sort_keys=False, allow_unicode=True)
 
 

@@ -7,6 +7,7 @@ section: it yields complaints instead of raising, so that all of them are report
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -346,8 +347,8 @@ class DataSection(Section):
                 "Give the columns' names in their order, such as [click, age, city].",
                 ("header", "format"),
             )
-        repeated = {name for name in self.columns or () if (self.columns or ()).count(name) > 1}
-        for name in sorted(repeated):
+        repeated = sorted(name for name, count in Counter(self.columns or ()).items() if count > 1)
+        for name in repeated:
             yield Complaint(("columns",), f"names {name} twice.", "Give every column a name of its own.")
 
     def _check_fields(self) -> Iterator[Complaint]:

@@ -22,7 +22,9 @@ __all__ = ["OVERRIDE", "Node", "parse", "set_key"]
 OVERRIDE = "--set"
 """The place of a value given on the command line."""
 
-MAX_NODES = 20_000  # aliases counted as often as they are used, so a few lines cannot grow to gigabytes
+# Aliases are counted as often as they are used, so a few lines cannot grow to gigabytes. Values that are all written
+# out are always fewer than the text's characters: a config of 10,000 fields is no mistake.
+MAX_NODES = 20_000
 MAX_DEPTH = 30
 
 _VARIABLE = re.compile(r"\$(\$\{)|\$\{(?:([A-Za-z_]\w*)(?::-((?:[^{}]|\{[^{}]*\})*))?\})?", re.ASCII)
@@ -91,7 +93,7 @@ def _typed(text: str) -> Any:
 
 def parse(text: str, file: str, mistakes: list[Mistake]) -> Node:
     """The tree of a YAML text. What is wrong goes to `mistakes`; the tree holds all that could be read."""
-    walk = _Walk(file, mistakes)
+    walk = _Walk(file, mistakes, max(MAX_NODES, len(text)))
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is not None:
@@ -114,7 +116,7 @@ def parse(text: str, file: str, mistakes: list[Mistake]) -> Node:
         walk.complain(
             0,
             "",
-            f"is nested more than {MAX_DEPTH} deep or holds more than {MAX_NODES} values.",
+            f"is nested more than {MAX_DEPTH} deep or holds more than {walk.most} values.",
             "Shorten it.",
         )
     return Node({}, file, 0)
@@ -170,9 +172,10 @@ class _TooBig(Exception):
 class _Walk:
     """Turns PyYAML's nodes into ours."""
 
-    def __init__(self, file: str, mistakes: list[Mistake]) -> None:
+    def __init__(self, file: str, mistakes: list[Mistake], most: int) -> None:
         self.file = file
         self.mistakes = mistakes
+        self.most = most
         self.nodes = 0
 
     def complain(self, line: int, key: str, problem: str, remedy: str) -> None:
@@ -180,7 +183,7 @@ class _Walk:
 
     def node(self, node: yaml.Node, key: str, depth: int, line: int | None = None) -> Node:
         self.nodes += 1
-        if self.nodes > MAX_NODES or depth > MAX_DEPTH:
+        if self.nodes > self.most or depth > MAX_DEPTH:
             raise _TooBig
         line = node.start_mark.line + 1 if line is None else line
         if not node.tag.startswith("tag:yaml.org,2002:") or "python" in node.tag:

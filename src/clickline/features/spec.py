@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -83,11 +84,11 @@ class SlotField:
     def needs_statistics(self) -> bool:
         return self.source == "quantiles"
 
-    @property
+    @cached_property
     def salt(self) -> np.uint64:
         return np.uint64(kernels.slot_salt(np.uint64(self.number)))
 
-    @property
+    @cached_property
     def missing_id(self) -> int:
         """The id of "no value" in this slot."""
         return int(kernels.fmix64(np.uint64(kernels.MISSING_FEASIGN) ^ self.salt))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.features import FeatureSpec
+from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.metrics.binary import Counts, Metrics
 from clickline.records import LabelledRows
 
@@ -41,12 +41,13 @@ class FieldImportance:
 
 
 class ImportanceCounts:
-    """Scores every block of rows once for each field, with that field shuffled."""
+    """Scores every block of rows once for each field, or each of the `first` ones, with that field shuffled."""
 
-    def __init__(self, features: FeatureSpec, seed: int = 0) -> None:
+    def __init__(self, features: FeatureSpec, seed: int = 0, first: int | None = None) -> None:
         self._seed = seed
-        self._dense = [field.name for field in features.dense]
-        self._slots = [field.name for field in features.slots]
+        fields = features.fields[:first]
+        self._dense = [field.name for field in fields if isinstance(field, DenseField)]
+        self._slots = [field.name for field in fields if isinstance(field, SlotField)]
         self._counts = {name: Counts(_LIMIT) for name in (*self._dense, *self._slots)}
         self._blocks = 0
 
@@ -59,10 +60,11 @@ class ImportanceCounts:
     def found(self, whole: Metrics) -> tuple[FieldImportance, ...]:
         """What each field is worth, most important first; none where `whole`, the rows as they are, has no AUC."""
         fields = []
+        dense = set(self._dense)
         for name, counts in self._counts.items():
             metrics = counts.metrics()
             if whole.auc is not None and metrics.auc is not None:
-                kind: Literal["slot", "dense"] = "dense" if name in self._dense else "slot"
+                kind: Literal["slot", "dense"] = "dense" if name in dense else "slot"
                 error = (whole.auc_error or 0.0) + (metrics.auc_error or 0.0)
                 fields.append(FieldImportance(name, kind, metrics.auc, whole.auc - metrics.auc, error))
         return tuple(sorted(fields, key=lambda field: (-field.lost, field.name)))

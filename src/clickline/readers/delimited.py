@@ -10,6 +10,7 @@ at the next line. So a quote that is never closed cannot swallow the file.
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,12 +128,14 @@ class Csv:
 
     def parse(self, block: Block) -> RawRows:
         table: _Table = block.payload
-        places = [table.names.index(name) for name in self._wanted]
+        places_of = {name: place for place, name in enumerate(table.names)}
+        places = [places_of[name] for name in self._wanted]
         return _split(block, table, places, is_csv=True)
 
     def _check_columns(self, file: str, names: tuple[str, ...]) -> None:
+        found = Counter(names)
         for name in self._wanted:
-            if names.count(name) != 1:
+            if found[name] != 1:
                 advice = "If the files have no header line, set data.header: false and data.columns"
                 if len(names) == 1 and (other := [mark for mark in ";\t|," if mark in names[0]]):
                     advice = f"If {other[0]!r} stands between the columns, set data.delimiter to it"

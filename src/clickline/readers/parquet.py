@@ -9,7 +9,9 @@ gigabytes of text. So the dictionaries are looked at first, and batches are as s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +53,9 @@ class Parquet:
             yield self._fault(file, 1, str(error))
             return
         with source, words:
+            counts = Counter(found)
             for name in self._wanted:
-                if found.count(name) != 1:
+                if counts[name] != 1:
                     raise missing_column(file, name, found)
             first = 1
             for group, (rows, size) in enumerate(groups):
@@ -108,11 +111,11 @@ class Parquet:
 
     def _leaves(self, source: pq.ParquetFile, kind: str) -> list[Any]:
         """What Parquet stores of the wanted columns in this way, at whatever depth."""
+        wanted = set(self._wanted)
         leaves = [source.schema.column(number) for number in range(len(source.schema))]
-        mine = [
-            leaf for leaf in leaves if any(f"{leaf.path}.".startswith(f"{name}.") for name in self._wanted)
+        return [
+            leaf for leaf in leaves if leaf.physical_type == kind and not wanted.isdisjoint(_above(leaf.path))
         ]
-        return [leaf for leaf in mine if leaf.physical_type == kind]
 
     def _longest(self, words: pq.ParquetFile, group: int) -> list[int]:
         """The length of the longest text of each dictionary of a row group, and of texts that are all as long."""
@@ -131,6 +134,12 @@ class Parquet:
         nothing = pa.record_batch({name: pa.nulls(0) for name in self._wanted})
         row = BadRow(file, line, CORRUPT_PARQUET, f"{detail}; {_REMEDY}", count=lost)
         return Block(file, line, nothing, 0, (row,))
+
+
+def _above(path: str) -> Iterator[str]:
+    """Every column that a leaf may be part of; a column's own name may hold a dot."""
+    parts = path.split(".")
+    return accumulate(parts, lambda above, part: f"{above}.{part}")
 
 
 def _opened(path: Path, **more: Any) -> pq.ParquetFile:

@@ -367,6 +367,7 @@ def _importance(document: Document, drawn: Mapping[str, Figure]) -> Html:
         f"{first['name']} matters most: without it AUC falls by {number(first['lost'])}. {idle} of "
         f"{_times(len(found), 'field')} cost less than 0.0005."
         + ("" if measured_on is None else f" Measured on {count(measured_on)} rows.")
+        + _not_all(len(found), len(document.get("slot_table") or ()))
         + _first_of(len(found))
     )
     rows = [(one["name"], one["kind"], signed(one["lost"], 5), number(one.get("auc"))) for one in found]
@@ -376,6 +377,15 @@ def _importance(document: Document, drawn: Mapping[str, Figure]) -> Html:
         "What it leans on",
         [figure("importance", "AUC lost when a field is shuffled", words, values, drawn)],
         wide=True,
+    )
+
+
+def _not_all(measured: int, fields: int) -> str:
+    if measured >= fields:
+        return ""
+    return (
+        f" These are the first {count(measured)} of {count(fields)} fields; `clickline evaluate --importance` measures "
+        "all of them."
     )
 
 

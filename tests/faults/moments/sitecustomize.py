@@ -5,6 +5,8 @@ their methods), and faults, each a JSON file: at which call of a function (`at`:
 
     kill    it dies by SIGKILL, `after` the call if that is set, else before
     stop    it stops by SIGSTOP
+    fail    this call raises, once
+    drop    this call does nothing, once
     hold    this call waits until there is `<fault>.release`; the process lives on
     raise   it raises, whenever that batch of a stream is the first argument's place
     slow    every call takes 0.2 s longer
@@ -33,25 +35,31 @@ __all__: list[str] = []
 def _strikes(file: Path, fault: dict, real):
     calls = itertools.count(1)
 
-    def strike(number: int) -> None:
+    def strike(number: int) -> bool:
+        """Whether the call is dropped."""
         taken = file.with_suffix(".taken")
         if number == fault["call"]:
             try:
                 file.rename(taken)
             except FileNotFoundError:
-                return
+                return False
             taken.write_text(str(os.getpid()))
             if fault["do"] == "hold":
                 while not file.with_suffix(".release").exists():
                     time.sleep(0.02)
+            elif fault["do"] == "fail":
+                raise ZeroDivisionError("a fault of the test")
+            elif fault["do"] == "drop":
+                return True
             else:
                 os.kill(os.getpid(), signal.SIGKILL if fault["do"] == "kill" else signal.SIGSTOP)
+        return False
 
     @functools.wraps(real)
     def struck(*arguments, **options):
         number = next(calls)
-        if not fault["after"]:
-            strike(number)
+        if not fault["after"] and strike(number):
+            return None
         result = real(*arguments, **options)
         if fault["after"]:
             strike(number)

@@ -22,6 +22,7 @@ from clickline.artifacts.dataset import (
     Split,
     concat,
     current_id,
+    data_identity,
     dataset_folder,
     finish,
 )
@@ -123,7 +124,7 @@ def _fits(
 ) -> bool:
     """Whether `prepare` would find it up to date."""
     identity, data = dataset.identity, config.data
-    now = data.model_dump(mode="json", include=set(identity["data"]))
+    now = data_identity(data.model_dump(mode="json", include=set(identity["data"])))
     for key, uri in (("slot_conf", data.slot_conf), ("reader", data.reader)):
         content = None if uri is None else hashlib.sha256(storage.read(uri)).hexdigest()
         if identity.get(key) != content:

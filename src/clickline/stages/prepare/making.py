@@ -13,7 +13,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any, NoReturn
 
-from clickline.artifacts.dataset import DATASET_FORMAT, Dataset, Split, finish
+from clickline.artifacts.dataset import DATASET_FORMAT, Dataset, Shard, Split, data_identity, finish
 from clickline.artifacts.manifest import MANIFEST, fingerprint
 from clickline.config import Config, resolved
 from clickline.errors import ArtifactError, DataError, StorageError, TooManyBadRows
@@ -25,7 +25,7 @@ from clickline.intake.layout import Layout, layout, named_slots, target_fields
 from clickline.progress import Progress
 from clickline.readers.slots import read_slot_conf
 from clickline.records import SourceFile
-from clickline.stages.prepare.shards import Finished, Maker, MakesShards, make_shards
+from clickline.stages.prepare.shards import Maker, MakesShards, make_shards
 from clickline.stages.prepare.statistics import Tally
 from clickline.storage.atomic import remove_leftovers
 from clickline.storage.cache import Cache
@@ -47,7 +47,7 @@ def identity_of(config: Config, storage: Storage, sources: Mapping[str, list[Sou
         "encoder_format": ENCODER_FORMAT,
         "dataset_format": DATASET_FORMAT,
         # Order counts: fields are applied and stored as they are written, and JSON keeps that.
-        "data": data.model_dump(mode="json", exclude=_NOT_CONTENT),
+        "data": data_identity(data.model_dump(mode="json", exclude=_NOT_CONTENT)),
         "slot_conf": None if data.slot_conf is None else _content(storage, data.slot_conf),
         "reader": None if data.reader is None else _content(storage, data.reader),
         "inputs": {
@@ -152,30 +152,25 @@ class Making:
     ) -> Split:
         """Make every shard of a split."""
         maker = Maker(self.storage, self.folder, self.scratch, name, reader)
-        done: list[Finished] = []
+        shards: dict[int, Shard] = {}
         total = inputs.text_bytes(progress)
-        seen = Tally.empty(0)
+        tally = Tally.empty(len(reader.features.slots))
         size = 0
         progress.begin(title, total_bytes=total)
         try:
             for item in make_shards(maker, inputs, self.config.data.shard_size, crew, progress):
-                done.append(item)
-                seen.rows += item.tally.rows
-                seen.bad.update(item.tally.bad)
+                shards[item.number] = item.shard
+                tally.merge(item.tally)  # not kept: tallies of all shards would be shards x slots x 8 KiB
                 size += item.size
                 progress.advance(rows=item.tally.rows + item.tally.bad.total(), size=item.size)
                 if total:
-                    self._give_up(name, seen, size / total)
+                    self._give_up(name, tally, size / total)
         finally:
             progress.end()
-        if not seen.rows and not may_be_empty:
-            self._no_rows(name, inputs, seen)
-        done.sort(key=lambda item: item.number)
-        tally = Tally.empty(len(reader.features.slots))
-        for item in done:
-            tally.merge(item.tally)
+        if not tally.rows and not may_be_empty:
+            self._no_rows(name, inputs, tally)
         self._judge(name, tally)
-        return Split(tuple(item.shard for item in done), _report(reader.features, tally))
+        return Split(tuple(shards[number] for number in sorted(shards)), _report(reader.features, tally))
 
     def finish(
         self, identity: Mapping[str, Any], features: FeatureSpec, splits: Mapping[str, Split]

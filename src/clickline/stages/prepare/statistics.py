@@ -61,7 +61,7 @@ class SlotTally:
             "distinct": estimate_distinct(self.registers),
             "missing_rate": self.missing / rows if rows else 0.0,
             "values_per_row": self.values / rows if rows else 0.0,
-            "top": [{"value": value, "share": count / self.sampled} for value, count in top],
+            "top": [{"value": value, "share": round(count / self.sampled, 6)} for value, count in top],
         }
 
 
@@ -130,7 +130,7 @@ class Tally:
             "hours": self.hours,
             "slots": [
                 {
-                    "registers": base64.b64encode(zlib.compress(slot.registers.tobytes())).decode(),
+                    "registers": base64.b64encode(zlib.compress(slot.registers.tobytes(), 1)).decode(),
                     "values": slot.values,
                     "missing": slot.missing,
                     "sampled": slot.sampled,

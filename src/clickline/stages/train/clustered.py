@@ -218,6 +218,12 @@ class ClusterTrainer(Epochs):
             error = self._writing.exception()
             if error is not None and not isinstance(error, Lost):  # of a lost shard others tell, and more
                 raise error
+            if error is not None:
+                self._progress.say(
+                    f"the checkpoint of step {self._cut_step:,} was not written: a shard did not finish its part. "
+                    "Training goes on; if the shard is lost, from the checkpoint before"
+                )
+                self._writing = None
         steps = self._settings.checkpoint_steps
         if steps is not None and step - self._cut_step >= steps:
             return True
