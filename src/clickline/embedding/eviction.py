@@ -57,6 +57,7 @@ def evict_shard(
     threshold: float,
     click_weight: float,
     nonclick_weight: float,
+    now_hour: Whole,
     oldest_hour: Whole,
     remove: bool,
     ids: NDArray[np.uint64],
@@ -76,6 +77,11 @@ def evict_shard(
         address = address_of(rows, row)
         show, click = f64_at(address + SHOW)[0], f64_at(address + CLICK)[0]
         hour = np.int64(i32_at(address + HOUR)[0])
+        if (
+            now_hour >= 0 and hour > now_hour
+        ):  # counted with a wrong time by an earlier release: it would never go
+            hour = np.int64(now_hour)
+            i32_at(address + HOUR)[0] = hour
         worth = click_weight * click + nonclick_weight * (show - click)
         if worth >= threshold and (hour < 0 or hour >= oldest_hour):  # hour -1: not known
             at += 1
