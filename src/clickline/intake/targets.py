@@ -218,12 +218,12 @@ def _hours(
     scale, words = _UNITS[unit]
     seconds_B = np.where(np.isnan(number_B), seconds_B, number_B / scale)
     bad_B = ~_in_years(seconds_B)
-    why = "" if fields.time_unit else ", the unit of most times in this file"
+    why = "" if fields.time_unit else " (as most times of this file)"
     allowed = (
-        f"unix time in {words}{why}, or YYYY-MM-DD HH:MM:SS, {_YEARS} expected; or set unit: or time_format:"
+        f"expected unix time in {words}{why} or YYYY-MM-DD HH:MM:SS, {_YEARS}; else set unit: or time_format:"
     )
     if fields.time_format:
-        allowed = f"a time written as {fields.time_format}, {_YEARS} expected"
+        allowed = f"expected a time written as {fields.time_format}, {_YEARS}"
     name = fields.time
     faults += Faults.where(
         bad_B, name, "bad time", lambda row: f"{name} is {shown_value(column, row)}, {allowed}"
