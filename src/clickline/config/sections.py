@@ -682,7 +682,7 @@ class EvictionSection(Section):
         0.0, ge=0, description="Ids worth less go: click_weight x clicks + nonclick_weight x other shows."
     )
     hours_unseen: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Ids go that were not seen for so many hours before the newest row."
+        None, description="Ids go that were not seen for so many hours before the newest hour."
     )
     click_weight: float = Field(1.0, ge=0, description="Worth of a click.")
     nonclick_weight: float = Field(0.1, ge=0, description="Worth of a show without a click.")

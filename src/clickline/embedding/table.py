@@ -344,6 +344,7 @@ class Table:
                         rule.threshold,
                         rule.click_weight,
                         rule.nonclick_weight,
+                        self.epoch,
                         now_hour,
                         oldest,
                         remove,
