@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import frexp, ldexp
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +38,11 @@ __all__ = [
     "SlotIds",
     "SourceFile",
     "TextColumn",
+    "TimeUnit",
     "category_text",
 ]
 
+TimeUnit = Literal["s", "ms", "us", "ns"]
 CRITEO_FIELDS = ("label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27)))
 
 
@@ -52,6 +54,7 @@ class SourceFile:
     size: int  # bytes as stored (compressed, if it is)
     version: str  # changes when the content does: an ETag, else the time of modification
     hour: int | None = None  # hours since 1970-01-01T00 UTC, from a {date}/{hour} pattern
+    span: int = 1  # hours that it holds: 24 where the pattern has no {hour}
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Block:
     payload: Any  # what the reader that cut it wants to get back in `parse`: bytes, a record batch, …
     size: int  # bytes of input it stands for; shards are cut by it
     faults: tuple[BadRow, ...] = ()  # what went wrong while cutting: a truncated gzip, a bad crc
+    time_unit: TimeUnit | None = None  # of the file's unix times; None: the rows of this block tell it
 
 
 @dataclass(frozen=True)

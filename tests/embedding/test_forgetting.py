@@ -80,6 +80,16 @@ def test_eviction_by_worth_and_by_hours_unseen() -> None:
     assert tables.size == 0
 
 
+def test_id_that_was_counted_in_the_future_goes_like_others() -> None:
+    """Rows with a wrong time have left such hours in tables of earlier releases."""
+    tables = Tables([SlotShape("a", 2)])
+    show(tables, [1], hour=100_000)
+    show(tables, [2], hour=100)
+    assert tables.evict(Eviction(hours_unseen=24), now_hour=110) == (SlotReport("a", 0, 0),)
+    show(tables, [2], hour=130)
+    assert tables.evict(Eviction(hours_unseen=24), now_hour=140) == (SlotReport("a", 1, 0),)
+
+
 def test_an_evicted_id_comes_back_as_new_and_rows_are_used_again() -> None:
     tables = Tables([SlotShape("a", 9)], seed=2, threads=2)
     ids = list(range(1, 20_001))

@@ -103,6 +103,10 @@ def test_a_live_version_that_cannot_be_scored_is_a_note_and_no_failure(project, 
     network.write_bytes(network.read_bytes()[:-1] + b"x")
     report = evaluate(config).to_json()
     assert report["current"] is None
-    assert any("it cannot be scored" in note for note in report["notes"])
+    assert any("the current version, 1, cannot be compared with" in note for note in report["notes"])
     asked = load_config(project / "clickline.yaml", ["gate.vs_current=-0.01"])
-    assert any("gate.vs_current was not checked" in one for one in evaluate(asked).verdict.warnings)
+    (warning,) = evaluate(asked).verdict.warnings
+    assert warning.startswith(
+        "gate.vs_current was not checked: the current version, 1, cannot be compared with:"
+    )
+    assert "dense.onnx is damaged" in warning

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from naive_measures import auc_by_sorting, clicks_of, columns, logloss_by_rows
 
 from clickline.errors import ClicklineError
-from clickline.metrics.binary import HOUR_LIMIT, Counts, HourlyCounts
+from clickline.metrics import binary
+from clickline.metrics.binary import HOUR_LIMIT, Counts, HourlyCounts, utc_of
 from clickline.metrics.evaluation import Evaluator
 from clickline.metrics.slices import SLICE_LIMIT, SliceCounts
 from clickline.metrics.window import Window
@@ -201,3 +202,30 @@ def test_a_window_without_rows_or_with_one_class_measures_nothing_it_cannot():
     window.add(*columns([0], [1], [np.nan]))
     with pytest.raises(ClicklineError, match="got the probability nan"):
         window.measure()
+
+
+def test_hours_of_wrong_times_do_not_pile_up(monkeypatch):
+    """Past the bound, hours with the fewest rows become rows of unknown time; no row is lost."""
+    monkeypatch.setattr(binary, "MOST_HOURS", 40)
+    counted, other = HourlyCounts(), HourlyCounts()
+    rng = np.random.default_rng(0)
+    for step in range(200):
+        for one, shift in ((counted, 0), (other, 10_000)):
+            hours = np.concatenate((np.full(30, 500 + step % 10), [1000 + shift + step])).astype(np.int32)
+            label, score = rng.integers(0, 2, 31).astype(np.float32), rng.random(31, dtype=np.float32)
+            one.add(hours, label, np.ones(31, np.float32), score)
+            assert len(one.hours()) <= 41
+    counted.merge(other)
+    found = {hour.hour: hour.metrics.rows for hour in counted.hours()}
+    assert len(found) <= 41
+    assert {hour: found[hour] for hour in range(500, 510)} == dict.fromkeys(range(500, 510), 2 * 20 * 30)
+    assert sum(found.values()) == 2 * 200 * 31
+
+
+@pytest.mark.parametrize("hour", [2**31 - 1, 10**9, 70_389_528])
+def test_hour_of_no_year_has_no_text(hour):
+    counted = HourlyCounts()
+    counted.add(np.full(2, hour, np.int32), *(np.ones(2, np.float32),) * 2, np.full(2, 0.5, np.float32))
+    (found,) = counted.hours()
+    assert found.to_json()["utc"] is None
+    assert utc_of(490_896) == "2026-01-01T00"

@@ -110,9 +110,9 @@ def test_each_hour_is_scored_learned_and_published(world: HourWorld):
 def test_what_is_served_is_what_was_learned(world: HourWorld):
     """Also where an hour's version is a delta, and after a restart, whose delta is made against the files."""
     world.arrive(0, 1, 2)
-    world.follow(3)
+    world.follow(3, "follow.holdout=0")  # else the checkpoint has learned more than the version
     world.arrive(3)
-    world.follow(4)
+    world.follow(4, "follow.holdout=0")
     config = world.config()
     registry = registry_of(config)
     version = registry.versions()[-1]
@@ -163,7 +163,7 @@ def test_a_version_whose_files_do_not_score_alike_stays_in_and_learning_goes_on(
         return real(config, registry, release, *rest)
 
     monkeypatch.setattr(publishing, "_prove", second_is_damaged)
-    watcher = world.follow(3)
+    watcher = world.follow(3, "follow.holdout=0")
     assert any(line.startswith("20260101/01 was not published: the packed files") for line in watcher.said)
     assert [record["version"] for record in world.records()][0::2] == [1, world.versions()[-1].number]
     assert world.records()[1]["version"] is None
@@ -297,7 +297,7 @@ def test_tables_stay_within_their_bound(world: HourWorld):
     """Ids that were not seen for long go first, from the versions too."""
     world.arrive(*range(6))
     bound = 7 << 18
-    watcher = world.follow(6, f"follow.memory={bound}")
+    watcher = world.follow(6, f"follow.memory={bound}", "follow.holdout=0")
     records = world.records()
     assert all(record["memory"] <= bound for record in records)
     assert sum(record["evicted"] for record in records) > 0
@@ -314,7 +314,7 @@ def test_a_bound_that_holds_nothing_is_refused(world: HourWorld):
 @pytest.mark.slow
 def test_eviction_and_decay_run_each_hour(world: HourWorld):
     world.arrive(*range(6))
-    world.follow(6, "train.eviction={hours_unseen: 1, decay: 0.5}")
+    world.follow(6, "train.eviction={hours_unseen: 1, decay: 0.5}", "follow.holdout=0")
     records = world.records()
     assert all(record["evicted"] > 0 for record in records[2:])
     assert all(record["ids"] < 1.3 * records[1]["ids"] for record in records)
@@ -328,7 +328,7 @@ def test_ids_that_went_are_tombstones_of_a_delta(world: HourWorld):
     world.arrive(*range(7))
     for hour in (5, 6):  # little is new in the last hours, and what came in the first of all goes
         world.log(hour).write_text("\n".join(world.log(hour).read_text().splitlines()[:60]) + "\n")
-    world.follow(7, "train.eviction={hours_unseen: 4}")
+    world.follow(7, "train.eviction={hours_unseen: 4}", "follow.holdout=0")
     last = world.versions()[-1].body
     assert last["table"] == "delta"
     assert last["tombstones"] == world.records()[-1]["evicted"] > 0
@@ -384,6 +384,7 @@ def test_a_plan_of_days(world: HourWorld, made: Path):
         follow(world.config("data.train=daily/{date}/*.csv"), Watcher("20260103"))
     assert [record["hour"] for record in world.records()] == ["20260101", "20260102"]
     assert [record["rows"] for record in world.records()] == [3000, 3000]
+    assert world.versions()[-1].body["model"]["data_until"] == (FIRST + 48) * 3600
 
 
 def test_a_source_that_never_answered_is_an_error_at_once(world: HourWorld):

@@ -173,7 +173,10 @@ def test_a_home_that_is_a_file_is_named(project, criteo_line):
 @pytest.mark.parametrize(
     ("value", "detail"),
     [
-        ("soon", "at is 'soon', unix seconds or YYYY-MM-DD HH:MM:SS expected"),
+        (
+            "soon",
+            "at is 'soon', expected unix time in seconds (as most times of this file) or YYYY-MM-DD HH:MM:SS",
+        ),
         ("2026-02-30", "at is '2026-02-30'"),
         ("", "at is ''"),
     ],

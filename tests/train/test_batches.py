@@ -78,3 +78,27 @@ def test_rows_with_several_values_are_taken_and_joined_right(values, data):
     (ids,) = joined.encoded.slots
     found = [ids.ids_N[a:b].tolist() for a, b in zip(ids.offsets_B1[:-1], ids.offsets_B1[1:], strict=True)]
     assert found == [values[row] for row in order] + values
+
+
+@pytest.mark.parametrize(
+    ("strays", "rows", "newest"),
+    [
+        (0, 1000, 50),
+        (9, 1000, 50),
+        (10, 1000, 900),
+        (999, 100_000, 50),
+        (1000, 100_000, 900),
+        (1, 5, 50),
+        (3, 5, 900),
+    ],
+)
+def test_newest_hour_is_one_that_a_share_of_the_rows_has_reached(strays, rows, newest):
+    """1 % of a row group, at least 10 rows; of less than 20 rows, half."""
+    hours = np.full(rows, 50, dtype=np.int32)
+    hours[:strays] = 900
+    hours[-1] = 3
+    known = module._without_strays(hours)
+    assert (known.max(), known.min()) == (newest, 3)
+    unknown = np.full(10 * rows, -1, dtype=np.int32)  # of other files: they do not count
+    assert module._without_strays(np.concatenate((hours, unknown))).max() == newest
+    assert np.array_equal(module._without_strays(unknown), unknown)

@@ -14,7 +14,7 @@ import pytest
 import clickline
 from clickline.artifacts.dataset import Dataset, concat
 from clickline.config import load_config
-from clickline.errors import ArtifactError, GateRefused
+from clickline.errors import GateRefused
 from clickline.learner import open_checkpoint
 from clickline.metrics.binary import Counts
 from clickline.metrics.curves import curves
@@ -130,7 +130,10 @@ def test_every_part_is_what_a_direct_count_gives(project):
     assert report["run"]["name"] == result.checkpoint.folder.parent.name
     assert report["config"] == (result.report.parent / "resolved.yaml").read_text()
     assert report["current"] is None
-    assert "No other version was measured on these rows: there is no current version." in report["notes"]
+    assert (
+        "No other version was measured on these rows: there is no current version to compare with."
+        in report["notes"]
+    )
 
 
 def test_the_page_is_made_from_the_report_and_made_anew_where_it_is_gone(project):
@@ -234,11 +237,21 @@ def test_the_live_version_is_measured_on_the_same_rows_or_the_report_says_why_no
     assert report["gate"]["passed"]
     assert report["current"] is None
     assert any(
-        note.startswith("No other version was measured on these rows: it cannot be scored")
+        note.startswith(
+            "No other version was measured on these rows: the current version, 1, cannot be compared with"
+        )
         for note in report["notes"]
     )
-    with pytest.raises(ArtifactError):  # a gate that asks for the comparison does not pass without it
-        trained(project, "train.seed=9", "gate.vs_current=-0.1")
+    # A gate that asks for the comparison says why there is none, and judges by what else it asks for.
+    _, report, said = trained(project, "train.seed=9", "gate.vs_current=-0.1")
+    (warning,) = (one for one in report["gate"]["warnings"] if "vs_current" in one)
+    assert warning.startswith(
+        "gate.vs_current was not checked: the current version, 1, cannot be compared with: "
+    )
+    assert "dense.onnx is damaged" in warning
+    assert said.count(warning) == 1
+    with pytest.raises(GateRefused, match=r"below gate\.auc 0\.99"):
+        trained(project, "train.seed=10", "gate={vs_current: -0.1, auc: 0.99, retries: 0}")
 
 
 def test_large_tables_are_not_read_for_it(project, monkeypatch):

@@ -148,7 +148,10 @@ class FieldConfig(Section):
         None, description="Texts of the label that mean a click. Left out: the label is 0 or 1."
     )
     time_format: TimeFormat | None = Field(
-        None, description="How the time is written. Left out: seconds since 1970, or YYYY-MM-DD HH:MM:SS."
+        None, description="How the time is written. Left out: a number since 1970, or YYYY-MM-DD HH:MM:SS."
+    )
+    unit: Literal["s", "ms", "us", "ns"] | None = Field(
+        None, description="Of times since 1970. Left out: what most times of a file are."
     )
 
     @model_validator(mode="before")
@@ -180,6 +183,10 @@ class FieldConfig(Section):
                 "Set transform: bucket, or remove buckets.",
                 ("transform",),
             )
+        if self.unit is not None and self.time_format is not None:
+            yield Complaint(
+                ("unit",), "is given, but time_format too.", "Remove one of the two.", ("time_format",)
+            )
         if self.separator is not None and self.multi is False:
             yield Complaint(
                 ("multi",), "is false, but a separator is given.", "Remove one of the two.", ("separator",)
@@ -196,6 +203,7 @@ class FieldConfig(Section):
             ("slot", self.slot, "slot (or transform: bucket)", makes_ids),
             ("positive", self.positive, "label", kind == "label"),
             ("time_format", self.time_format, "time", kind == "time"),
+            ("unit", self.unit, "time", kind == "time"),
         ):
             if value is not None and not fits:
                 yield Complaint(
@@ -677,7 +685,7 @@ class EvictionSection(Section):
         0.0, ge=0, description="Ids worth less go: click_weight x clicks + nonclick_weight x other shows."
     )
     hours_unseen: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Ids go that were not seen for so many hours before the newest row."
+        None, description="Ids go that were not seen for so many hours before the newest hour."
     )
     click_weight: float = Field(1.0, ge=0, description="Worth of a click.")
     nonclick_weight: float = Field(0.1, ge=0, description="Worth of a show without a click.")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from clickline.embedding.counting import FreeRows, push_row
 from clickline.embedding.index import CANDIDATE, IndexView, RowsView, address_of, erase_at, row_in
-from clickline.embedding.layout import CLICK, HOUR, SHOW, SLOT
+from clickline.embedding.layout import CLICK, HOUR, SHOW, SLOT, TOUCHED
 from clickline.embedding.memory import Whole, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
 
 __all__ = ["Eviction", "decay_shards", "evict_shard"]
@@ -57,6 +57,8 @@ def evict_shard(
     threshold: float,
     click_weight: float,
     nonclick_weight: float,
+    epoch: Whole,
+    now_hour: Whole,
     oldest_hour: Whole,
     remove: bool,
     ids: NDArray[np.uint64],
@@ -76,6 +78,12 @@ def evict_shard(
         address = address_of(rows, row)
         show, click = f64_at(address + SHOW)[0], f64_at(address + CLICK)[0]
         hour = np.int64(i32_at(address + HOUR)[0])
+        if (
+            now_hour >= 0 and hour > now_hour
+        ):  # counted with a wrong time by an earlier release: it would never go
+            hour = np.int64(now_hour)
+            i32_at(address + HOUR)[0] = hour
+            u32_at(address + TOUCHED)[0] = epoch
         worth = click_weight * click + nonclick_weight * (show - click)
         if worth >= threshold and (hour < 0 or hour >= oldest_hour):  # hour -1: not known
             at += 1

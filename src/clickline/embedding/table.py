@@ -328,7 +328,7 @@ class Table:
             )
 
     def evict(self, rule: Eviction, now_hour: int) -> NDArray[np.uint64]:
-        """Drop the ids the rule names; which they were."""
+        """Drop the ids the rule names; which they were. None counts as seen after `now_hour`, where that is known."""
         oldest = -1 if rule.hours_unseen is None else now_hour - rule.hours_unseen
         evicted: list[NDArray[np.uint64]] = [np.zeros(0, dtype=np.uint64)] * SHARDS
 
@@ -344,6 +344,8 @@ class Table:
                         rule.threshold,
                         rule.click_weight,
                         rule.nonclick_weight,
+                        self.epoch,
+                        now_hour,
                         oldest,
                         remove,
                         evicted[shard],

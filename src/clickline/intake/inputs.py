@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from clickline.readers import Custom, Parquet, Reader, RecordIO
 from clickline.readers import open_reader as reader_of
 from clickline.readers.base import BLOCK_BYTES
 from clickline.readers.lines import expansion
-from clickline.records import Block, SourceFile
+from clickline.records import Block, RawRows, SourceFile, TimeUnit
 from clickline.storage.cache import Cache
 from clickline.storage.redaction import shown
 from clickline.storage.stores import Storage
@@ -67,6 +67,7 @@ class Inputs:
     reader: Reader
     cache: Cache
     storage: Storage
+    find_unit: Callable[[RawRows], TimeUnit | None] | None = None  # of unix times; None: nobody needs to know
 
     def text_bytes(self, progress: Progress) -> int | None:
         """About how much there is to read once it is decompressed; None where that cannot be told."""
@@ -86,13 +87,15 @@ class Inputs:
             file = self.files[number]
             skip = after.blocks if after is not None and after.file == number else 0
             before: Block | None = None
+            unit: TimeUnit | None = None
             with self.cache.local(file, progress) as path, _readable(file):
                 for block in self.reader.blocks(shown(file.uri), path):
                     if before is not None:
+                        unit = unit or self._unit_in(before)
                         if skip > 0:
                             skip -= 1
                         else:
-                            yield number, before, False
+                            yield number, replace(before, time_unit=unit), False
                     before = block
             now = self.storage.describe(file.uri)
             if now is None or (now.size, now.version) != (file.size, file.version):
@@ -102,7 +105,13 @@ class Inputs:
                 )
             if before is None:  # an empty file still ends, and is remembered to have
                 before = Block(shown(file.uri), 1, None, 0)
-            yield number, before, True
+            yield number, replace(before, time_unit=unit), True
+
+    def _unit_in(self, block: Block) -> TimeUnit | None:
+        """The first block that tells the unit of a file's times tells it for the file; the last, for itself alone."""
+        if self.find_unit is None or block.payload is None:
+            return None
+        return self.find_unit(self.reader.parse(block))
 
 
 @contextmanager

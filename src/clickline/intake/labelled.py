@@ -9,7 +9,7 @@ import numpy as np
 
 from clickline.features import Encoder, FeatureSpec
 from clickline.intake.inputs import Inputs, in_order
-from clickline.intake.targets import TargetFields, targets
+from clickline.intake.targets import FileTimes, TargetFields, targets
 from clickline.progress import Progress
 from clickline.readers import Reader
 from clickline.readers.base import SHOWN_BAD_ROWS
@@ -31,11 +31,13 @@ class Labelled:
 class LabelledReader:
     """Reads logs as one `FeatureSpec` says: ids and floats are those of whoever has the same spec."""
 
-    def __init__(self, reader: Reader, features: FeatureSpec, fields: TargetFields) -> None:
+    def __init__(self, reader: Reader, features: FeatureSpec, fields: TargetFields, clock: float) -> None:
+        """`clock`: rows that happened long after it have a wrong time."""
         self.features = features
         self._reader = reader
         self._encoder = Encoder(features)
         self._fields = fields
+        self.clock = clock
 
     def read(self, source: SourceFile, block: Block) -> Labelled:
         """The rows of one block that can be used, and the others; safe to call from several threads."""
@@ -43,7 +45,7 @@ class LabelledReader:
         if block.payload is None:
             return Labelled(None, None, bad)
         raw = self._reader.parse(block)
-        return Labelled(raw, self._usable(raw, source, bad), bad)
+        return Labelled(raw, self._usable(raw, source, block, bad), bad)
 
     def rows(self, inputs: Inputs, threads: int, progress: Progress) -> Iterator[Labelled]:
         """Every block of the files, in order, read on all cores."""
@@ -57,10 +59,12 @@ class LabelledReader:
             progress.advance(rows=good + sum(row.count for row in labelled.bad), size=block.size)
             yield labelled
 
-    def _usable(self, raw: RawRows, source: SourceFile, bad: list[BadRow]) -> LabelledRows:
+    def _usable(self, raw: RawRows, source: SourceFile, block: Block, bad: list[BadRow]) -> LabelledRows:
         """The rows that can be used; the others go to `bad`, the first thousand of a block with their words."""
         encoded, faults = self._encoder.encode(raw)
-        happened, more = targets(raw, self._fields, self.features.missing, source.hour)
+        happened, more = targets(
+            raw, self._fields, self.features.missing, FileTimes.of(source, block, self.clock)
+        )
         rows = happened.with_features(encoded)
         bad += raw.bad
         if not faults and not more:

@@ -12,6 +12,7 @@ from clickline.config.sections import is_glob
 from clickline.errors import ConfigError, Mistake
 from clickline.features import DenseField, FeatureSpec, SlotField, slot_number
 from clickline.intake.targets import TargetFields
+from clickline.records import TimeUnit
 
 __all__ = ["Layout", "layout", "named_slots", "target_fields"]
 
@@ -45,6 +46,7 @@ class _Field:
     slot: int | None = None
     positive: tuple[str, ...] = ()
     time_format: str = ""
+    unit: TimeUnit | None = None
 
     def changed(self, by: FieldConfig) -> _Field:
         said = {key: value for key, value in by.model_dump().items() if value is not None}
@@ -99,7 +101,7 @@ def _targets(data: DataSection, fields: list[_Field]) -> TargetFields:
         elif field.kind == "weight":
             targets = replace(targets, weight=column)
         elif field.kind == "time":
-            targets = replace(targets, time=column, time_format=field.time_format)
+            targets = replace(targets, time=column, time_format=field.time_format, time_unit=field.unit)
     return targets
 
 

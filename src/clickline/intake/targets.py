@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 import numpy as np
 from numba import njit
@@ -18,9 +20,22 @@ from clickline.features.columns import (
     single,
     without,
 )
-from clickline.records import EncodedRows, IntegerColumn, LabelledRows, RawColumn, RawRows, TextColumn
+from clickline.records import (
+    Block,
+    EncodedRows,
+    IntegerColumn,
+    LabelledRows,
+    RawColumn,
+    RawRows,
+    SourceFile,
+    TextColumn,
+    TimeUnit,
+)
 
-__all__ = ["TargetFields", "Targets", "targets"]
+__all__ = ["TIME_RULES", "FileTimes", "TargetFields", "Targets", "targets", "unit_finder"]
+
+TIME_RULES = 1
+"""Raised when other rows than before have a time that can be used: datasets are then made again."""
 
 _MOST_SHOWS = 2**24  # counts up to here are exact in the float32 of a weight
 
@@ -36,11 +51,30 @@ class TargetFields:
     weight: str = ""
     time: str = ""
     time_format: str = ""
+    time_unit: TimeUnit | None = None  # of unix times; None: what most times of a file are
 
     @property
     def columns(self) -> tuple[str, ...]:
         named = (self.label, self.shows, self.clicks, self.weight, self.time)
         return tuple(dict.fromkeys(column for column in named if column))
+
+
+@dataclass(frozen=True)
+class FileTimes:
+    """Which times the rows of one file may have."""
+
+    hour: int | None  # of the file, from its {date}/{hour} pattern
+    latest: float  # unix seconds
+    why: str  # what `latest` follows from, in words
+    unit: TimeUnit | None  # that the file was found to have; None: its rows here tell
+
+    @classmethod
+    def of(cls, source: SourceFile, block: Block, clock: float) -> FileTimes:
+        """`clock` is the time at which the logs are read: the same for all of a dataset."""
+        latest, why = clock, "the clock when the logs were read"
+        if source.hour is not None and (source.hour + source.span) * 3600.0 < clock:
+            latest, why = (source.hour + source.span) * 3600.0, "the end of its file's hours"
+        return cls(source.hour, latest + _TOLERANCE, why, block.time_unit)
 
 
 @dataclass(frozen=True)
@@ -60,7 +94,7 @@ class Targets:
 
 
 def targets(
-    raw: RawRows, fields: TargetFields, missing: tuple[str, ...], file_hour: int | None
+    raw: RawRows, fields: TargetFields, missing: tuple[str, ...], file: FileTimes
 ) -> tuple[Targets, list[Faults]]:
     """Read the targets; faults name the rows that cannot be used."""
     faults: list[Faults] = []
@@ -89,9 +123,9 @@ def targets(
         )
         weight_B *= own_B
     if fields.time:
-        event_hour_B = _hours(column(fields.time), fields, raw.rows, faults)
+        event_hour_B = _hours(column(fields.time), fields, raw.rows, file, faults)
     else:
-        event_hour_B = np.full(raw.rows, -1 if file_hour is None else file_hour, dtype=np.int32)
+        event_hour_B = np.full(raw.rows, -1 if file.hour is None else file.hour, dtype=np.int32)
     return Targets(label_B, weight_B, show_B, click_B, event_hour_B), faults
 
 
@@ -132,35 +166,100 @@ def _labels(column: RawColumn, fields: TargetFields, faults: list[Faults]) -> ND
 
 # ── time ───────────────────────────────────────────────────────────────────────────────────────
 
-_MILLISECONDS = 1e11  # seconds reach this in the year 5138, milliseconds passed it in 1973
-_EARLIEST = 1e8  # 1973; below it stand dates written as 20260131 or 26013123, which are no seconds
-_LATEST = 2.0**31 * 3600.0
+# Unix times of these years lie in ranges that do not meet, so a number tells its unit; and dates written as 20260131,
+# 26013123 or 20260131235959 lie in none.
+_EARLIEST = 631_152_000.0  # 1990
+_LATEST = 4_102_444_800.0  # 2100
+_YEARS = "of the years 1990 to 2099"
+_UNITS: dict[TimeUnit, tuple[float, str]] = {
+    "s": (1.0, "seconds"),
+    "ms": (1e3, "milliseconds"),
+    "us": (1e6, "microseconds"),
+    "ns": (1e9, "nanoseconds"),
+}
+_TOLERANCE = 24 * 3600.0
+"""Seconds by which a row's time may lie behind the end of its file's hours, and behind the clock. It covers folders
+that are named in local time, and clocks that are wrong. There is no such bound before the file: rows arrive late."""
+
+Doubles = NDArray[np.float64]
 
 
-def _hours(column: RawColumn, fields: TargetFields, rows: int, faults: list[Faults]) -> NDArray[np.int32]:
+def unit_finder(
+    fields: TargetFields, missing: tuple[str, ...]
+) -> Callable[[RawRows], TimeUnit | None] | None:
+    """What tells the unit of a file's unix times by its first rows; None where nobody needs to know."""
+    if not fields.time or fields.time_format or fields.time_unit:
+        return None
+    return partial(_unit_of_rows, fields=fields, missing=missing)
+
+
+def _unit_of_rows(raw: RawRows, *, fields: TargetFields, missing: tuple[str, ...]) -> TimeUnit | None:
+    column, _ = single(without(raw.columns[fields.time], missing), fields.time, "")
+    return _most_frequent_unit(_written(column, fields, raw.rows)[0])
+
+
+def _most_frequent_unit(number_B: Doubles) -> TimeUnit | None:
+    """The unit that most of the numbers are plausible in; None when none is in any."""
+    counts = {unit: int(_in_years(number_B / scale).sum()) for unit, (scale, _) in _UNITS.items()}
+    unit = max(counts, key=counts.__getitem__)  # the first, where two are as frequent
+    return unit if counts[unit] else None
+
+
+def _in_years(seconds_B: Doubles) -> NDArray[np.bool_]:
+    inside_B: NDArray[np.bool_] = (seconds_B >= _EARLIEST) & (seconds_B < _LATEST)  # neither for NaN
+    return inside_B
+
+
+def _hours(
+    column: RawColumn, fields: TargetFields, rows: int, file: FileTimes, faults: list[Faults]
+) -> NDArray[np.int32]:
+    number_B, seconds_B = _written(column, fields, rows)
+    unit = fields.time_unit or file.unit or _most_frequent_unit(number_B) or "s"
+    scale, words = _UNITS[unit]
+    seconds_B = np.where(np.isnan(number_B), seconds_B, number_B / scale)
+    bad_B = ~_in_years(seconds_B)
+    why = "" if fields.time_unit else " (as most times of this file)"
+    allowed = (
+        f"expected unix time in {words}{why} or YYYY-MM-DD HH:MM:SS, {_YEARS}; else set unit: or time_format:"
+    )
+    if fields.time_format:
+        allowed = f"expected a time written as {fields.time_format}, {_YEARS}"
+    name = fields.time
+    faults += Faults.where(
+        bad_B, name, "bad time", lambda row: f"{name} is {shown_value(column, row)}, {allowed}"
+    )
+    early_B = seconds_B <= file.latest
+    faults += Faults.where(
+        ~bad_B & ~early_B,
+        name,
+        "bad time",
+        lambda row: (
+            f"{name} is {shown_value(column, row)}, which is {_utc(seconds_B[row])}; at most {_utc(file.latest)} "
+            f"is allowed, {_TOLERANCE / 3600:.0f} hours after {file.why}"
+        ),
+    )
+    return (np.where(bad_B | ~early_B, 0.0, seconds_B) // 3600.0).astype(np.int32)
+
+
+def _utc(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(float(seconds), UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _written(column: RawColumn, fields: TargetFields, rows: int) -> tuple[Doubles, Doubles]:
+    """Times as they are written: as a number of any unit, or as a date, which is seconds; NaN what is not so."""
+    number_B, seconds_B = np.full(rows, np.nan), np.full(rows, np.nan)
     if isinstance(column, TextColumn) or fields.time_format:
         text = as_text(column)
-        seconds_B = np.empty(rows, dtype=np.float64)
         if fields.time_format:
             _by_format(text, fields.time_format, seconds_B)
         else:
-            _read_times(text.data, text.starts_N, text.ends_N, seconds_B)
+            _read_times(text.data, text.starts_N, text.ends_N, number_B, seconds_B)
     elif isinstance(column, IntegerColumn):
         signed = column.values_N.view(np.int64) if column.signed else column.values_N
-        seconds_B = np.where(column.missing_N, np.nan, signed.astype(np.float64))
-        seconds_B[seconds_B < _EARLIEST] = np.nan
+        number_B = np.where(column.missing_N, np.nan, signed.astype(np.float64))
     else:
-        seconds_B = np.where(column.values_N < _EARLIEST, np.nan, column.values_N)
-    if not fields.time_format:
-        seconds_B[seconds_B >= _MILLISECONDS] /= 1000.0
-    bad_B = ~((seconds_B >= 0) & (seconds_B < _LATEST))
-    allowed = "unix seconds or YYYY-MM-DD HH:MM:SS expected; or set time_format:"
-    if fields.time_format:
-        allowed = f"a time written as {fields.time_format} expected"
-    faults += Faults.where(
-        bad_B, fields.time, "bad time", lambda row: f"{fields.time} is {shown_value(column, row)}, {allowed}"
-    )
-    return (np.where(bad_B, 0.0, seconds_B) // 3600.0).astype(np.int32)
+        number_B = column.values_N.astype(np.float64)
+    return number_B, seconds_B
 
 
 def _by_format(text: TextColumn, time_format: str, seconds_B: NDArray[np.float64]) -> None:
@@ -171,7 +270,7 @@ def _by_format(text: TextColumn, time_format: str, seconds_B: NDArray[np.float64
             try:
                 moment = datetime.strptime(value.decode(), time_format)
                 known[value] = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-            except ValueError:  # not of this format, or not UTF-8
+            except (ValueError, OverflowError):  # not of this format, not UTF-8, or a year that no clock has
                 known[value] = np.nan
         seconds_B[row] = known[value]
 
@@ -250,9 +349,10 @@ def _read_times(
     data: NDArray[np.uint8],
     starts_B: NDArray[np.int64],
     ends_B: NDArray[np.int64],
+    number_B: NDArray[np.float64],
     seconds_B: NDArray[np.float64],
 ) -> None:
-    """Digits alone are seconds (or milliseconds), with a fraction or not; anything else is a date."""
+    """Digits alone are a number, with a fraction or not; anything else is a date."""
     for row in range(starts_B.size):
         whole = 0.0
         at = starts_B[row]
@@ -265,6 +365,6 @@ def _read_times(
             while at < end and 48 <= data[at] <= 57:
                 at += 1
         if at == end and end > starts_B[row]:
-            seconds_B[row] = whole if whole >= _EARLIEST else np.nan
+            number_B[row] = whole
         else:
             seconds_B[row] = _iso_seconds(data, starts_B[row], end)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,8 @@ from clickline.records import LabelledRows
 __all__ = ["WINDOW_ROWS", "Batches", "Position", "windows"]
 
 WINDOW_ROWS = 1 << 17
+_NEWEST_SHARE = 100  # an hour counts as reached when one in so many rows of a row group is as new,
+_NEWEST_ROWS = 10  # and so many rows
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,9 @@ class Batches:
             yield rows.select(self._kept_back(shard, group, rows.rows))
 
     def _read(self, shard: int, group: int) -> LabelledRows:
-        return self._dataset.read(self._folder / self._dataset.splits["train"].shards[shard].file, [group])
+        file = self._dataset.splits["train"].shards[shard].file
+        rows = self._dataset.read(self._folder / file, [group])
+        return replace(rows, event_hour_B=_without_strays(rows.event_hour_B))
 
     def _kept_back(self, shard: int, group: int, rows: int) -> NDArray[np.bool_]:
         marked_B: NDArray[np.bool_] = (
@@ -141,3 +145,14 @@ class Batches:
         if self._in_time:
             order_B = order_B[np.argsort(rows.event_hour_B[order_B], kind="stable")]
         return rows.take(order_B)
+
+
+def _without_strays(hour_B: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The hours, none newer than the newest hour that a fair share of the rows has reached: a few rows with a wrong
+    time must not make all other ids look unseen for long."""
+    known_K = hour_B[hour_B >= 0]
+    if not known_K.size:
+        return hour_B
+    enough = max(known_K.size // _NEWEST_SHARE, min(_NEWEST_ROWS, (known_K.size + 1) // 2))
+    place = known_K.size - enough
+    return np.minimum(hour_B, np.partition(known_K, place)[place])

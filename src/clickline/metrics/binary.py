@@ -24,7 +24,18 @@ from numpy.typing import NDArray
 from clickline.errors import ClicklineError, DataError
 from clickline.metrics.digest import Bins, ScoreDigest
 
-__all__ = ["CLIP", "ECE_BINS", "Counts", "Hour", "HourlyCounts", "Metrics", "auc_of", "calibration_bin"]
+__all__ = [
+    "CLIP",
+    "ECE_BINS",
+    "MOST_HOURS",
+    "Counts",
+    "Hour",
+    "HourlyCounts",
+    "Metrics",
+    "auc_of",
+    "calibration_bin",
+    "utc_of",
+]
 
 Floats = NDArray[np.float32]
 Probabilities = NDArray[np.float32] | NDArray[np.float64]
@@ -38,6 +49,9 @@ HOUR_LIMIT = 1 << 13
 
 FEW_ROWS = 100
 """From so many rows of a kind on (by weight: Kish's effective number) they are taken to tell their own spread."""
+
+MOST_HOURS = 24 * 366
+"""Hours that are told apart."""
 
 _Z95 = 1.959963984540054
 
@@ -88,8 +102,8 @@ class Hour:
 
     @property
     def utc(self) -> str | None:
-        """As text, 2026-01-31T23."""
-        return f"{datetime.fromtimestamp(self.hour * 3600, UTC):%Y-%m-%dT%H}" if self.hour >= 0 else None
+        """As text, 2026-01-31T23; None: not known, or of a year that has no such text."""
+        return utc_of(self.hour)
 
     def to_json(self) -> dict[str, Any]:
         return {"hour": self.hour, "utc": self.utc, **self.metrics.to_json()}
@@ -97,6 +111,14 @@ class Hour:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Hour:
         return cls(document["hour"], Metrics.from_json(document))
+
+
+def utc_of(hour: int) -> str | None:
+    """An hour since 1970 as 2026-01-31T23; None for -1, and for hours past the year 9999."""
+    try:
+        return f"{datetime.fromtimestamp(hour * 3600, UTC):%Y-%m-%dT%H}" if hour >= 0 else None
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def auc_of(bins: Bins) -> float | None:
@@ -215,7 +237,10 @@ class Counts:
 
 
 class HourlyCounts:
-    """`Counts` for each hour, with fewer scores told apart: the AUC is known to about 1e-4."""
+    """`Counts` for each hour, with fewer scores told apart: the AUC is known to about 1e-4.
+
+    Of at most `MOST_HOURS` hours: when there are more, those with the fewest rows become rows whose time is not known,
+    so that rows with wrong times cost little and real hours stay."""
 
     def __init__(self) -> None:
         self._hours: dict[int, Counts] = {}
@@ -230,18 +255,21 @@ class HourlyCounts:
         first = int(hour_B[0])
         if np.all(hour_B == first):  # the usual batch: logs are ordered by time
             self._of(first).add(label_B, weight_B, probability_B)
+            self._bound()
             return
         order_B = np.argsort(hour_B, kind="stable")
         sorted_B = hour_B[order_B]
         starts = np.flatnonzero(np.concatenate(([True], sorted_B[1:] != sorted_B[:-1])))
         for rows in np.split(order_B, starts[1:]):
             self._of(int(hour_B[rows[0]])).add(label_B[rows], weight_B[rows], probability_B[rows])
+        self._bound()
 
     def merge(self, other: HourlyCounts, closed: Collection[int] = ()) -> int:
         """Add what another has counted, but not to hours that are closed; the rows that were left out."""
         for hour, counts in other._hours.items():
             if hour not in closed:
                 self._of(hour).merge(counts)
+        self._bound()
         return sum(counts.rows for hour, counts in other._hours.items() if hour in closed)
 
     def close(self, keep: int) -> tuple[Hour, ...]:
@@ -269,6 +297,13 @@ class HourlyCounts:
             own = {key.split("/")[1]: array for key, array in arrays.items() if key.split("/")[0] == hour}
             hourly._hours[int(hour)] = Counts.from_arrays(own, HOUR_LIMIT)
         return hourly
+
+    def _bound(self) -> None:
+        known = [hour for hour in self._hours if hour >= 0]
+        if len(known) > MOST_HOURS:  # a quarter at once, so that this is rare
+            known.sort(key=lambda hour: (self._hours[hour].rows, hour))
+            for hour in known[: len(known) - 3 * MOST_HOURS // 4]:
+                self._of(-1).merge(self._hours.pop(hour))
 
     def _of(self, hour: int) -> Counts:
         if hour not in self._hours:

@@ -47,8 +47,10 @@ class Verdict:
         return asdict(self)
 
 
-def judge(measured: Metrics, thresholds: Thresholds, current: Metrics | None = None) -> Verdict:
-    """Judge a model; `current` is the live version measured on the same rows.
+def judge(
+    measured: Metrics, thresholds: Thresholds, current: Metrics | None = None, why_no_current: str = ""
+) -> Verdict:
+    """Judge a model; `current` is the live version measured on the same rows; without it, `why_no_current` says why.
 
     A model that predicts about the same for every row is refused, whatever it reaches, unless accuracy is
     all that was asked for: then the user is told what that is worth.
@@ -61,7 +63,8 @@ def judge(measured: Metrics, thresholds: Thresholds, current: Metrics | None = N
     elif measured.auc is not None or not reasons:  # what cannot be measured is said once
         reasons += _constant(measured)
     if thresholds.vs_current is not None and current is None:
-        warnings.append("gate.vs_current was not checked: there is no current version to compare with.")
+        why = why_no_current or "there is no current version to compare with"
+        warnings.append(f"gate.vs_current was not checked: {why}.")
     if not asked:
         warnings.append("the gate asks for nothing: set gate.auc, gate.logloss or gate.calibration.")
     if measured.auc_error is not None and not measured.auc_error <= LARGEST_AUC_ERROR:

@@ -7,7 +7,8 @@
     checkpoint["progressive"] = progressive.to_arrays()
 
 Only the newest hours take rows. An older one is closed: its figures stay, its counts go, so memory and
-checkpoints stay small however many hours are learned.
+checkpoints stay small however many hours are learned. The figures of at most ten years' hours stay: past that,
+those with the fewest rows go, and their rows count as late.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.metrics.binary import Floats, Hour, HourlyCounts, Probabilities
+from clickline.metrics.binary import MOST_HOURS, Floats, Hour, HourlyCounts, Probabilities
 
 __all__ = ["OPEN_HOURS", "Progressive"]
 
 OPEN_HOURS = 48
 """Hours that still take rows: at most 0.7 MB each."""
+
+_MOST_CLOSED = 10 * MOST_HOURS  # hours whose figures stay
 
 
 class Progressive:
@@ -76,3 +79,8 @@ class Progressive:
     def _close(self) -> None:
         for hour in self._open.close(OPEN_HOURS):
             self._closed[hour.hour] = hour
+        if len(self._closed) > _MOST_CLOSED:  # rows with wrong times: real hours have more of them
+            by_rows = sorted(self._closed.values(), key=lambda hour: (hour.metrics.rows, hour.hour))
+            for hour in by_rows[: len(by_rows) - 3 * _MOST_CLOSED // 4]:
+                del self._closed[hour.hour]
+                self.late += hour.metrics.rows

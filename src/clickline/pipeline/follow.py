@@ -1,10 +1,11 @@
 """Learning as hours arrive, read top to bottom.
 
-    wait for an hour ──▶ prepare ──▶ score, learn, judge ──▶ gate ──▶ publish ──▶ checkpoint, record ──▶ next hour
+    wait for an hour ──▶ prepare ──▶ score, learn, evict, judge ──▶ gate ──▶ publish ──▶ learn the held-out rows
+                                                                  next hour ◀── checkpoint, record ◀──┘
 
-An hour counts as learned when its checkpoint is whole. Killed before that, the model goes on from the hour before and
-learns this one again, to the same result. Trouble with a store or a disk is waited out; an hour that cannot be used
-is passed over or ends the run, as the config says.
+What is published is the very model that was judged. An hour counts as learned when its checkpoint is whole. Killed
+before that, the model goes on from the hour before and learns this one again, to the same result. Trouble with a store
+or a disk is waited out; an hour that cannot be used is passed over or ends the run, as the config says.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clickline.artifacts.dataset import Dataset
+from clickline.artifacts.registry import Move
 from clickline.artifacts.version import Version
 from clickline.config import Config
 from clickline.config.loader import resolved
@@ -40,6 +42,7 @@ from clickline.pipeline.flow import build
 from clickline.pipeline.hours import PASSED_OVER, HourRecords
 from clickline.pipeline.live import LivePublisher
 from clickline.progress import Progress, usual
+from clickline.scoring.current import check_fields, with_current
 from clickline.scoring.scorer import Scorer
 from clickline.scoring.versions import open_scorer
 from clickline.stages.prepare.hours import PreparedHour, forget_hours, prepare_hour
@@ -260,9 +263,13 @@ class _Following:
             return
         while True:
             trainer = self._begun(prepared)
+            published: dict[str, Any] = {"gate": None, "version": None}
             try:
-                with self._live(prepared) as live:
+                with self._live(prepared) as (live, why):
                     learned = trainer.learn(hour, prepared.dataset, live)
+                if publish and learned.rows:
+                    published |= self._publish(hour, prepared, trainer, learned, why)
+                trainer.finish(hour, prepared.dataset)
                 break
             except (Diverged, DataError) as error:
                 self.open()  # as it was before this hour
@@ -285,14 +292,11 @@ class _Following:
             "bad": sum(prepared.dataset.splits["train"].report["bad"].values()),
             "progressive": learned.progressive.total.to_json(),
             "held_out": None if learned.held_out is None else learned.held_out.to_json(),
-            "gate": None,
-            "version": None,
+            **published,
             "ids": trainer.model.tables.size,
-            "evicted": learned.evicted,
+            "evicted": trainer.evicted,
             "memory": trainer.model.tables.memory_bytes,
         }
-        if publish and learned.rows:
-            record |= self._publish(hour, prepared, trainer, learned)
         record |= {"seconds": time.monotonic() - began, "at": _utc(time.time())}
         self._until_done("the checkpoint", lambda: trainer.checkpoint(record))
         self._until_done("the records", lambda: self._records.write(hour, record))
@@ -321,14 +325,15 @@ class _Following:
         prepared: PreparedHour,
         trainer: HourlyTrainer,
         learned: LearnedHour,
+        why: str,
     ) -> dict[str, Any]:
         """Through the gate to a version; what the record says of it."""
-        label = self._label(hour)
-        made = self._until_done("the registry", lambda: self._made_before(label, trainer.steps))
+        label, identity = self._label(hour), trainer.identity()
+        made = self._until_done("the registry", lambda: self._made_before(identity))
         if made is not None:  # killed between publishing and the checkpoint: the same model is out already
             self._until_done("the registry", lambda: self._publisher.finish(made, f"hour {label}"))
-            return {"version": made.number}
-        verdict = self._judge(learned)
+            return {"gate": made.body["report"]["gate"], "version": made.number}
+        verdict = self._judge(learned, why)
         if not verdict.passed:
             self._progress.say(
                 f"{label}: the gate refused: {' '.join(verdict.reasons)} The version before stays."
@@ -345,12 +350,16 @@ class _Following:
             "checkpoint": f"{self._run.name}/{label}",
             "step": trainer.steps,
             "hour": label,
-            "data_until": (trainer.newest_hour + 1) * 3600.0 if trainer.newest_hour >= 0 else None,
+            "identity": identity,
+            # Folders that are named in local time may be ahead of the clock.
+            "data_until": min((trainer.newest_hour + 1) * 3600.0, time.time()),
         }
         try:
             result = self._until_done(
                 "the registry",
-                lambda: self._publisher.publish(trainer, origin, report, prepared.dataset, f"hour {label}"),
+                lambda: self._publisher.publish(
+                    trainer, origin, report, prepared.dataset, learned.sample, f"hour {label}"
+                ),
             )
         except ArtifactError as error:  # its files do not score as the model does: no reason to stop learning
             self._progress.say(f"{label} was not published: {error} The version before stays.")
@@ -363,28 +372,31 @@ class _Following:
             self._progress.stage("publish", "done", {**facts, "seconds": result.seconds})
         return {"gate": verdict.to_json(), "version": version}
 
-    def _judge(self, learned: LearnedHour) -> Verdict:
+    def _judge(self, learned: LearnedHour, why: str) -> Verdict:
         thresholds = Thresholds(**self._config.gate.model_dump(exclude={"retries"}))
-        return judge(learned.held_out or learned.progressive.total, thresholds, learned.live)
+        if learned.held_out is None:
+            why = why or "follow.holdout is 0, so there are no rows that neither has learned"
+        why = why or "the current version has not scored all of the held-out rows"
+        return judge(learned.held_out or learned.progressive.total, thresholds, learned.live, why)
 
     @contextmanager
-    def _live(self, prepared: PreparedHour) -> Iterator[Score | None]:
-        """How the live version scores rows; None where nobody asks, or it cannot score these."""
-        scorer = None
+    def _live(self, prepared: PreparedHour) -> Iterator[tuple[Score | None, str]]:
+        """How the live version scores rows; None where nobody asks, or it cannot, and then why."""
+        scorer, why = None, ""
         if self._config.gate.vs_current is not None:
-            scorer = self._until_done("the registry", partial(self._live_scorer, prepared))
+            scorer, why = self._until_done("the registry", partial(self._live_scorer, prepared))
+            if why:
+                self._progress.say(f"gate.vs_current is not checked: {why}.")
         try:
-            yield None if scorer is None else scorer.probabilities
+            yield None if scorer is None else scorer.probabilities, why
         finally:
             if scorer is not None:
                 scorer.close()
 
-    def _live_scorer(self, prepared: PreparedHour) -> Scorer | None:
+    def _live_scorer(self, prepared: PreparedHour) -> tuple[Scorer | None, str]:
         registry = registry_of(self._config)
-        move = registry.current()
-        if move is None:
-            return None
-        try:
+
+        def opened(move: Move) -> Scorer | None:
             version = registry.version(move.version)
             if version.body["model"].get("hour") == self._label(prepared.hour):
                 # Killed between publishing and the checkpoint: this version has seen the hour, the one before has not.
@@ -392,22 +404,28 @@ class _Following:
                     return None
                 version = registry.version(move.previous)
             scorer = open_scorer(registry, version, Path(self._config.cache.dir), _threads())
-        except ArtifactError as error:
-            self._progress.say(f"gate.vs_current was not checked: {error}")
-            return None
-        if scorer.features == prepared.dataset.features:
+            try:
+                check_fields(version.number, scorer.features, prepared.dataset.features)
+            except ArtifactError:
+                scorer.close()
+                raise
             return scorer
-        scorer.close()
-        self._progress.say(
-            f"gate.vs_current was not checked: version {version.number} has other fields or statistics"
-        )
-        return None
 
-    def _made_before(self, label: str, steps: int) -> Version | None:
-        """The version of this very hour and step, if a run that was killed has published it."""
+        scorer, why = with_current(registry, opened, asked=True)
+        if scorer is None and not why:
+            why = "the current version has learned this hour, and there is none before it"
+        return scorer, why
+
+    def _made_before(self, identity: str) -> Version | None:
+        """The version of this very model, packed as the config says, if a run that was killed has published it."""
+        publish = self._config.publish
+        packed = publish.precision, publish.dense, publish.shards
         for version in reversed(registry_of(self._config).versions()[-3:]):
-            model = version.body["model"]
-            if model.get("hour") == label and model["step"] == steps:
+            body = version.body
+            if (
+                body["model"].get("identity") == identity
+                and (body["precision"], body["dense"], body["shards"]) == packed
+            ):
                 return version
         return None
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.version import Version
 from clickline.config import Config
@@ -41,15 +44,22 @@ class LivePublisher:
         origin: Mapping[str, Any],
         report: Mapping[str, Any],
         hour: Dataset,
+        judged: tuple[LabelledRows, NDArray[np.float32]] | None,
         reason: str,
     ) -> PublishResult | None:
         """A delta to the version before, where there is one of this process; None if somebody else moved the
-        pointer meanwhile: then the version waits for them."""
+        pointer meanwhile: then the version waits for them. `judged`: rows with the scores that the gate saw."""
         began = time.monotonic()
         for since in dict.fromkeys((self._mark, None)):
             mark = trainer.snapshot(self._file, since)
             release = Release(
-                trainer.model, self._file, origin, self._config_text, report, next(_rows(hour, _SAMPLE_ROWS))
+                trainer.model,
+                self._file,
+                origin,
+                self._config_text,
+                report,
+                next(_rows(hour, _SAMPLE_ROWS)),
+                judged,
             )
             quantised = (self._config.publish.precision, self._config.publish.dense) != ("fp32", "fp32")
             cost_rows = _rows(hour, _COST_ROWS) if quantised else iter(())

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
+
+from clickline.metrics.binary import utc_of
 
 __all__ = [
     "DARK",
@@ -247,7 +248,7 @@ def _with_gaps(hours: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     points: list[Mapping[str, Any]] = list(hours[:1])
     for before, after in pairwise(hours):
         if after["hour"] - before["hour"] > 1:
-            points.append({"utc": f"{datetime.fromtimestamp((before['hour'] + 1) * 3600, UTC):%Y-%m-%dT%H}"})
+            points.append({"utc": utc_of(before["hour"] + 1)})
         points.append(after)
     return points
 

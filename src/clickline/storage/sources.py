@@ -316,7 +316,7 @@ def _dated_files(
     files, empty = [], []
     for period in periods:
         data = [file for file in storage.list(period.pattern) if not _is_donefile(file, donefile)]
-        files += [replace(file, hour=period.hour) for file in data]
+        files += [replace(file, hour=period.hour, span=24 if period.daily else 1) for file in data]
         if not data:
             empty.append(period)
     if empty:

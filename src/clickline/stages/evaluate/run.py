@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from clickline.artifacts.dataset import Dataset, dataset_folder
+from clickline.artifacts.registry import Move
 from clickline.config import Config
 from clickline.config.loader import resolved
-from clickline.errors import ArtifactError, ClicklineError, ConfigError, Mistake
+from clickline.errors import ClicklineError, ConfigError, Mistake
 from clickline.features import FeatureSpec
 from clickline.intake.stores import registry_of, storage_of
 from clickline.metrics.baseline import worse_than_base_rate
@@ -34,6 +35,7 @@ from clickline.report.document import (
     slot_table,
     write,
 )
+from clickline.scoring.current import with_current
 from clickline.stages.evaluate.models import Judged, find_model
 from clickline.stages.evaluate.sources import DatasetRows, LogRows, Rows, open_rows
 from clickline.storage.cache import Cache
@@ -111,7 +113,7 @@ def evaluate(
     heavy = {slot: [one.id for one in found] for slot, found in evaluation.slices.items()}
     names = rows.names(heavy) if heavy else {}
     worth = None if shuffled is None else shuffled.found(evaluation.total)
-    verdict = judge(evaluation.total, asked, None if current is None else current.evaluation.total)
+    verdict = judge(evaluation.total, asked, None if current is None else current.evaluation.total, why)
     verdict = verdict.warned(worse_than_base_rate(evaluation.total, features, some.rows()))
     notes = [f"No other version was measured on these rows: {why}."] if why else []
     if worth is None:
@@ -196,22 +198,17 @@ def _current(
 ) -> tuple[Current | None, str]:
     """The live version on the same rows, encoded as it wants them; without it, why not."""
     asked = config.gate.vs_current is not None
-    try:
-        move = registry_of(config).current()
-        if move is None:
-            return None, "there is no current version"
+
+    def score(move: Move) -> Current | None:
         if move.version == judged.version and not asked:
-            return None, f"version {move.version} is the current one itself"
+            return None
         live = find_model(config, str(move.version))
         rows = open_rows(config, storage, cache, data, split, live.features, progress)
         places = {slot.name: place for place, slot in enumerate(live.features.slots) if slot.name in sliced}
-        return Current(move.version, measure(live.score, rows.read(progress), slots=places)), ""
-    except Exception as error:
-        if asked and not isinstance(error, ArtifactError):
-            raise
-        if asked:
-            progress.say(f"the current version was not measured: {error}")
-        return None, f"it cannot be scored: {str(error) or type(error).__name__}"
+        return Current(move.version, measure(live.score, rows.read(progress), slots=places))
+
+    current, why = with_current(registry_of(config), score, asked=asked)
+    return current, why or ("" if current else f"version {judged.version} is the current one itself")
 
 
 def _places(slices: Sequence[str], features: FeatureSpec) -> dict[str, int]:

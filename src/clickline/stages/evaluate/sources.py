@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from clickline.intake.discovery import discover
 from clickline.intake.inputs import Inputs, cores, in_order, open_reader
 from clickline.intake.labelled import Labelled, LabelledReader
 from clickline.intake.layout import Layout, target_fields
+from clickline.intake.targets import unit_finder
 from clickline.metrics.naming import names_of
 from clickline.progress import Progress
 from clickline.records import BadRow, LabelledRows, SourceFile
@@ -257,5 +259,6 @@ def _of_logs(
         found = discover(data.format, files, cache, storage, cores(), progress, slots=False)
         layout = replace(layout, dense=found.dense)
     reader = open_reader(data, layout)
-    inputs = Inputs(files, reader, cache, storage)
-    return LogRows(patterns, inputs, LabelledReader(reader, features, layout.targets), data.max_bad)
+    inputs = Inputs(files, reader, cache, storage, unit_finder(layout.targets, features.missing))
+    labelled = LabelledReader(reader, features, layout.targets, time.time())
+    return LogRows(patterns, inputs, labelled, data.max_bad)

@@ -212,7 +212,7 @@ def _of_logs(
     features = fields.features.with_statistics(
         {field.name: _any_statistics(field) for field in fields.features.fields if field.needs_statistics}
     )
-    reader = LabelledReader(open_reader(config.data, fields), features, fields.targets)
+    reader = LabelledReader(open_reader(config.data, fields), features, fields.targets, time.time())
     dataset, clicks, values, seconds = _keep(taken, reader, scratch)
     progress.end()
     rows = dataset.splits["train"].rows

@@ -6,6 +6,7 @@ the whole request that it is in, and `clickline evaluate` does not measure it ei
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from clickline.errors import DataError, TooManyBadRows
 from clickline.features import Encoder, FeatureSpec
 from clickline.features.columns import as_text
 from clickline.intake.inputs import Inputs
-from clickline.intake.targets import TargetFields, targets
+from clickline.intake.targets import FileTimes, TargetFields, targets
 from clickline.progress import Progress
 from clickline.records import Block, IntegerColumn, NumberColumn, RawColumn, SourceFile, TextColumn
 from clickline.storage.redaction import shown
@@ -48,6 +49,7 @@ class Logs:
     features: FeatureSpec  # without statistics: it only tells which values can be encoded
     fields: TargetFields
     max_bad: float
+    clock: float = field(default_factory=time.time)  # rows that happened long after it have a wrong time
     rows: int = 0  # usable ones, in one pass over the files
     bad: Counter[str] = field(default_factory=Counter)
     _places: list[str] = field(default_factory=list)
@@ -88,7 +90,9 @@ class Logs:
     def _usable(self, source: SourceFile, block: Block) -> Batch:
         raw = self.inputs.reader.parse(block)
         _, faults = Encoder(self.features).encode(raw)
-        happened, more = targets(raw, self.fields, self.features.missing, source.hour)
+        happened, more = targets(
+            raw, self.fields, self.features.missing, FileTimes.of(source, block, self.clock)
+        )
         for row in raw.bad:
             self.bad[row.reason] += row.count
             self._places.append(f"{row.file}:{row.line}: {row.detail}")

@@ -31,6 +31,7 @@ from clickline.intake.discovery import discover
 from clickline.intake.inputs import Inputs, cores, in_order, open_reader
 from clickline.intake.layout import Layout, layout
 from clickline.intake.stores import storage_of
+from clickline.intake.targets import unit_finder
 from clickline.metrics.binary import Counts, Metrics
 from clickline.metrics.evaluation import BLOCK_ROWS
 from clickline.progress import Progress, usual
@@ -205,7 +206,9 @@ def _logs(
         )
     features = _without_statistics(own.features, served)
     needed = Layout(features, own.targets, dense)
-    return Logs(Inputs(files, open_reader(data, needed), cache, storage), features, own.targets, data.max_bad)
+    find_unit = unit_finder(own.targets, features.missing)
+    inputs = Inputs(files, open_reader(data, needed), cache, storage, find_unit)
+    return Logs(inputs, features, own.targets, data.max_bad)
 
 
 def _without_statistics(features: FeatureSpec, served: ModelInfo) -> FeatureSpec:

@@ -20,7 +20,7 @@ from clickline.config import Config
 from clickline.errors import ArtifactError, DataError, HourNotReady
 from clickline.features import FeatureSpec
 from clickline.intake.discovery import discover
-from clickline.intake.inputs import Inputs, cores, open_reader
+from clickline.intake.inputs import cores, open_reader
 from clickline.intake.labelled import LabelledReader
 from clickline.intake.layout import Layout, layout, target_fields
 from clickline.intake.stores import storage_of
@@ -136,9 +136,9 @@ def _make(
     crew = Threads()  # an hour is too little to send around
     fields = making.fields(files, progress) if features is None else _given(making, files, features, progress)
     raw = open_reader(making.config.data, fields)
-    inputs = Inputs(files, raw, making.cache, making.storage)
+    inputs = making.inputs(files, raw, fields)
     features = fields.features if known else measure(inputs, fields.features, crew, progress)
-    reader = LabelledReader(raw, features, fields.targets)
+    reader = LabelledReader(raw, features, fields.targets, making.clock())
     train = making.split("train", inputs, reader, crew, progress, title=f"prepare {label}", may_be_empty=True)
     if train.rows and not features.fields:
         raise no_slots(making.config, files)

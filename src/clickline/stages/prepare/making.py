@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -22,7 +23,9 @@ from clickline.intake.discovery import discover
 from clickline.intake.inputs import Inputs, cores
 from clickline.intake.labelled import LabelledReader
 from clickline.intake.layout import Layout, layout, named_slots, target_fields
+from clickline.intake.targets import TIME_RULES, unit_finder
 from clickline.progress import Progress
+from clickline.readers import Reader
 from clickline.readers.slots import read_slot_conf
 from clickline.records import SourceFile
 from clickline.stages.prepare.shards import Maker, MakesShards, make_shards
@@ -46,6 +49,7 @@ def identity_of(config: Config, storage: Storage, sources: Mapping[str, list[Sou
     return {
         "encoder_format": ENCODER_FORMAT,
         "dataset_format": DATASET_FORMAT,
+        "time_rules": TIME_RULES,
         # Order counts: fields are applied and stored as they are written, and JSON keeps that.
         "data": data_identity(data.model_dump(mode="json", exclude=_NOT_CONTENT)),
         "slot_conf": None if data.slot_conf is None else _content(storage, data.slot_conf),
@@ -116,6 +120,19 @@ class Making:
                 remove_leftovers(Path(self.folder))
             _sign(lock.fileno())
             yield
+
+    def clock(self) -> float:
+        """The time by which the dataset's rows are judged, in unix seconds: that of its first beginning, however often
+        it was interrupted, so that all of its shards come out the same."""
+        path = Storage.join(self.folder, "work", "clock")
+        if self.storage.describe(path) is None:
+            self.storage.put(path, f"{int(time.time())}\n".encode())
+        return float(self.storage.read(path))
+
+    def inputs(self, files: Sequence[SourceFile], reader: Reader, fields: Layout) -> Inputs:
+        """Files of logs, to be read by this reader."""
+        find_unit = unit_finder(fields.targets, fields.features.missing)
+        return Inputs(files, reader, self.cache, self.storage, find_unit)
 
     def tidy(self) -> None:
         """Remove what was only needed while it was made."""

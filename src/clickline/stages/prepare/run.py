@@ -15,7 +15,7 @@ from clickline.artifacts.manifest import MANIFEST, as_json, fingerprint
 from clickline.cluster.session import session
 from clickline.config import Config
 from clickline.errors import ArtifactError
-from clickline.intake.inputs import Inputs, open_reader
+from clickline.intake.inputs import open_reader
 from clickline.intake.labelled import LabelledReader
 from clickline.intake.layout import Layout
 from clickline.intake.stores import storage_of
@@ -95,10 +95,10 @@ def _make(
     if not fields.features.fields:
         raise no_slots(config, sources["train"])
     raw = open_reader(config.data, fields)
-    inputs = {split: Inputs(files, raw, making.cache, making.storage) for split, files in sources.items()}
+    inputs = {split: making.inputs(files, raw, fields) for split, files in sources.items()}
     with _crew(config, fields, progress) as crew:
         features = measure(inputs["train"], fields.features, crew, progress)
-        reader = LabelledReader(raw, features, fields.targets)
+        reader = LabelledReader(raw, features, fields.targets, making.clock())
         splits = {
             split: making.split(split, inputs[split], reader, crew, progress, title=f"prepare {split}")
             for split in sources

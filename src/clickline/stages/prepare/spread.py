@@ -91,7 +91,7 @@ class Spread:
 
     def make(self, maker: Maker, groups: Iterable[Group]) -> Iterator[Finished]:
         fields = replace(self._fields, features=maker.reader.features)
-        job = _Job(self._config, fields, maker.folder, maker.split)
+        job = _Job(self._config, fields, maker.folder, maker.split, maker.reader.clock)
         return deal(self._session, _make, job, groups, at_once=self._at_once)
 
 
@@ -106,6 +106,7 @@ class _Job:
     fields: Layout = field(compare=False)
     folder: str = field(default="", compare=False)
     split: str = field(default="", compare=False)
+    clock: float = field(default=0.0, compare=False)  # nothing is labelled where it is not given
     id: str = field(default_factory=lambda: uuid4().hex)
 
 
@@ -119,9 +120,9 @@ def _tools(job: _Job) -> _Tools:
     """What a process opens once for all pieces of a job."""
     making = Making.at(job.config, storage_of(job.config), job.folder)
     reader = open_reader(job.config.data, job.fields)
-    labelled = LabelledReader(reader, job.fields.features, job.fields.targets)
+    labelled = LabelledReader(reader, job.fields.features, job.fields.targets, job.clock)
     maker = Maker(making.storage, job.folder, making.scratch, job.split, labelled)
-    return _Tools(Inputs((), reader, making.cache, making.storage), maker)
+    return _Tools(making.inputs((), reader, job.fields), maker)
 
 
 class _Span(NamedTuple):

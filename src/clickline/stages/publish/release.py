@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clickline.artifacts.manifest import as_json
 from clickline.embedding import snapshot_digest
@@ -32,6 +33,17 @@ class Release:
     config: str  # resolved, as YAML
     report: Mapping[str, Any] | None  # what it was judged by
     rows: LabelledRows  # to be stored with their scores, and to fix the ranges of 8-bit weights on
+    judged: tuple[LabelledRows, NDArray[np.float32]] | None = (
+        None  # with the scores that the gate saw: stored instead
+    )
+
+    def sample(self, most: int) -> tuple[LabelledRows, NDArray[np.float32]]:
+        """Rows to be stored with their scores, and those scores: as the gate saw them, where it was told."""
+        if self.judged is not None and self.judged[0].rows:
+            rows, score_B = self.judged
+            return rows.part(0, min(most, rows.rows)), score_B[:most]
+        rows = self.rows.part(0, min(most, self.rows.rows))
+        return rows, self.model.score(rows)
 
     @property
     def parts(self) -> tuple[PartShape, ...]:

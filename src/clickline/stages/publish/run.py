@@ -398,9 +398,8 @@ def _prove(
     folders = [*(_local(config, registry, version) for version in chain), draft.folder]
     scorer = Scorer.open(body, folders, threads=cores())
     try:
-        sample = release.rows.part(0, min(config.publish.sample, release.rows.rows))
+        sample, wanted_B = release.sample(config.publish.sample)
         found_B = scorer.probabilities(sample)
-        wanted_B = release.model.score(sample)
         gap = float(np.abs(found_B - wanted_B).max(initial=0.0))
         lower = max((body["precision"], body["dense"]), key=("fp32", "fp16", "int8").index)
         allowed = TOLERANCE[lower]
@@ -408,7 +407,7 @@ def _prove(
             allowed = max(allowed, _ROUNDINGS * _rounding(release, sample, wanted_B))
         if not gap <= allowed:  # also when it is NaN
             raise ArtifactError(
-                f"the packed files score the sample differently from the checkpoint: by {gap:.2g}, where "
+                f"the packed files score the sample differently from the model that was judged: by {gap:.2g}, where "
                 f"{allowed:g} is allowed for {lower}. Nothing was published."
                 + ("" if lower == "fp32" else " Choose a higher publish.precision or publish.dense.")
             )

@@ -1,15 +1,17 @@
 """A model that learns hour after hour, without end.
 
 An hour is scored before anything of it is learned: that is the honest measure of the model that was live. Then most
-of its rows are learned; the share that was held out judges what came of it, and is learned last. The checkpoint
-holds the model and the hours it has learned in one cut, so no hour is ever learned twice.
+of its rows are learned, ids are evicted, the calibration is fitted; the share that was held out judges what came of
+it. That very model can be published now. The held-out rows are learned last. The checkpoint holds the model and the
+hours it has learned in one cut, so no hour is ever learned twice.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.checkpoint import Checkpoint, latest, prune, write_checkpoint
 from clickline.artifacts.dataset import Dataset
+from clickline.artifacts.manifest import as_json
 from clickline.config import Config
 from clickline.config.sections import ScheduleSection
 from clickline.embedding import Eviction, freeze
@@ -37,6 +40,7 @@ from clickline.records import LabelledRows
 from clickline.stages.train.hourset import HourSet
 from clickline.stages.train.judging import HeldOut
 from clickline.stages.train.warm import earlier
+from clickline.storage.sources import hour_step
 
 __all__ = ["HourlyTrainer", "LearnedHour"]
 
@@ -54,6 +58,7 @@ _CALIBRATION_CLICKS = 100  # without so many it is not fitted yet
 _FULL = 0.9  # of the bound: what the rows need; the rest is for the steps in which memory grows
 _FREED = 0.1  # of the ids, when the bound is reached
 _TOLD_SECONDS = 2.0
+_SAMPLE_ROWS = 4096  # of the judged rows, that a version is proved with
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,9 @@ class LearnedHour:
     progressive: Evaluation  # of the model that had seen nothing of the hour
     held_out: Metrics | None  # of the model that has learned the other rows; None: nothing was held out
     live: Metrics | None  # of the live version on the same rows; None: it was not asked, or not for all
-    evicted: int  # ids that went
-    seconds: float
+    sample: (
+        tuple[LabelledRows, NDArray[np.float32]] | None
+    )  # some held-out rows with the scores they were judged by
 
 
 class HourlyTrainer:
@@ -80,7 +86,9 @@ class HourlyTrainer:
         bound = config.follow.memory
         self._bound = memory_limit() // 2 if bound == "auto" else bound
         self._sequence = 0  # of checkpoints
-        self._newest_hour = -1
+        self._span = hour_step(config.data.train)
+        self._newest_hour = -1  # of all that were learned
+        self._now = -1  # the last hour of what is being learned
         self._evicted = 0  # ids of this hour
         self._told = 0.0
         self._scores = (Counts(), Counts())  # of older and of newer rows, before they were learned
@@ -105,11 +113,10 @@ class HourlyTrainer:
         arrays = learner.model.restore(found)
         learner.load_dense_state(arrays, step=body["steps"])
         trainer._sequence = found.step
-        trainer._newest_hour = body["newest_hour"]
         older, newer = (_under(f"scores/{n}/", arrays) for n in range(2))
         trainer._scores = Counts.from_arrays(older), Counts.from_arrays(newer)
         trainer._held_out = HeldOut.from_arrays(_under("held_out/", arrays))
-        trainer.learned = HourSet.from_json(body["learned"])
+        trainer._has_learned(HourSet.from_json(body["learned"]))
         trainer.record = body["record"]
         return trainer
 
@@ -130,10 +137,19 @@ class HourlyTrainer:
             start = earlier(Path(config.train.warm_start), features, progress)
         if start is not None:
             trainer._learner.load_moments(trainer._learner.model.restore(start))
-            trainer._newest_hour = start.body["newest_hour"]
             progress.say(f"learning on from {start.folder}")
-        trainer.learned = HourSet(learned)
+        trainer._has_learned(HourSet(learned))
         return trainer
+
+    def _has_learned(self, hours: HourSet) -> None:
+        """The newest hour follows from the hours alone: what a checkpoint says of it, an earlier release took from
+        single rows."""
+        self.learned = hours
+        self._newest_hour = -1 if hours.last is None else self._last_hour_of(hours.last)
+
+    def _last_hour_of(self, hour: int) -> int:
+        """Of the period that begins at `hour`, or that it lies in: itself, or its day's last."""
+        return hour // self._span * self._span + self._span - 1
 
     @classmethod
     def _new(
@@ -166,47 +182,84 @@ class HourlyTrainer:
 
     @property
     def newest_hour(self) -> int:
-        """Of any row that was learned; -1: none had a time."""
+        """The newest that was learned, by the names of the files; -1: none yet."""
         return self._newest_hour
+
+    @property
+    def evicted(self) -> int:
+        """Ids that went in the hour learned last."""
+        return self._evicted
+
+    def identity(self) -> str:
+        """What tells this model from any other, by content: learned again from the same checkpoint, it is the same."""
+        model = self.model
+        document = {
+            "plan": model.plan.to_json(),
+            "features": model.features.to_json(),
+            "calibration": None if model.calibration is None else model.calibration.to_json(),
+            "steps": self.steps,
+            "newest_hour": self._newest_hour,
+        }
+        found = hashlib.sha256(as_json(document))
+        for name, array in sorted(self._learner.dense_state().items()):
+            found.update(f"{name} {array.dtype} {array.shape}".encode())
+            found.update(np.ascontiguousarray(array).tobytes())
+        return found.hexdigest()
 
     # ── an hour ────────────────────────────────────────────────────────────────────────────────
 
     def learn(self, hour: int, dataset: Dataset, live: Score | None = None) -> LearnedHour:
-        """Score an hour, learn it, judge, learn the rest, and forget what is not worth its memory. `live` is how the
-        live version scores rows, to be compared with.
+        """Score an hour, learn all but what is held out, forget what is not worth its memory, judge. `live` is how the
+        live version scores rows, to be compared with. What was judged is the model as it is now; `finish` comes after
+        it was published.
 
         Diverged or DataError for an hour that harms: the model is not to be used any more, but opened again."""
-        began = time.monotonic()
         rows = dataset.splits["train"].rows
         progressive = self._score(dataset)
         batches = self._batches(dataset)
         self._evicted = 0
-        self._progress.begin("learn", total_rows=rows)
+        self._now = self._last_hour_of(hour)
+        self._newest_hour = max(self._newest_hour, self._now)
+        self._learn_all((batch for batch, _ in batches.epoch(Position(hour))), rows)
+        self._forget()
+        self._calibrate()
+        if not self._holdout:
+            return LearnedHour(rows, progressive, None, None, None)
+        sample = self._judge(batches, live)
+        return LearnedHour(rows, progressive, *self._held_out.measured(), sample)
+
+    def finish(self, hour: int, dataset: Dataset) -> None:
+        """Learn what was held out, too; fails as `learn` does. With this the hour is learned."""
+        if self._holdout:
+            rows = dataset.splits["train"].rows
+            held_out = in_blocks(self._batches(dataset).held_out(), self._batch_size(rows))
+            self._learn_all(self._sampled(hour, held_out), int(self._holdout * rows))
+        self.learned.add(hour)
+
+    def _learn_all(self, batches: Iterable[LabelledRows], expected: int) -> None:
+        self._progress.begin("learn", total_rows=expected)
         try:
-            for batch, _ in batches.epoch(Position(hour)):
+            for batch in batches:
                 self._learn(batch)
-            if self._holdout:
-                self._judge(batches, live)
-                for batch in self._sampled(hour, in_blocks(batches.held_out(), self._batch_size(rows))):
-                    self._learn(batch)
         finally:
             self._progress.end()
         # What has once become infinite, an optimizer's moments above all, stays so: that weight never learns again.
         for name, array in self._learner.dense_state().items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise _extreme(f"{name} is not finite any more")
-        self._forget()
-        self._calibrate()
-        self.learned.add(hour)
-        held_out, compared = self._held_out.measured() if self._holdout else (None, None)
-        return LearnedHour(rows, progressive, held_out, compared, self._evicted, time.monotonic() - began)
 
-    def _judge(self, batches: Batches, live: Score | None) -> None:
+    def _judge(self, batches: Batches, live: Score | None) -> tuple[LabelledRows, NDArray[np.float32]] | None:
+        """Score what was held out; some of it with its scores."""
         ours, theirs = self._held_out.begin_hour(live=live is not None)
+        sample = None
         for part in in_blocks(batches.held_out(), BLOCK_ROWS):
-            ours.add(part.label_B, part.weight_B, _numbers(self.model.score(part)))
+            score_B = _numbers(self.model.score(part))
+            ours.add(part.label_B, part.weight_B, score_B)
             if live is not None and theirs is not None:
                 theirs.add(part.label_B, part.weight_B, _numbers(live(part)))
+            if sample is None:
+                sample = part.part(0, _SAMPLE_ROWS), score_B[:_SAMPLE_ROWS]
+        return sample
 
     def _batches(self, dataset: Dataset) -> Batches:
         train = self._settings
@@ -263,8 +316,9 @@ class HourlyTrainer:
     def _learn(self, rows: LabelledRows) -> None:
         if not rows.rows:
             return
+        # Ids were seen when their file was learned: what single rows say may be wrong, or of another time zone.
+        rows = replace(rows, event_hour_B=np.full(rows.rows, self._now, dtype=np.int32))
         self._learner.learn(self._learner.prepare(rows))
-        self._newest_hour = max(self._newest_hour, int(rows.event_hour_B.max()))
         self._progress.advance(rows=rows.rows)
         tables = self.model.tables
         if tables.needed_bytes > _FULL * self._bound:

@@ -14,6 +14,7 @@ from typing import Any
 from clickline.artifacts.checkpoint import Checkpoint, open_checkpoint_folder
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.manifest import fingerprint
+from clickline.artifacts.registry import Move
 from clickline.artifacts.runs import make_newest
 from clickline.config import Config
 from clickline.config.loader import resolved
@@ -40,6 +41,7 @@ from clickline.report.document import (
     write_page_of,
 )
 from clickline.report.page import page_of
+from clickline.scoring.current import check_fields, with_current
 from clickline.stages.train.epochs import Epochs, Result
 from clickline.stages.train.tracked import tracker_of
 from clickline.stages.train.trainer import Trainer
@@ -161,8 +163,8 @@ def _train_and_judge(
     for attempt in range(config.gate.retries + 1):
         trained = trainer.train_to(config.train.epochs + attempt)
         if attempt == 0 and trained.evaluation is not None:
-            current, why = _measure_current(config, trainer, progress)
-        verdict = _judge(config, trained.evaluation, current)
+            current, why = _measure_current(config, trainer)
+        verdict = _judge(config, trained.evaluation, current, why)
         if trained.evaluation is not None:
             total, some = trained.evaluation.total, trainer.sample("eval")
             verdict = verdict.warned(worse_than_base_rate(total, trainer.features, some))
@@ -283,41 +285,28 @@ def _epochs(count: int) -> str:
     return "1 epoch" if count == 1 else f"{count} epochs"
 
 
-def _measure_current(config: Config, trainer: Epochs, progress: Progress) -> tuple[Current | None, str]:
-    """The live version on the same rows; without it, why not. Only a gate that asks for it fails where it cannot."""
-    asked = config.gate.vs_current is not None
-    try:
-        found, why = _score_current(config, trainer)
-    except Exception as error:
-        if asked:
-            raise
-        return None, f"it cannot be scored: {str(error) or type(error).__name__}"
-    if why and asked:
-        progress.say(f"gate.vs_current was not checked: {why}.")
-    return found, why
-
-
-def _score_current(config: Config, trainer: Epochs) -> tuple[Current | None, str]:
+def _measure_current(config: Config, trainer: Epochs) -> tuple[Current | None, str]:
+    """The live version on the same rows; without it, why not."""
     registry = registry_of(config)
-    move = registry.current()
-    if move is None:
-        return None, "there is no current version"
-    from clickline.scoring.versions import open_scorer  # only a comparison needs what serving needs
 
-    scorer = open_scorer(registry, registry.version(move.version), Path(config.cache.dir), _threads())
-    try:
-        if scorer.features != trainer.features:
-            return None, f"version {move.version} has other fields or statistics than these rows"
-        measured = measure(scorer.probabilities, trainer.eval_rows(), slots=trainer.sliced)
-        return Current(move.version, measured), ""
-    finally:
-        scorer.close()
+    def score(move: Move) -> Current:
+        from clickline.scoring.versions import open_scorer  # only a comparison needs what serving needs
+
+        scorer = open_scorer(registry, registry.version(move.version), Path(config.cache.dir), _threads())
+        try:
+            check_fields(move.version, scorer.features, trainer.features)
+            measured = measure(scorer.probabilities, trainer.eval_rows(), slots=trainer.sliced)
+            return Current(move.version, measured)
+        finally:
+            scorer.close()
+
+    return with_current(registry, score, asked=config.gate.vs_current is not None)
 
 
-def _judge(config: Config, evaluation: Evaluation | None, current: Current | None) -> Verdict:
+def _judge(config: Config, evaluation: Evaluation | None, current: Current | None, why: str = "") -> Verdict:
     asked = Thresholds(**config.gate.model_dump(exclude={"retries"}))
     if evaluation is not None:
-        return judge(evaluation.total, asked, None if current is None else current.evaluation.total)
+        return judge(evaluation.total, asked, None if current is None else current.evaluation.total, why)
     if any(value is not None for value in asdict(asked).values()):
         return Verdict(False, ("the gate asks for figures, but data.eval gives no rows to measure them on.",))
     return Verdict(True, (), ("nothing was measured: data.eval is not given.",))

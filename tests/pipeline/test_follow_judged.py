@@ -1,0 +1,192 @@
+"""What is judged is what is published; times, damaged versions and other models do not get in the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hour_world import HourWorld, make_hours
+
+from clickline.artifacts.checkpoint import latest
+from clickline.embedding.snapshot import SnapshotReader
+from clickline.intake.stores import registry_of
+from clickline.learner.batches import Batches
+from clickline.metrics.evaluation import measure
+from clickline.progress import Progress
+from clickline.scoring.sample import read_sample
+from clickline.scoring.versions import open_scorer
+from clickline.stages.prepare.hours import prepare_hour
+
+FIRST = 490896  # 2026-01-01T00 in hours since 1970
+YEAR_2036 = int(datetime(2036, 1, 1, tzinfo=UTC).timestamp())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hours")
+    make_hours(folder, 4, 1500)
+    return folder
+
+
+@pytest.fixture
+def world(tmp_path: Path, made: Path) -> HourWorld:
+    return HourWorld(tmp_path / "ads", made)
+
+
+def redate(world: HourWorld, hour: int, time: int, rows: int = 1) -> None:
+    """Give some rows of an hour another time."""
+    lines = world.log(hour).read_text().splitlines()
+    column = lines[0].split(",").index("timestamp")
+    for line in range(700, 700 + rows):
+        cells = lines[line].split(",")
+        cells[column] = str(time)
+        lines[line] = ",".join(cells)
+    world.log(hour).write_text("\n".join(lines) + "\n")
+
+
+def last_seen(world: HourWorld) -> set[int]:
+    """The hours that the tables of the newest checkpoint hold."""
+    found = latest(world.home / "runs/follow")
+    assert found is not None
+    reader = SnapshotReader(found.tables)
+    return {
+        int(hour)
+        for part in range(len(reader.tables))
+        for rows in reader.rows(part)
+        for hour in np.unique(rows["hour"])
+    }
+
+
+def held_out_auc(world: HourWorld, number: int, hour: int) -> float | None:
+    """AUC of a version on the rows that were held out of an hour."""
+    config = world.config()
+    registry = registry_of(config)
+    scorer = open_scorer(registry, registry.version(number), Path(config.cache.dir), 1)
+    try:
+        dataset = prepare_hour(config, FIRST + hour, scorer.features, Progress()).dataset
+        batches = Batches(
+            dataset, Path(dataset.folder), 128, config.train.seed, held_out=config.follow.holdout
+        )
+        return measure(scorer.probabilities, batches.held_out()).total.auc
+    finally:
+        scorer.close()
+
+
+@pytest.mark.parametrize("time", [YEAR_2036, (FIRST + 2) * 3600 + 9 * 86400, FIRST * 3600 * 10**6])
+def test_row_with_a_wrong_time_is_left_out_and_the_model_stays(world: HourWorld, time: int):
+    """One dated 2036 or nine days ahead has emptied the tables; one in microseconds has ended the learner."""
+    world.arrive(0, 1, 2)
+    redate(world, 1, time)
+    world.follow(3, "train.eviction={hours_unseen: 168}", "gate={auc: 0.55, vs_current: -0.1}")
+    records = world.records()
+    assert [(record["state"], record["bad"]) for record in records] == [
+        ("learned", 0),
+        ("learned", 1),
+        ("learned", 0),
+    ]
+    assert [record["evicted"] for record in records] == [0, 0, 0]
+    assert records[2]["progressive"]["auc"] > records[1]["progressive"]["auc"]
+    assert world.checkpoint()["newest_hour"] == FIRST + 2
+    (listed,) = (world.home / "hours/20260101-01/quarantine").iterdir()
+    assert json.loads(listed.read_text())["reason"] == "bad time"
+
+
+def test_newest_hour_is_that_of_the_files_and_not_of_rows(world: HourWorld):
+    """Rows may be dated up to 24 hours ahead of their file: nothing else goes for it, and they go in time."""
+    world.arrive(0, 1, 2)
+    redate(world, 0, (FIRST + 20) * 3600, rows=300)
+    world.follow(3, "train.eviction={hours_unseen: 4}")
+    assert [record["evicted"] for record in world.records()] == [0, 0, 0]
+    assert [record["bad"] for record in world.records()] == [0, 0, 0]
+    assert world.checkpoint()["newest_hour"] == FIRST + 2
+    assert last_seen(world) == {FIRST, FIRST + 1, FIRST + 2}
+
+
+def test_checkpoint_with_a_newest_hour_of_the_future_is_mended(world: HourWorld):
+    """An earlier release has taken it from a row."""
+    world.arrive(0, 1)
+    world.follow(2)
+    manifest = sorted((world.home / "runs/follow").glob("step-*/manifest.json"))[-1]
+    document = json.loads(manifest.read_text())
+    manifest.chmod(0o644)
+    manifest.write_text(json.dumps({**document, "newest_hour": YEAR_2036 // 3600}))
+    world.arrive(2)
+    world.follow(3, "train.eviction={hours_unseen: 4}")
+    assert world.records()[-1]["evicted"] == 0
+    assert world.checkpoint()["newest_hour"] == FIRST + 2
+
+
+def test_what_is_published_is_what_was_judged(world: HourWorld):
+    """After eviction, and with the calibration that it is published with; the proof has the gate's own scores."""
+    world.arrive(0)
+    world.follow(1, "train.eviction={threshold: 0.5}", "train.calibration={method: platt}")
+    (record,) = world.records()
+    (version,) = world.versions()
+    assert record["evicted"] > 0
+    assert version.body["report"]["evaluation"]["auc"] == record["held_out"]["auc"]
+    assert held_out_auc(world, 1, 0) == pytest.approx(record["held_out"]["auc"], abs=1e-6)
+    # The sample that is stored with its scores are the first of the rows that the gate has seen.
+    config = world.config()
+    scorer = open_scorer(registry_of(config), version, Path(config.cache.dir), 1)
+    dataset = prepare_hour(config, FIRST, scorer.features, Progress()).dataset
+    scorer.close()
+    held_out = Batches(
+        dataset, Path(dataset.folder), 128, config.train.seed, held_out=config.follow.holdout
+    ).held_out()
+    rows = next(held_out)
+    sample, _ = read_sample(Path(version.folder), len(scorer.features.slots))
+    assert np.array_equal(sample.slots[0].ids_N, rows.encoded.slots[0].ids_N[: config.publish.sample])
+
+
+def test_gate_refuses_a_model_that_eviction_has_emptied(world: HourWorld):
+    world.arrive(0)
+    world.follow(1)
+    world.arrive(1)
+    watcher = world.follow(2, "train.eviction={threshold: 1000000}", "gate={auc: 0.55, vs_current: -0.002}")
+    assert world.records()[-1]["evicted"] > 0
+    assert not world.records()[-1]["gate"]["passed"]
+    assert any("20260101/01: the gate refused" in line for line in watcher.said)
+    assert [version.number for version in world.versions()] == [1]
+
+
+def test_another_network_is_not_taken_for_the_one_published_before(world: HourWorld):
+    """Hour and step are the same after runs/follow was removed, as the message about another shape says."""
+    world.arrive(0)
+    world.follow(1)
+    shutil.rmtree(world.home / "runs/follow")
+    watcher = world.follow(1, "model.hidden=[8]")
+    assert not any("up to date" in line for line in watcher.said)
+    assert [version.body["network"]["hidden"] for version in world.versions()] == [[16], [8]]
+    assert registry_of(world.config()).current().version == 2
+    assert world.records()[-1]["version"] == 2
+
+
+@pytest.mark.parametrize("file", ["dense.onnx", "manifest.json"])
+def test_damaged_live_version_does_not_block_its_replacement(world: HourWorld, file: str):
+    world.arrive(0)
+    world.follow(1)
+    world.arrive(1)
+    damaged = Path(world.versions()[0].folder, file)
+    damaged.chmod(0o644)
+    damaged.write_bytes(damaged.read_bytes()[:-10])
+    watcher = world.follow(2, "gate={auc: 0.52, vs_current: -0.002}")
+    (said,) = (line for line in watcher.said if line.startswith("gate.vs_current"))
+    assert said.startswith(
+        "gate.vs_current is not checked: the current version, 1, cannot be compared with: "
+    )
+    gate = world.records()[-1]["gate"]
+    assert gate["passed"]
+    assert [one for one in gate["warnings"] if "vs_current" in one] == [said.replace("is not", "was not", 1)]
+    assert registry_of(world.config()).current().version == 2
+
+
+def test_comparison_without_held_out_rows_says_so(world: HourWorld):
+    world.arrive(0, 1)
+    world.follow(2, "gate.vs_current=-0.5", "follow.holdout=0")
+    assert (
+        "gate.vs_current was not checked: follow.holdout is 0" in world.records()[-1]["gate"]["warnings"][0]
+    )

@@ -1,0 +1,231 @@
+"""When a row happened: units of unix time, years that can be, and rows dated after their file or after now."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clickline.errors import ConfigError, DataError
+from clickline.intake.targets import FileTimes, TargetFields, targets
+from clickline.records import Block, IntegerColumn, NumberColumn, RawRows, SourceFile, TextColumn
+from clickline.stages.prepare import making, shards
+
+START = 1_767_225_600  # 2026-01-01T00
+HOUR = START // 3600
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+ONE_HOUR = {"from": "20260101/05", "to": "20260101/05"}
+FIELDS = {"y": "label", "u": "slot", "at": "time"}
+
+
+def csv(*times: object) -> str:
+    return "y,u,at\n" + "".join(f"{row % 2},u{row},{at}\n" for row, at in enumerate(times))
+
+
+def configure(project, train: str = "a.csv", at: object = "time", **data: object) -> None:
+    project.configure({"format": "csv", "train": train, "fields": {**FIELDS, "at": at}, "max_bad": 1, **data})
+
+
+def hours(project, result) -> list[int]:
+    return project.table(result).column("event_hour").to_pylist()
+
+
+def bad(result) -> list[dict[str, object]]:
+    files = sorted(Path(result.dataset.folder, "quarantine").glob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("unit", PER_SECOND)
+def test_unit_of_unix_times_is_recognised(project, unit):
+    project.write("a.csv", csv(*(PER_SECOND[unit] * (START + 1800 * n) for n in range(4))))
+    configure(project)
+    assert hours(project, project.prepare()) == [HOUR, HOUR, HOUR + 1, HOUR + 1]
+    table = pa.table(
+        {"y": [0, 1], "u": ["a", "b"], "at": [PER_SECOND[unit] * (START + n) for n in (0, 3600)]}
+    )
+    pq.write_table(table, project.folder / "a.parquet")
+    configure(project, "a.parquet", format="parquet")
+    assert hours(project, project.prepare()) == [HOUR, HOUR + 1]
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_row_of_another_unit_than_its_file_is_quarantined(project, unit):
+    stray = PER_SECOND[unit] * START
+    project.write("a.csv", csv(START, stray, START + 3600))
+    project.write("b.csv", csv(stray, START, stray))  # another file has its own unit
+    configure(project, "*.csv")
+    result = project.prepare()
+    assert hours(project, result) == [HOUR, HOUR + 1, HOUR, HOUR]
+    first, second = bad(result)
+    assert (first["reason"], first["line"], second["line"]) == ("bad time", 3, 3)
+    assert str(first["detail"]).startswith(f"at is '{stray}', expected unix time in seconds")
+    assert result.dataset.splits["train"].report["bad"] == {"bad time": 2}
+
+
+def test_declared_unit_is_the_only_one(project):
+    project.write("a.csv", csv(START, START, START * 10**6, "2026-01-01 00:00:00"))
+    configure(project, at={"kind": "time", "unit": "us"})
+    result = project.prepare()
+    assert hours(project, result) == [HOUR, HOUR]
+    assert [row["detail"] for row in bad(result)] == [
+        f"at is '{START}', expected unix time in microseconds or YYYY-MM-DD HH:MM:SS, of the years 1990 to 2099; "
+        "else set unit: or time_format:"
+    ] * 2
+
+
+def test_unit_beside_a_time_format_is_refused(project):
+    configure(project, at={"kind": "time", "unit": "us", "time_format": "%Y"})
+    with pytest.raises(ConfigError, match="unit is given, but time_format too"):
+        project.prepare()
+
+
+def test_unit_holds_for_the_whole_file_wherever_it_is_cut(project):
+    """The first rows decide for a file; what later blocks hold most of does not count."""
+    rows = 20_000
+    times = [START] * (rows // 2) + [START * 1000] * (rows // 2)
+    project.write("a.csv", csv(*times))
+    configure(project, shard_size="64KiB")
+    result = project.prepare()
+    assert len(result.dataset.splits["train"].shards) > 3
+    assert hours(project, result) == [HOUR] * (rows // 2)
+    assert result.dataset.splits["train"].report["bad"] == {"bad time": rows // 2}
+
+
+NO_TIMES = (
+    "1985-01-01",
+    "2100-01-01 00:00:00",
+    "5200-01-01",
+    "9999-12-31 23:59:59",
+    "0001-01-01",
+    "631151999",
+    "-5",
+    "nan",
+    "1e400",
+    "9" * 400,
+    "20260131",
+    "20260131235959",
+    str(2**63),
+    str(2**64 - 1),
+)
+
+
+def test_times_outside_the_years_that_can_be_are_quarantined(project):
+    project.write("a.csv", csv(START, *NO_TIMES, START))
+    configure(project)
+    result = project.prepare()
+    assert hours(project, result) == [HOUR, HOUR]
+    assert result.dataset.splits["train"].report["bad"] == {"bad time": len(NO_TIMES)}
+    assert all("of the years 1990 to 2099" in str(row["detail"]) for row in bad(result))
+
+
+def test_times_of_a_format_outside_the_years_are_quarantined(project):
+    project.write("a.csv", csv("2026-01-01", "1000-01-01", "9999-12-31"))
+    configure(project, at={"kind": "time", "time_format": "%Y-%m-%d"})
+    result = project.prepare()
+    assert hours(project, result) == [HOUR]
+    assert {row["detail"].partition(", ")[2] for row in bad(result)} == {
+        "expected a time written as %Y-%m-%d, of the years 1990 to 2099"
+    }
+
+
+def test_row_dated_long_after_its_file_is_quarantined(project):
+    """Up to 24 hours after the end of the file's hour it may be a folder in local time, or a wrong clock."""
+    project.write("logs/20260101/05/donefile", "")
+    project.write("logs/20260101/05/a.csv", csv(START + 5 * 3600, START + 30 * 3600, START + 30 * 3600 + 1))
+    configure(project, "logs/{date}/{hour}/*.csv", dates=ONE_HOUR)
+    result = project.prepare()
+    assert hours(project, result) == [HOUR + 5, HOUR + 30]
+    (row,) = bad(result)
+    assert row["reason"] == "bad time"
+    assert row["detail"] == (
+        f"at is '{START + 30 * 3600 + 1}', which is 2026-01-02 06:00:01 UTC; at most 2026-01-02 06:00:00 UTC is "
+        "allowed, 24 hours after the end of its file's hours"
+    )
+
+
+def test_file_of_a_day_has_all_of_its_hours(project):
+    project.write("logs/20260101/donefile", "")
+    project.write("logs/20260101/a.csv", csv(START + 23 * 3600, START + 48 * 3600, START + 48 * 3600 + 1))
+    configure(project, "logs/{date}/*.csv", dates={"from": "20260101", "to": "20260101"})
+    assert hours(project, project.prepare()) == [HOUR + 23, HOUR + 48]
+
+
+def test_row_that_arrives_late_is_used(project):
+    project.write("logs/20260101/05/donefile", "")
+    project.write("logs/20260101/05/a.csv", csv(START - 400 * 86400, START))
+    configure(project, "logs/{date}/{hour}/*.csv", dates=ONE_HOUR)
+    assert hours(project, project.prepare()) == [HOUR - 400 * 24, HOUR]
+
+
+def test_row_dated_in_the_future_is_quarantined(project):
+    now = int(time.time())
+    project.write("a.csv", csv(now, now + 20 * 3600, now + 30 * 3600, now + 9 * 86400))
+    configure(project)
+    result = project.prepare()
+    assert hours(project, result) == [now // 3600, (now + 20 * 3600) // 3600]
+    assert [row["line"] for row in bad(result)] == [4, 5]
+    assert all(
+        "24 hours after the clock when the logs were read" in str(row["detail"]) for row in bad(result)
+    )
+
+
+def test_interrupted_dataset_keeps_the_clock_that_it_began_with(project, monkeypatch):
+    """Resumed days later, rows that were dated in the future are still bad rows, in every shard."""
+    now = int(time.time())
+    project.write("a.csv", csv(*(now + (5 * 86400 if row % 10 == 0 else 0) for row in range(20_000))))
+    configure(project, shard_size="64KiB")
+    real, made = shards.Maker.make, []
+
+    def fails(self, group):
+        if len(made) == 2:
+            raise DataError("interrupted")
+        made.append(group.number)
+        return real(self, group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.Maker, "make", fails)
+        with pytest.raises(DataError, match="interrupted"):
+            project.prepare()
+    with monkeypatch.context() as patch:
+        patch.setattr(making.time, "time", lambda: now + 10 * 86400.0)
+        result = project.prepare()
+    assert result.dataset.splits["train"].report["bad"] == {"bad time": 2000}
+    assert not Path(result.dataset.folder, "work").exists()
+
+
+def read(column, rows: int, **fields: str):
+    labels = IntegerColumn(np.ones(rows, np.uint64), np.zeros(rows, np.bool_), False)
+    raw = RawRows(rows, {"y": labels, "at": column}, np.arange(rows))
+    file = FileTimes.of(SourceFile("a", 1, "1"), Block("a", 1, None, 1), START + 86400.0)
+    return targets(raw, TargetFields(label="y", time="at", **fields), (), file)
+
+
+@given(
+    st.lists(st.binary(max_size=40) | st.integers(-(2**70), 2**70).map(lambda n: str(n).encode()), min_size=1)
+)
+def test_no_text_makes_reading_a_time_fail(values):
+    ends = np.cumsum([len(value) for value in values])
+    data = np.frombuffer(b"".join(values), np.uint8)
+    found, faults = read(TextColumn(data, np.concatenate(([0], ends[:-1])), ends), len(values))
+    wrong = {int(row) for group in faults for row in group.rows_F}
+    for group in faults:
+        assert [group.describe(int(row)) for row in group.rows_F]
+    good = [int(hour) for row, hour in enumerate(found.event_hour_B) if row not in wrong]
+    assert all(631_152_000 // 3600 <= hour <= HOUR + 48 for hour in good)
+
+
+@given(st.lists(st.floats(width=64) | st.just(math.inf) | st.just(float(START)), min_size=1))
+def test_no_number_makes_reading_a_time_fail(values):
+    found, faults = read(NumberColumn(np.array(values)), len(values))
+    wrong = {int(row) for group in faults for row in group.rows_F}
+    assert {int(found.event_hour_B[row]) for row in range(len(values)) if row not in wrong} <= set(
+        range(631_152_000 // 3600, HOUR + 49)
+    )
