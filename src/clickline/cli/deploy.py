@@ -392,4 +392,7 @@ def _endpoint_rows(found: Mapping[str, Any]) -> list[str]:
 
 
 def _claim_rows(found: Mapping[str, Any]) -> list[str]:
-    return [f"{one['claim']}  {one['state']}  {one['size'] or ''}".rstrip() for one in found["claims"]]
+    return [
+        "  ".join(part for part in (one["claim"], one["state"], one["size"], one["why"]) if part)
+        for one in found["claims"]
+    ]

@@ -16,6 +16,7 @@ from clickline.progress import Progress
 from clickline.stages.deploy.kube import ApiRefused, Kube, label, shown
 from clickline.stages.deploy.objects import Object
 from clickline.stages.deploy.status import finished, workload_state
+from clickline.stages.deploy.volumes import free, holder
 
 __all__ = ["MADE", "Applied", "Found", "Removed", "apply", "found", "going", "remove"]
 
@@ -117,6 +118,8 @@ class _Step:
     action: str
     """created, changed, replaced or unchanged: what becomes of it, in the word of `Applied`."""
     live: Object | None
+    frees: bool = False
+    """It is a volume that is reserved for a claim that is gone."""
 
 
 def apply(
@@ -155,6 +158,11 @@ def apply(
                 ]
                 return done
             getattr(done, step.action).append(shown(step.item))
+            if step.frees:
+                done.notes.append(
+                    f"{shown(step.item)} was still reserved for a claim that is gone; the new claim gets it, with the "
+                    "files that lie on it"
+                )
         _look_for_left_overs(kube, ordered, done, name=name, namespace=namespace, prune=prune)
     finally:
         done.notes += kube.warnings
@@ -386,6 +394,7 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> _Step:
         )
     if live["metadata"].get("deletionTimestamp"):
         raise _Stuck(f"{shown(item)} is being removed. Wait until it is gone, then apply again.")
+    frees = item["kind"] == "PersistentVolume" and _reserved_in_vain(kube, item, live)
     once = (item["apiVersion"], item["kind"]) in _ONCE
     try:
         new = kube.apply(item, dry_run=True)
@@ -395,6 +404,8 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> _Step:
         new = None
     # A pipeline that failed begins again: what was wrong with it may have been the data.
     again = once and workload_state(live)[0] == "failed"
+    if frees:
+        return _Step(item, "changed", live, frees=True)
     if new is not None and _content(new) == _content(live) and not again:
         return _Step(item, "unchanged", live)
     if not once or (new is not None and new.get("spec") == live.get("spec") and not again):
@@ -409,6 +420,21 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> _Step:
         )
     kube.apply(_renamed(item), dry_run=True)
     return _Step(item, "replaced", live)
+
+
+def _reserved_in_vain(kube: Kube, item: Object, live: Object) -> bool:
+    """Whether a volume waits for a claim that is gone. One that another claim has is not taken from it."""
+    held, wanted = holder(kube, live), item["spec"]["claimRef"]
+    if held is None or held.gone:
+        return held is not None
+    if (held.namespace, held.name) != (wanted["namespace"], wanted["name"]):
+        raise _Stuck(
+            f"{shown(item)} is bound to {held}, and is needed for claim {wanted['name']} of namespace "
+            f"{wanted['namespace']}. Rename the deployment (name:) or choose another deploy.namespace; or, if nobody "
+            f"needs that claim any more: kubectl -n {held.namespace} delete persistentvolumeclaim {held.name}, and "
+            "apply again (the files stay)."
+        )
+    return False
 
 
 def _check_free(kube: Kube, item: Object) -> None:
@@ -510,6 +536,8 @@ def _carry_out(kube: Kube, step: _Step, progress: Progress) -> None:
         kube.delete(step.live, propagation="Foreground")
         _wait_gone(kube, [step.live], progress, title=f"replacing {shown(step.item)}")
     try:
+        if step.frees and step.live is not None:
+            free(kube, step.live)
         kube.apply(step.item)
     except ApiRefused as refused:
         raise ClusterError(_remedy(step.item, step.live, refused)) from refused

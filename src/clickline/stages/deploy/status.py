@@ -9,6 +9,7 @@ from typing import Any
 from clickline.errors import ClusterError
 from clickline.stages.deploy.kube import ApiRefused, Kube, label, shown
 from clickline.stages.deploy.objects import Object
+from clickline.stages.deploy.volumes import holder
 
 __all__ = ["WORKLOADS", "desired_pods", "fetch", "finished", "meaning", "summarise", "workload_state"]
 
@@ -23,7 +24,12 @@ WORKLOADS: tuple[tuple[str, str], ...] = (
     ("argoproj.io/v1alpha1", "CronWorkflow"),
     ("argoproj.io/v1alpha1", "Workflow"),
 )
-_READ = (("v1", "Pod"), ("v1", "Service"), ("v1", "PersistentVolumeClaim"))
+_READ = (
+    ("v1", "Pod"),
+    ("v1", "Service"),
+    ("v1", "PersistentVolumeClaim"),
+    ("autoscaling/v2", "HorizontalPodAutoscaler"),
+)
 _ASKED_PODS = 20  # of each role that tells its version
 _SHOWN_ERRORS = 10
 _SERVING = ("predictor", "lookup")
@@ -51,7 +57,7 @@ def fetch(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool
                 raise
             notes.append("the addresses of the nodes are not told: this user may not list nodes (403)")
     try:
-        events = [one for one in kube.list("v1", "Event", namespace) if one.get("type") == "Warning"]
+        events = [one for one in kube.list("v1", "Event", namespace) if _telling(one)]
     except ApiRefused as refused:
         if refused.status != 403:
             raise
@@ -62,9 +68,46 @@ def fetch(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool
         "namespace": namespace,
         "objects": objects,
         "events": events,
+        "volumes": _volumes(kube, objects, notes),
         "served": _served(kube, namespace, objects, metrics_port, tls=tls),
         "notes": notes,
     }
+
+
+def _telling(event: Object) -> bool:
+    """Warnings; and what the cluster says of a claim, where also the reasons for waiting are no warnings."""
+    return event.get("type") == "Warning" or event["involvedObject"].get("kind") == "PersistentVolumeClaim"
+
+
+def _volumes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> dict[str, str]:
+    """For volumes that a claim names and does not get, why it does not."""
+    found: dict[str, str] = {}
+    for claim in objects:
+        if claim["kind"] != "PersistentVolumeClaim" or _phase(claim) == "Bound":
+            continue
+        name = claim["spec"].get("volumeName")
+        if not name:
+            continue
+        try:
+            volume = kube.get("v1", "PersistentVolume", name)
+            held = None if volume is None else holder(kube, volume)
+        except ApiRefused as refused:
+            if refused.status != 403:
+                raise
+            notes.append(
+                f"why {shown(claim)} waits is not told in full: this user may not read its volume (403)"
+            )
+            continue
+        if volume is None:
+            found[name] = f"volume {name} does not exist: `clickline deploy apply` makes it"
+        elif held is not None and held.gone:
+            found[name] = (
+                f"volume {name} is still reserved for a claim that is gone: `clickline deploy apply` frees it, "
+                "and the files stay"
+            )
+        elif held is not None:
+            found[name] = f"volume {name} is bound to {held}"
+    return found
 
 
 def _served(
@@ -102,6 +145,11 @@ def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
     """The document of `clickline deploy status`. `state`: absent, failed, waiting, running, scheduled or done."""
     name, objects = found["name"], found["objects"]
     pods = [one for one in objects if one["kind"] == "Pod"]
+    claims = [
+        _claim(one, found.get("volumes", {}), found["events"])
+        for one in objects
+        if one["kind"] == "PersistentVolumeClaim"
+    ]
     workloads = [one for one in objects if (one["apiVersion"], one["kind"]) in WORKLOADS and not _owned(one)]
     wanted: dict[str, int | None] = {}
     for one in workloads:
@@ -129,7 +177,7 @@ def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
         "roles": roles,
         "versions": _versions(roles),
         "endpoints": _endpoints(objects),
-        "claims": [_claim(one) for one in objects if one["kind"] == "PersistentVolumeClaim"],
+        "claims": claims,
         "errors": _errors(found["events"], objects, name),
         "notes": list(found["notes"]),
     }
@@ -367,8 +415,9 @@ def _age_key(pod: Object) -> str:
     return str(pod["metadata"].get("creationTimestamp", ""))
 
 
-def _phase(pod: Object) -> str:
-    return str((pod.get("status") or {}).get("phase", "Pending"))
+def _phase(item: Object) -> str:
+    """Of a pod or a claim."""
+    return str((item.get("status") or {}).get("phase", "Pending"))
 
 
 def _ready(pod: Object) -> bool:
@@ -509,11 +558,18 @@ def _address(node: Object) -> str | None:
     return None if found is None else str(found)
 
 
-def _claim(claim: Object) -> dict[str, Any]:
+def _claim(claim: Object, volumes: Mapping[str, str], events: Sequence[Object]) -> dict[str, Any]:
     status = claim.get("status") or {}
+    name, volume, state = claim["metadata"]["name"], claim["spec"].get("volumeName"), _phase(claim)
+    why = ""
+    if state == "Lost":
+        why = f"its volume {volume} is gone"
+    elif state != "Bound":
+        why = volumes.get(volume or "") or _event_words(name, events)
     return {
-        "claim": claim["metadata"]["name"],
-        "state": status.get("phase", "Pending"),
+        "claim": name,
+        "state": state,
+        "why": why,
         "size": (status.get("capacity") or {}).get("storage"),
         "class": claim["spec"].get("storageClassName"),
     }
@@ -531,6 +587,8 @@ def _errors(events: Sequence[Object], objects: Sequence[Object], name: str) -> l
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for event in sorted(events, key=_moment):
         about = event["involvedObject"]
+        if event.get("type") != "Warning":
+            continue
         if about.get("name") not in names and not str(about.get("name", "")).startswith(f"{name}-"):
             continue
         key = (f"{about.get('kind')} {about.get('name')}", str(event.get("reason", "")))
