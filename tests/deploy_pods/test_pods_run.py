@@ -191,3 +191,12 @@ def test_a_volume_of_somebody_else_is_named(node: Callable[..., Pods]) -> None:
     with pytest.raises(AssertionError, match=r"/clickline/\.clickline") as caught:
         pods.start("Job", "ads-pipeline")
     assert "fs_group" in str(caught.value) and "Traceback" not in str(caught.value)
+
+
+def test_the_data_pod_is_not_ready_on_a_volume_that_it_cannot_write(node: Callable[..., Pods]) -> None:
+    pods = node(*ON_RAY)
+    claim = pods.folder / "claim-ads-data"
+    claim.mkdir(mode=0o755)  # as the kubelet makes a folder of the node: it belongs to root
+    with pytest.raises(AssertionError, match="/clickline/data: Permission denied") as caught:
+        pods.start("Pod", "ads-data")
+    assert "chown -R 4711:4712" in str(caught.value) and "Traceback" not in str(caught.value)

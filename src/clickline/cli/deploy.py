@@ -242,6 +242,9 @@ def delete(
 @deploy.command("check-pod", hidden=True)
 def check_pod(
     read_only: Annotated[bool, typer.Option("--read-only", help="The pod only reads from home.")] = False,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Where the pod writes click logs.")
+    ] = None,
     awaited: Annotated[
         str | None,
         typer.Option("--await", metavar="HOST:PORT", help="What must answer before the pod begins."),
@@ -255,6 +258,7 @@ def check_pod(
 
     config = _config(config_file, overrides)
     directories = [Path(config.cache.dir)] if config.cache.dir else []
+    directories += [] if data is None else [data]
     if not read_only:
         directories.append(Path(config.home))
     for line in run(

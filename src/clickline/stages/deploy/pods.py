@@ -68,8 +68,11 @@ def pod(
         **_secret_environment(plan),
         "volumeMounts": mounts,
         "securityContext": security(),
+        # Why a container has failed then stands in its pod's status, also when the next one runs already.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     checked = [] if writes else ["--read-only"]
+    checked += ["--data", data_folder(plan)] if fills and claim_name(plan, "data") is not None else []
     checked += [] if awaits is None else ["--await", awaits]
     ready = {
         "name": "ready",
@@ -108,7 +111,8 @@ def pod(
 
 
 def data_pod(plan: Plan) -> Object:
-    """A pod to put click logs into the data volume with: `kubectl cp`, or `kubectl exec … clickline sample`."""
+    """A pod to put click logs into the data volume with: `kubectl cp`, or `kubectl exec … clickline sample`. It is ready
+    once it can write there; what it lacks may be given to it meanwhile."""
     template = pod(
         plan,
         "data",
@@ -117,7 +121,7 @@ def data_pod(plan: Plan) -> Object:
         data=True,
         fills=True,
         writes=False,
-        restart="Never",
+        restart="OnFailure",
         grace=0,
     )
     return plan.object("v1", "Pod", plan.called("data"), "data", {"spec": template["spec"]})
