@@ -8,7 +8,18 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-__all__ = ["Lines", "Notes", "Progress", "StageState", "Watched", "Work", "figures", "human_size", "usual"]
+__all__ = [
+    "Lines",
+    "Notes",
+    "Progress",
+    "StageState",
+    "Watched",
+    "Work",
+    "counted",
+    "figures",
+    "human_size",
+    "usual",
+]
 
 LINE_SECONDS = 10.0
 
@@ -45,6 +56,11 @@ def human_size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: 1 object, 2 objects."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 class Work:

@@ -480,16 +480,16 @@ def test_a_cluster_is_summed_up(cluster: ApiServer, kube: Kube) -> None:
     assert [one["pod"] for one in the_role(found, "predictor")["pods"]] == ["p-1", "p-2"]
 
 
-def test_a_predictor_that_asks_for_a_token_or_has_no_version_says_so(bare: ApiServer, kube: Kube) -> None:
+def test_a_predictor_that_asks_for_a_token_still_tells_its_version(bare: ApiServer, kube: Kube) -> None:
     bare.put(predictors(2))
     for name in ("p-1", "p-2"):
         bare.put(pod(name, "predictor", "Running", container("predictor", **RUNNING), ready=name == "p-1"))
     bare.pages["p-1", "/metrics"] = (401, "no token")
-    bare.pages["p-1", "/readyz"] = (200, "ready\n")
+    bare.pages["p-1", "/readyz"] = (200, "ready\nversion 12\n")
     bare.pages["p-2", "/metrics"] = (200, "clickline_restarts_total 0.0\n")
     bare.pages["p-2", "/readyz"] = (503, "no version yet\n")
-    pods = {one["pod"]: one["words"] for one in the_role(look(kube), "predictor")["pods"]}
-    assert pods == {"p-1": "version not told: it asks for a token", "p-2": "no version yet"}
+    pods = {one["pod"]: (one["version"], one["words"]) for one in the_role(look(kube), "predictor")["pods"]}
+    assert pods == {"p-1": (12, None), "p-2": (None, "no version yet")}
 
 
 def test_a_pod_that_does_not_listen_yet_is_told_in_words(bare: ApiServer, kube: Kube) -> None:

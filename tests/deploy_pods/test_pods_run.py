@@ -159,9 +159,7 @@ def test_the_steps_of_a_workflow_a_tracking_server_and_a_predictor_of_knative(
     for name in ("prepare", "train", "publish", "roll-out"):
         step = pods.start("Pod", f"ads-{name}")
         assert pods.ended(step, 300) == 0, pods.log(step)
-    assert "predictors that serve the current version: 1" in pods.log("ads-roll-out"), pods.log(
-        "ads-roll-out"
-    )
+    assert "1 predictor serves the current version" in pods.log("ads-roll-out"), pods.log("ads-roll-out")
     answer = ask(pods.address(predictor), {"instances": [{"C1": "a", "I1": "3"}]})
     assert 0 < answer["predictions"][0]["logistic"][0] < 1
 

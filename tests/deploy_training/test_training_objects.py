@@ -167,7 +167,12 @@ def test_a_job_ends_at_once_with_what_another_try_would_end_with() -> None:
     assert spec["backoffLimit"] == 9
     assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy is refused with another
     assert "ttlSecondsAfterFinished" not in spec
-    assert spec["template"]["spec"]["containers"][0]["command"] == ["clickline", "up", "--no-serve"]
+    assert spec["template"]["spec"]["containers"][0]["command"] == [
+        "clickline",
+        "up",
+        "--no-serve",
+        "--no-studio",
+    ]
 
 
 def test_a_schedule_makes_a_cron_job_that_never_overlaps() -> None:
@@ -183,7 +188,7 @@ def test_one_learner_at_a_time(kind: str) -> None:
     assert learner["replicas"] == 1
     assert learner["strategy"] == {"type": "Recreate"}
     container = learner["template"]["spec"]["containers"][0]
-    assert container["command"] == ["clickline", "up", "--follow", "--no-serve"]
+    assert container["command"] == ["clickline", "up", "--follow", "--no-serve", "--no-studio"]
     assert not [one for one in made if one["kind"] in ("Job", "RayJob", "Workflow")]
     assert len([one for one in made if one["kind"] == "StatefulSet"]) == (0 if kind == "local learner" else 2)
 
@@ -257,7 +262,7 @@ def test_a_ray_job_leaves_to_the_operator_what_it_writes() -> None:
     assert one.config.cluster.address == "auto"
     spec = the("RayJob", objects(one))["spec"]
     cluster = spec["rayClusterSpec"]
-    assert spec["entrypoint"] == "clickline up --no-serve -c /clickline/clickline.yaml"
+    assert spec["entrypoint"] == "clickline up --no-serve --no-studio -c /clickline/clickline.yaml"
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert cluster["headGroupSpec"]["rayStartParams"]["memory"] == "1"

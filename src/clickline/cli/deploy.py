@@ -16,6 +16,7 @@ import typer
 from clickline.cli.console import emit, needing, note, table, watching
 from clickline.cli.exits import ExitCode
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
+from clickline.progress import counted
 
 if TYPE_CHECKING:
     from clickline.config import Config
@@ -57,7 +58,7 @@ def render(
     if as_json:
         emit({"folder": str(output), "files": list(made.files)})
         return
-    typer.echo(f"wrote {len(made.files)} files to {output}")
+    typer.echo(f"wrote {counted(len(made.files), 'file')} to {output}")
 
 
 @deploy.command()
@@ -222,7 +223,7 @@ def delete(
         if leaving and not yes:
             where = f"namespace {namespace} of {kube.where} ({kube.host})"
             if as_json or not sys.stdin.isatty():
-                problem = f"is missing: {len(leaving)} objects would be removed from {where}."
+                problem = f"is missing: {counted(len(leaving), 'object')} would be removed from {where}."
                 raise ConfigError([Mistake("", 0, "--yes", problem, "Give it, or run this at a terminal.")])
             note(f"{name} in {where}:")
             for item in leaving:
@@ -280,7 +281,8 @@ def await_rollout(config_file: ConfigFile = Path("clickline.yaml"), overrides: O
 
     with watching(as_json=False, quiet=False) as progress:
         count = run(_config(config_file, overrides), progress)
-    note("there are no predictors" if count == 0 else f"predictors that serve the current version: {count}")
+    serve = "serves" if count == 1 else "serve"
+    note(f"{counted(count, 'predictor')} {serve} the current version" if count else "there are no predictors")
 
 
 def _path(variable: str) -> Path | None:
@@ -330,7 +332,7 @@ def _show_applied(done: Applied, name: str, namespace: str) -> None:
         )
         return
     count = len(done.created) + len(done.changed) + len(done.replaced)
-    told = f"{count} objects created or changed" if count else "nothing to change"
+    told = f"{counted(count, 'object')} created or changed" if count else "nothing to change"
     typer.echo(f"{name} in namespace {namespace}: {told}; `clickline deploy status` shows how it does")
 
 

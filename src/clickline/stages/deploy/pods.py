@@ -111,8 +111,8 @@ def pod(
 
 
 def data_pod(plan: Plan) -> Object:
-    """A pod to put click logs into the data volume with: `kubectl cp`, or `kubectl exec … clickline sample`. It is ready
-    once it can write there; what it lacks may be given to it meanwhile."""
+    """A pod to put click logs into the data volume with: `kubectl cp`, or `kubectl exec … clickline sample`. It is
+    ready once it can write there; until then it looks again and again."""
     template = pod(
         plan,
         "data",

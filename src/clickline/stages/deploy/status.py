@@ -162,8 +162,11 @@ def _asked(kube: Kube, namespace: str, pod: str, port: int, *, tls: bool) -> dic
     if status == 200 and told and int(told[1]):
         return {"version": int(told[1])}
     status, text = kube.ask(namespace, pod, port, "/readyz", tls=tls)
+    told = re.search(r"^version (\d+)", text, re.MULTILINE)
+    if status == 200 and told:  # /metrics asks for a token, which the API server does not pass on
+        return {"version": int(told[1])}
     if status == 200:
-        return {"words": "version not told: it asks for a token"}
+        return {"words": "version not told: it is of an older release, and asks for a token"}
     return {"words": text.strip().partition("\n")[0] if status == 503 else f"it answers {status}"}
 
 
@@ -472,7 +475,7 @@ def meaning(code: int, reason: str | None, role: str, container: str, message: s
 
 
 def _last_line(message: str) -> str:
-    """What a container said last, by its termination message: the end of its log. JSON, which servers log, is no words."""
+    """What a container said last: its termination message is the end of its log. Servers log JSON: no words."""
     lines = [line.strip() for line in message.splitlines()]
     return next((line for line in reversed(lines) if line and not line.startswith("{")), "")
 

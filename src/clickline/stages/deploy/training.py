@@ -194,7 +194,14 @@ def driver_role(plan: Plan) -> str:
 
 def driver_command(plan: Plan) -> list[str]:
     """The stages, or hours as they arrive."""
-    return ["clickline", "up", *(["--follow"] if plan.deploy.workflow.follow else []), "--no-serve"]
+    follow = ["--follow"] if plan.deploy.workflow.follow else []
+    return [
+        "clickline",
+        "up",
+        *follow,
+        "--no-serve",
+        "--no-studio",
+    ]  # nobody outside reaches a page of this pod
 
 
 def driver(plan: Plan, command: list[str], *, ray: bool = True, restart: str | None = None) -> Object:
