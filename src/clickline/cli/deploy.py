@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -272,6 +274,27 @@ def check_pod(
         note(line)
     if awaited is not None:
         await_server(awaited, note)
+
+
+@deploy.command("hold-ray", hidden=True)
+def hold_ray(
+    sizes: Annotated[list[str], typer.Argument(metavar="NAME=N...", help="StatefulSets and their pods.")],
+    namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Where they are.")],
+    mark: Annotated[Path, typer.Option("--mark", metavar="FILE", help="Made once they have been asked for.")],
+) -> None:
+    """What runs beside a pipeline on Ray: asks for Ray's pods, and lets them go when it is ended itself."""
+    from clickline.stages.deploy.hold import ask_for, let_go
+    from clickline.stages.deploy.kube import connect
+
+    stopped = threading.Event()
+    signal.set_wakeup_fd(-1)  # other commands have a moment to end; this one begins to work then
+    signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
+    wanted = {name: int(size) for name, _, size in (one.partition("=") for one in sizes)}
+    with _connected(None) as kube:
+        ask_for(kube, namespace, wanted, stopped, note)
+    mark.touch()
+    stopped.wait()
+    let_go(connect, namespace, list(wanted), note)
 
 
 @deploy.command("await-rollout", hidden=True)

@@ -217,10 +217,14 @@ class Kube:
         patched: Object = self._json("PATCH", path, ("patch", full_name), body=changes)
         return patched
 
-    def get(self, api_version: str, kind: str, name: str, namespace: str | None = None) -> Object | None:
+    def get(
+        self, api_version: str, kind: str, name: str, namespace: str | None = None, part: str = ""
+    ) -> Object | None:
         resource = self._resource_of(api_version, kind)
+        path = resource.path(namespace, name) + (f"/{part}" if part else "")
+        full_name = f"{resource.full_name}/{part}" if part else resource.full_name
         try:
-            there: Object = self._json("GET", resource.path(namespace, name), ("get", resource.full_name))
+            there: Object = self._json("GET", path, ("get", full_name))
         except ApiRefused as refused:
             if refused.status != 404:
                 raise

@@ -371,6 +371,8 @@ def workload_state(workload: Object) -> tuple[str, str]:
         refused = conditions.get("ReplicaFailure", {})
         if refused.get("status") == "True":
             return "failed", f"its pods are refused: {refused.get('message', refused.get('reason', ''))}"
+        if desired == 0 and (label(workload, "component") or "").startswith("ray-"):
+            return "done", "Ray is there while a pipeline runs"
         if status.get("readyReplicas", 0) >= desired:
             return "running", ""
         return "waiting", f"{status.get('readyReplicas', 0)} of {desired} are ready"
@@ -580,8 +582,12 @@ def _last_end(container: Object, role: str) -> str:
 
 
 def _ended(pod: Object, role: str) -> str:
-    """Why a pod that is over has failed: the first container that did."""
+    """Why a pod that is over has failed: the first container that did. Sidecars are ended with it, and do not count."""
+    initial = (pod.get("spec") or {}).get("initContainers") or ()
+    sidecars = {one["name"] for one in initial if one.get("restartPolicy") == "Always"}
     for one in _containers(pod):
+        if one["name"] in sidecars:
+            continue
         ended = (one.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
             return f"{one['name']}: {_meaning(ended, role, one)}"
