@@ -16,6 +16,7 @@ __all__ = [
     "StageState",
     "Watched",
     "Work",
+    "counted",
     "figures",
     "human_size",
     "usual",
@@ -81,6 +82,11 @@ def human_size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: 1 object, 2 objects."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 class Work:

@@ -70,7 +70,8 @@ def pod(
 ) -> Object:
     made = item("v1", "Pod", name, role, spec={"nodeName": "node-1"})
     made["metadata"]["uid"] = uid or f"uid-of-{name}"
-    conditions = [{"type": "Ready", "status": str(ready)}, *more.pop("conditions", ())]
+    since = {"lastTransitionTime": more.pop("since", "2026-11-16T10:00:30Z")}
+    conditions = [{"type": "Ready", "status": str(ready), **since}, *more.pop("conditions", ())]
     made["status"] = {"phase": phase, "conditions": conditions, "containerStatuses": list(containers), **more}
     return made
 

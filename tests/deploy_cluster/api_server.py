@@ -1,8 +1,9 @@
 """A small API server of Kubernetes: real HTTP on loopback, objects in memory, no controllers.
 
-It has what `clickline deploy` uses, as the real one does it: discovery, server-side apply with dry run, defaults that
-the server adds, parts that cannot be changed, labels, removal with what is owned, logs that are followed, a proxy to
-pods. Tests give pods their state themselves, and let requests fail on demand.
+It has what `clickline deploy` uses, as the real one does it: discovery, server-side apply with dry run, merge patches,
+defaults that the server adds, parts that cannot be changed, labels, removal with what is owned, logs that are followed,
+the scale of a StatefulSet, a proxy to pods. Tests give pods their state themselves, let requests fail on demand, and
+have volumes bound when they say so.
 """
 
 from __future__ import annotations
@@ -104,6 +105,14 @@ class _No(Exception):
         self.status = status
         self.causes = causes
 
+
+_REASONS = {
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    409: "Conflict",
+    503: "ServiceUnavailable",
+}
 
 Key = tuple[str, str, str, str]
 
@@ -242,6 +251,7 @@ class ApiServer:
             else:
                 new = _without(copy.deepcopy(live), self._applied.get(key, {}), item)
                 new = _merged(new, item)
+                _defaults(new)
                 _check_fixed(live, new)
             if live is not None and new == live:
                 return 200, live
@@ -260,6 +270,62 @@ class ApiServer:
                 self._fill(key[3])
             self.changed.notify_all()
             return (200 if live else 201), new
+
+    def patch(self, key: Key, changes: dict[str, Any]) -> dict[str, Any]:
+        """A merge patch. One that names a version of the object is refused when there is a newer one."""
+        with self.changed:
+            live = self.get(key)
+            meant = (changes.get("metadata") or {}).get("resourceVersion")
+            if meant not in (None, live["metadata"].get("resourceVersion")):
+                raise _No(409, f'Operation cannot be fulfilled on "{key[3]}": the object has been modified')
+            new = _patched(live, changes)
+            _check_fixed(live, new)
+            self._version += 1
+            new["metadata"]["resourceVersion"] = str(self._version)
+            self.objects[key] = new
+            self.writes.append(("patch", key[1], key[3]))
+            self.changed.notify_all()
+            return new
+
+    def scale(self, key: Key, changes: dict[str, Any] | None) -> dict[str, Any]:
+        """The scale of a StatefulSet; with `changes` after a merge patch of it. Its pods are as many as tests say."""
+        live = self.get(key) if changes is None else self.patch(key, {"spec": changes["spec"]})
+        return {
+            "apiVersion": "autoscaling/v1",
+            "kind": "Scale",
+            "metadata": {"name": key[3], "namespace": key[2]},
+            "spec": {"replicas": live["spec"].get("replicas", 0)},
+            "status": {"replicas": (live.get("status") or {}).get("replicas", 0)},
+        }
+
+    def bind_volumes(self) -> None:
+        """One round of the controller of volumes, for claims that name their volume: as in syncVolume and
+        syncUnboundClaim of pv_controller.go."""
+        with self.changed:
+            volumes = {key[3]: item for key, item in self.objects.items() if key[1] == "PersistentVolume"}
+            claims = {
+                (key[2], key[3]): item
+                for key, item in self.objects.items()
+                if key[1] == "PersistentVolumeClaim"
+            }
+            for volume in volumes.values():
+                held = volume["spec"].get("claimRef") or {}
+                claim = claims.get((held.get("namespace", ""), held.get("name", "")))
+                if not held.get("uid"):
+                    volume["status"] = {"phase": "Available"}
+                elif claim is None or claim["metadata"]["uid"] != held["uid"]:
+                    volume["status"] = {"phase": "Released"}
+            for place, claim in claims.items():
+                named = volumes.get(claim["spec"].get("volumeName", ""))
+                claim.setdefault("status", {"phase": "Pending"})
+                if named is None:
+                    continue
+                held = named["spec"].setdefault("claimRef", {})
+                uid = claim["metadata"]["uid"]
+                if (held.get("namespace"), held.get("name")) == place and held.get("uid", uid) == uid:
+                    held |= {"uid": uid, "resourceVersion": "7"}
+                    named["status"] = {"phase": "Bound"}
+                    claim["status"] = {"phase": "Bound", "capacity": dict(named["spec"]["capacity"])}
 
     def delete(self, key: Key, uid: str | None) -> dict[str, Any]:
         with self.changed:
@@ -310,6 +376,8 @@ def _defaults(item: dict[str, Any]) -> None:
                 port.setdefault("protocol", "TCP")
                 if spec.get("type") == "NodePort":
                     port.setdefault("nodePort", 30100 + n)
+        case "StatefulSet":
+            spec.setdefault("replicas", 1)
         case "PersistentVolumeClaim":
             spec.setdefault("storageClassName", "standard")
             spec.setdefault("volumeMode", "Filesystem")
@@ -321,6 +389,19 @@ def _merged(live: Any, new: Any) -> Any:
     if isinstance(live, list) and isinstance(new, list) and len(live) == len(new):
         return [_merged(a, b) for a, b in zip(live, new, strict=True)]
     return copy.deepcopy(new)
+
+
+def _patched(live: Any, changes: Any) -> Any:
+    """RFC 7396: null takes a field away."""
+    if not isinstance(changes, dict):
+        return copy.deepcopy(changes)
+    new = copy.deepcopy(live) if isinstance(live, dict) else {}
+    for key, value in changes.items():
+        if value is None:
+            new.pop(key, None)
+        else:
+            new[key] = _patched(new.get(key), value)
+    return new
 
 
 def _without(live: Any, before: Any, now: Any) -> Any:
@@ -350,6 +431,11 @@ def _check_fixed(live: dict[str, Any], new: dict[str, Any]) -> None:
         raise _No(
             422, f'PersistentVolumeClaim "{name}" is invalid: spec: Forbidden: {words}', (("spec", words),)
         )
+    if kind == "PersistentVolume" and any(
+        old_spec.get(source) != spec.get(source) for source in ("nfs", "hostPath", "local")
+    ):
+        words = "spec.persistentvolumesource is immutable after creation"
+        raise _No(422, f'PersistentVolume "{name}" is invalid: spec: Forbidden: {words}', (("spec", words),))
     if live["apiVersion"] == "batch.volcano.sh/v1alpha1" and old_spec.get("tasks") != spec.get("tasks"):
         raise _No(
             403,
@@ -406,7 +492,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif (
             found := re.fullmatch(
                 r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?"
-                r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<part>log|proxy|exec)(?P<rest>/.*)?)?",
+                r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<part>log|proxy|exec|scale)(?P<rest>/.*)?)?",
                 path,
             )
         ) is not None:
@@ -450,8 +536,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._exec(parse_qs(urlsplit(self.path).query)["command"])
         elif found["part"] == "proxy":
             pod = re.sub(r"^https?:|:\d+$", "", name)
-            status, text = api.pages.get((pod, found["rest"] or "/"), (503, "no endpoints available"))
-            self._send_bytes(status, text.encode(), "text/plain")
+            page = api.pages.get((pod, found["rest"] or "/"))
+            if page is None:  # nobody listens there
+                words = "error trying to reach service: dial tcp 10.244.0.9:8502: connect: connection refused"
+                raise _No(503, words)
+            self._send_bytes(page[0], page[1].encode(), "text/plain")
+        elif found["part"] == "scale":
+            if method == "PATCH" and self.headers.get("Content-Type") != "application/merge-patch+json":
+                raise _No(415, "a scale takes merge patches here")
+            self._send(200, api.scale(key, json.loads(body) if method == "PATCH" else None), headers)
         elif method == "GET" and name:
             self._send(200, api.get(key), headers)
         elif method == "GET":
@@ -470,11 +563,13 @@ class _Handler(BaseHTTPRequestHandler):
                 "items": items[begin:end],
             }
             self._send(200, document, headers)
+        elif method == "PATCH" and self.headers.get("Content-Type") == "application/merge-patch+json":
+            self._send(200, api.patch(key, json.loads(body)), headers)
         elif method == "PATCH":
             if self.headers.get("Content-Type") != "application/apply-patch+yaml" or not query.get(
                 "fieldManager"
             ):
-                raise _No(415, "only server-side apply is here")
+                raise _No(415, "only server-side apply and merge patches are here")
             status, item = api.apply(key, yaml.safe_load(body), dry_run=dry_run)
             self._send(status, item, headers)
         else:
@@ -689,6 +784,7 @@ class _Handler(BaseHTTPRequestHandler):
             "apiVersion": "v1",
             "status": "Failure",
             "message": str(no),
+            "reason": _REASONS.get(no.status, "Unknown"),
             "code": no.status,
         }
         self._send(no.status, {**document, "details": {"causes": causes}})

@@ -328,3 +328,17 @@ def test_check_pod_makes_the_directories_and_rays_token(command: Command, tmp_pa
     assert (done.returncode, home.is_dir()) == (0, True), done.stderr
     assert (home / "ray-token").read_text().strip()
     assert f"{home}: takes files" in done.stderr
+
+
+def test_check_pod_refuses_a_data_volume_that_takes_no_files(command: Command, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    more = ["--read-only", "--data", str(logs), "--set", f"cache.dir={tmp_path / 'scratch'}"]
+    done = command("check-pod", *more)
+    assert (done.returncode, f"{logs}: takes files" in done.stderr) == (0, True), done.stderr
+    logs.rmdir()
+    logs.write_text("no folder")
+    refused = command("check-pod", *more)
+    assert refused.returncode == 1
+    assert (
+        f"{logs}: File exists" in refused.stderr and "See that the volume is mounted there" in refused.stderr
+    )

@@ -167,6 +167,90 @@ def test_a_job_between_two_tries_is_not_failed() -> None:
     assert (role["state"], role["ready"]) == ("running", 1)
 
 
+def tries(*pods: dict[str, Any], failed: int, active: int = 1) -> dict[str, Any]:
+    """The pipeline of a Job that tries again, oldest pod first."""
+    for n, one in enumerate(pods):
+        one["metadata"]["creationTimestamp"] = f"2026-11-16T10:0{n}:00Z"
+    made = {**job(), "status": {"active": active, "failed": failed}}
+    return the_role(summary(made, *reversed(pods)), "pipeline")
+
+
+def failed_try(name: str, **ended: Any) -> dict[str, Any]:
+    return pod(name, "pipeline", "Failed", container("pipeline", terminated=ended))
+
+
+def test_a_job_that_tries_again_says_why_the_last_try_failed() -> None:
+    out_of_memory = failed_try("p-2", exitCode=137, reason="OOMKilled", message="epoch 1: 10 %")
+    running = pod("p-3", "pipeline", "Running", container("pipeline", **RUNNING), ready=True)
+    role = tries(failed_try("p-1", exitCode=4, reason="Error"), out_of_memory, running, failed=2)
+    assert role["state"] == "running"
+    assert role["why"] == (
+        "failed 2 times, tries again; last try: pipeline: OOMKilled: out of memory, "
+        "raise deploy.resources.pipeline.memory_limit"
+    )
+
+
+def test_a_job_between_two_tries_says_why_the_last_one_failed() -> None:
+    role = tries(failed_try("p-1", exitCode=1, reason="Error", message="no room\n"), failed=1, active=0)
+    assert role["state"] == "waiting"
+    assert role["why"] == "failed once, tries again; last try: pipeline: exit code 1: no room"
+
+
+def test_a_folder_that_belongs_to_root_is_named_while_the_job_tries_again() -> None:
+    said = (
+        "/clickline/.clickline: Permission denied; it belongs to uid 0. Set fsGroup, or chown -R 10001:10001."
+    )
+    ended = {"exitCode": 1, "reason": "Error", "message": f"/scratch/cache: takes files\n{said}\n"}
+    failed = pod("p-1", "pipeline", "Failed", initContainerStatuses=[container("ready", terminated=ended)])
+    begun = pod("p-2", "pipeline", "Pending", container("pipeline", waiting={"reason": "PodInitializing"}))
+    assert tries(failed, begun, failed=1)["why"].endswith(f"last try: ready: exit code 1: {said}")
+
+
+def test_a_run_of_a_schedule_does_not_tell_failures_of_the_run_before() -> None:
+    cron = item("batch/v1", "CronJob", "ads-pipeline", "pipeline", spec={"schedule": "0 3 * * *"})
+    cron["status"] = {"active": [{}]}
+    failed = failed_try("a", exitCode=4)
+    again = pod("b", "pipeline", "Running", container("pipeline", **RUNNING), ready=True)
+    for run, one in enumerate((failed, again)):
+        one["metadata"]["labels"]["batch.kubernetes.io/job-name"] = f"ads-pipeline-{run}"
+        one["metadata"]["creationTimestamp"] = f"2026-11-1{run}T03:00:00Z"
+    assert the_role(summary(cron, failed, again), "pipeline")["why"] == ""
+    again["metadata"]["labels"]["batch.kubernetes.io/job-name"] = "ads-pipeline-0"
+    assert "bad data" in the_role(summary(cron, failed, again), "pipeline")["why"]
+
+
+def test_a_container_that_was_restarted_says_how_it_ended() -> None:
+    killed = {"exitCode": 137, "reason": "OOMKilled"}
+    restarted = container("ray-worker", restarts=2, last=killed, **RUNNING)
+    one = pod("ads-ray-worker-0", "ray-worker", "Running", restarted, ready=True)
+    made = item("apps/v1", "StatefulSet", "ads-ray-worker", "ray-worker", spec={"replicas": 1})
+    role = the_role(summary({**made, "status": {"readyReplicas": 1}}, one), "ray-worker")
+    assert role["state"] == "running"
+    assert role["why"] == (
+        "restarted 2 times, last OOMKilled: out of memory, raise deploy.resources.ray_worker.memory_limit"
+    )
+
+
+def test_what_a_server_logged_last_is_not_shown_as_json() -> None:
+    message = 'Traceback (most recent call last):\nOSError: no space\n{"event": "stopped", "level": "info"}\n'
+    assert meaning(1, "Error", "predictor", "predictor", message) == "exit code 1: OSError: no space"
+
+
+def test_a_pod_that_waits_for_a_claim_says_why_the_claim_waits() -> None:
+    claim = item("v1", "PersistentVolumeClaim", "ads-data", "storage", spec={}, status={"phase": "Pending"})
+    unbound = {
+        "type": "PodScheduled",
+        "status": "False",
+        "message": "unbound immediate PersistentVolumeClaims",
+    }
+    made = pod("p", "predictor", "Pending", conditions=[unbound])
+    made["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "ads-data"}}]
+    events = [event("ads-data", "ProvisioningFailed", "no class fast", kind="PersistentVolumeClaim")]
+    state, why = told(made, claim, events=events)
+    assert state == "waiting"
+    assert why.endswith("; claim ads-data: ProvisioningFailed: no class fast")
+
+
 def test_a_job_that_is_done_is_done() -> None:
     made = {**job(), "status": {"conditions": [{"type": "Complete", "status": "True"}], "succeeded": 1}}
     role = the_role(summary(made, pod("p", "pipeline", "Succeeded")), "pipeline")
@@ -334,6 +418,40 @@ def test_the_last_errors_are_those_about_us_each_once() -> None:
     assert found == [("Job ads-pipeline", "between"), ("Pod ads-predictor-1", "second")]
 
 
+def errors(*objects: dict[str, Any], events: Any) -> list[str]:
+    return [one["reason"] for one in summary(*objects, events=events)["errors"]]
+
+
+def test_probes_that_failed_before_a_pod_was_ready_are_no_errors() -> None:
+    one = pod("p-1", "predictor", "Running", container("predictor", **RUNNING), since="2026-11-16T10:01:00Z")
+    slow = [event("p-1", "Unhealthy", "Startup probe failed", at="2026-11-16T10:00:40Z")]
+    assert errors(predictors(0), one, events=slow) == ["Unhealthy"]
+    one["status"]["conditions"][0]["status"] = "True"
+    assert errors(predictors(1), one, events=slow) == []
+    later = [event("p-1", "Unhealthy", "Liveness probe failed", at="2026-11-16T10:02:00Z")]
+    assert errors(predictors(1), one, events=[*slow, *later]) == ["Unhealthy"]
+
+
+def test_what_is_gone_is_no_error_of_a_role_that_is_well() -> None:
+    gone = [
+        event("ads-predictor-5f-x", "Unhealthy", "Readiness probe failed"),
+        event("ads-predictor-5f", "FailedCreate", "exceeded quota", kind="ReplicaSet"),
+    ]
+    one = pod("ads-predictor-6a-y", "predictor", "Running", ready=True)
+    made = {**deployment(), "status": {"readyReplicas": 1}}
+    made["spec"]["replicas"] = 1
+    assert errors(made, one, events=gone) == []
+    assert errors({**made, "status": {}}, events=gone) == ["Unhealthy", "FailedCreate"]
+
+
+def test_a_pipeline_that_is_done_has_no_errors_of_its_tries() -> None:
+    done = {**job(), "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    failed = pod("ads-pipeline-a", "pipeline", "Failed", container("pipeline", terminated={"exitCode": 1}))
+    tried = [event("ads-pipeline-a", "BackOff", "again"), event("ads-pipeline", "Slow", "x", kind="Job")]
+    assert errors(done, failed, pod("ads-pipeline-b", "pipeline", "Succeeded"), events=tried) == []
+    assert errors(job(), failed, events=tried) == ["BackOff", "Slow"]
+
+
 # ── fetched ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -351,7 +469,7 @@ def test_a_cluster_is_summed_up(cluster: ApiServer, kube: Kube) -> None:
         )
     cluster.put(service(type="NodePort"))
     cluster.put(node(InternalIP="10.0.0.4"))
-    cluster.put(event("p-1", "Unhealthy", "slow"))
+    cluster.put(event("p-1", "Unhealthy", "slow", at="2026-11-16T10:01:00Z"))
     other = pod("other", "predictor", "Running", ready=True)
     other["metadata"]["labels"]["app.kubernetes.io/instance"] = "ads2"
     cluster.put(other)
@@ -362,16 +480,63 @@ def test_a_cluster_is_summed_up(cluster: ApiServer, kube: Kube) -> None:
     assert [one["pod"] for one in the_role(found, "predictor")["pods"]] == ["p-1", "p-2"]
 
 
-def test_a_predictor_that_asks_for_a_token_or_has_no_version_says_so(bare: ApiServer, kube: Kube) -> None:
+def test_a_predictor_that_asks_for_a_token_still_tells_its_version(bare: ApiServer, kube: Kube) -> None:
     bare.put(predictors(2))
     for name in ("p-1", "p-2"):
         bare.put(pod(name, "predictor", "Running", container("predictor", **RUNNING), ready=name == "p-1"))
     bare.pages["p-1", "/metrics"] = (401, "no token")
-    bare.pages["p-1", "/readyz"] = (200, "ready\n")
+    bare.pages["p-1", "/readyz"] = (200, "ready\nversion 12\n")
     bare.pages["p-2", "/metrics"] = (200, "clickline_restarts_total 0.0\n")
     bare.pages["p-2", "/readyz"] = (503, "no version yet\n")
-    pods = {one["pod"]: one["words"] for one in the_role(look(kube), "predictor")["pods"]}
-    assert pods == {"p-1": "version not told: it asks for a token", "p-2": "no version yet"}
+    pods = {one["pod"]: (one["version"], one["words"]) for one in the_role(look(kube), "predictor")["pods"]}
+    assert pods == {"p-1": (12, None), "p-2": (None, "no version yet")}
+
+
+def test_a_pod_that_does_not_listen_yet_is_told_in_words(bare: ApiServer, kube: Kube) -> None:
+    bare.put(predictors(1))
+    bare.put(pod("p-1", "predictor", "Running", container("predictor", **RUNNING)))
+    bare.put(pod("p-2", "predictor", "Running", container("predictor", **RUNNING), ready=True))
+    role = the_role(look(kube), "predictor")
+    assert {one["pod"]: one["words"] for one in role["pods"]} == {
+        "p-1": "not reachable yet",
+        "p-2": "version not told: the API server does not reach the pod",
+    }
+    assert role["why"] == "not ready; not reachable yet"
+
+
+def test_a_user_who_may_not_reach_pods_hears_it_once(bare: ApiServer, kube: Kube) -> None:
+    bare.put(predictors(2))
+    for name in ("p-1", "p-2"):
+        bare.put(pod(name, "predictor", "Running", container("predictor", **RUNNING), ready=True))
+    bare.faults.append(Fault("get", "pods/proxy"))
+    found = look(kube)
+    assert [note for note in found["notes"] if "may not reach pods" in note] == found["notes"]
+    assert len(found["notes"]) == 1
+
+
+SCALER = ("autoscaling/v2", "HorizontalPodAutoscaler", "ads-predictor", "predictor")
+
+
+def test_an_autoscaler_without_a_metrics_server_is_one_plain_note(bare: ApiServer, kube: Kube) -> None:
+    bare.put(item(*SCALER, status={"conditions": [{"type": "ScalingActive", "status": "False"}]}))
+    for reason in ("FailedGetResourceMetric", "FailedComputeMetricsReplicas"):
+        words = "unable to get metrics: the server could not find the requested resource (get pods.metrics.k8s.io)"
+        bare.put(event("ads-predictor", reason, words, kind=SCALER[1]))
+    found = look(kube)
+    assert found["errors"] == []
+    assert [note for note in found["notes"] if "needs a metrics server" in note] == found["notes"]
+    assert len(found["notes"]) == 1
+    bare.kinds["metrics.k8s.io/v1beta1"] = {"PodMetrics": ("pods", True)}
+    found = look(kube)
+    assert len(found["errors"]) == 2 and found["notes"] == []
+
+
+def test_an_autoscaler_that_scales_by_now_has_no_errors(bare: ApiServer, kube: Kube) -> None:
+    bare.kinds["metrics.k8s.io/v1beta1"] = {"PodMetrics": ("pods", True)}
+    active = {"type": "ScalingActive", "status": "True", "lastTransitionTime": "2026-11-16T10:05:00Z"}
+    bare.put(item(*SCALER, status={"conditions": [active]}))
+    bare.put(event("ads-predictor", "FailedGetResourceMetric", "pods might be unready", kind=SCALER[1]))
+    assert look(kube)["errors"] == []
 
 
 @pytest.mark.parametrize(("plural", "words"), [("nodes", "list nodes"), ("events", "list events")])

@@ -159,9 +159,7 @@ def test_the_steps_of_a_workflow_a_tracking_server_and_a_predictor_of_knative(
     for name in ("prepare", "train", "publish", "roll-out"):
         step = pods.start("Pod", f"ads-{name}")
         assert pods.ended(step, 300) == 0, pods.log(step)
-    assert "predictors that serve the current version: 1" in pods.log("ads-roll-out"), pods.log(
-        "ads-roll-out"
-    )
+    assert "1 predictor serves the current version" in pods.log("ads-roll-out"), pods.log("ads-roll-out")
     answer = ask(pods.address(predictor), {"instances": [{"C1": "a", "I1": "3"}]})
     assert 0 < answer["predictions"][0]["logistic"][0] < 1
 
@@ -191,3 +189,12 @@ def test_a_volume_of_somebody_else_is_named(node: Callable[..., Pods]) -> None:
     with pytest.raises(AssertionError, match=r"/clickline/\.clickline") as caught:
         pods.start("Job", "ads-pipeline")
     assert "fs_group" in str(caught.value) and "Traceback" not in str(caught.value)
+
+
+def test_the_data_pod_is_not_ready_on_a_volume_that_it_cannot_write(node: Callable[..., Pods]) -> None:
+    pods = node(*ON_RAY)
+    claim = pods.folder / "claim-ads-data"
+    claim.mkdir(mode=0o755)  # as the kubelet makes a folder of the node: it belongs to root
+    with pytest.raises(AssertionError, match="/clickline/data: Permission denied") as caught:
+        pods.start("Pod", "ads-data")
+    assert "chown -R 4711:4712" in str(caught.value) and "Traceback" not in str(caught.value)

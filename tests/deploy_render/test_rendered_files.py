@@ -147,3 +147,22 @@ def test_wrong_settings_are_named_before_any_cluster_sees_them(setting: str, key
         render(CASES["smallest"], setting)
     assert key in [mistake.key for mistake in caught.value.mistakes], caught.value
     assert all(mistake.remedy for mistake in caught.value.mistakes)
+
+
+def test_the_data_pod_checks_that_it_can_write_the_logs_volume_before_it_is_ready() -> None:
+    made = documents(render(CASES["smallest"]).files["tools/data-pod.yaml"])
+    spec = next(one["spec"] for one in made if one["kind"] == "Pod")
+    (first,) = spec["initContainers"]
+    assert first["command"][-2:] == ["--data", "/clickline/data"]
+    assert {"name": "data", "mountPath": "/clickline/data"} in first["volumeMounts"]
+    assert spec["restartPolicy"] == "OnFailure"  # a folder may get another owner meanwhile
+    without = documents(render(CASES["follow-secrets"]).files["tools/data-pod.yaml"])
+    spec = next(one["spec"] for one in without if one["kind"] == "Pod")
+    assert "--data" not in spec["initContainers"][0]["command"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_why_a_container_failed_is_kept_in_its_pods_status(case: str) -> None:
+    for spec in pod_specs(render(CASES[case]).objects):
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+            assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"

@@ -206,7 +206,8 @@ def test_a_secret_by_its_path_as_written_or_absolute() -> None:
         (EVERY_WAY["knative grpc"], "HTTP is not reached"),
         (EVERY_WAY["knative canary"], "the same ConfigMap"),
         (("deploy.resources.predictor.gpu=1",), "leaves them idle"),
-        ((), "metrics server; without one there are 2 predictors"),
+        ((), "metrics server; without one it stays at 2 predictors."),
+        (("deploy.serving.replicas=1",), "metrics server; without one it stays at 1 predictor."),
         (EVERY_WAY["lookup"], "6 pods, publish.shards 3 x replicas 2"),
         (
             (_CLUSTER, "deploy.training.kind=volcano", "train.workers={min: 2, max: 5}"),

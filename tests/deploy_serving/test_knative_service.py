@@ -27,6 +27,7 @@ _CONTAINER = {
     "ports",
 }
 _CONTAINER |= {"readinessProbe", "resources", "securityContext", "startupProbe", "volumeMounts", "workingDir"}
+_CONTAINER |= {"terminationMessagePolicy"}
 _SECURITY = {
     "allowPrivilegeEscalation",
     "capabilities",

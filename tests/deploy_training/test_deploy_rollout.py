@@ -56,7 +56,7 @@ def test_it_waits_until_the_predictors_serve_the_current_version(project: Path, 
         assert told.lines == [f"version 1 is awaited: 127.0.0.1:{port}: serves 0"]
     with (
         predictor(0) as port,
-        pytest.raises(ClicklineError, match="1 of 1 predictors do not serve version 1"),
+        pytest.raises(ClicklineError, match="1 of 1 predictor without version 1"),
     ):
         await_rollout(_at(project, port), Progress(), host="127.0.0.1", seconds=0)
     with pytest.raises(ClicklineError, match="no answer"):

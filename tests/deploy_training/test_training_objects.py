@@ -12,6 +12,7 @@ import yaml
 from plans import EVERY_KIND, objects, plan, the
 
 from clickline.cli.app import app
+from clickline.stages.deploy.access import access
 from clickline.stages.deploy.argo import rules
 from clickline.stages.deploy.objects import Object, text
 from deploy_schemas.schemas import commands, pod_specs, problems, restricted_problems
@@ -95,7 +96,9 @@ def test_names_labels_and_text_are_the_same_each_time(kind: str) -> None:
 
 
 def test_ray_of_core_objects() -> None:
-    made = objects(plan("train.mode=cluster", "train.workers={min: 2, max: 5}"))
+    made = objects(
+        plan("train.mode=cluster", "train.workers={min: 2, max: 5}", "deploy.workflow.follow=true")
+    )
     head = the("StatefulSet", made, "ads-ray-head")
     worker = the("StatefulSet", made, "ads-ray-worker")
     service = the("Service", made)
@@ -153,6 +156,43 @@ def test_what_needs_ray_waits_for_its_head() -> None:
     assert not [line for line in commands(objects(plan())) if "--await" in line]
 
 
+@pytest.mark.parametrize("schedule", ["null", "0 3 * * *"])
+def test_ray_comes_and_goes_with_the_pipeline(schedule: str) -> None:
+    one = plan("train={mode: cluster, workers: {min: 2, max: 5}}", f"deploy.workflow.schedule={schedule}")
+    made = objects(one)
+    for name in ("ads-ray-head", "ads-ray-worker"):
+        assert "replicas" not in the("StatefulSet", made, name)["spec"]  # an apply would undo what runs
+    (spec,) = [spec for spec in pod_specs(made) if spec["containers"][0]["name"] == "pipeline"]
+    holder, ready = spec["initContainers"]
+    assert holder["restartPolicy"] == "Always" and "restartPolicy" not in ready
+    assert holder["command"][-2:] == ["ads-ray-head=1", "ads-ray-worker=5"]
+    mark = holder["command"][holder["command"].index("--mark") + 1]
+    assert holder["startupProbe"]["exec"]["command"] == ["test", "-e", mark]
+
+
+def test_nothing_but_the_holder_has_a_token_and_it_opens_only_the_two_sizes() -> None:
+    one = plan("train.mode=cluster")
+    (spec,) = [spec for spec in pod_specs(objects(one)) if spec["containers"][0]["name"] == "pipeline"]
+    assert spec["automountServiceAccountToken"] is False
+    (volume,) = [volume for volume in spec["volumes"] if "projected" in volume]
+    having = [
+        container["name"]
+        for container in [*spec["initContainers"], *spec["containers"]]
+        if volume["name"] in {mount["name"] for mount in container["volumeMounts"]}
+    ]
+    assert having == ["ray"]
+    (rule,) = the("Role", access(one))["rules"]
+    assert rule == {
+        "apiGroups": ["apps"],
+        "resources": ["statefulsets/scale"],
+        "resourceNames": ["ads-ray-head", "ads-ray-worker"],
+        "verbs": ["get", "patch"],
+    }
+    for other in (("deploy.workflow.follow=true",), ("deploy.training.kind=volcano",)):
+        assert "Role" not in {one["kind"] for one in access(plan("train.mode=cluster", *other))}
+    assert "Role" not in {one["kind"] for one in access(plan())}
+
+
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -167,7 +207,12 @@ def test_a_job_ends_at_once_with_what_another_try_would_end_with() -> None:
     assert spec["backoffLimit"] == 9
     assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy is refused with another
     assert "ttlSecondsAfterFinished" not in spec
-    assert spec["template"]["spec"]["containers"][0]["command"] == ["clickline", "up", "--no-serve"]
+    assert spec["template"]["spec"]["containers"][0]["command"] == [
+        "clickline",
+        "up",
+        "--no-serve",
+        "--no-studio",
+    ]
 
 
 def test_a_schedule_makes_a_cron_job_that_never_overlaps() -> None:
@@ -183,7 +228,7 @@ def test_one_learner_at_a_time(kind: str) -> None:
     assert learner["replicas"] == 1
     assert learner["strategy"] == {"type": "Recreate"}
     container = learner["template"]["spec"]["containers"][0]
-    assert container["command"] == ["clickline", "up", "--follow", "--no-serve"]
+    assert container["command"] == ["clickline", "up", "--follow", "--no-serve", "--no-studio"]
     assert not [one for one in made if one["kind"] in ("Job", "RayJob", "Workflow")]
     assert len([one for one in made if one["kind"] == "StatefulSet"]) == (0 if kind == "local learner" else 2)
 
@@ -257,7 +302,7 @@ def test_a_ray_job_leaves_to_the_operator_what_it_writes() -> None:
     assert one.config.cluster.address == "auto"
     spec = the("RayJob", objects(one))["spec"]
     cluster = spec["rayClusterSpec"]
-    assert spec["entrypoint"] == "clickline up --no-serve -c /clickline/clickline.yaml"
+    assert spec["entrypoint"] == "clickline up --no-serve --no-studio -c /clickline/clickline.yaml"
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert cluster["headGroupSpec"]["rayStartParams"]["memory"] == "1"

@@ -237,7 +237,7 @@ def test_the_command_tells_what_it_serves_and_starts_before_the_first_version(tm
             eventually(lambda: lookups.ready(number, 0.1).have)
             report = lookups.ready(number, 0.1)
             assert report.have == (server.address,) and not report.ready and report.lost_shards == (0,)
-        assert page(server, "/readyz") == (200, "ready\n")
+        assert page(server, "/readyz") == (200, "ready\nversion 1\n")
         metrics = page(server, "/metrics")[1]
         assert f"clickline_lookup_version {float(number)}" in metrics
         assert "clickline_lookup_keys_total 0.0" in metrics

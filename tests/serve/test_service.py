@@ -583,7 +583,8 @@ def test_tls_and_token_guard_every_port(tmp_path: Path) -> None:
             assert httpx.get(path, verify=context, headers=headers, timeout=20).status_code == 401
         assert "clickline_version 1.0" in service.admin("/metrics", verify=context, headers=right).text
         assert service.admin("/healthz", verify=context).status_code == 200
-        assert service.admin("/readyz", verify=context).status_code == 200
+        ready = service.admin("/readyz", verify=context)
+        assert (ready.status_code, ready.text) == (200, "ready\nversion 1\n")
         credentials = grpc.ssl_channel_credentials((tmp_path / "cert.pem").read_bytes())
         with grpc.secure_channel(f"127.0.0.1:{service.grpc_port}", credentials) as channel:
             predict = predictor(channel)

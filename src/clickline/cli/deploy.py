@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from clickline.cli.console import emit, needing, note, table, watching
 from clickline.cli.exits import ExitCode
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.errors import ConfigError, Mistake, StorageError
-from clickline.progress import Progress, human_size
+from clickline.progress import Progress, counted, human_size
 
 if TYPE_CHECKING:
     from clickline.config import Config
@@ -77,7 +79,7 @@ def render(
     if as_json:
         emit({"folder": str(output), "files": list(made.files)})
         return
-    typer.echo(f"wrote {len(made.files)} files to {output}")
+    typer.echo(f"wrote {counted(len(made.files), 'file')} to {output}")
 
 
 @deploy.command()
@@ -113,7 +115,7 @@ def diff(
             typer.secho(line, fg=colour)
     if not as_json:
         _tell(proposal.notes)
-        many = _objects_word(len(found))
+        many = counted(len(found), "object")
         note(
             f"{asked.place}: {f'{many} would change' if found else 'nothing would change'}"
             + ("; `clickline deploy apply` does it" if found else "")
@@ -333,7 +335,7 @@ def delete(
         if leaving and not yes:
             where = f"namespace {namespace} of {kube.where} ({kube.host})"
             if as_json or not sys.stdin.isatty():
-                problem = f"is missing: {len(leaving)} objects would be removed from {where}."
+                problem = f"is missing: {counted(len(leaving), 'object')} would be removed from {where}."
                 raise ConfigError([Mistake("", 0, "--yes", problem, "Give it, or run this at a terminal.")])
             note(f"{name} in {where}:")
             for item in leaving:
@@ -441,6 +443,9 @@ def data_send(path: Annotated[Path, typer.Argument(metavar="PATH")]) -> None:
 @deploy.command("check-pod", hidden=True)
 def check_pod(
     read_only: Annotated[bool, typer.Option("--read-only", help="The pod only reads from home.")] = False,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Where the pod writes click logs.")
+    ] = None,
     awaited: Annotated[
         str | None,
         typer.Option("--await", metavar="HOST:PORT", help="What must answer before the pod begins."),
@@ -454,6 +459,7 @@ def check_pod(
 
     config = _config(config_file, overrides)
     directories = [Path(config.cache.dir)] if config.cache.dir else []
+    directories += [] if data is None else [data]
     if not read_only:
         directories.append(Path(config.home))
     for line in run(
@@ -468,6 +474,27 @@ def check_pod(
         await_server(awaited, note)
 
 
+@deploy.command("hold-ray", hidden=True)
+def hold_ray(
+    sizes: Annotated[list[str], typer.Argument(metavar="NAME=N...", help="StatefulSets and their pods.")],
+    namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Where they are.")],
+    mark: Annotated[Path, typer.Option("--mark", metavar="FILE", help="Made once they have been asked for.")],
+) -> None:
+    """What runs beside a pipeline on Ray: asks for Ray's pods, and lets them go when it is ended itself."""
+    from clickline.stages.deploy.hold import ask_for, let_go
+    from clickline.stages.deploy.kube import connect
+
+    stopped = threading.Event()
+    signal.set_wakeup_fd(-1)  # other commands have a moment to end; this one begins to work then
+    signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
+    wanted = {name: int(size) for name, _, size in (one.partition("=") for one in sizes)}
+    with _connected(None) as kube:
+        ask_for(kube, namespace, wanted, stopped, note)
+    mark.touch()
+    stopped.wait()
+    let_go(connect, namespace, list(wanted), note)
+
+
 @deploy.command("await-rollout", hidden=True)
 def await_rollout(config_file: ConfigFile = Path("clickline.yaml"), overrides: Overrides = None) -> None:
     """The last step of a workflow: wait until every predictor answers with the registry's current version."""
@@ -475,7 +502,8 @@ def await_rollout(config_file: ConfigFile = Path("clickline.yaml"), overrides: O
 
     with watching(as_json=False, quiet=False) as progress:
         count = run(_config(config_file, overrides), progress)
-    note("there are no predictors" if count == 0 else f"predictors that serve the current version: {count}")
+    serve = "serves" if count == 1 else "serve"
+    note(f"{counted(count, 'predictor')} {serve} the current version" if count else "there are no predictors")
 
 
 def _path(variable: str) -> Path | None:
@@ -583,10 +611,6 @@ def _connected(context: str | None) -> Iterator[Kube]:
 # ── what is shown ──────────────────────────────────────────────────────────────────────────────
 
 
-def _objects_word(count: int) -> str:
-    return f"{count} object{'' if count == 1 else 's'}"
-
-
 def _tell(lines: Iterable[str]) -> None:
     for line in lines:
         note(line)
@@ -613,7 +637,7 @@ def _show_applied(done: Applied, asked: _Asked, *, dry_run: bool) -> None:
         )
         return
     count = sum(map(len, (done.created, done.changed, done.replaced, done.removed)))
-    many = _objects_word(count)
+    many = counted(count, "object")
     if dry_run:
         told = f"{many} would be created or changed" if count else "nothing would change"
         typer.echo(f"{asked.place}: {told}; this was a dry run, `clickline deploy diff` shows each line")
@@ -699,4 +723,7 @@ def _endpoint_rows(found: Mapping[str, Any]) -> list[str]:
 
 
 def _claim_rows(found: Mapping[str, Any]) -> list[str]:
-    return [f"{one['claim']}  {one['state']}  {one['size'] or ''}".rstrip() for one in found["claims"]]
+    return [
+        "  ".join(part for part in (one["claim"], one["state"], one["size"], one["why"]) if part)
+        for one in found["claims"]
+    ]

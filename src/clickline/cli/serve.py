@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import typer
 
 from clickline.cli.console import facts, needing
 from clickline.cli.options import ConfigFile, Json, Overrides
+from clickline.config.deploy import SERVICE_VARIABLE
 from clickline.pipeline.endpoint import endpoint
 
 if TYPE_CHECKING:
@@ -64,14 +66,22 @@ def _show(config: Config, told: Up) -> None:
         "none is loaded yet: the current one is served once it is" if told.version is None else told.version
     )
     where = endpoint(config, told.example)
+    service = os.environ.get(SERVICE_VARIABLE)
+    reached = {"gRPC": where.grpc, "HTTP": where.http, "metrics": where.metrics}
+    if service is not None:
+        scheme = "http" if config.serve.tls is None else "https"
+        there = {
+            "gRPC": f"{service}:{config.serve.grpc_port}",
+            "HTTP": f"{scheme}://{service}:{config.serve.http_port}",
+        }
+        reached = there if service else {}
     facts(
         {
             "model": ", ".join((config.name, *config.serve.aliases)),
             "version": version,
-            "gRPC": where.grpc,
-            "HTTP": where.http,
-            "metrics": where.metrics,
+            **reached,
             "processes": told.processes,
         }
     )
-    typer.echo(f"\ntry it:\n  {where.curl}")
+    if service is None:
+        typer.echo(f"\ntry it:\n  {where.curl}")

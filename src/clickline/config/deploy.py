@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 from clickline.config.values import Complaint, LocalPath, Section, as_type
 
 __all__ = [
+    "SERVICE_VARIABLE",
     "CanarySection",
     "DataVolume",
     "DeploySection",
@@ -33,6 +34,9 @@ __all__ = [
     "Volume",
     "WorkflowSection",
 ]
+
+SERVICE_VARIABLE = "CLICKLINE_SERVICE"
+"""Set in the pods of predictors: the name that others reach them by, or nothing. A pod's own addresses are no use."""
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 

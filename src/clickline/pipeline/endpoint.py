@@ -65,7 +65,7 @@ def readiness(config: Config) -> str:
     url = f"{_scheme(config)}://{host}:{section.metrics_port}/readyz"
     try:
         with urlopen(url, timeout=_HEALTH_SECONDS, context=context) as answer:
-            return str(answer.read(1000).decode(errors="replace").strip())
+            return str(answer.read(1000).decode(errors="replace").strip().partition("\n")[0])
     except HTTPError as error:
         with error:
             return error.read(1000).decode(errors="replace").strip()

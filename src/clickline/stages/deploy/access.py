@@ -7,6 +7,7 @@ and mostly known by name, which a NetworkPolicy cannot say; a list of ours would
 from __future__ import annotations
 
 from clickline.stages.deploy.argo import rules
+from clickline.stages.deploy.hold import rules as hold_rules
 from clickline.stages.deploy.knative import queue_ports
 from clickline.stages.deploy.objects import Object, Plan
 
@@ -23,7 +24,7 @@ def access(plan: Plan) -> list[Object]:
     name = plan.called("access")
     body = {"automountServiceAccountToken": False}
     made.append(plan.object("v1", "ServiceAccount", name, "access", body))
-    allowed = rules(plan)
+    allowed = [*rules(plan), *hold_rules(plan)]
     if allowed:
         made += _rights(plan, name, allowed)
     if plan.deploy.network_policy:

@@ -24,6 +24,7 @@ from clickline.stages.deploy.needs import (
 )
 from clickline.stages.deploy.objects import Object
 from clickline.stages.deploy.status import finished, workload_state
+from clickline.stages.deploy.volumes import free, holder
 
 __all__ = [
     "MADE",
@@ -129,6 +130,8 @@ class Step:
     live: Object | None
     new: Object | None = None
     """As the server would have it; None if it was not asked, or the object goes."""
+    frees: bool = False
+    """It is a volume that is reserved for a claim that is gone."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,11 @@ def apply(
                     done.unchanged += [shown(one.item) for one in later if one.action == "unchanged"]
                     return done
                 getattr(done, step.action).append(shown(step.item))
+                if step.frees:
+                    done.notes.append(
+                        f"{shown(step.item)} was still reserved for a claim that is gone; the new claim gets it, with "
+                        "the files that lie on it"
+                    )
         _leave_over(kube, proposal.left_over, done, prune=prune)
     finally:
         done.notes += kube.warnings
@@ -372,6 +380,7 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> Step:
         )
     if live["metadata"].get("deletionTimestamp"):
         raise _Stuck(f"{shown(item)} is being removed. Wait until it is gone, then apply again.")
+    frees = item["kind"] == "PersistentVolume" and _reserved_in_vain(kube, item, live)
     once = (item["apiVersion"], item["kind"]) in _ONCE
     try:
         new = kube.apply(item, dry_run=True)
@@ -381,6 +390,8 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> Step:
         new = None
     # A pipeline that failed begins again: what was wrong with it may have been the data.
     again = once and workload_state(live)[0] == "failed"
+    if frees:
+        return Step(item, "changed", live, new, frees=True)
     if new is not None and content(new) == content(live) and not again:
         return Step(item, "unchanged", live, new)
     if not once or (new is not None and new.get("spec") == live.get("spec") and not again):
@@ -391,6 +402,21 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> Step:
             f"its end (`clickline deploy status`) and apply again; or end it now and apply again: {_end(item)}."
         )
     return Step(item, "replaced", live, kube.apply(_renamed(item), dry_run=True))
+
+
+def _reserved_in_vain(kube: Kube, item: Object, live: Object) -> bool:
+    """Whether a volume waits for a claim that is gone. One that another claim has is not taken from it."""
+    held, wanted = holder(kube, live), item["spec"]["claimRef"]
+    if held is None or held.gone:
+        return held is not None
+    if (held.namespace, held.name) != (wanted["namespace"], wanted["name"]):
+        raise _Stuck(
+            f"{shown(item)} is bound to {held}, and is needed for claim {wanted['name']} of namespace "
+            f"{wanted['namespace']}. Rename the deployment (name:) or choose another deploy.namespace; or, if nobody "
+            f"needs that claim any more: kubectl -n {held.namespace} delete persistentvolumeclaim {held.name}, and "
+            "apply again (the files stay)."
+        )
+    return False
 
 
 def _check_free(kube: Kube, item: Object) -> None:
@@ -494,6 +520,8 @@ def _carry_out(kube: Kube, step: Step, progress: Progress) -> None:
     if step.action == "removed":
         return
     try:
+        if step.frees and step.live is not None:
+            free(kube, step.live)
         kube.apply(step.item)
     except ApiRefused as refused:
         raise ClusterError(_remedy(step.item, step.live, refused)) from refused

@@ -10,7 +10,7 @@ from posixpath import normpath
 
 from clickline.config.deploy import amount
 from clickline.errors import Mistake
-from clickline.progress import human_size
+from clickline.progress import counted, human_size
 from clickline.stages.deploy.knative import RESERVED_PORTS, flags, revision
 from clickline.stages.deploy.objects import WORKING_FOLDER, Plan
 from clickline.stages.deploy.pods import SCRATCH, claim_name, data_folder
@@ -519,12 +519,13 @@ def _resource_notes(plan: Plan) -> Iterator[str]:
         and section.max_replicas > section.replicas
     ):
         yield (
-            f"The autoscaler needs the cluster's metrics server; without one there are {section.replicas} predictors."
+            "The autoscaler needs the cluster's metrics server; without one it stays at "
+            f"{counted(section.replicas, 'predictor')}."
         )
     if section.lookup is not None:
         pods = config.publish.shards * section.lookup.replicas
         yield (
-            f"deploy.serving.lookup: {pods} pods, publish.shards {config.publish.shards} x replicas "
+            f"deploy.serving.lookup: {counted(pods, 'pod')}, publish.shards {config.publish.shards} x replicas "
             f"{section.lookup.replicas}. Versions that are published with another number of shards do not fit them."
         )
     least, most = workers(config)

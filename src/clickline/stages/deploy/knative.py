@@ -78,6 +78,7 @@ def _template(plan: Plan) -> Object:
         "imagePullPolicy",
         "name",
         "resources",
+        "terminationMessagePolicy",
         "volumeMounts",
         "workingDir",
     )

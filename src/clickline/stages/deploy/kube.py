@@ -208,10 +208,24 @@ class Kube:
         )
         return applied
 
-    def get(self, api_version: str, kind: str, name: str, namespace: str | None = None) -> Object | None:
+    def patch(self, item: Object, changes: Mapping[str, Any], part: str = "") -> Object:
+        """Change single fields, whoever owns them: what others have added an apply leaves alone, and cannot take away.
+        None removes a field. `part` is a subresource, such as scale."""
+        resource = self._resource_of(item["apiVersion"], item["kind"])
+        metadata = item["metadata"]
+        path = resource.path(metadata.get("namespace"), metadata["name"]) + (f"/{part}" if part else "")
+        full_name = f"{resource.full_name}/{part}" if part else resource.full_name
+        patched: Object = self._json("PATCH", path, ("patch", full_name), body=changes)
+        return patched
+
+    def get(
+        self, api_version: str, kind: str, name: str, namespace: str | None = None, part: str = ""
+    ) -> Object | None:
         resource = self._resource_of(api_version, kind)
+        path = resource.path(namespace, name) + (f"/{part}" if part else "")
+        full_name = f"{resource.full_name}/{part}" if part else resource.full_name
         try:
-            there: Object = self._json("GET", resource.path(namespace, name), ("get", resource.full_name))
+            there: Object = self._json("GET", path, ("get", full_name))
         except ApiRefused as refused:
             if refused.status != 404:
                 raise
@@ -300,12 +314,16 @@ class Kube:
                 yield rest.decode(errors="replace")
 
     def ask(self, namespace: str, pod: str, port: int, path: str, *, tls: bool = False) -> tuple[int, str]:
-        """What a pod answers to a GET that the API server passes on: HTTP status and text."""
+        """What a pod answers to a GET that the API server passes on: HTTP status and text. Raises `ApiRefused` when the
+        API server answers instead, because it does not reach the pod or this user may not."""
         target = f"{'https:' if tls else ''}{pod}:{port}"
         whole = f"/api/v1/namespaces/{namespace}/pods/{target}/proxy{path}"
         response = self._raw("GET", whole, {}, None, _PROXY_SECONDS)
         with self._reaching(_PROXY_SECONDS):
-            return response.status, response.read().decode(errors="replace")
+            data = response.read()
+        if response.status >= 300 and _of_api_server(data):
+            raise self._refusal(response.status, data, ("get", "pods/proxy"), whole)
+        return response.status, data.decode(errors="replace")
 
     @contextmanager
     def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> Iterator[Process]:
@@ -384,7 +402,9 @@ class Kube:
         seconds: float,
     ) -> Any:
         # An apply carries its own text (JSON is YAML); everything else is JSON that the library writes.
-        kind = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        if isinstance(body, str):
+            kind = "application/apply-patch+yaml"
         headers = {"Accept": "application/json", "Content-Type": kind}
         with self._reaching(seconds):
             made = self._api.param_serialize(
@@ -455,6 +475,18 @@ class Kube:
         else:
             words = f"{message or 'no reason was given'} ({status})"
         return ApiRefused(words, status, message, causes)
+
+
+def _of_api_server(data: bytes) -> bool:
+    """Whether an answer is a Status object: what the API server says for itself, and a pod of ours never does."""
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return False
+    return isinstance(document, dict) and (document.get("kind"), document.get("apiVersion")) == (
+        "Status",
+        "v1",
+    )
 
 
 def _last_words(error: object) -> str:

@@ -68,8 +68,11 @@ def pod(
         **_secret_environment(plan),
         "volumeMounts": mounts,
         "securityContext": security(),
+        # Why a container has failed then stands in its pod's status, also when the next one runs already.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     checked = [] if writes else ["--read-only"]
+    checked += ["--data", data_folder(plan)] if fills and claim_name(plan, "data") is not None else []
     checked += [] if awaits is None else ["--await", awaits]
     ready = {
         "name": "ready",
@@ -111,7 +114,8 @@ def pod(
 
 
 def data_pod(plan: Plan) -> Object:
-    """A pod to put click logs into the data volume with: `kubectl cp`, or `kubectl exec … clickline sample`."""
+    """A pod to put click logs into the data volume with: `kubectl cp`, or `kubectl exec … clickline sample`. It is
+    ready once it can write there; until then it looks again and again."""
     template = pod(
         plan,
         "data",
@@ -120,7 +124,7 @@ def data_pod(plan: Plan) -> Object:
         data=True,
         fills=True,
         writes=False,
-        restart="Never",
+        restart="OnFailure",
         grace=0,
     )
     return plan.object("v1", "Pod", plan.called("data"), "data", {"spec": template["spec"]})

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 from clickline.config import Config
 from clickline.errors import ClicklineError
 from clickline.intake.stores import registry_of
-from clickline.progress import Progress
+from clickline.progress import Progress, counted
 from clickline.stages.deploy.objects import Object, Plan
 
 __all__ = ["await_rollout", "rollout_host", "rollout_service"]
@@ -69,7 +69,7 @@ def await_rollout(
             progress.say(f"version {move.version} is awaited: {told}")
         if time.monotonic() > deadline:
             raise ClicklineError(
-                f"{len(lacking)} of {len(predictors)} predictors do not serve version {move.version} after "
+                f"{len(lacking)} of {counted(len(predictors), 'predictor')} without version {move.version} after "
                 f"{seconds:,.0f} s: {told}. Their logs tell why: clickline deploy logs predictor"
             )
         time.sleep(_POLL_SECONDS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from clickline.config import Config
-from clickline.config.deploy import amount
+from clickline.config.deploy import SERVICE_VARIABLE, amount
 from clickline.config.sections import unguarded
 from clickline.stages.deploy.objects import Object, Plan
 from clickline.stages.deploy.pods import http_probe, pod
@@ -92,10 +92,18 @@ def predictor_pod(plan: Plan) -> Object:
         ports={"http": serve.http_port, "grpc": serve.grpc_port, "metrics": serve.metrics_port},
         probes=_probes(plan),
         writes=False,
+        more_environment=[{"name": SERVICE_VARIABLE, "value": _called(plan)}],
         grace=_LEAVING_SECONDS + serve.drain + _LAST_SECONDS,
         before_stop={"exec": {"command": ["sleep", str(_LEAVING_SECONDS)]}},
     )
     return _spread(plan, role, _scraped(plan, template))
+
+
+def _called(plan: Plan) -> str:
+    """Under which name clients of the cluster reach the predictors; that of Knative has ports of its own."""
+    if plan.deploy.serving.kind == "knative":
+        return ""
+    return f"{plan.called('predictor')}.{plan.deploy.namespace}.svc"
 
 
 def _probes(plan: Plan) -> dict[str, Object]:

@@ -9,6 +9,7 @@ from typing import Any
 from clickline.errors import ClusterError
 from clickline.stages.deploy.kube import ApiRefused, Kube, label, shown
 from clickline.stages.deploy.objects import Object
+from clickline.stages.deploy.volumes import holder
 
 __all__ = ["WORKLOADS", "desired_pods", "fetch", "finished", "meaning", "summarise", "workload_state"]
 
@@ -23,12 +24,19 @@ WORKLOADS: tuple[tuple[str, str], ...] = (
     ("argoproj.io/v1alpha1", "CronWorkflow"),
     ("argoproj.io/v1alpha1", "Workflow"),
 )
-_READ = (("v1", "Pod"), ("v1", "Service"), ("v1", "PersistentVolumeClaim"))
+_READ = (
+    ("v1", "Pod"),
+    ("v1", "Service"),
+    ("v1", "PersistentVolumeClaim"),
+    ("autoscaling/v2", "HorizontalPodAutoscaler"),
+)
 _ASKED_PODS = 20  # of each role that tells its version
 _SHOWN_ERRORS = 10
 _SERVING = ("predictor", "lookup")
 _ORDER = ("failed", "waiting", "running", "scheduled", "done")
 """States, those first that decide for the whole."""
+_SCALER = "HorizontalPodAutoscaler"
+_ENDLESS = ("Deployment", "StatefulSet", "Service")
 
 
 def fetch(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool) -> dict[str, Any]:
@@ -51,24 +59,79 @@ def fetch(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool
                 raise
             notes.append("the addresses of the nodes are not told: this user may not list nodes (403)")
     try:
-        events = [one for one in kube.list("v1", "Event", namespace) if one.get("type") == "Warning"]
+        events = [one for one in kube.list("v1", "Event", namespace) if _telling(one)]
     except ApiRefused as refused:
         if refused.status != 403:
             raise
         events = []
         notes.append("the last errors are not told: this user may not list events (403)")
+    events, unmeasured = _without_metrics(kube, events, objects)
     return {
         "name": name,
         "namespace": namespace,
         "objects": objects,
         "events": events,
-        "served": _served(kube, namespace, objects, metrics_port, tls=tls),
-        "notes": notes,
+        "volumes": _volumes(kube, objects, notes),
+        "served": _served(kube, namespace, objects, metrics_port, notes, tls=tls),
+        "notes": [*notes, *unmeasured],
     }
 
 
+def _telling(event: Object) -> bool:
+    """Warnings; and what the cluster says of a claim, where also the reasons for waiting are no warnings."""
+    return event.get("type") == "Warning" or event["involvedObject"].get("kind") == "PersistentVolumeClaim"
+
+
+def _without_metrics(
+    kube: Kube, events: list[Object], objects: Sequence[Object]
+) -> tuple[list[Object], list[str]]:
+    """Where no metrics server runs, an autoscaler warns of it twice a minute: said once, it is enough."""
+    ours = {one["metadata"]["name"] for one in objects if one["kind"] == _SCALER}
+    told = [one for one in events if one["involvedObject"].get("kind") == _SCALER]
+    if not ours.intersection(one["involvedObject"].get("name") for one in told) or kube.versions(
+        "metrics.k8s.io"
+    ):
+        return events, []
+    note = (
+        "the number of predictors is not scaled: autoscaling needs a metrics server, and this cluster has none. "
+        "Install one, or set deploy.serving.max_replicas: null"
+    )
+    return [one for one in events if one not in told], [note]
+
+
+def _volumes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> dict[str, str]:
+    """For volumes that a claim names and does not get, why it does not."""
+    found: dict[str, str] = {}
+    for claim in objects:
+        if claim["kind"] != "PersistentVolumeClaim" or _phase(claim) == "Bound":
+            continue
+        name = claim["spec"].get("volumeName")
+        if not name:
+            continue
+        try:
+            volume = kube.get("v1", "PersistentVolume", name)
+            held = None if volume is None else holder(kube, volume)
+        except ApiRefused as refused:
+            if refused.status != 403:
+                raise
+            notes.append(
+                f"why {shown(claim)} waits is not told in full: this user may not read its volume (403)"
+            )
+            continue
+        if volume is None:
+            found[name] = f"volume {name} does not exist: `clickline deploy apply` makes it"
+        elif held is not None and held.gone:
+            found[name] = (
+                f"volume {name} is still reserved for a claim that is gone: `clickline deploy apply` frees it, "
+                "and the files stay"
+            )
+        elif held is not None:
+            found[name] = f"volume {name} is bound to {held}"
+    return found
+
+
 def _served(
-    kube: Kube, namespace: str, objects: Sequence[Object], port: int, *, tls: bool
+    kube: Kube, namespace: str, objects: Sequence[Object], port: int, notes: list[str], *, tls: bool
 ) -> dict[str, dict[str, Any]]:
     """For each pod that serves, its version or what it says instead; through the API server, which reaches all pods."""
     served: dict[str, dict[str, Any]] = {}
@@ -78,21 +141,33 @@ def _served(
         for pod in running[:_ASKED_PODS]:
             name = pod["metadata"]["name"]
             try:
-                status, text = kube.ask(namespace, name, port, "/metrics", tls=tls)
-                told = re.search(r"^clickline_(?:lookup_)?version (\d+)", text, re.MULTILINE)
-                if status == 200 and told and int(told[1]):
-                    served[name] = {"version": int(told[1])}
-                    continue
-                status, text = kube.ask(namespace, name, port, "/readyz", tls=tls)
+                served[name] = _asked(kube, namespace, name, port, tls=tls)
+            except ApiRefused as refused:
+                if refused.status == 403:
+                    notes.append(
+                        "versions are not told: this user may not reach pods through the API server (403)"
+                    )
+                    return served
+                unreached = "version not told: the API server does not reach the pod"
+                served[name] = {"words": unreached if _ready(pod) else "not reachable yet"}
             except ClusterError as error:
                 served[name] = {"words": f"did not answer: {error}"}
                 break  # the others would take as long to say the same
-            if status in (200, 503):
-                words = text.strip().partition("\n")[0]
-                served[name] = {"words": "version not told: it asks for a token" if status == 200 else words}
-            else:
-                served[name] = {"words": f"did not answer the API server ({status})"}
     return served
+
+
+def _asked(kube: Kube, namespace: str, pod: str, port: int, *, tls: bool) -> dict[str, Any]:
+    status, text = kube.ask(namespace, pod, port, "/metrics", tls=tls)
+    told = re.search(r"^clickline_(?:lookup_)?version (\d+)", text, re.MULTILINE)
+    if status == 200 and told and int(told[1]):
+        return {"version": int(told[1])}
+    status, text = kube.ask(namespace, pod, port, "/readyz", tls=tls)
+    told = re.search(r"^version (\d+)", text, re.MULTILINE)
+    if status == 200 and told:  # /metrics asks for a token, which the API server does not pass on
+        return {"version": int(told[1])}
+    if status == 200:
+        return {"words": "version not told: it is of an older release, and asks for a token"}
+    return {"words": text.strip().partition("\n")[0] if status == 503 else f"it answers {status}"}
 
 
 # ── what it means ──────────────────────────────────────────────────────────────────────────────
@@ -102,6 +177,11 @@ def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
     """The document of `clickline deploy status`. `state`: absent, failed, waiting, running, scheduled or done."""
     name, objects = found["name"], found["objects"]
     pods = [one for one in objects if one["kind"] == "Pod"]
+    claims = [
+        _claim(one, found.get("volumes", {}), found["events"])
+        for one in objects
+        if one["kind"] == "PersistentVolumeClaim"
+    ]
     workloads = [one for one in objects if (one["apiVersion"], one["kind"]) in WORKLOADS and not _owned(one)]
     wanted: dict[str, int | None] = {}
     for one in workloads:
@@ -118,6 +198,7 @@ def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
             [one for one in pods if (label(one, "component") or "other") == role],
             found["served"],
             found["events"],
+            {one["claim"]: one["why"] for one in claims if one["why"]},
         )
         for role, desired in wanted.items()
     ]
@@ -129,8 +210,8 @@ def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
         "roles": roles,
         "versions": _versions(roles),
         "endpoints": _endpoints(objects),
-        "claims": [_claim(one) for one in objects if one["kind"] == "PersistentVolumeClaim"],
-        "errors": _errors(found["events"], objects, name),
+        "claims": claims,
+        "errors": _errors(found["events"], objects, roles, name),
         "notes": list(found["notes"]),
     }
 
@@ -181,9 +262,10 @@ def _role(
     pods: Sequence[Object],
     served: Mapping[str, Mapping[str, Any]],
     events: Sequence[Object],
+    claims: Mapping[str, str],
 ) -> dict[str, Any]:
     alive = [pod for pod in pods if _phase(pod) not in ("Succeeded", "Failed")]
-    shown_pods = [_pod(pod, role, served, events) for pod in pods]
+    shown_pods = [_pod(pod, role, served, events, claims) for pod in pods]
     ready = sum(_ready(pod) for pod in alive)
     states = [workload_state(one) for one in workloads]
     state, why = _worst(states)
@@ -200,10 +282,16 @@ def _role(
         elif not live and not workloads:
             state, why = ("done", "") if pods else ("waiting", "no pod yet")
         elif live and not troubled:
-            state, why = ("running", "") if ready >= (desired or 0) else ("waiting", why)
+            restarted = next((one["why"] for one in live if one["why"]), "")
+            state, why = ("running", restarted) if ready >= (desired or 0) else ("waiting", why)
+        tried = _last_try(workloads, pods, role)
+        if tried:
+            again = [words for _, words in states if words and words not in why]
+            why = "; ".join(part for part in (why, *again, f"last try: {tried}") if part)
     elif state == "failed":
-        ended = [one for one in shown_pods if one["state"] == "failed"]
-        why = "; ".join(part for part in (why, ended[-1]["why"] if ended else "") if part)
+        ended = [pod for pod in pods if _phase(pod) == "Failed"]
+        last = _pod_state(max(ended, key=_age_key), role)[1] if ended else ""
+        why = "; ".join(part for part in (why, last) if part)
     if state == "done":
         ready = desired or 0
     versions = sorted(
@@ -223,6 +311,22 @@ def _role(
         ],
         "pods": shown_pods,
     }
+
+
+def _last_try(workloads: Sequence[Object], pods: Sequence[Object], role: str) -> str:
+    """Why the last pod failed of what is tried again; the pods of a Deployment or StatefulSet only come back."""
+    if all(one["kind"] in _ENDLESS for one in workloads):
+        return ""
+    run = _run(max(pods, key=_age_key, default={}))
+    failed = [pod for pod in pods if _phase(pod) == "Failed" and _run(pod) == run]
+    return _pod_state(max(failed, key=_age_key), role)[1] if failed else ""
+
+
+def _run(pod: Object) -> str | None:
+    """The Job that a pod is of: a CronJob has one each time."""
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    found = labels.get("batch.kubernetes.io/job-name")
+    return None if found is None else str(found)
 
 
 def _worst(states: Sequence[tuple[str, str]]) -> tuple[str, str]:
@@ -267,6 +371,8 @@ def workload_state(workload: Object) -> tuple[str, str]:
         refused = conditions.get("ReplicaFailure", {})
         if refused.get("status") == "True":
             return "failed", f"its pods are refused: {refused.get('message', refused.get('reason', ''))}"
+        if desired == 0 and (label(workload, "component") or "").startswith("ray-"):
+            return "done", "Ray is there while a pipeline runs"
         if status.get("readyReplicas", 0) >= desired:
             return "running", ""
         return "waiting", f"{status.get('readyReplicas', 0)} of {desired} are ready"
@@ -278,7 +384,7 @@ def workload_state(workload: Object) -> tuple[str, str]:
             return "done", ""
         if (workload.get("spec") or {}).get("suspend"):
             return "waiting", "it is suspended"
-        again = f"failed {status['failed']} times, goes on" if status.get("failed") else ""
+        again = f"failed {_times(status['failed'])}, tries again" if status.get("failed") else ""
         return ("running" if status.get("active") else "waiting"), again
     if kind == "CronJob":
         if status.get("active"):
@@ -344,6 +450,7 @@ _CODES = {
     4: "bad data",
     130: "it was interrupted",
 }
+_FAILED = 1
 _SIGNALS = {
     134: "it crashed (SIGABRT)",
     137: "it was killed (SIGKILL)",
@@ -352,23 +459,40 @@ _SIGNALS = {
 }
 
 
-def meaning(code: int, reason: str | None, role: str, container: str) -> str:
-    """An exit code in words. Clickline's own codes are its own: Ray's processes mean others by them."""
+def meaning(code: int, reason: str | None, role: str, container: str, message: str = "") -> str:
+    """An exit code in words, and the last that the container said. Clickline's own codes are its own: Ray's processes
+    mean others by them."""
     if reason == "OOMKilled":
-        section = "pipeline" if role == "learner" else role.replace("-", "_")
+        section = "pipeline" if role == "learner" else "lookup" if role == "data" else role.replace("-", "_")
         return f"OOMKilled: out of memory, raise deploy.resources.{section}.memory_limit"
     words = _SIGNALS.get(code)
     if words is None and (container == "ready" or not role.startswith("ray-")):
         words = _CODES.get(code)
+    said = _last_line(message)
+    if said and code == _FAILED:
+        words = said  # better than to say that it is in the log
+    elif said:
+        words = f"{words} ({said})" if words else said
     return f"exit code {code}" + (f": {words}" if words else "")
+
+
+def _last_line(message: str) -> str:
+    """What a container said last: its termination message is the end of its log. Servers log JSON: no words."""
+    lines = [line.strip() for line in message.splitlines()]
+    return next((line for line in reversed(lines) if line and not line.startswith("{")), "")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _age_key(pod: Object) -> str:
     return str(pod["metadata"].get("creationTimestamp", ""))
 
 
-def _phase(pod: Object) -> str:
-    return str((pod.get("status") or {}).get("phase", "Pending"))
+def _phase(item: Object) -> str:
+    """Of a pod or a claim."""
+    return str((item.get("status") or {}).get("phase", "Pending"))
 
 
 def _ready(pod: Object) -> bool:
@@ -382,12 +506,27 @@ def _containers(pod: Object) -> list[Object]:
 
 
 def _pod(
-    pod: Object, role: str, served: Mapping[str, Mapping[str, Any]], events: Sequence[Object]
+    pod: Object,
+    role: str,
+    served: Mapping[str, Mapping[str, Any]],
+    events: Sequence[Object],
+    claims: Mapping[str, str],
 ) -> dict[str, Any]:
+    """`claims`: why those wait that do."""
     name = pod["metadata"]["name"]
     state, why = _pod_state(pod, role)
     if state == "waiting" and not why:
         why = _event_words(name, events)
+    if state == "waiting":
+        mounted = [
+            one.get("persistentVolumeClaim", {}) for one in (pod.get("spec") or {}).get("volumes") or ()
+        ]
+        waits = [
+            f"claim {one['claimName']}: {claims[one['claimName']]}"
+            for one in mounted
+            if one.get("claimName") in claims
+        ]
+        why = "; ".join(part for part in (why, *waits) if part)
     told = served.get(name, {})
     if state == "waiting" and "words" in told:
         why = "; ".join(part for part in (why, told["words"]) if part)
@@ -425,14 +564,13 @@ def _pod_state(pod: Object, role: str) -> tuple[str, str]:
         if reason in _HOPELESS:
             words = f" ({waiting['message']})" if waiting.get("message") else ""
             return "failed", f"{reason} in {one['name']}: {_HOPELESS[reason]}{words}"
+    restarted = [one for one in _containers(pod) if one.get("restartCount")]
     if phase == "Running" and _ready(pod):
-        return "running", ""
-    if phase == "Running":
-        again = next(
-            (one for one in _containers(pod) if one.get("restartCount") and not one.get("ready")), None
-        )
-        return "waiting", "not ready" + (f", last {_last_end(again, role)}" if again else "")
-    return "waiting", ""
+        told = [one for one in restarted if (one.get("lastState") or {}).get("terminated")]
+        ends = [f"restarted {_times(one['restartCount'])}, last {_last_end(one, role)}" for one in told]
+        return "running", "; ".join(ends)
+    ends = [f"last {_last_end(one, role)}" for one in restarted if not one.get("ready")]
+    return "waiting", ", ".join([*(["not ready"] if phase == "Running" else []), *ends])
 
 
 def _last_end(container: Object, role: str) -> str:
@@ -440,16 +578,25 @@ def _last_end(container: Object, role: str) -> str:
     ended = (container.get("lastState") or {}).get("terminated") or state.get("terminated") or {}
     if not ended:
         return "end unknown"
-    return meaning(ended.get("exitCode", 0), ended.get("reason"), role, container["name"])
+    return _meaning(ended, role, container)
 
 
 def _ended(pod: Object, role: str) -> str:
-    """Why a pod that is over has failed: the first container that did."""
+    """Why a pod that is over has failed: the first container that did. Sidecars are ended with it, and do not count."""
+    initial = (pod.get("spec") or {}).get("initContainers") or ()
+    sidecars = {one["name"] for one in initial if one.get("restartPolicy") == "Always"}
     for one in _containers(pod):
+        if one["name"] in sidecars:
+            continue
         ended = (one.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            return f"{one['name']}: {meaning(ended['exitCode'], ended.get('reason'), role, one['name'])}"
+            return f"{one['name']}: {_meaning(ended, role, one)}"
     return ""
+
+
+def _meaning(ended: Object, role: str, container: Object) -> str:
+    code, reason, said = ended.get("exitCode", 0), ended.get("reason"), ended.get("message") or ""
+    return meaning(code, reason, role, container["name"], said)
 
 
 def _event_words(name: str, events: Sequence[Object]) -> str:
@@ -509,11 +656,18 @@ def _address(node: Object) -> str | None:
     return None if found is None else str(found)
 
 
-def _claim(claim: Object) -> dict[str, Any]:
+def _claim(claim: Object, volumes: Mapping[str, str], events: Sequence[Object]) -> dict[str, Any]:
     status = claim.get("status") or {}
+    name, volume, state = claim["metadata"]["name"], claim["spec"].get("volumeName"), _phase(claim)
+    why = ""
+    if state == "Lost":
+        why = f"its volume {volume} is gone"
+    elif state != "Bound":
+        why = volumes.get(volume or "") or _event_words(name, events)
     return {
-        "claim": claim["metadata"]["name"],
-        "state": status.get("phase", "Pending"),
+        "claim": name,
+        "state": state,
+        "why": why,
         "size": (status.get("capacity") or {}).get("storage"),
         "class": claim["spec"].get("storageClassName"),
     }
@@ -525,15 +679,24 @@ def _moment(event: Object) -> str:
     return str(found or event["metadata"].get("creationTimestamp") or "")
 
 
-def _errors(events: Sequence[Object], objects: Sequence[Object], name: str) -> list[dict[str, Any]]:
-    """The last warnings about what is ours, also about what is gone already; equal ones once."""
-    names = {one["metadata"]["name"] for one in objects}
+def _errors(
+    events: Sequence[Object], objects: Sequence[Object], roles: Sequence[Mapping[str, Any]], name: str
+) -> list[dict[str, Any]]:
+    """The last warnings about what is ours and not over, also about what is gone; equal ones once."""
+    there = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    names = {key[1] for key in there}
+    over = tuple(f"{name}-{role['role']}-" for role in roles if role["state"] == "done")
+    well = (*over, *(f"{name}-{role['role']}-" for role in roles if role["state"] == "running"))
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for event in sorted(events, key=_moment):
         about = event["involvedObject"]
-        if about.get("name") not in names and not str(about.get("name", "")).startswith(f"{name}-"):
+        called = str(about.get("name", ""))
+        if event.get("type") != "Warning" or (called not in names and not called.startswith(f"{name}-")):
             continue
-        key = (f"{about.get('kind')} {about.get('name')}", str(event.get("reason", "")))
+        live = there.get((about.get("kind"), called))
+        if called.startswith(well if live is None else over) or (live is not None and _past(live, event)):
+            continue
+        key = (f"{about.get('kind')} {called}", str(event.get("reason", "")))
         found.pop(key, None)
         found[key] = {
             "at": _moment(event),
@@ -543,3 +706,17 @@ def _errors(events: Sequence[Object], objects: Sequence[Object], name: str) -> l
             "count": event.get("count") or (event.get("series") or {}).get("count") or 1,
         }
     return list(found.values())[-_SHOWN_ERRORS:]
+
+
+def _past(item: Object, event: Object) -> bool:
+    """Whether a warning is from before its object was well: a pod that is ready has failed its probes while it started,
+    a claim that is bound has waited, an autoscaler that scales had no figures at first."""
+    if item["kind"] == "PersistentVolumeClaim":
+        return _phase(item) == "Bound"
+    if (item["apiVersion"], item["kind"]) in WORKLOADS:
+        return workload_state(item)[0] in ("running", "done")
+    sign = {"Pod": "Ready", _SCALER: "ScalingActive"}.get(item["kind"])
+    for one in (item.get("status") or {}).get("conditions") or ():
+        if one["type"] == sign and one["status"] == "True":
+            return _moment(event) <= str(one.get("lastTransitionTime", ""))
+    return False

@@ -24,6 +24,7 @@ __all__ = [
     "WORKER_PORTS",
     "by_operator",
     "cluster_overrides",
+    "comes_and_goes",
     "driver",
     "driver_command",
     "driver_role",
@@ -59,11 +60,19 @@ def ray_cluster(plan: Plan) -> list[Object]:
     if not plan.on_ray or by_operator(plan.config):
         return []
     _, most = workers(plan.config)
+    passing = comes_and_goes(plan)
     return [
         ray_service(plan),
-        _stateful(plan, "ray-head", 1, head(plan)),
-        _stateful(plan, "ray-worker", most, worker(plan)),
+        _stateful(plan, "ray-head", None if passing else 1, head(plan)),
+        _stateful(plan, "ray-worker", None if passing else most, worker(plan)),
     ]
+
+
+def comes_and_goes(plan: Plan) -> bool:
+    """Whether Ray is there only while the pipeline's Job runs (`hold`). A learner never ends, and Argo's steps are
+    several pods."""
+    workflow = plan.deploy.workflow
+    return plan.on_ray and not by_operator(plan.config) and workflow.kind == "job" and not workflow.follow
 
 
 def by_operator(config: Config) -> bool:
@@ -194,7 +203,14 @@ def driver_role(plan: Plan) -> str:
 
 def driver_command(plan: Plan) -> list[str]:
     """The stages, or hours as they arrive."""
-    return ["clickline", "up", *(["--follow"] if plan.deploy.workflow.follow else []), "--no-serve"]
+    follow = ["--follow"] if plan.deploy.workflow.follow else []
+    return [
+        "clickline",
+        "up",
+        *follow,
+        "--no-serve",
+        "--no-studio",
+    ]  # nobody outside reaches a page of this pod
 
 
 def driver(plan: Plan, command: list[str], *, ray: bool = True, restart: str | None = None) -> Object:
@@ -254,10 +270,11 @@ def ray_service(plan: Plan) -> Object:
     )
 
 
-def _stateful(plan: Plan, role: str, replicas: int, template: Object) -> Object:
-    """Pods that come back one by one under their names, each without a look at the others."""
+def _stateful(plan: Plan, role: str, replicas: int | None, template: Object) -> Object:
+    """Pods that come back one by one under their names, each without a look at the others. None: a number here would
+    undo, with every apply, what the pipeline has asked for."""
     body: dict[str, Any] = {
-        "replicas": replicas,
+        **({} if replicas is None else {"replicas": replicas}),
         "serviceName": plan.called("ray"),
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": plan.selector(role)},

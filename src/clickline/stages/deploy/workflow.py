@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from clickline.stages.deploy.hold import holder_container, holder_volume
 from clickline.stages.deploy.objects import Object, Plan
-from clickline.stages.deploy.training import by_operator, driver, driver_command
+from clickline.stages.deploy.training import by_operator, comes_and_goes, driver, driver_command
 
 __all__ = ["FINAL_CODES", "pipeline"]
 
@@ -61,8 +62,16 @@ def _job_spec(plan: Plan) -> Object:
         },
         # A pod that is going still holds the lock of `home`: its successor waits until it is gone.
         "podReplacementPolicy": "Failed",
-        "template": driver(plan, driver_command(plan), restart="Never"),
+        "template": _held(plan, driver(plan, driver_command(plan), restart="Never")),
     }
+
+
+def _held(plan: Plan, template: Object) -> Object:
+    """With Ray beside it, for as long as it runs."""
+    if comes_and_goes(plan):
+        template["spec"]["initContainers"].insert(0, holder_container(plan))
+        template["spec"]["volumes"].append(holder_volume())
+    return template
 
 
 def _learner(plan: Plan) -> Object:

@@ -17,7 +17,7 @@ from clickline.service.access import Guard
 from clickline.stages.lookup.server import LookupServer
 from clickline.stages.lookup.versions import Follower, OpenVersions
 
-__all__ = ["Admin", "exposition"]
+__all__ = ["Admin", "exposition", "newest"]
 
 _REQUEST_SECONDS = 10.0
 _MOST_AT_ONCE = 256  # requests
@@ -41,7 +41,7 @@ def exposition(server: LookupServer, versions: OpenVersions, follower: Follower)
     for name, meaning, value in (
         ("connections", "Connections that are open.", server.connections),
         ("shard", "The shard that is served.", versions.shard),
-        ("version", "The newest version that is open.", max((one.number for one in opened), default=0)),
+        ("version", "The newest version that is open.", newest(versions)),
         ("version_behind", "1 while the current version is not open.", int(current not in versions.open)),
         ("rows", "Rows of the open versions.", sum(one.rows for one in opened)),
         ("mapped_bytes", "Bytes of the open versions' files.", sum(one.bytes for one in opened)),
@@ -49,6 +49,11 @@ def exposition(server: LookupServer, versions: OpenVersions, follower: Follower)
     ):
         Gauge(f"clickline_lookup_{name}", meaning, registry=registry).set(value)
     return generate_latest(registry)
+
+
+def newest(versions: OpenVersions) -> int:
+    """The newest version that is open; 0: none is."""
+    return max((one.number for one in versions.open.values()), default=0)
 
 
 class Admin:
@@ -61,9 +66,10 @@ class Admin:
         tls: ssl.SSLContext | None,
         metrics: Callable[[], bytes],
         missing: Callable[[], str | None],
+        version: Callable[[], int],
     ) -> None:
         """`listening`: a socket that is bound; it is closed with this. `missing` says why lookups would not be
-        answered, None when they would."""
+        answered, None when they would; `version` is the newest that they are answered from."""
 
         places = threading.BoundedSemaphore(_MOST_AT_ONCE)
 
@@ -75,7 +81,8 @@ class Admin:
                     self._respond(200, b"live\n")
                 elif self.path == "/readyz":
                     why = missing()
-                    self._respond(200 if why is None else 503, f"{why or 'ready'}\n".encode())
+                    words = f"ready\nversion {version()}" if why is None else why
+                    self._respond(200 if why is None else 503, f"{words}\n".encode())
                 elif self.path != "/metrics":
                     self._respond(404, b"There is /metrics, /healthz and /readyz.\n")
                 else:

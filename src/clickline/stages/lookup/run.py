@@ -22,7 +22,7 @@ from clickline.intake.stores import registry_of
 from clickline.service.access import Guard, exposure, read_token, server_tls
 from clickline.service.log import Log
 from clickline.service.ports import address, bound_socket, raise_file_limit
-from clickline.stages.lookup.admin import Admin, exposition
+from clickline.stages.lookup.admin import Admin, exposition, newest
 from clickline.stages.lookup.server import LookupServer
 from clickline.stages.lookup.versions import Follower, OpenVersions, ShardFiles
 
@@ -137,4 +137,4 @@ def _admin(
         return exposition(server, versions, follower)
 
     listening = bound_socket(section.host, section.metrics_port, "metrics_port")
-    return Admin(listening, Guard(token), tls, metrics, missing)
+    return Admin(listening, Guard(token), tls, metrics, missing, lambda: newest(versions))

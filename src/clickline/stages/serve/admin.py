@@ -16,9 +16,12 @@ _PLAIN = b"text/plain; charset=utf-8"
 
 
 def admin_app(
-    guard: Guard, metrics: Callable[[], Awaitable[bytes]], readiness: Callable[[], str | None]
+    guard: Guard,
+    metrics: Callable[[], Awaitable[bytes]],
+    readiness: Callable[[], str | None],
+    version: Callable[[], int | None],
 ) -> Callable[..., Awaitable[None]]:
-    """An ASGI application. `readiness` says what is missing, None when nothing is."""
+    """An ASGI application. `readiness` says what is missing, None when nothing is; `version` what answers then."""
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -32,7 +35,8 @@ def admin_app(
             await respond(send, 200, _PLAIN, b"live\n")
         elif path == "/readyz":
             missing = readiness()
-            status, words = (200, "ready") if missing is None else (503, missing)
+            # Without a token, as /healthz: the API server of Kubernetes asks for `deploy status`, and passes none on.
+            status, words = (200, f"ready\nversion {version()}") if missing is None else (503, missing)
             await respond(send, status, _PLAIN, f"{words}\n".encode())
         else:
             try:

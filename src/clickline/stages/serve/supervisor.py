@@ -404,7 +404,7 @@ class Supervisor:
     # ── what is told ───────────────────────────────────────────────────────────────────────────
 
     async def _admin(self) -> HttpServer:
-        app = admin_app(self._guard, self._metrics, self._missing)
+        app = admin_app(self._guard, self._metrics, self._missing, self._version)
         bound = bound_socket(self._serve.host, self._serve.metrics_port, "metrics_port", listen=True)
         server = HttpServer(app, [bound], self._serve.tls, 0.0)
         await server.start()
@@ -419,6 +419,9 @@ class Supervisor:
         if not any(worker.listening and worker.version is not None for worker in self._workers.values()):
             return "no worker process listens"
         return None
+
+    def _version(self) -> int | None:
+        return None if self._rollout.current is None else self._rollout.current.number
 
     async def _metrics(self) -> bytes:
         workers = [worker for worker in self._workers.values() if worker.listening]

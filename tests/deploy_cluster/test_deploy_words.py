@@ -1,0 +1,58 @@
+"""What commands print: numbers with the right noun, and in a pod no address that only the pod itself can call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clickline.cli.deploy import _show_applied
+from clickline.cli.serve import _show
+from clickline.config import load_config
+from clickline.progress import counted
+from clickline.stages.deploy.apply import Applied
+from clickline.stages.serve.run import Up
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 pods"), (1, "1 pod"), (2, "2 pods"), (1200, "1,200 pods")]
+)
+def test_one_thing_is_not_called_several(count: int, words: str) -> None:
+    assert counted(count, "pod") == words
+
+
+def test_an_apply_that_changes_one_object_says_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    _show_applied(Applied(changed=["ConfigMap ads-config"]), "ads", "shop")
+    assert "ads in namespace shop: 1 object created or changed;" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("service", "addresses", "tries"),
+    [
+        (None, ["0.0.0.0:8500", "http://0.0.0.0:8501", "http://0.0.0.0:8502/metrics"], True),
+        (
+            "ads-predictor.shop.svc",
+            ["ads-predictor.shop.svc:8500", "http://ads-predictor.shop.svc:8501"],
+            False,
+        ),
+        ("", [], False),  # Knative's name has other ports
+    ],
+)
+def test_a_server_in_a_pod_prints_only_addresses_that_others_can_call(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    service: str | None,
+    addresses: list[str],
+    tries: bool,
+) -> None:
+    file = tmp_path / "clickline.yaml"
+    file.write_text("name: ads\ndata: {train: data/train.tsv}\nserve: {host: 0.0.0.0, open: true}\n")
+    monkeypatch.delenv("CLICKLINE_SERVICE", raising=False)
+    if service is not None:
+        monkeypatch.setenv("CLICKLINE_SERVICE", service)
+    _show(load_config(file), Up(3, 2))
+    told = capsys.readouterr().out
+    lines = [line.split() for line in told.partition("try it:")[0].splitlines()]
+    assert [line[1] for line in lines if line and line[0] in ("gRPC", "HTTP", "metrics")] == addresses
+    assert ("127.0.0.1" in told, "curl" in told) == (tries, tries)
