@@ -162,6 +162,7 @@ def test_what_is_done_in_no_time_shows_no_progress(
     bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clickline.progress.SLOW_SECONDS", 600.0)
+
     class Begun(Progress):
         titles: tuple[str, ...] = ()
 
