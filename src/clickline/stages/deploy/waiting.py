@@ -25,6 +25,8 @@ _TIMED = ("CronJob", "CronWorkflow")
 _ROLLED = ("predictor", "lookup", "learner", "tracking")
 _LEARNING = ("pipeline", "learner")
 _OWN_CODES = (2, 3, 4)
+_SPEAKERS = (*_LEARNING, "main")
+"""Containers whose log is the pipeline's; Argo calls those of its steps main."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +149,12 @@ def _rolling(workload: Object, *, any_version: bool) -> str:
 def _failed(run: Object, why: str, objects: Sequence[Object], summary: Mapping[str, Any]) -> Outcome:
     """The pipeline's end, by the exit code of its last pod: the gate's and the config's are told apart."""
     pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == "pipeline"]
-    pods.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default={})
     codes = [
-        ended["exitCode"]
-        for pod in pods
-        for one in (pod.get("status") or {}).get("containerStatuses") or ()
-        if (ended := (one.get("state") or {}).get("terminated")) and ended.get("exitCode")
+        ((one.get("state") or {}).get("terminated") or {}).get("exitCode")
+        for one in (newest.get("status") or {}).get("containerStatuses") or ()
     ]
-    code = codes[-1] if codes and codes[-1] in _OWN_CODES else 1
+    code = next((one for one in codes if one in _OWN_CODES), 1)
     told = next((role["why"] for role in summary["roles"] if role["role"] == "pipeline"), "") or why
     title = {2: "the config is refused", 3: "the gate refused the model", 4: "bad data"}.get(code, "")
     words = f"the pipeline failed{f': {title}' if title else ''} ({shown(run)}: {told})"
@@ -215,7 +215,7 @@ class _Log:
         for line in lines:
             source = (line.pod, line.container)
             now.setdefault(source, set()).add((line.at, line.text))
-            if line.container != "ready" and (line.at, line.text) not in self.seen.get(source, ()):
+            if line.container in _SPEAKERS and (line.at, line.text) not in self.seen.get(source, ()):
                 self.progress.say(f"{line.pod} {line.text}")
         self.seen |= now
 
