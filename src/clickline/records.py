@@ -126,10 +126,13 @@ def category_text(value: int | float | bool, precision: int = 53) -> bytes:
 
 
 def _shortest(value: float, precision: int) -> str:
+    narrow: np.floating[Any] | None = None
     if precision == 24:
-        return str(np.float32(value))
-    if precision == 11 and abs(value) < 65504:  # the largest of its kind
-        return str(np.float16(value))
+        narrow = np.float32(value)
+    elif precision == 11 and abs(value) < 65504:  # the largest of its kind
+        narrow = np.float16(value)
+    if narrow is not None:  # what is no such float is rounded to one
+        return str(int(narrow)) if narrow == np.trunc(narrow) else str(narrow)
     if precision == 8:
         for digits in range(1, 5):
             text = f"{value:.{digits}g}"

@@ -16,6 +16,7 @@ from clickline.records import (
     FEASIGN,
     INTEGER,
     NUMBER,
+    PRECISION,
     TEXT,
     IntegerColumn,
     NumberColumn,
@@ -27,11 +28,44 @@ from clickline.records import (
 STATISTICS = FieldStatistics(4, -3.0, 10.0, 4.0, 2.0, (-1.0, 0.5, 5.0), 3.5, 1.75)
 FLAT = FieldStatistics(3, 2.0, 2.0, 2.0, 0.0, (2.0,))
 COLUMNS = ("a", "b", "c", "d")
-MISSING = ("-1", "NULL", "0", "7", "0.5", "1e3", "-0", "100000000000000000000", "18446744073709551615", "nan")
+MISSING = (
+    "-1",
+    "-1.0",
+    " NULL",
+    "NULL",
+    "0.1",
+    "0",
+    "7",
+    "0.5",
+    "1e3",
+    "-0",
+    "100000000000000000000",
+    "18446744073709551615",
+    "nan",
+)
 
 texts = st.one_of(
     st.sampled_from(
-        ["", "0", "7", "-1", "7.0", "0.5", "1e3", "NULL", "nan", "inf", "1e400", "-0", "abc", "a|b", "|"]
+        [
+            "",
+            "0",
+            "7",
+            "-1",
+            "7.0",
+            " 7.0\t",
+            "-0.00",
+            " ",
+            "0.5",
+            "1e3",
+            "NULL",
+            "nan",
+            "inf",
+            "1e400",
+            "-0",
+            "abc",
+            "a|b",
+            "|",
+        ]
     ),
     st.sampled_from(
         ["18446744073709551615", "18446744073709551616", "-9223372036854775808", "0.1234567890123456789"]
@@ -77,10 +111,10 @@ def specs(draw: st.DrawFn) -> FeatureSpec:
 @st.composite
 def columns_of_values(draw: st.DrawFn, rows: int):
     """What a column holds: its kind, its values, and whether a row has several."""
-    kind = draw(st.sampled_from([ABSENT, TEXT, TEXT, NUMBER, INTEGER, "unsigned"]))
+    kind = draw(st.sampled_from([ABSENT, TEXT, TEXT, *PRECISION, INTEGER, "unsigned"]))
     several = kind != ABSENT and draw(st.integers(0, 5)) == 0
     width = draw(st.integers(0, 3)) if several else 1
-    of_kind = {TEXT: texts, NUMBER: numbers, INTEGER: integers, "unsigned": bits, ABSENT: st.none()}[kind]
+    of_kind = {TEXT: texts, INTEGER: integers, "unsigned": bits, ABSENT: st.none()}.get(kind, numbers)
     return (
         kind,
         draw(st.lists(of_kind, min_size=rows * width, max_size=rows * width)),
@@ -105,8 +139,8 @@ def rows_of(rows: int, held: dict[str, tuple], columns: tuple[str, ...]) -> tupl
             bounds = at + np.cumsum([0, *map(len, values)])
             at = bounds[-1]
             raw[name] = TextColumn(buffer, bounds[:-1], bounds[1:], offsets_B1)
-        elif kind == NUMBER:
-            raw[name] = NumberColumn(np.array(values, dtype=np.float64), offsets_B1)
+        elif kind in PRECISION:
+            raw[name] = NumberColumn(np.array(values, dtype=np.float64), offsets_B1, PRECISION[kind])
         else:
             held_bits = np.array([value % 2**64 for value in values], dtype=np.uint64)
             there = np.zeros(len(values), dtype=np.bool_)
@@ -120,7 +154,7 @@ def rows_of(rows: int, held: dict[str, tuple], columns: tuple[str, ...]) -> tupl
         kind_C[c] = kind
         if kind == TEXT:
             starts_CB[c], ends_CB[c] = bounds[:-1], bounds[1:]
-        elif kind == NUMBER:
+        elif kind in PRECISION:
             numbers_CB[c] = values
         else:
             integers_CB[c] = values

@@ -30,11 +30,13 @@ from clickline.errors import DataError, RequestRefused
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
 from clickline.features.columns import raw_column
 from clickline.features.request import RequestEncoder
+from clickline.intake.targets import TargetFields, targets
 from clickline.readers.delimited import Csv
 from clickline.readers.example import ExampleParser, Records
 from clickline.readers.parquet import Parquet
-from clickline.records import Block, EncodedRows, RawRows, RequestRows
+from clickline.records import Block, EncodedRows, NumberColumn, RawRows, RequestRows
 from clickline.stages.predict.feasigns import for_elasticctr
+from clickline.stages.prepare.statistics import Tally
 from clickline.stages.serve.doors import inference, rest_inference, rest_tfserving, tfserving
 from clickline.stages.serve.doors.rest import Door, HttpLimits, Page, route
 from clickline.stages.serve.doors.rest_calls import Known, Target
@@ -433,6 +435,31 @@ def test_a_missing_text_is_missing_with_blanks_around_it(folder: Path):
     spec = FeatureSpec((), TEXTS.slots, missing=(" NULL", "?"))
     for path, encoded in text_paths(spec, ["NULL ", "?", "\tNULL", "NUL"], folder).items():
         assert encoded.slots[0].ids_N.tolist()[:4] == [*[id_of("")] * 3, id_of("NUL")], path
+
+
+def test_positive_labels_are_compared_by_their_canonical_text(folder: Path):
+    fields = TargetFields("v", positive=("1.0", " yes"))
+    reader = Csv(wanted=("v",))
+    path = folder / "labels.csv"
+    path.write_text("v,more\n1,x\n 1.0 ,x\nyes,x\nyes ,x\n1.01,x\nno,x\n  ,x\n")
+    (block,) = reader.blocks("labels.csv", path)
+    found, faults = targets(reader.parse(block), fields, (), None)
+    assert found.label_B.tolist() == [1, 1, 1, 1, 0, 0, 0]
+    assert [fault.detail for group in faults for fault in group] == ["v is empty"]
+
+
+def test_the_frequent_values_of_a_report_are_canonical_texts(folder: Path):
+    spec = FeatureSpec((), TEXTS.slots, missing=("-1.0",))
+    raw = RawRows(6, {"v": raw_column(["a ", "a", "7.0", " 7", "-1", " "], "v")}, np.arange(6))
+    tally = Tally.empty(1)
+    tally.sample(raw, spec.slots, spec.missing)
+    assert tally.slots[0].frequent == {"a": 2, "7": 2}
+    narrow = RawRows(
+        2, {"v": NumberColumn(np.array([0.1, 7.0], np.float32).astype(float), precision=24)}, np.arange(2)
+    )
+    tally = Tally.empty(1)
+    tally.sample(narrow, spec.slots, spec.missing)
+    assert tally.slots[0].frequent == {"0.1": 1, "7": 1}
 
 
 # ── what clients are told ──────────────────────────────────────────────────────────────────────
