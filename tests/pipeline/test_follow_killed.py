@@ -19,6 +19,7 @@ MOMENTS = {
     "learning": ("clickline.stages.train.hourly:HourlyTrainer", "_learn", 20, False),
     "publishing": ("clickline.artifacts.version:Draft", "commit", 2, False),
     "published": ("clickline.artifacts.registry:Registry", "move", 2, True),
+    "learning what was held out": ("clickline.stages.train.hourly:HourlyTrainer", "finish", 2, False),
     "the checkpoint is half written": ("clickline.artifacts.checkpoint", "write_manifest", 2, False),
     "the checkpoint is whole": ("clickline.artifacts.checkpoint", "write_manifest", 2, True),
 }

@@ -155,4 +155,5 @@ def _without_strays(hour_B: NDArray[np.int32]) -> NDArray[np.int32]:
         return hour_B
     enough = max(known_K.size // _NEWEST_SHARE, min(_NEWEST_ROWS, (known_K.size + 1) // 2))
     place = known_K.size - enough
-    return np.minimum(hour_B, np.partition(known_K, place)[place])
+    bounded_B: NDArray[np.int32] = np.minimum(hour_B, np.partition(known_K, place)[place])
+    return bounded_B
