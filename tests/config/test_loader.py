@@ -354,9 +354,12 @@ def test_paths_are_relative_to_the_file_not_to_the_shell(
     assert config.home == f"{folder}/.clickline"
 
 
+@pytest.mark.parametrize("name", ["a[1] b*", "a{c}", "{date} of {hour}", "{", "[{]}", "a}{b?"])
 @pytest.mark.parametrize("train", ["*.csv", "day 1.csv", "{date}/*.csv", "*[2].csv"])
-def test_glob_signs_in_the_name_of_the_projects_folder_are_no_glob(tmp_path: Path, train: str) -> None:
-    folder = tmp_path / "a[1] b*"
+def test_signs_of_patterns_in_the_name_of_the_projects_folder_are_none(
+    tmp_path: Path, train: str, name: str
+) -> None:
+    folder = tmp_path / name
     (folder / "20240101").mkdir(parents=True)
     (tmp_path / "a1 bb").mkdir()
     for name in ("day 1.csv", "day 2.csv", "20240101/1.csv", "20240101/donefile", "../a1 bb/day 3.csv"):

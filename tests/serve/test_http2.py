@@ -16,6 +16,8 @@ from http2_peer import ECHO, MESSAGE, MOST, PREFACE, Server, frame, literal, spo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from servers.waiting import eventually
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
@@ -37,6 +39,20 @@ def test_messages_of_every_size_come_back(channel):
     for size in (0, 1, 5, 16_383, 16_384, 16_385, 65_535, 200_000, MOST):
         body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
         assert call(body, timeout=20) == body
+
+
+def test_call_with_too_much_metadata_ends_alone(server, channel):
+    call = channel.unary_unary("/test/Echo")
+    waiting = channel.unary_unary("/test/Wait").future(b"slow", timeout=60)
+    eventually(lambda: len(server.echo.waiting) == 1)
+    for size in (70_000, 900_000):
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"hi", metadata=[("x-large", "v" * size)], timeout=20)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "65536 bytes of metadata" in caught.value.details()
+        assert call(b"hi", metadata=[("x-small", "v" * 1000)], timeout=20) == b"hi"
+    server.on_loop(lambda: server.echo.waiting.pop().reply(b"in the end"))
+    assert waiting.result() == b"in the end"
 
 
 def test_an_answer_larger_than_every_window_arrives_whole(channel):
@@ -161,7 +177,7 @@ def test_a_client_with_a_small_window_gets_no_more_than_it_takes(server):
         frame(8, 0, 0, struct.pack(">L", 0)),
         frame(1, 4, 1, b"\xff\xff\xff\xff\xff\xff"),  # no header of any table
         struct.pack(">BHBBL", 255, 0, 0, 0, 1),  # larger than any frame may be
-        frame(1, 0, 1, ECHO) + frame(9, 0, 1, b"\0" * 40_000) * 3,  # a block without an end
+        frame(1, 0, 1, ECHO) + frame(9, 0, 1, b"\0" * 40_000) * 27,  # a block without an end
     ],
 )
 def test_what_is_against_the_protocol_ends_that_connection_alone(server, channel, wrong):

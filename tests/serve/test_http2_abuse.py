@@ -182,6 +182,85 @@ class TestProtocol:
         assert settings[6] == 1 << 16
 
 
+def long_literal(name: bytes, value: bytes, first: int = 0) -> bytes:
+    """As `literal`, of any length; `first` 0x40: it goes into the table."""
+    length = len(value) - 127
+    assert length >= 0
+    octets = bytearray([127])
+    while length >= 128:
+        octets.append(length & 127 | 128)
+        length >>= 7
+    octets.append(length)
+    return bytes([first, len(name)]) + name + bytes(octets) + value
+
+
+def block_frames(stream: int, block: bytes, size: int = 16384) -> bytes:
+    """A header block in frames as clients cut it."""
+    pieces = [block[at : at + size] for at in range(0, len(block), size)]
+    frames = [frame(HEADERS, 0, stream, pieces[0])]
+    frames += [frame(CONTINUATION, 0, stream, piece) for piece in pieces[1:-1]]
+    return b"".join([*frames, frame(CONTINUATION, END_HEADERS, stream, pieces[-1])])
+
+
+KNOWN = b"\x40" + b"\x05:path" + b"\x0a/test/Echo"  # goes into the table, where 62 stands for it
+BOMB = b"\x83\x86" + long_literal(b"a", b"v" * 4000, 0x40) + b"\xbe" * 200  # 62 again: 800 KB from 4 KB
+
+
+class TestTooMuchMetadata:
+    @pytest.mark.parametrize(
+        "large",
+        [
+            long_literal(b"x-large", b"v" * 70_000),
+            long_literal(b"x-large", b"v" * 900_000),
+            b"".join(long_literal(b"x-%d" % n, b"v" * 1000) for n in range(100)),
+            long_literal(b"x-one", b"v" * 70_000) + KNOWN,  # the table changes after it was too much
+            BOMB,
+        ],
+        ids=["one", "huge", "many", "then-table", "bomb"],
+    )
+    def test_only_its_call_ends_and_the_table_stays_right(self, server: Server, large: bytes) -> None:
+        with Peer(server) as peer:
+            peer.say(frame(HEADERS, END_HEADERS, 1, path("Wait")) + frame(DATA, END_STREAM, 1, MESSAGE))
+            waiting_calls(server, 1)
+            peer.say(block_frames(3, b"\x83\x86" + KNOWN + large) + frame(DATA, END_STREAM, 3, MESSAGE))
+            ended = peer.trailers(3)
+            assert b"grpc-status\x018" in ended and b"65536 bytes of metadata" in ended
+            for n in (5, 9):  # the newest entry of the table, whatever came before
+                peer.say(ask(n, b"\x83\x86" + KNOWN) + ask(n + 2, b"\x83\x86\xbe"))
+                assert b"grpc-status\x010" in peer.trailers(n + 2)
+            server.on_loop(lambda: server.echo.waiting[0].reply(b"still here"))
+            assert b"grpc-status\x010" in peer.trailers(1)
+            assert not peer.closed
+
+    def test_trailers_that_are_too_large_end_only_their_call(self, server: Server) -> None:
+        with Peer(server) as peer:
+            peer.say(frame(HEADERS, END_HEADERS, 1, ECHO) + frame(DATA, 0, 1, MESSAGE))
+            large = long_literal(b"x-large", b"v" * 70_000)
+            peer.say(frame(HEADERS, END_HEADERS | END_STREAM, 1, large))
+            assert b"grpc-status\x018" in peer.trailers(1)
+            peer.say(ask(3))
+            assert b"grpc-status\x010" in peer.trailers(3)
+
+    @pytest.mark.parametrize(
+        "flood",
+        [
+            frame(HEADERS, 0, 1, b"\x83") + frame(CONTINUATION, 0, 1, b"\x86") * 5000,
+            frame(HEADERS, 0, 1, b"\x83") + frame(CONTINUATION, 0, 1, b"\0" * 16384) * 80,
+            block_frames(1, b"\x83" * 200_000),
+            block_frames(1, b"\x41\0" * 200_000),
+            block_frames(1, long_literal(b"a", b"v" * 16_000, 0x40) * 12),
+        ],
+        ids=["frames", "bytes", "fields", "table", "table-bytes"],
+    )
+    def test_floods_of_headers_end_the_connection_soon(self, server: Server, flood: bytes) -> None:
+        with Peer(server) as peer:
+            began = time.process_time()
+            with contextlib.suppress(ConnectionError):
+                peer.say(flood)
+            assert peer.goodbye()[0] in (9, CALM)
+            assert time.process_time() - began < 2  # some 10 ms
+
+
 class TestFloods:
     def test_calls_that_are_asked_and_given_up_at_once_end_the_connection(
         self, server: Server, monkeypatch: pytest.MonkeyPatch

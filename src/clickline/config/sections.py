@@ -90,7 +90,7 @@ FORMATS_WITH_FIELDS = ("criteo", "slots", "paddlerec")
 RESERVED_NAMES = ("label", "weight", "show", "click", "event_hour")
 """Columns that every dataset has; a slot or dense field would overwrite them."""
 
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_PLACEHOLDER = re.compile(r"\{(?!\])([^{}]*)\}")  # [{] is the sign itself, of a folder's name
 
 
 class Dates(Section):

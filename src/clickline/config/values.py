@@ -138,7 +138,7 @@ def _absolute_pattern(text: str, info: ValidationInfo) -> str:
     if _URI.match(text):
         return _absolute(text, info)
     folder, way = _beginning(text, info)
-    return str(Path(glob.escape(str(folder)), *way))
+    return str(Path(glob.escape(str(folder)).replace("{", "[{]"), *way))
 
 
 def _beginning(text: str, info: ValidationInfo) -> tuple[Path, tuple[str, ...]]:

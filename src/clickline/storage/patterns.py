@@ -1,18 +1,23 @@
-"""Which signs of a pattern stand for themselves: `[*]`, `[?]` and `[[]`, as `glob.escape` writes them."""
+"""Which signs of a pattern stand for themselves: `[*]`, `[?]` and `[[]`, as `glob.escape` writes them, and `[{]`."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["fixed_part", "is_glob", "literal"]
+__all__ = ["fixed_part", "is_glob", "literal", "live_part"]
 
-_ESCAPED = re.compile(r"\[([*?[])\]")
+_ESCAPED = re.compile(r"\[([*?[{])\]")
 _LIVE = re.compile(rf"{_ESCAPED.pattern}|[*?[{{]")  # of two matches at one place the escape is the first
 
 
 def is_glob(text: str, signs: str = "*?[") -> bool:
     """Whether a sign in it stands for other names."""
-    return any(sign in _ESCAPED.sub("", text) for sign in signs)
+    return any(sign in live_part(text) for sign in signs)
+
+
+def live_part(text: str) -> str:
+    """The text without the signs that stand for themselves."""
+    return _ESCAPED.sub("", text)
 
 
 def literal(text: str) -> str:

@@ -16,7 +16,7 @@ from clickline.errors import ConfigError, HourNotReady, Mistake, SourceNotFound
 from clickline.progress import Progress
 from clickline.records import SourceFile
 from clickline.storage.drivers import protocol_of
-from clickline.storage.patterns import fixed_part, is_glob, literal
+from clickline.storage.patterns import fixed_part, is_glob, literal, live_part
 from clickline.storage.redaction import shown
 from clickline.storage.stores import Storage
 
@@ -221,9 +221,10 @@ def _periods_of_hour(patterns: Sequence[str], hour: int) -> list[_Period]:
 
 def _periods(pattern: str, dates: DateRange | None) -> Iterator[_Period]:
     """The hours or days of a pattern; none if it is a plain path or glob."""
-    if "{" not in pattern:
+    live = live_part(pattern)
+    if "{" not in live:
         return
-    unknown = re.search(r"\{[^}/]*\}?", pattern.replace("{date}", "").replace("{hour}", ""))
+    unknown = re.search(r"\{[^}/]*\}?", live.replace("{date}", "").replace("{hour}", ""))
     if unknown or "{date}" not in pattern:
         problem = unknown[0] if unknown else "{hour} without {date}"
         raise SourceNotFound(
@@ -235,7 +236,7 @@ def _periods(pattern: str, dates: DateRange | None) -> Iterator[_Period]:
             "as YYYYMMDD or YYYYMMDD/HH."
         )
     segments = pattern.split("/")
-    dated = max(i for i, segment in enumerate(segments) if "{" in segment)
+    dated = max(i for i, segment in enumerate(segments) if "{" in live_part(segment))
     in_file_name = dated == len(segments) - 1
     folder = "/".join(segments[: dated if in_file_name else dated + 1])
     daily = "{hour}" not in pattern

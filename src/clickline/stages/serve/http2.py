@@ -18,7 +18,9 @@ from time import monotonic
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from hpack import Decoder, HPACKError
+from hpack import HPACKError
+
+from clickline.stages.serve.header_blocks import HeaderDecoder
 
 __all__ = ["Arriving", "Connection", "Service", "Stream"]
 
@@ -38,7 +40,9 @@ _USUAL_WINDOW = 65535
 _WINDOW_STEP = 1 << 20  # bytes taken in before the connection's window is opened again
 _MOST_CONNECTIONS = 16384  # of one process
 _MOST_STREAMS = 1024  # under way on one connection
-_MOST_HEADERS = 1 << 16  # bytes of a header block
+_MOST_HEADERS = 1 << 16  # bytes of a call's headers; a call with more is refused
+_LARGEST_BLOCK = 1 << 20  # bytes of headers that are read at all, for the sake of the other calls
+_MOST_CONTINUATIONS = 1024  # frames of one block
 _MOST_RESETS = 10_000  # calls that a client may give up, beside one for each answer that it waited for
 _MOST_HELD = 4  # of the largest message, in calls of one connection that are not whole yet
 _MOST_UNSENT = 1 << 24  # bytes of answers that a client does not take yet
@@ -46,6 +50,7 @@ _KNOWN_BLOCKS = 256  # header blocks that are remembered
 _KNOWN_BYTES = 256  # of one of them
 _FAREWELL = b"goodbye!"  # a ping whose answer says: the client has heard that we leave
 
+_TOO_MUCH_METADATA = f"The call has more than {_MOST_HEADERS} bytes of metadata. Send less."
 _ANSWER = b"\x88\x0f\x10\x10application/grpc"  # :status 200, content-type
 _DONE = b"\x00\x0bgrpc-status\x010"
 _COMPRESSED = {"gzip": 31, "deflate": 15}  # bits of the window, as zlib wants them
@@ -145,7 +150,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, service: Service, connections: set[Connection]) -> None:
         self._service = service
         self._connections = connections
-        self._decoder = Decoder()
+        self._decoder = HeaderDecoder(_MOST_HEADERS)
         self._blocks: dict[bytes, dict[str, str]] = {}
         self._streams: dict[int, Stream] = {}
         # Answers that do not fit the client's window yet: data, and what ends them.
@@ -158,6 +163,7 @@ class Connection(asyncio.Protocol):
         self._headers: tuple[int, int, bytearray] | None = (
             None  # a block that goes on: stream, flags, its bytes
         )
+        self._continuations = 0  # frames that it came in, beside the first
         self._last_stream = 0
         self._window = _USUAL_WINDOW  # bytes that the client takes on this connection
         self._first_window = _USUAL_WINDOW  # and on each new stream
@@ -297,19 +303,19 @@ class Connection(asyncio.Protocol):
                 if len(payload) < 5:
                     raise _Fault(_FRAME_SIZE_ERROR, "half of a priority")
                 payload = payload[5:]
-            if len(payload) > _MOST_HEADERS:
-                raise _Fault(_ENHANCE_YOUR_CALM, "a header block is too large")
             if flags & _END_HEADERS:
                 self._open(id, flags, payload)
             else:
-                self._headers = (id, flags, bytearray(payload))
+                self._headers, self._continuations = (id, flags, bytearray(payload)), 0
                 self._since = monotonic()
         elif kind == _CONTINUATION:
             if self._headers is None or self._headers[0] != id:
                 raise _Fault(_PROTOCOL_ERROR, "a continuation of nothing")
             block = self._headers[2]
             block += payload
-            if len(block) > _MOST_HEADERS or not (payload or flags & _END_HEADERS):
+            self._continuations += 1
+            too_many = len(block) > _LARGEST_BLOCK or self._continuations > _MOST_CONTINUATIONS
+            if too_many or not (payload or flags & _END_HEADERS):
                 raise _Fault(_ENHANCE_YOUR_CALM, "a header block is too large, or goes on with nothing")
             if flags & _END_HEADERS:
                 begun, self._headers = self._headers, None
@@ -357,7 +363,10 @@ class Connection(asyncio.Protocol):
                 raise _Fault(_STREAM_CLOSED, "headers after the end of a call")
             if not flags & _END_STREAM:
                 raise _Fault(_PROTOCOL_ERROR, "headers in the middle of a call")
-            self._end(stream)
+            if headers is None:
+                stream.refuse(8, _TOO_MUCH_METADATA)
+            else:
+                self._end(stream)
             return
         if id <= self._last_stream or id % 2 == 0:
             raise _Fault(_PROTOCOL_ERROR, f"a call with number {id} after {self._last_stream}")
@@ -365,28 +374,33 @@ class Connection(asyncio.Protocol):
         if self._left_for_good or len(self._streams) >= _MOST_STREAMS:
             self._transport.write(_frame(_RST_STREAM, 0, id, _REFUSED_STREAM.to_bytes(4, "big")))
             return
-        stream = Stream(self, id, headers)
+        stream = Stream(self, id, headers or {})
         self._streams[id] = stream
+        if headers is None:
+            stream.refuse(8, _TOO_MUCH_METADATA)
+            return
         self._service.opened(stream)
         if flags & _END_STREAM and id in self._streams:
             self._end(stream)
 
-    def _decoded(self, block: bytes) -> dict[str, str]:
-        """What a block of headers says. Most are made of numbers of a table alone, and come again and again."""
+    def _decoded(self, block: bytes) -> dict[str, str] | None:
+        """What a block of headers says; None: more than allowed. Most are made of numbers of a table alone, and come
+        again and again."""
         if block and min(block) > 0x80 and max(block) < 0xFF:
             known = self._blocks.get(block)
             if known is not None:
                 return known
             headers = self._decode(block)
-            if len(self._blocks) < _KNOWN_BLOCKS and len(block) <= _KNOWN_BYTES:
+            if headers is not None and len(self._blocks) < _KNOWN_BLOCKS and len(block) <= _KNOWN_BYTES:
                 self._blocks[block] = headers
             return headers
         self._blocks.clear()  # this one may change the table
         return self._decode(block)
 
-    def _decode(self, block: bytes) -> dict[str, str]:
+    def _decode(self, block: bytes) -> dict[str, str] | None:
         try:
-            return {_text(name): _text(value) for name, value in self._decoder.decode(block, raw=True)}
+            found = self._decoder.decode(block)
+            return None if found is None else {_text(name): _text(value) for name, value in found}
         except (HPACKError, ValueError) as error:
             raise _Fault(_COMPRESSION_ERROR, f"headers cannot be read: {error}") from error
 
