@@ -127,6 +127,16 @@ def test_a_deployment_that_is_deleted_meanwhile_ends_it_well(
     assert ended(process)[0] == 0
 
 
+def test_the_steps_of_a_workflow_ask_and_let_go_one_after_the_other(bare: ApiServer, hold: Holder) -> None:
+    stateful(bare, "ads-ray-head", 1)
+    stateful(bare, "ads-ray-worker", 0)
+    for only, sizes in (("ask", [1, 3]), ("release", [0, 0])):
+        process = hold("--only", only, *SIZES)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        assert replicas(bare) == sizes
+
+
 def test_without_the_right_to_it_the_reason_is_said(bare: ApiServer, hold: Holder, tmp_path: Path) -> None:
     stateful(bare, "ads-ray-head", 0)
     bare.faults.append(Fault("patch", "statefulsets/scale"))

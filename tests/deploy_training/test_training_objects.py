@@ -385,6 +385,20 @@ def test_steps_in_order() -> None:
     assert steps["publish"]["container"]["command"] == ["clickline", "publish"]
 
 
+def test_the_first_step_asks_for_ray_and_what_runs_at_the_end_lets_it_go() -> None:
+    one = plan("train={mode: cluster, workers: {min: 2, max: 5}}", "deploy.workflow.kind=argo")
+    made = objects(one)
+    spec = the("WorkflowTemplate", made)["spec"]
+    steps = {one["name"]: one for one in spec["templates"]}
+    first, last = spec["templates"][0]["steps"][0][0]["template"], spec["onExit"]
+    sizes = ["ads-ray-head=1", "ads-ray-worker=5"]
+    assert steps[first]["container"]["command"][-4:] == ["--only", "ask", *sizes]
+    assert steps[last]["container"]["command"][-4:] == ["--only", "release", *sizes]
+    assert "replicas" not in the("StatefulSet", made, "ads-ray-worker")["spec"]
+    assert ["statefulsets/scale"] in [rule["resources"] for rule in the("Role", access(one))["rules"]]
+    assert "onExit" not in the("WorkflowTemplate", objects(plan("deploy.workflow.kind=argo")))["spec"]
+
+
 def test_the_train_step_is_tried_again_when_the_gate_refuses() -> None:
     train = _steps("gate.retries=4", "deploy.workflow.retries=2")["train"]
     assert train["retryStrategy"]["limit"] == "6"

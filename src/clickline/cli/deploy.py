@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -478,7 +478,12 @@ def check_pod(
 def hold_ray(
     sizes: Annotated[list[str], typer.Argument(metavar="NAME=N...", help="StatefulSets and their pods.")],
     namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Where they are.")],
-    mark: Annotated[Path, typer.Option("--mark", metavar="FILE", help="Made once they have been asked for.")],
+    mark: Annotated[
+        Path | None, typer.Option("--mark", metavar="FILE", help="Made once they have been asked for.")
+    ] = None,
+    only: Annotated[
+        Literal["ask", "release"] | None, typer.Option("--only", help="Do this alone, and end.")
+    ] = None,
 ) -> None:
     """What runs beside a pipeline on Ray: asks for Ray's pods, and lets them go when it is ended itself."""
     from clickline.stages.deploy.hold import ask_for, let_go
@@ -488,11 +493,15 @@ def hold_ray(
     signal.set_wakeup_fd(-1)  # other commands have a moment to end; this one begins to work then
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
     wanted = {name: int(size) for name, _, size in (one.partition("=") for one in sizes)}
-    with _connected(None) as kube:
-        ask_for(kube, namespace, wanted, stopped, note)
-    mark.touch()
-    stopped.wait()
-    let_go(connect, namespace, list(wanted), note)
+    if only != "release":
+        with _connected(None) as kube:
+            ask_for(kube, namespace, wanted, stopped, note)
+        if mark is not None:
+            mark.touch()
+    if only is None:
+        stopped.wait()
+    if only != "ask":
+        let_go(connect, namespace, list(wanted), note)
 
 
 @deploy.command("await-rollout", hidden=True)

@@ -1,4 +1,5 @@
-"""The stages as steps of an Argo Workflow: prepare → train → publish → roll-out.
+"""The stages as steps of an Argo Workflow: prepare → train → publish → roll-out. Ray from core objects comes before and
+goes after them.
 
 Each step is a pod of ours; Argo adds its own containers beside ours, which get the same security here. Training by
 Volcano or KubeRay is a step that makes their object and waits for its end; the object retries by itself.
@@ -9,16 +10,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from clickline.stages.deploy.hold import holder_command
 from clickline.stages.deploy.kuberay import ray_job_running
 from clickline.stages.deploy.objects import Object, Plan, text
 from clickline.stages.deploy.rollout import rollout_service
-from clickline.stages.deploy.training import by_operator, driver, ray_service
+from clickline.stages.deploy.training import by_operator, comes_and_goes, driver, ray_service
 from clickline.stages.deploy.volcano import volcano_job_running
 from clickline.stages.deploy.workflow import FINAL_CODES, pipeline
 
 __all__ = ["rules", "workflow"]
 
 _API = "argoproj.io/v1alpha1"
+_RAY, _WITHOUT = "ray", "without-ray"
 _REFUSED = 3
 _LATE_SECONDS = 3600
 # Root's file system stays writable in these two: Argo's own defaults do not lock it (argo-workflows #10787).
@@ -89,8 +92,10 @@ def rules(plan: Plan) -> list[Object]:
 
 
 def _steps(plan: Plan) -> Object:
-    stages = ("prepare", "train", "publish", "roll-out")
-    operated = by_operator(plan.config)
+    stages = ["prepare", "train", "publish", "roll-out"]
+    operated, passing = by_operator(plan.config), comes_and_goes(plan)
+    if passing:
+        stages.insert(0, _RAY)
     templates = [
         {"name": "pipeline", "steps": [[{"name": stage, "template": stage}] for stage in stages]},
         # Before an operator's training there is no Ray: the logs are prepared by this pod alone.
@@ -101,12 +106,18 @@ def _steps(plan: Plan) -> Object:
         _step(plan, "publish", ["clickline", "publish"], ray=False),
         _step(plan, "roll-out", ["clickline", "deploy", "await-rollout"], ray=False),
     ]
+    if passing:
+        templates += [
+            _step(plan, _RAY, holder_command(plan, "--only", "ask"), ray=False),
+            _step(plan, _WITHOUT, holder_command(plan, "--only", "release"), ray=False),
+        ]
     spec: Object = {
         "entrypoint": "pipeline",
         "serviceAccountName": plan.called("access"),
         "podMetadata": {"labels": plan.labels("pipeline")},
         "securityContext": driver(plan, [], ray=False)["spec"]["securityContext"],
         "templates": templates,
+        **({"onExit": _WITHOUT} if passing else {}),  # however it has ended
     }
     if plan.deploy.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in plan.deploy.pull_secrets]

@@ -2,7 +2,8 @@
 
 A container beside the pipeline's own asks for Ray's pods when it begins, and lets them go when it is ended: the kubelet
 ends it when the pipeline has ended, however that was. It alone has a token of the cluster's API, which opens nothing
-but the sizes of these two StatefulSets; the pipeline, which runs code of users, has none.
+but the sizes of these two StatefulSets; the pipeline, which runs code of users, has none. Of Argo's workflow, whose
+steps are pods of their own, the first step asks for Ray, and what Argo runs at the very end lets it go.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from clickline.stages.deploy.objects import Object, Plan
 from clickline.stages.deploy.pods import SCRATCH, environment, security
 from clickline.stages.deploy.training import comes_and_goes, workers
 
-__all__ = ["ask_for", "holder_container", "holder_volume", "let_go", "rules"]
+__all__ = ["ask_for", "holder_command", "holder_container", "holder_volume", "let_go", "rules"]
 
 _POLL_SECONDS = 1.0
 _MOUNTED = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -86,13 +87,17 @@ def _stateful_set(namespace: str, name: str) -> Object:
 # ── in the manifests ───────────────────────────────────────────────────────────────────────────
 
 
+def holder_command(plan: Plan, *options: str) -> list[str]:
+    sizes = {plan.called("ray-head"): 1, plan.called("ray-worker"): workers(plan.config)[1]}
+    named = [f"{name}={size}" for name, size in sizes.items()]
+    return ["clickline", "deploy", "hold-ray", "--namespace", plan.deploy.namespace, *options, *named]
+
+
 def holder_container(plan: Plan) -> Object:
     """A sidecar, in Kubernetes' sense: an init container that stays. The others begin when it has asked for Ray."""
-    sizes = {plan.called("ray-head"): 1, plan.called("ray-worker"): workers(plan.config)[1]}
-    command = ["clickline", "deploy", "hold-ray", "--namespace", plan.deploy.namespace, "--mark", str(_MARK)]
     return {
         "name": "ray",
-        "command": [*command, *(f"{name}={size}" for name, size in sizes.items())],
+        "command": holder_command(plan, "--mark", str(_MARK)),
         "image": plan.deploy.image,
         "imagePullPolicy": plan.deploy.pull,
         "workingDir": "/clickline",

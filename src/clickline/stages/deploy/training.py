@@ -69,10 +69,8 @@ def ray_cluster(plan: Plan) -> list[Object]:
 
 
 def comes_and_goes(plan: Plan) -> bool:
-    """Whether Ray is there only while the pipeline's Job runs (`hold`). A learner never ends, and Argo's steps are
-    several pods."""
-    workflow = plan.deploy.workflow
-    return plan.on_ray and not by_operator(plan.config) and workflow.kind == "job" and not workflow.follow
+    """Whether Ray is there only while a pipeline runs (`hold`). A learner never ends."""
+    return plan.on_ray and not by_operator(plan.config) and not plan.deploy.workflow.follow
 
 
 def by_operator(config: Config) -> bool:
