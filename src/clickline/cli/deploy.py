@@ -179,7 +179,7 @@ def apply(
                     kube, asked.objects, **asked.where, prune=prune, progress=progress, patience=patience
                 )
         if not as_json:
-            _show_applied(done, asked, dry_run=dry_run)
+            _show_applied(done, asked.name, asked.namespace, dry_run=dry_run)
         if wait and not done.failed:
             left = timeout - (time.monotonic() - begun)
             with watching(as_json=as_json, quiet=quiet) as progress:
@@ -625,7 +625,7 @@ def _tell(lines: Iterable[str]) -> None:
         note(line)
 
 
-def _show_applied(done: Applied, asked: _Asked, *, dry_run: bool) -> None:
+def _show_applied(done: Applied, name: str, namespace: str, *, dry_run: bool = False) -> None:
     tried = " (dry run)" if dry_run else ""
     for action in ("removed", "created", "changed", "replaced", "unchanged", "pruned"):
         for item in getattr(done, action):
@@ -637,7 +637,7 @@ def _show_applied(done: Applied, asked: _Asked, *, dry_run: bool) -> None:
     _tell(done.notes)
     if done.left_over:
         note(
-            f"of an earlier apply, and no longer part of {asked.name}: {', '.join(done.left_over)}. "
+            f"of an earlier apply, and no longer part of {name}: {', '.join(done.left_over)}. "
             "`clickline deploy apply --prune` removes them; claims and volumes only `deploy delete --with-data`."
         )
     if done.failed:
@@ -649,10 +649,12 @@ def _show_applied(done: Applied, asked: _Asked, *, dry_run: bool) -> None:
     many = counted(count, "object")
     if dry_run:
         told = f"{many} would be created or changed" if count else "nothing would change"
-        typer.echo(f"{asked.place}: {told}; this was a dry run, `clickline deploy diff` shows each line")
+        typer.echo(
+            f"{name} in namespace {namespace}: {told}; this was a dry run, `clickline deploy diff` shows each line"
+        )
         return
     told = f"{many} created or changed" if count else "nothing to change"
-    typer.echo(f"{asked.place}: {told}; `clickline deploy status` shows how it does")
+    typer.echo(f"{name} in namespace {namespace}: {told}; `clickline deploy status` shows how it does")
 
 
 def _show_outcome(outcome: Outcome, asked: _Asked, timeout: float) -> None:
