@@ -276,13 +276,19 @@ def hash_spans(
     ids_N: Ids,
 ) -> None:
     """Ids of texts; an empty one is missing, and hashes to that without a special case, as do those of `missing`."""
-    some_missing = missing_T1.size > 1
-    for n in range(starts_N.size):
+    if missing_T1.size > 1:
+        for n in range(starts_N.size):
+            start, end = starts_N[n], ends_N[n]
+            if start < end and _may_change(data, start, end):
+                start, end = canonical(data, start, end)
+            if _is_one_of(data, start, end, missing, missing_T1):
+                end = start
+            ids_N[n] = fmix64(xxh64(data, start, end) ^ salt)
+        return
+    for n in range(starts_N.size):  # the same without a look at each value for nothing
         start, end = starts_N[n], ends_N[n]
         if start < end and _may_change(data, start, end):
             start, end = canonical(data, start, end)
-        if some_missing and _is_one_of(data, start, end, missing, missing_T1):
-            end = start
         ids_N[n] = fmix64(xxh64(data, start, end) ^ salt)
 
 
