@@ -517,10 +517,13 @@ def parse_numbers(
             start, end = canonical(data, start, end)
             if _is_one_of(data, start, end, missing, missing_T1):
                 end = start
-        value, status = _parse_number(data, start, end)
-        if status == NUMBER_BAD:  # perhaps for blanks at its ends
-            start, end = canonical(data, start, end)
+        value, status = np.nan, NUMBER_BAD
+        for look in range(2):  # one call of it in the code: it is inlined
+            if look > 0:  # perhaps bad for blanks at its ends
+                start, end = canonical(data, start, end)
             value, status = _parse_number(data, start, end)
+            if status != NUMBER_BAD:
+                break
         raw_N[n] = value
         if status == NUMBER_OK and np.isinf(raw_N[n]):
             status = NUMBER_SLOW  # beyond float32: whoever looks at what is left says so
