@@ -122,7 +122,7 @@ def test_the_encoder_in_a_few_lines_is_the_encoder() -> None:
     exec(compile(program, "docs", "exec"), names)
     simple = names["clickline_id"]
     assert callable(simple)
-    values = ["", "68fd1e64", "åß", "x" * 200]
+    values = ["", "68fd1e64", "åß", "x" * 200, "7.0", "-0.00", " trail\t", "1.10", "007.0"]
     spec = FeatureSpec(dense=(), slots=(SlotField("C1", "C1", 1), SlotField("C9", "C1", 9)))
     encoded, _ = Encoder(spec).encode(
         RawRows(len(values), {"C1": raw_column(values, "C1")}, np.arange(len(values)))

@@ -276,13 +276,19 @@ def hash_spans(
     ids_N: Ids,
 ) -> None:
     """Ids of texts; an empty one is missing, and hashes to that without a special case, as do those of `missing`."""
-    some_missing = missing_T1.size > 1
-    for n in range(starts_N.size):
+    if missing_T1.size > 1:
+        for n in range(starts_N.size):
+            start, end = starts_N[n], ends_N[n]
+            if start < end and _may_change(data, start, end):
+                start, end = canonical(data, start, end)
+            if _is_one_of(data, start, end, missing, missing_T1):
+                end = start
+            ids_N[n] = fmix64(xxh64(data, start, end) ^ salt)
+        return
+    for n in range(starts_N.size):  # the same without a look at each value for nothing
         start, end = starts_N[n], ends_N[n]
         if start < end and _may_change(data, start, end):
             start, end = canonical(data, start, end)
-        if some_missing and _is_one_of(data, start, end, missing, missing_T1):
-            end = start
         ids_N[n] = fmix64(xxh64(data, start, end) ^ salt)
 
 
@@ -511,10 +517,13 @@ def parse_numbers(
             start, end = canonical(data, start, end)
             if _is_one_of(data, start, end, missing, missing_T1):
                 end = start
-        value, status = _parse_number(data, start, end)
-        if status == NUMBER_BAD:  # perhaps for blanks at its ends
-            start, end = canonical(data, start, end)
+        value, status = np.nan, NUMBER_BAD
+        for look in range(2):  # one call of it in the code: it is inlined
+            if look > 0:  # perhaps bad for blanks at its ends
+                start, end = canonical(data, start, end)
             value, status = _parse_number(data, start, end)
+            if status != NUMBER_BAD:
+                break
         raw_N[n] = value
         if status == NUMBER_OK and np.isinf(raw_N[n]):
             status = NUMBER_SLOW  # beyond float32: whoever looks at what is left says so

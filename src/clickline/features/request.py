@@ -1,8 +1,8 @@
-"""The one encoder once more, for requests: all fields in two kernel calls, the same ids and floats.
+"""The one encoder once more, for requests: all fields in one kernel call, the same ids and floats.
 
 Prepare reads millions of rows a column at a time, and what a call costs does not matter. A request has a few
-rows in many columns, and then it is all that matters. So the fields are laid out once in arrays that two
-kernels walk; a column that holds something unusual goes through `Encoder`, as do columns with several
+rows in many columns, and then it is all that matters. So the fields are laid out once in arrays that one
+kernel walks; a column that holds something unusual goes through `Encoder`, as do columns with several
 values a row.
 """
 
@@ -28,8 +28,7 @@ from clickline.features.request_kernels import (
     CategoryPlan,
     Missing,
     NumberPlan,
-    encode_categories,
-    encode_numbers,
+    encode_fields,
 )
 from clickline.features.spec import MOST_SPREADS, DenseField, FeatureSpec
 from clickline.records import (
@@ -146,7 +145,7 @@ class PartEncoder:
             slow_C |= rows.kind_C >= SINGLE
         dense_DB = np.empty((len(self.dense), rows.rows), dtype=np.float32)
         ids_SB = np.empty((len(self.slots), rows.rows), dtype=np.uint64)
-        given = (
+        encode_fields(
             rows.data,
             rows.kind_C,
             rows.starts_CB,
@@ -154,11 +153,12 @@ class PartEncoder:
             rows.numbers_CB,
             rows.integers_CB,
             self._missing,
+            self._categories,
+            self._numbers,
+            dense_DB,
+            ids_SB,
+            slow_C,
         )
-        if self._categories.columns_S.size:
-            encode_categories(*given, self._categories, ids_SB, slow_C)
-        if self._numbers.columns_P.size:
-            encode_numbers(*given, self._numbers, dense_DB, ids_SB, slow_C)
         several: dict[int, SlotIds] = {}
         faults: list[Faults] = []
         if slow_C.any():

@@ -25,8 +25,7 @@ __all__ = [
     "CategoryPlan",
     "Missing",
     "NumberPlan",
-    "encode_categories",
-    "encode_numbers",
+    "encode_fields",
 ]
 
 LOG1P, SCALE, SCALE_LOG1P = 0, 1, 2
@@ -79,7 +78,7 @@ def _is_one_of(value: float, values_M: NDArray[np.float64]) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def encode_categories(
+def _encode_categories(
     data: NDArray[np.uint8],
     kind_C: NDArray[np.uint8],
     starts_CB: Offsets,
@@ -149,7 +148,7 @@ def encode_categories(
 
 
 @njit(cache=True, nogil=True)
-def encode_numbers(
+def _encode_numbers(
     data: NDArray[np.uint8],
     kind_C: NDArray[np.uint8],
     starts_CB: Offsets,
@@ -208,3 +207,24 @@ def encode_numbers(
             kernels.bucket_by_edges(
                 raw_B, plan.edges[plan.edges_K1[k] : plan.edges_K1[k + 1]], plan.salts_K[k], ids_B
             )
+
+
+@njit(cache=True, nogil=True)
+def encode_fields(
+    data: NDArray[np.uint8],
+    kind_C: NDArray[np.uint8],
+    starts_CB: Offsets,
+    ends_CB: Offsets,
+    numbers_CB: NDArray[np.float64],
+    integers_CB: Offsets,
+    missing: Missing,
+    categories: CategoryPlan,
+    numbers: NumberPlan,
+    dense_DB: NDArray[np.float32],
+    ids_SB: Ids,
+    slow_C: NDArray[np.bool_],
+) -> None:
+    """Ids and floats of every field that has one value a row; columns that are left to do are marked as slow."""
+    given = (data, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB, missing)
+    _encode_categories(*given, categories, ids_SB, slow_C)
+    _encode_numbers(*given, numbers, dense_DB, ids_SB, slow_C)
