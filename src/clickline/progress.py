@@ -19,6 +19,7 @@ __all__ = [
     "counted",
     "figures",
     "human_size",
+    "printable",
     "usual",
 ]
 
@@ -145,11 +146,22 @@ def figures(work: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "nothing yet"
 
 
+def printable(text: str, *, one_line: bool = False) -> str:
+    """Text for a terminal, which may hold values of logs: signs that would move the cursor, change colours or begin a
+    line where none is meant are spelt out, ESC as \\x1b."""
+    if text.isprintable():
+        return text
+    kept = "" if one_line else "\n\t"
+    return "".join(
+        one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in text
+    )
+
+
 class Notes(Progress):
     """Only what is worth reading at any verbosity."""
 
     def say(self, message: str) -> None:
-        sys.stderr.write(f"{message}\n")
+        sys.stderr.write(f"{printable(message)}\n")
 
 
 class Watched(Notes):

@@ -12,8 +12,8 @@ from contextlib import suppress
 import pytest
 
 from clickline import progress as progress_module
-from clickline.cli.console import table, watching
-from clickline.progress import human_size
+from clickline.cli.console import facts, note, say, table, watching
+from clickline.progress import human_size, printable
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,30 @@ def test_sizes_for_people(size: int, text: str) -> None:
 def test_a_table_cuts_no_cell(capsys: pytest.CaptureFixture[str]) -> None:
     table(("NAME", "N"), [("x" * 300, 1), ("y", 22)])
     assert capsys.readouterr().out == f"{'NAME':<300}   N\n{'x' * 300}   1\n{'y':<300}   22\n"
+
+
+def test_signs_that_would_steer_a_terminal_are_spelt_out() -> None:
+    assert printable("plain text ü 汉字") == "plain text ü 汉字"
+    assert (
+        printable("two\nlines\tand \x1b[31mred\r\x9b \udcff")
+        == "two\nlines\tand \\x1b[31mred\\r\\x9b \\udcff"
+    )
+    assert printable("one\nline", one_line=True) == "one\\nline"
+
+
+def test_nothing_that_is_shown_steers_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    value = "a\x1b[2Jb\x07"
+    table(("VALUE", "N"), [(value + "\n", 1)])
+    facts({"value": value})
+    note(value)
+    say(f"first\n{value}")
+    with watching(as_json=False, quiet=True) as progress:
+        progress.say(f"bad row: {value}")
+    told = capsys.readouterr()
+    assert told.out == (
+        "VALUE             N\na\\x1b[2Jb\\x07\\n   1\nvalue  a\\x1b[2Jb\\x07\nfirst\na\\x1b[2Jb\\x07\n"
+    )
+    assert told.err == "a\\x1b[2Jb\\x07\nbad row: a\\x1b[2Jb\\x07\n"
 
 
 def test_lines_without_a_terminal(

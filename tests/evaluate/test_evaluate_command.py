@@ -56,6 +56,23 @@ def test_the_tables_say_what_was_measured(project):
 
 
 @pytest.mark.slow
+def test_escape_bytes_of_log_values_reach_no_terminal(project):
+    hostile = "\x1b[2J\x1b]0;owned\x07\u202egnp\x9b31m"
+    lines = (project / "data" / "eval.tsv").read_text().splitlines()[:300]
+    cells = [line.split("\t") for line in lines]
+    text = "".join("\t".join([*row[:14], hostile, *row[15:]]) + "\n" for row in cells)  # C1
+    (project / "hostile.tsv").write_text(text + f"{hostile}\ttwo\n")
+    done = run("--data", "hostile.tsv", "--slice", "C1", cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert "\\x1b[2J\\x1b]0;owned\\x07\\u202egnp\\x9b31m   300" in done.stdout
+    (project / "bad.tsv").write_text(f"{hostile}\t{hostile}\n" * 10)
+    refused = run("--data", "bad.tsv", cwd=project)
+    assert refused.returncode == 4
+    for told in (done.stdout, done.stderr, refused.stdout, refused.stderr):
+        assert all(one.isprintable() or one in "\n\t" for one in told), repr(told)
+
+
+@pytest.mark.slow
 def test_json_is_one_document_and_a_refusing_gate_is_no_failure(project):
     done = run("--json", "--split", "train", "--set", "gate.auc=0.999", cwd=project)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clickline.cli.console import emit
+from clickline.cli.console import emit, say
 from clickline.cli.options import ConfigFile, Json, Overrides
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def check(
         return
     typer.echo(f"{config_file}: no mistakes")
     for line in notes:
-        typer.echo(f"note: {line}")
+        say(f"note: {line}")
 
 
 def _look_for_eval_rows(config: Config, config_file: Path) -> None:

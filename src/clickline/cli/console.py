@@ -14,7 +14,7 @@ import typer
 from clickline.errors import ClicklineError
 from clickline.pipeline.board import Board
 from clickline.pipeline.wording import duration, stage_seconds, stage_words
-from clickline.progress import Lines, Notes, Progress, StageState, Watched, Work, figures
+from clickline.progress import Lines, Notes, Progress, StageState, Watched, Work, figures, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,6 +29,7 @@ __all__ = [
     "needing",
     "note",
     "result",
+    "say",
     "stage_rows",
     "table",
     "watching",
@@ -44,7 +45,12 @@ def emit(document: Any) -> None:
 
 def note(message: str) -> None:
     """A line that is not a result."""
-    typer.echo(message, err=True)
+    typer.echo(printable(message), err=True)
+
+
+def say(text: str) -> None:
+    """Lines of a result."""
+    typer.echo(printable(text))
 
 
 def facts(named: Mapping[str, object]) -> None:
@@ -54,7 +60,7 @@ def facts(named: Mapping[str, object]) -> None:
 
 def fact_lines(named: Mapping[str, object]) -> list[str]:
     width = max(len(name) for name in named)
-    return [f"{name:<{width}}  {value}" for name, value in named.items()]
+    return [f"{name:<{width}}  {printable(str(value))}" for name, value in named.items()]
 
 
 def result(text: str, progress: Progress) -> None:
@@ -62,12 +68,12 @@ def result(text: str, progress: Progress) -> None:
     if isinstance(progress, _Picture):
         progress.say(text)
     else:
-        typer.echo(text)
+        say(text)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Columns as wide as their widest cell; cells are never cut, so a script can read them."""
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    cells = [[printable(str(cell), one_line=True) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
     for row in cells:
         typer.echo("   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -91,7 +97,7 @@ def stage_rows(document: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     for name, stage in document.get("stages", {}).items():
         seconds = stage_seconds(stage)
         shown = "" if seconds is None or seconds < 0.05 else duration(seconds)
-        rows.append((name, stage["state"], stage_words(name, stage), shown))
+        rows.append((name, stage["state"], printable(stage_words(name, stage)), shown))
     return rows
 
 
@@ -100,7 +106,7 @@ def work_words(work: Mapping[str, Any]) -> str:
     share = "" if work["share"] is None else f", {min(work['share'], 1):.0%}"
     left = "" if work["seconds_left"] is None else f", about {duration(work['seconds_left'])} left"
     told = f": {figures(work)}{share}{left}" if work["rows"] or work["bytes"] or work["note"] else ""
-    return f"{work['title']}{told}"
+    return printable(f"{work['title']}{told}")
 
 
 @contextmanager
@@ -209,7 +215,7 @@ class _Picture(Notes):
             self._board.end()
 
     def say(self, message: str) -> None:
-        self._live.console.print(message, markup=False, highlight=False, soft_wrap=True)
+        self._live.console.print(printable(message), markup=False, highlight=False, soft_wrap=True)
 
     def _draw(self) -> RenderableType:
         with self._lock:
@@ -288,4 +294,4 @@ class _Bars(Watched):
         self._rich.stop_task(self._tasks.pop(work))
 
     def say(self, message: str) -> None:
-        self._rich.console.print(message, markup=False, highlight=False)
+        self._rich.console.print(printable(message), markup=False, highlight=False)

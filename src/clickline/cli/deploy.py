@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from clickline.cli.console import emit, needing, note, table, watching
+from clickline.cli.console import emit, needing, note, say, table, watching
 from clickline.cli.exits import ExitCode
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.errors import ConfigError, Mistake, StorageError
@@ -288,7 +288,7 @@ def logs(
 
     def show(line: Line) -> None:
         inner = "" if line.container == role or line.container in _ROLES else f"/{line.container}"
-        typer.echo(f"{line.pod}{inner} {line.text}")
+        say(f"{line.pod}{inner} {line.text}")
 
     with _connected(context) as kube:
         there = pods(kube, name=name, namespace=namespace, role=role)

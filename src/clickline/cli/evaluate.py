@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clickline.cli.console import emit, facts, needing, table, watching
+from clickline.cli.console import emit, facts, needing, say, table, watching
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _show(result: EvaluateResult) -> None:
     }
     facts(named)
     for line in (*measured.notes, *result.verdict.reasons, *result.verdict.warnings):
-        typer.echo(f"note: {line}")
+        say(f"note: {line}")
     if result.evaluation.hours:
         rows = [(hour.utc or "unknown", *_figures(hour.metrics)) for hour in result.evaluation.hours]
         _titled("By hour (UTC)", ("HOUR", *_MEASURES), rows)
@@ -123,7 +123,7 @@ def _show(result: EvaluateResult) -> None:
 
 
 def _titled(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    typer.echo(f"\n{title}")
+    say(f"\n{title}")
     table(header, rows)
 
 

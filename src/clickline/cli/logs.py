@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clickline.cli.console import note
+from clickline.cli.console import note, say
 from clickline.cli.options import ConfigFile, Overrides
 from clickline.errors import ConfigError, Mistake
 
@@ -56,7 +56,7 @@ def logs(
 
     def show(line: Line) -> None:
         name = "" if stage == line.stage else f"{line.stage:<8} "
-        typer.echo(f"{line.at} {name}{line.text}")
+        say(f"{line.at} {name}{line.text}")
 
     stages = [name for name in LOGS if stage in (None, name)]
     reader = LogReader(folder.logs, stages, lambda: role_logs(folder.home, stage))

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from clickline.cli.exits import ExitCode, exit_code
 from clickline.cli.interrupts import leave, listen
 from clickline.errors import ClicklineError, ConfigError
+from clickline.progress import printable
 
 __all__ = ["main"]
 
@@ -94,7 +95,7 @@ class _Failure:
     def tell(self, kind: str, message: str, **more: Any) -> None:
         if self.debug:
             traceback.print_exc()
-        sys.stderr.write(f"{message}\n")
+        sys.stderr.write(f"{printable(message)}\n")
         if self.as_json:
             from clickline.cli.console import emit
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from clickline.cli.console import emit, facts, needing, watching
+from clickline.cli.console import emit, facts, needing, say, watching
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _show(result: PredictResult) -> None:
     }
     facts(named)
     for line in measured.notes:
-        typer.echo(f"note: {line}")
+        say(f"note: {line}")
 
 
 def _shown(value: float | None, digits: int = 4) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clickline.cli.console import emit, facts, note, table
+from clickline.cli.console import emit, facts, note, say, table
 from clickline.cli.options import ConfigFile, Json, Overrides
 from clickline.errors import ArtifactError, StorageError
 
@@ -93,7 +93,7 @@ def _one(found: _Found, out: str | None, storage: Storage, *, as_json: bool) -> 
         named["gate"] = "passed" if gate["passed"] else "refused"
     facts({**named, "page": place})
     for line in [] if gate is None else [*gate["reasons"], *gate["warnings"]]:
-        typer.echo(f"note: {line}")
+        say(f"note: {line}")
 
 
 def _two(old: _Found, new: _Found, home: str, out: str | None, storage: Storage, *, as_json: bool) -> None:

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from clickline.cli.console import emit, stage_rows, work_words
+from clickline.cli.console import emit, say, stage_rows, work_words
 from clickline.cli.exits import ExitCode
 from clickline.cli.options import ConfigFile, Json, Overrides
 from clickline.pipeline.wording import age, cluster_facts, cluster_rows, moment
+from clickline.progress import printable
 
 __all__ = ["status"]
 
@@ -40,7 +41,7 @@ def status(
     if as_json:
         emit(found)
     else:
-        typer.echo("\n".join(_lines(found)))
+        say("\n".join(_lines(found)))
     if found["state"] in ("failed", "lost") or (found["cluster"] or {}).get("state") == "lost":
         raise typer.Exit(ExitCode.FAILED)
 
@@ -57,7 +58,7 @@ def _watch(look: Any, *, as_json: bool) -> None:
 
     with Live(console=Console(), auto_refresh=False, vertical_overflow="visible") as live:
         while True:
-            live.update(Text("\n".join(_lines(look()))), refresh=True)
+            live.update(Text(printable("\n".join(_lines(look())))), refresh=True)
             time.sleep(_WATCH_SECONDS)
 
 
