@@ -25,7 +25,7 @@ from table_model import random_content, write_content
 from clickline.artifacts.arrays import read_arrays
 from clickline.artifacts.checkpoint import open_checkpoint_folder, result_of, write_checkpoint
 from clickline.artifacts.comparing import differences, summary
-from clickline.artifacts.dataset import Dataset, current_id
+from clickline.artifacts.dataset import DATASET_FORMAT, Dataset, current_id
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import Version
 from clickline.errors import ArtifactError, RequestRefused, StorageError
@@ -64,7 +64,7 @@ def test_a_dataset_names_files_of_its_own_folder_alone(tmp_path: Path, file: str
     shard = {"file": file, "rows": 1, "row_groups": [1], "size": 8, "sha256": ""}
     told = {"id": "a", "identity": {}, "features": FEATURES.to_json()}
     told |= {"splits": {"train": {"shards": [shard], "report": {}}}}
-    (folder / "manifest.json").write_text(json.dumps({"kind": "dataset", "format": 1, **told}))
+    (folder / "manifest.json").write_text(json.dumps({"kind": "dataset", "format": DATASET_FORMAT, **told}))
     with pytest.raises(ArtifactError, match="is gone"):
         Dataset.open(STORAGE, str(folder))
 
@@ -188,7 +188,7 @@ def test_a_shard_that_is_misdescribed_is_told(tmp_path: Path, change: dict[str, 
     shard = {"file": "t.parquet", "rows": 2, "row_groups": [2], "size": 8, "sha256": ""} | change
     told = {"id": "a", "identity": {}, "features": FEATURES.to_json()}
     told |= {"splits": {"train": {"shards": [shard], "report": {}}}}
-    (tmp_path / "manifest.json").write_text(json.dumps({"kind": "dataset", "format": 1, **told}))
+    (tmp_path / "manifest.json").write_text(json.dumps({"kind": "dataset", "format": DATASET_FORMAT, **told}))
     with pytest.raises(ArtifactError, match="the manifest of"):
         Dataset.open(STORAGE, str(tmp_path))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -159,7 +160,7 @@ def test_a_torn_hour_is_made_again(project, hourly, damage):
     elif damage == "manifest torn":
         manifest.write_bytes(manifest.read_bytes()[:100])
     else:
-        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 0', 1))
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 0}))
     assert not hours.prepare(0, None).reused
     assert content(hours_folder(project)) == undisturbed
 

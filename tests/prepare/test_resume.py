@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -219,7 +220,7 @@ def test_the_dataset_before_is_kept_even_if_this_release_cannot_read_it(project,
     fill(project, criteo_line, 1000)
     first = Path(project.prepare().dataset.folder)
     manifest = first / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 0', 1))
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 0}))
     project.prepare("data.shard_size=1MiB")
     assert manifest.exists()
 
