@@ -30,11 +30,11 @@ from clickline.errors import DataError, RequestRefused
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
 from clickline.features.columns import raw_column
 from clickline.features.request import RequestEncoder
-from clickline.intake.targets import TargetFields, targets
+from clickline.intake.targets import FileTimes, TargetFields, targets
 from clickline.readers.delimited import Csv
 from clickline.readers.example import ExampleParser, Records
 from clickline.readers.parquet import Parquet
-from clickline.records import Block, EncodedRows, NumberColumn, RawRows, RequestRows
+from clickline.records import Block, EncodedRows, NumberColumn, RawRows, RequestRows, SourceFile
 from clickline.stages.predict.feasigns import for_elasticctr
 from clickline.stages.prepare.statistics import Tally
 from clickline.stages.serve.doors import inference, rest_inference, rest_tfserving, tfserving
@@ -443,7 +443,9 @@ def test_positive_labels_are_compared_by_their_canonical_text(folder: Path):
     path = folder / "labels.csv"
     path.write_text("v,more\n1,x\n 1.0 ,x\nyes,x\nyes ,x\n1.01,x\nno,x\n  ,x\n")
     (block,) = reader.blocks("labels.csv", path)
-    found, faults = targets(reader.parse(block), fields, (), None)
+    found, faults = targets(
+        reader.parse(block), fields, (), FileTimes.of(SourceFile("labels.csv", 0, ""), block, 0.0)
+    )
     assert found.label_B.tolist() == [1, 1, 1, 1, 0, 0, 0]
     assert [fault.detail for group in faults for fault in group] == ["v is empty"]
 
