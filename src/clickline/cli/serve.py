@@ -11,7 +11,6 @@ import typer
 
 from clickline.cli.console import facts, needing
 from clickline.cli.options import ConfigFile, Json, Overrides
-from clickline.config.deploy import SERVICE_VARIABLE
 from clickline.pipeline.endpoint import endpoint
 
 if TYPE_CHECKING:
@@ -62,6 +61,8 @@ def _document(config: Config, told: Up) -> dict[str, object]:
 
 
 def _show(config: Config, told: Up) -> None:
+    from clickline.config.deploy import SERVICE_VARIABLE
+
     version = (
         "none is loaded yet: the current one is served once it is" if told.version is None else told.version
     )

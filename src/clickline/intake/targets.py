@@ -32,10 +32,7 @@ from clickline.records import (
     TimeUnit,
 )
 
-__all__ = ["TIME_RULES", "FileTimes", "TargetFields", "Targets", "targets", "unit_finder"]
-
-TIME_RULES = 1
-"""Raised when other rows than before have a time that can be used: datasets are then made again."""
+__all__ = ["FileTimes", "TargetFields", "Targets", "targets", "unit_finder"]
 
 _MOST_SHOWS = 2**24  # counts up to here are exact in the float32 of a weight
 

@@ -23,7 +23,7 @@ from clickline.intake.discovery import discover
 from clickline.intake.inputs import Inputs, cores
 from clickline.intake.labelled import LabelledReader
 from clickline.intake.layout import Layout, layout, named_slots, target_fields
-from clickline.intake.targets import TIME_RULES, unit_finder
+from clickline.intake.targets import unit_finder
 from clickline.progress import Progress
 from clickline.readers import Reader
 from clickline.readers.slots import read_slot_conf
@@ -49,7 +49,6 @@ def identity_of(config: Config, storage: Storage, sources: Mapping[str, list[Sou
     return {
         "encoder_format": ENCODER_FORMAT,
         "dataset_format": DATASET_FORMAT,
-        "time_rules": TIME_RULES,
         # Order counts: fields are applied and stored as they are written, and JSON keeps that.
         "data": data_identity(data.model_dump(mode="json", exclude=_NOT_CONTENT)),
         "slot_conf": None if data.slot_conf is None else _content(storage, data.slot_conf),
