@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ads_objects import container, labels, pod
 from api_server import ApiServer
 
 from clickline.errors import ClusterError
@@ -25,6 +26,9 @@ DONE = {"conditions": [{"type": "Complete", "status": "True"}]}
 RUNS = {"active": 1}
 NIGHTLY = "deploy.workflow.schedule=0 3 * * *"
 ARGO = "deploy.workflow.kind=argo"
+ACTIVE = {"name": "ads-pipeline-1"}
+STOP = """--type merge --patch '{"spec": {"shutdown": "Stop"}}'"""
+"""Of a Workflow: its exit handler runs, and lets Ray go; deleted, it would not."""
 FOLLOW = "deploy.workflow.follow=true"
 
 
@@ -114,7 +118,7 @@ def test_a_job_that_runs_is_not_given_a_second_pipeline(
     give(cluster, "Job", RUNS)
     words = refused(kube, cluster, folder, new)
     assert "Job ads-pipeline is running, and is no longer how the pipeline is run" in words
-    assert "kubectl -n shop delete job.batch ads-pipeline" in words
+    assert "kubectl -n shop delete job.batch ads-pipeline --cascade=foreground" in words
     assert words.endswith("Nothing was changed.")
 
 
@@ -145,22 +149,42 @@ def test_a_job_that_is_done_gives_way_and_comes_back(
 
 
 @pytest.mark.parametrize(
-    ("kind", "old", "status"),
+    ("kind", "old", "status", "command"),
     [
-        ("CronJob", (NIGHTLY,), {"active": [{"name": "ads-pipeline-1"}]}),
-        ("CronWorkflow", (ARGO, NIGHTLY), {"active": [{"name": "ads-pipeline-1"}]}),
-        ("Workflow", (ARGO,), {"phase": "Running"}),
+        ("CronJob", (NIGHTLY,), {"active": [ACTIVE]}, "delete cronjob ads-pipeline --cascade=foreground"),
+        ("CronWorkflow", (ARGO, NIGHTLY), {"active": [ACTIVE]}, f"patch workflow ads-pipeline-1 {STOP}"),
+        ("Workflow", (ARGO,), {"phase": "Running"}, f"patch workflow ads-pipeline {STOP}"),
     ],
 )
 def test_a_run_under_way_keeps_its_kind_until_it_is_over(
-    cluster: ApiServer, kube: Kube, folder: Path, kind: str, old: tuple[str, ...], status: dict[str, Any]
+    cluster: ApiServer,
+    kube: Kube,
+    folder: Path,
+    kind: str,
+    old: tuple[str, ...],
+    status: dict[str, Any],
+    command: str,
 ) -> None:
     run(kube, folder, *old)
     give(cluster, kind, status)
     words = refused(kube, cluster, folder)
     assert f"{kind} ads-pipeline is running" in words
-    assert f"kubectl -n shop delete {kind.lower()} ads-pipeline" in words
+    assert f"kubectl -n shop {command}" in words
     assert pipelines(cluster) == [f"{kind} ads-pipeline"]
+
+
+@pytest.mark.parametrize("new", [(), (FOLLOW,)], ids=["job", "learner"])
+def test_a_pod_of_the_run_before_has_ended_before_the_next_pipeline_is_made(
+    bare: ApiServer, kube: Kube, folder: Path, new: tuple[str, ...]
+) -> None:
+    bare.namespace("shop", labels("access"))
+    ending = pod("ads-pipeline-old", "pipeline", "Running", container("pipeline", running={}))
+    ending["metadata"]["deletionTimestamp"] = "2026-11-16T11:00:00Z"
+    bare.put(ending)
+    bare.linger["ads-pipeline-old"] = 2  # kubectl delete job has left it to end by itself
+    run(kube, folder, *new)
+    assert bare.names("Pod") == []
+    assert pipelines(bare) == (["Deployment ads-learner"] if new else ["Job ads-pipeline"])
 
 
 def test_the_new_pipeline_is_made_when_the_old_one_is_gone(bare: ApiServer, kube: Kube, folder: Path) -> None:

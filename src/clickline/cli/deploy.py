@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -486,12 +484,11 @@ def hold_ray(
     ] = None,
 ) -> None:
     """What runs beside a pipeline on Ray: asks for Ray's pods, and lets them go when it is ended itself."""
-    from clickline.stages.deploy.hold import ask_for, let_go
+    from clickline.cli.interrupts import take_stop
+    from clickline.stages.deploy.hold import ask_for, keep, let_go
     from clickline.stages.deploy.kube import connect
 
-    stopped = threading.Event()
-    signal.set_wakeup_fd(-1)  # other commands have a moment to end; this one begins to work then
-    signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
+    stopped = take_stop()  # other commands have a moment to end; this one begins to work then
     wanted = {name: int(size) for name, _, size in (one.partition("=") for one in sizes)}
     if only != "release":
         with _connected(None) as kube:
@@ -499,7 +496,7 @@ def hold_ray(
         if mark is not None:
             mark.touch()
     if only is None:
-        stopped.wait()
+        keep(connect, namespace, wanted, stopped, note)
     if only != "ask":
         let_go(connect, namespace, list(wanted), note)
 

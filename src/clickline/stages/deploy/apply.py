@@ -203,12 +203,15 @@ def apply(
     if fresh is not None:
         done.created.append(shown(fresh))
         steps = [step for step in steps if step.item is not fresh]
+    scheduled = any(item["kind"] in _TIMED for item in ordered)
     try:
+        if any(_runs_the_pipeline(step.item) and step.action in ("created", "replaced") for step in steps):
+            _await_ended_runs(kube, name, namespace, progress)
         with Slow(progress, f"applying {name}") as slow:
             for n, step in enumerate(steps):
                 slow.tick(f"{n} of {len(steps)} objects, now {shown(step.item)}")
                 try:
-                    _carry_out(kube, step, progress)
+                    _carry_out(kube, step, progress, scheduled=scheduled)
                 except ClusterError as error:
                     done.failed[shown(step.item)] = str(error)
                     later = steps[n + 1 :]
@@ -355,11 +358,37 @@ def _not_beside(item: Object) -> str:
 
 def _end(item: Object) -> str:
     metadata = item["metadata"]
+    if item["apiVersion"].startswith("argoproj.io/"):
+        # What is deleted runs no exit handler, and Ray would stay: a run that is stopped lets it go.
+        runs = (item.get("status") or {}).get("active") or () if item["kind"] in _TIMED else [metadata]
+        stop = ' --type merge --patch \'{"spec": {"shutdown": "Stop"}}\''
+        commands = [f"kubectl -n {metadata['namespace']} patch workflow {one['name']}{stop}" for one in runs]
+        return f"{' && '.join(commands)} (training goes on from its checkpoint; deleting it would leave Ray running)"
     full_name = item["kind"].lower() + ("" if item["kind"] != "Job" else f".{_group(item)}")
     return (
-        f"kubectl -n {metadata['namespace']} delete {full_name} {metadata['name']} "
+        f"kubectl -n {metadata['namespace']} delete {full_name} {metadata['name']} --cascade=foreground "
         "(training goes on from its checkpoint)"
     )
+
+
+def _await_ended_runs(kube: Kube, name: str, namespace: str, progress: Progress) -> None:
+    """A pod that is still ending has the lock of `home`, and lets Ray go at its very end."""
+    labels = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
+
+    def ending() -> list[Object]:
+        try:
+            pods = kube.list("v1", "Pod", namespace, labels)
+        except ApiRefused as refused:
+            if refused.status != 403:
+                raise
+            return []  # `found` has told it
+        return [
+            pod
+            for pod in pods
+            if label(pod, "component") in ("pipeline", "learner") and pod["metadata"].get("deletionTimestamp")
+        ]
+
+    _wait_gone(kube, [], progress, title="waiting for the end of the run before", also=ending)
 
 
 # ── what becomes of an object ──────────────────────────────────────────────────────────────────
@@ -399,7 +428,7 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> Step:
     if not finished(live):
         raise _Stuck(
             f"{shown(item)} is running, and what it runs has changed; it cannot be changed while it runs. Wait for "
-            f"its end (`clickline deploy status`) and apply again; or end it now and apply again: {_end(item)}."
+            f"its end (`clickline deploy status`) and apply again; or end it now and apply again: {_end(live)}."
         )
     return Step(item, "replaced", live, kube.apply(_renamed(item), dry_run=True))
 
@@ -511,7 +540,7 @@ def content(item: Object) -> Object:
     return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
 
 
-def _carry_out(kube: Kube, step: Step, progress: Progress) -> None:
+def _carry_out(kube: Kube, step: Step, progress: Progress, *, scheduled: bool) -> None:
     if step.action == "unchanged":
         return
     if step.action in ("replaced", "removed") and step.live is not None:
@@ -523,8 +552,16 @@ def _carry_out(kube: Kube, step: Step, progress: Progress) -> None:
         if step.frees and step.live is not None:
             free(kube, step.live)
         kube.apply(step.item)
+        if scheduled and step.live is None and step.item["kind"] == "StatefulSet":
+            _leave_empty(kube, step.item)
     except ApiRefused as refused:
         raise ClusterError(_remedy(step.item, step.live, refused)) from refused
+
+
+def _leave_empty(kube: Kube, item: Object) -> None:
+    """Ray whose first run comes at its time: without a number, the server makes one pod of each at once."""
+    if "replicas" not in item["spec"]:
+        kube.patch(item, {"spec": {"replicas": 0}})
 
 
 def _leave_over(kube: Kube, items: Sequence[Object], done: Applied, *, prune: bool) -> None:
