@@ -64,6 +64,15 @@ def give(api: ApiServer, kind: str, status: dict[str, Any]) -> None:
     live["status"] = status
 
 
+SECURED = (
+    ("serve.token_file=token", "deploy.secrets.files={token: web/token}"),
+    (
+        "serve.tls={certificate: c.pem, key: k.pem, authority: a.pem}",
+        "deploy.secrets.files={c.pem: web/crt, k.pem: web/key, a.pem: web/ca}",
+    ),
+    ("studio.token_file=token", "deploy.secrets.files={token: web/token}"),
+)
+
 # ── what makes it another ──────────────────────────────────────────────────────────────────────
 
 
@@ -73,14 +82,16 @@ def test_a_change_of_serving_leaves_the_pipeline_as_it_is(
 ) -> None:
     run(kube, folder)
     give(bare, "Job", status)
+    bare.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "web", "namespace": "shop"}})
     for change in (
         "serve.drain=25",
         "studio.port=8555",
         "deploy.serving.replicas=3",
         "deploy.serving.lookup={replicas: 2}",
         "deploy.resources.predictor.cpu=2",
+        *SECURED,
     ):
-        done = run(kube, folder, change)
+        done = run(kube, folder, *(change if isinstance(change, tuple) else [change]))
         assert "Job ads-pipeline" in done.unchanged and not done.failed, change
 
 
@@ -99,12 +110,27 @@ def test_a_change_of_what_is_learned_or_judged_makes_the_pipeline_anew(
 
 
 def test_whose_signatures_count_is_part_of_the_pipeline(bare: ApiServer, kube: Kube, folder: Path) -> None:
-    (folder / "keys.pem").write_text("")
-    run(kube, folder)
-    give(bare, "Job", DONE)
+    mounted = "deploy.secrets.files={keys.pem: keys/pem}"  # by both, so that the mount is not what differs
+    bare.namespace("shop", labels("access"))
     bare.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": "shop"}})
-    more = ("serve.trusted_keys_file=keys.pem", "deploy.secrets.files={keys.pem: keys/pem}")
-    assert run(kube, folder, *more).replaced == ["Job ads-pipeline"]
+    run(kube, folder, mounted)
+    give(bare, "Job", DONE)
+    assert run(kube, folder, mounted, "serve.trusted_keys_file=keys.pem").replaced == ["Job ads-pipeline"]
+
+
+@pytest.mark.parametrize("change", SECURED[:2], ids=["token", "tls"])
+def test_those_who_serve_or_ask_servers_have_the_files_of_a_server_and_nobody_else(
+    folder: Path, change: tuple[str, ...]
+) -> None:
+    made = rendered(folder / "clickline.yaml", [ARGO, *change]).objects
+    template = next(one for one in made if one["kind"] == "WorkflowTemplate")["spec"]["templates"]
+    steps = {one["name"]: one["container"] for one in template if "container" in one}
+    predictor = next(
+        one for one in made if one["metadata"]["name"] == "ads-predictor" and one["kind"] == "Deployment"
+    )
+    steps["predictor"] = predictor["spec"]["template"]["spec"]["containers"][0]
+    having = {name for name, one in steps.items() if "secret-web" in {m["name"] for m in one["volumeMounts"]}}
+    assert having == {"roll-out", "predictor"}
 
 
 # ── who runs it ────────────────────────────────────────────────────────────────────────────────

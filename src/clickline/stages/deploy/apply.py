@@ -24,7 +24,7 @@ from clickline.stages.deploy.needs import (
 )
 from clickline.stages.deploy.objects import Object
 from clickline.stages.deploy.status import finished, workload_state
-from clickline.stages.deploy.volumes import free, holder
+from clickline.stages.deploy.volumes import VolumeTaken, free, reserved_in_vain
 
 __all__ = [
     "MADE",
@@ -320,7 +320,7 @@ def _planned(
                 steps.append(_step(kube, item, live, name))
             except ApiRefused as refused:
                 problems.append(f"{shown(item)}: {_remedy(item, live, refused)}")
-            except _Stuck as stuck:
+            except (_Stuck, VolumeTaken) as stuck:
                 problems.append(str(stuck))
             else:
                 if steps[-1].action == "unchanged":
@@ -409,7 +409,7 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> Step:
         )
     if live["metadata"].get("deletionTimestamp"):
         raise _Stuck(f"{shown(item)} is being removed. Wait until it is gone, then apply again.")
-    frees = item["kind"] == "PersistentVolume" and _reserved_in_vain(kube, item, live)
+    frees = item["kind"] == "PersistentVolume" and reserved_in_vain(kube, item, live)
     once = (item["apiVersion"], item["kind"]) in _ONCE
     try:
         new = kube.apply(item, dry_run=True)
@@ -431,21 +431,6 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> Step:
             f"its end (`clickline deploy status`) and apply again; or end it now and apply again: {_end(live)}."
         )
     return Step(item, "replaced", live, kube.apply(_renamed(item), dry_run=True))
-
-
-def _reserved_in_vain(kube: Kube, item: Object, live: Object) -> bool:
-    """Whether a volume waits for a claim that is gone. One that another claim has is not taken from it."""
-    held, wanted = holder(kube, live), item["spec"]["claimRef"]
-    if held is None or held.gone:
-        return held is not None
-    if (held.namespace, held.name) != (wanted["namespace"], wanted["name"]):
-        raise _Stuck(
-            f"{shown(item)} is bound to {held}, and is needed for claim {wanted['name']} of namespace "
-            f"{wanted['namespace']}. Rename the deployment (name:) or choose another deploy.namespace; or, if nobody "
-            f"needs that claim any more: kubectl -n {held.namespace} delete persistentvolumeclaim {held.name}, and "
-            "apply again (the files stay)."
-        )
-    return False
 
 
 def _check_free(kube: Kube, item: Object) -> None:
