@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from clickline.cli.console import emit, needing, note, say, table, watching
-from clickline.cli.exits import ExitCode, exit_code
+from clickline.cli.exits import ExitCode, Undecided, exit_code
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.errors import ClicklineError, ConfigError, Mistake, StorageError
 from clickline.progress import Progress, counted, human_size
@@ -610,8 +610,7 @@ def _failing_above_one() -> Iterator[None]:
     except ClicklineError as error:
         if exit_code(error) != ExitCode.FAILED:
             raise
-        note(str(error))
-        raise typer.Exit(ExitCode.BAD_CONFIG) from error
+        raise Undecided(str(error)) from error
 
 
 @contextmanager
