@@ -559,4 +559,21 @@ def test_checkpoint_that_a_lost_shard_did_not_write_is_told_once() -> None:
     trainer._settings = SimpleNamespace(checkpoint_steps=None, checkpoint_every=60.0)
     assert [trainer._cut_due(41), trainer._cut_due(42)] == [False, False]
     [line] = said.lines
-    assert line.startswith("the checkpoint of step 40 was not written")
+    assert line.startswith(
+        "the checkpoint of step 40 was not written: a shard was lost while it wrote its part."
+    )
+    assert "everything goes back" not in line
+
+
+@pytest.mark.parametrize(("steps", "every"), [(None, 60.0), (10, 1e9)], ids=["by time", "by steps"])
+def test_after_a_checkpoint_that_took_too_long_the_next_comes_at_its_time(
+    steps: int | None, every: float
+) -> None:
+    writing = Future[Any]()
+    writing.set_exception(Lost("a shard has not written its part within 3,600 s"))
+    trainer: Any = object.__new__(ClusterTrainer)
+    trainer._progress, trainer._writing, trainer._cut_step = Said(), writing, 40
+    trainer._cut_at = time.monotonic() - 3600.0
+    trainer._settings = SimpleNamespace(checkpoint_steps=steps, checkpoint_every=every)
+    assert [trainer._cut_due(900), trainer._cut_due(901)] == [False, False]
+    assert trainer._cut_due(910) is (steps is not None)

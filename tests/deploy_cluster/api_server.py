@@ -231,6 +231,10 @@ class ApiServer:
     def list(self, api: str, kind: str, namespace: str, selector: str) -> list[dict[str, Any]]:
         wanted = dict(one.split("=", 1) for one in selector.split(",")) if selector else {}
         with self.changed:
+            for key in [key for key in self.objects if key[:2] == (api, kind) == ("v1", "Pod")]:
+                if key[3] in self.linger:
+                    with suppress(_No):
+                        self.get(key)  # it counts how often it is seen
             return [
                 item
                 for key, item in self.objects.items()

@@ -76,6 +76,36 @@ def test_a_done_pipeline_and_a_complete_roll_out_are_done() -> None:
     assert verdict(seen) == Outcome("done", "the pipeline is done; 1 predictor serves version 3")
 
 
+def ended(message: str | None) -> dict[str, Any]:
+    last = {"exitCode": 0, **({} if message is None else {"message": message})}
+    return pod("ads-pipeline-1", "pipeline", "Succeeded", container("pipeline", terminated=last))
+
+
+@pytest.mark.parametrize(
+    ("message", "versions", "words"),
+    [
+        ("version 3", (2, 2), "predictor: version 2 served; version 3 is published"),
+        ("version 3", (2, 3), "predictor: version 2 and 3 served; version 3 is published"),
+        ("version 3", (3, None), ""),
+        ("version 3", (None, None), ""),  # nobody may ask them
+        (None, (2, 3), "predictor: version 2 and 3 served"),
+        (None, (3, 3), ""),
+    ],
+)
+def test_predictors_are_waited_for_until_they_serve_what_was_published(
+    message: str | None, versions: tuple[int | None, ...], words: str
+) -> None:
+    names = [f"ads-predictor-{n}" for n in range(len(versions))]
+    pods = [pod(name, "predictor", "Running", ready=True) for name in names]
+    seen = found(with_status(job(), COMPLETE), with_status(deployment(), ROLLED), ended(message), *pods)
+    seen["served"] = {
+        name: {"words": "not told"} if one is None else {"version": one}
+        for name, one in zip(names, versions, strict=True)
+    }
+    outcome = verdict(seen)
+    assert outcome == Outcome("waiting", words) if words else outcome.state == "done"
+
+
 @pytest.mark.parametrize(
     ("status", "words"),
     [

@@ -212,6 +212,64 @@ def test_an_interrupted_push_removes_its_pod(
     assert bare.names("Pod") == []
 
 
+# ── volumes that outlive their claims ──────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def stored(made: Rendered) -> Rendered:
+    """A deployment whose data volume is of an NFS server."""
+    where = "deploy.storage.data={kind: nfs, server: files.example, path: /exports/ads}"
+    return rendered(made.local_folder.parent / "clickline.yaml", [where])
+
+
+def test_a_push_after_the_namespace_was_deleted_gets_the_volume_of_before(
+    bare: ApiServer, kube: Kube, volume: Path, stored: Rendered
+) -> None:
+    push(kube, stored, stored.local_folder, Told())
+    bare.bind_volumes()
+    bare.delete(("v1", "Namespace", "", "shop"), None)
+    bare.bind_volumes()
+    told = Told()
+    push(kube, stored, stored.local_folder, told)
+    bare.bind_volumes()
+    claim = bare.one("PersistentVolumeClaim", "ads-data")
+    assert claim is not None and claim["status"]["phase"] == "Bound"
+    assert any(line.startswith("freed      PersistentVolume shop-ads-data") for line in told.lines)
+
+
+def test_a_push_does_not_take_a_volume_from_another_claim(
+    bare: ApiServer, kube: Kube, volume: Path, stored: Rendered
+) -> None:
+    push(kube, stored, stored.local_folder, Told())
+    bare.namespace("elsewhere")
+    place = {"name": "mine", "namespace": "elsewhere"}
+    claim = bare.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": place, "spec": {}})
+    live = bare.one("PersistentVolume", "shop-ads-data")
+    assert live is not None
+    live["spec"]["claimRef"] |= {**place, "uid": claim["metadata"]["uid"]}
+    with pytest.raises(ClusterError, match="is bound to claim mine of namespace elsewhere"):
+        push(kube, stored, stored.local_folder, Told())
+
+
+def test_a_pod_that_waits_for_its_claim_names_claim_and_volume(
+    bare: ApiServer, kube: Kube, volume: Path, stored: Rendered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(kube, stored, stored.local_folder, Told())
+    bare.bind_volumes()
+    claim = bare.one("PersistentVolumeClaim", "ads-data")
+    assert claim is not None
+    claim["status"] = {"phase": "Lost"}
+    volumes = [key for key in bare.objects if key[1] == "PersistentVolume"]
+    bare.statuses["Pod"] = {"phase": "Pending"}
+    monkeypatch.setattr("clickline.stages.deploy.volume._READY_SECONDS", 0.1)
+    monkeypatch.setattr(  # somebody removes the volume meanwhile
+        "clickline.stages.deploy.volume._make_missing",
+        lambda *given: [bare.delete(key, None) for key in volumes],
+    )
+    with pytest.raises(ClusterError, match="claim ads-data Lost: volume shop-ads-data does not exist"):
+        push(kube, stored, stored.local_folder, Told())
+
+
 # ── the stream ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -274,13 +332,84 @@ def test_more_than_the_volume_can_take_is_refused_before_anything_is_written(tmp
     assert below(tmp_path / "to") == {}
 
 
-def test_parts_of_a_writer_that_was_killed_are_neither_sent_nor_kept(tmp_path: Path) -> None:
+HALF = ".c.tsv.0123456789abcdef"
+
+
+def test_parts_of_a_writer_that_was_killed_are_neither_sent_nor_kept_in_the_volume(tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
     (tmp_path / "from" / "a.tsv").write_text("a")
-    (tmp_path / "from" / ".b.tsv.part-0a0b0c0d").write_text("half")
+    (tmp_path / "from" / HALF).write_text("half")
     (tmp_path / "to").mkdir()
-    stale = tmp_path / "to" / ".c.tsv.part-01020304"
-    stale.write_text("half")
+    stale, fresh = tmp_path / "to" / HALF, tmp_path / "to" / ".d.tsv.0123456789abcdef"
+    for one in (stale, fresh):
+        one.write_text("half")
     os.utime(stale, (1, 1))
+    receive(io.BytesIO(stream_of(tmp_path / "from")), lambda _: tmp_path / "to", clears=True)
+    assert sorted(below(tmp_path / "to")) == [fresh.name, "a.tsv"]  # another push may be writing it
+
+
+def test_a_pull_removes_nothing_of_the_users_folder(tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "a.tsv").write_text("a")
+    (tmp_path / "to" / "deep" / ".dir.part-1").mkdir(parents=True)
+    mine = [tmp_path / "to" / "deep" / name for name in (".movie.part-Frag7", HALF)]
+    for one in mine:
+        one.write_text("mine")
+        os.utime(one, (1, 1))
+    os.utime(tmp_path / "to" / "deep" / ".dir.part-1", (1, 1))
     received(stream_of(tmp_path / "from"), tmp_path / "to")
-    assert list(below(tmp_path / "to")) == ["a.tsv"]
+    assert all(one.read_text() == "mine" for one in mine)
+
+
+def test_a_push_removes_no_file_from_the_volume_but_its_own_parts(
+    bare: ApiServer, kube: Kube, volume: Path, made: Rendered
+) -> None:
+    for name in (".movie.part-Frag7", HALF):
+        (volume / name).write_text("of before")
+        os.utime(volume / name, (1, 1))
+    push(kube, made, made.local_folder, Told())
+    assert sorted(below(volume)) == [".movie.part-Frag7", "20260101/a.tsv", "train.tsv"]
+
+
+# ── what is sent, and where it goes ────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [("../data/20260101", ["20260101/a.tsv"]), ("../data/../more", ["b.tsv"]), ("../data/./", None)],
+)
+def test_dots_in_a_path_lead_to_the_place_that_they_mean(
+    bare: ApiServer,
+    kube: Kube,
+    volume: Path,
+    made: Rendered,
+    monkeypatch: pytest.MonkeyPatch,
+    named: str,
+    expected: list[str] | None,
+) -> None:
+    for name in ("sub", "more"):
+        (made.local_folder.parent / name).mkdir()
+    (made.local_folder.parent / "more" / "b.tsv").write_text("b\n")
+    monkeypatch.chdir(made.local_folder.parent / "sub")
+    assert push(kube, made, Path(named), Told()).target.startswith("/clickline/data")
+    assert sorted(below(volume)) == (expected or sorted(below(made.local_folder)))
+
+
+def test_a_linked_folder_is_sent_as_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "20260102").mkdir(parents=True)
+    (tmp_path / "disk" / "20260102" / "b.tsv").write_text("b")
+    (tmp_path / "data").mkdir()
+    for day in ("20260102", "20260103"):  # twice the same is no loop
+        (tmp_path / "data" / day).symlink_to(tmp_path / "disk" / "20260102")
+    received(stream_of(tmp_path / "data"), tmp_path / "to")
+    assert below(tmp_path / "to") == {"20260102/b.tsv": b"b", "20260103/b.tsv": b"b"}
+
+
+@pytest.mark.parametrize(
+    ("target", "words"), [("..", "is a link to a folder that it lies in"), ("none", "does not exist")]
+)
+def test_a_link_that_cannot_be_sent_is_named(tmp_path: Path, target: str, words: str) -> None:
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    (tmp_path / "data" / "deep" / "link").symlink_to(target)
+    with pytest.raises(StorageError, match=f"deep/link .*{words}"):
+        files_of(tmp_path / "data")

@@ -162,6 +162,17 @@ def test_diff_shows_what_would_change_line_by_line_and_exits_1(bare: ApiServer, 
     ]
 
 
+def test_diff_that_fails_does_not_exit_as_if_it_had_found_differences(
+    bare: ApiServer, command: Command
+) -> None:
+    bare.faults.append(Fault("get", "namespaces", 500, "out of order"))
+    failed = command("diff")
+    assert failed.returncode == 2
+    assert "out of order" in failed.stderr
+    told = json.loads(command("diff", "--json").stdout or "{}")
+    assert "changes" not in told
+
+
 def test_diff_of_a_job_that_would_be_made_anew_shows_only_what_is_new(
     bare: ApiServer, command: Command
 ) -> None:

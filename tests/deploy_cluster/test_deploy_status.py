@@ -196,6 +196,26 @@ def test_a_job_between_two_tries_says_why_the_last_one_failed() -> None:
     assert role["why"] == "failed once, tries again; last try: pipeline: exit code 1: no room"
 
 
+def test_a_failed_workflow_of_before_is_no_try_of_the_one_that_runs() -> None:
+    before = failed_try("p-1", exitCode=4, reason="Error")
+    now = pod("p-2", "pipeline", "Running", container("main", **RUNNING), ready=True)
+    for n, one in enumerate((before, now)):
+        one["metadata"]["labels"]["workflows.argoproj.io/workflow"] = f"ads-pipeline-{n}"
+        one["metadata"]["creationTimestamp"] = f"2026-11-1{n}T10:00:00Z"
+    made = item(
+        "argoproj.io/v1alpha1", "CronWorkflow", "ads-pipeline", "pipeline", spec={"schedules": ["@daily"]}
+    )
+    role = the_role(
+        summary({**made, "status": {"active": [{"name": "ads-pipeline-1"}]}}, before, now), "pipeline"
+    )
+    assert (role["state"], role["why"]) == ("running", "")
+    before["metadata"]["labels"]["workflows.argoproj.io/workflow"] = "ads-pipeline-1"
+    role = the_role(
+        summary({**made, "status": {"active": [{"name": "ads-pipeline-1"}]}}, before, now), "pipeline"
+    )
+    assert role["why"].startswith("last try: ")
+
+
 def test_a_folder_that_belongs_to_root_is_named_while_the_job_tries_again() -> None:
     said = (
         "/clickline/.clickline: Permission denied; it belongs to uid 0. Set fsGroup, or chown -R 10001:10001."

@@ -15,9 +15,11 @@ import pytest
 from ads_objects import item
 from api_server import ApiServer, Fault
 
+from clickline.errors import ClusterError
 from clickline.progress import Progress
 from clickline.stages.deploy.apply import Applied, apply
-from clickline.stages.deploy.kube import Kube
+from clickline.stages.deploy.hold import keep, let_go
+from clickline.stages.deploy.kube import Kube, connect
 from clickline.stages.deploy.render import rendered
 from clickline.stages.deploy.status import fetch, summarise
 
@@ -147,6 +149,98 @@ def test_without_the_right_to_it_the_reason_is_said(bare: ApiServer, hold: Holde
     assert not (tmp_path / "mark").exists()
 
 
+# ── while it runs ──────────────────────────────────────────────────────────────────────────────
+
+
+def held(*rounds: Callable[[], None]) -> tuple[list[str], Callable[[float], bool]]:
+    """What is said, and a wait in each of whose rounds something happens; after the last it is time to end."""
+    left = list(rounds)
+
+    def stopped(seconds: float) -> bool:
+        if seconds and left:
+            left.pop(0)()
+            return False
+        return bool(seconds) and not left
+
+    return [], stopped
+
+
+WANTED = {"ads-ray-head": 1, "ads-ray-worker": 3}
+
+
+def test_ray_that_a_pipeline_before_lets_go_late_is_asked_for_again(bare: ApiServer) -> None:
+    stateful(bare, "ads-ray-head", 1)
+    stateful(bare, "ads-ray-worker", 3)
+
+    def ended_late() -> None:
+        let_go(connect, "shop", list(WANTED), lambda line: None)
+
+    said, stopped = held(ended_late, lambda: None)
+    keep(connect, "shop", WANTED, stopped, said.append)
+    assert replicas(bare) == [1, 3]
+    assert said == ["ads-ray-head: 1 asked for", "ads-ray-worker: 3 asked for"]
+
+
+def test_nothing_is_written_or_said_while_ray_has_its_size(bare: ApiServer) -> None:
+    stateful(bare, "ads-ray-head", 1)
+    stateful(bare, "ads-ray-worker", 3)
+    said, stopped = held(lambda: None, lambda: None)
+    keep(connect, "shop", WANTED, stopped, said.append)
+    assert said == [] and bare.writes == []
+
+
+def test_an_api_that_is_away_is_said_once_and_looked_at_again(bare: ApiServer) -> None:
+    stateful(bare, "ads-ray-head", 0)
+    stateful(bare, "ads-ray-worker", 3)
+    bare.faults.append(Fault("get", "statefulsets/scale", 503, "overloaded", times=2))
+    said, stopped = held(lambda: None, lambda: None, lambda: None)
+    keep(connect, "shop", WANTED, stopped, said.append)
+    assert replicas(bare) == [1, 3]
+    assert [line.endswith("Looking again.") for line in said] == [True, False]
+
+
+def test_the_container_goes_on_holding_ray_until_it_is_ended(
+    bare: ApiServer, hold: Holder, tmp_path: Path
+) -> None:
+    stateful(bare, "ads-ray-head", 1)
+    stateful(bare, "ads-ray-worker", 3)
+    process = hold()
+    until((tmp_path / "mark").exists)
+    let_go(connect, "shop", list(WANTED), lambda line: None)
+    until(lambda: replicas(bare) == [1, 3])
+    assert ended(process)[0] == 0
+    assert replicas(bare) == [0, 0]
+
+
+# ── letting go ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("status", [409, 429, 500, 503])
+def test_a_busy_api_is_asked_again_to_let_ray_go(
+    bare: ApiServer, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr("clickline.stages.deploy.hold._POLL_SECONDS", 0.01)
+    stateful(bare, "ads-ray-head", 1)
+    stateful(bare, "ads-ray-worker", 3)
+    bare.faults.append(Fault("patch", "statefulsets/scale", status, "not now", times=2))
+    let_go(connect, "shop", list(WANTED), lambda line: None)
+    assert replicas(bare) == [0, 0]
+
+
+@pytest.mark.parametrize(("status", "bound"), [(503, 0.05), (403, 300.0)], ids=["busy", "forbidden"])
+def test_letting_go_has_an_end_and_names_what_keeps_its_pods(
+    bare: ApiServer, monkeypatch: pytest.MonkeyPatch, status: int, bound: float
+) -> None:
+    monkeypatch.setattr("clickline.stages.deploy.hold._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("clickline.stages.deploy.hold._LET_GO_SECONDS", bound)
+    stateful(bare, "ads-ray-head", 1)
+    stateful(bare, "ads-ray-worker", 3)
+    bare.faults.append(Fault("patch", "statefulsets/scale", status, name="ads-ray-worker"))
+    with pytest.raises(ClusterError, match="kubectl -n shop scale statefulset ads-ray-worker --replicas=0"):
+        let_go(connect, "shop", list(WANTED), lambda line: None)
+    assert replicas(bare) == [0, 3]
+
+
 # ── with the rest of a deployment ──────────────────────────────────────────────────────────────
 
 
@@ -158,6 +252,11 @@ def objects(tmp_path: Path) -> list[dict[str, Any]]:
         "train: {mode: cluster, workers: {min: 1, max: 3}}\ndeploy: {namespace: shop}\n"
     )
     return rendered(file).objects
+
+
+@pytest.fixture
+def nightly(objects: list[dict[str, Any]], tmp_path: Path) -> list[dict[str, Any]]:
+    return rendered(tmp_path / "clickline.yaml", ["deploy.workflow.schedule=0 3 * * *"]).objects
 
 
 def run(kube: Kube, objects: list[dict[str, Any]]) -> Applied:
@@ -176,6 +275,19 @@ def test_an_apply_leaves_ray_as_large_as_the_pipeline_wants_it(
             kube.patch(found, {"spec": {"replicas": size}}, part="scale")
         assert run(kube, objects).changed == []
         assert replicas(bare) == [size, size]
+
+
+def test_ray_of_a_schedule_is_not_there_before_its_first_run(
+    bare: ApiServer, kube: Kube, nightly: list[dict[str, Any]]
+) -> None:
+    run(kube, nightly)
+    assert replicas(bare) == [0, 0]
+    for name in ("ads-ray-head", "ads-ray-worker"):
+        found = bare.one("StatefulSet", name)
+        assert found is not None
+        kube.patch(found, {"spec": {"replicas": 2}}, part="scale")
+    assert run(kube, nightly).changed == []
+    assert replicas(bare) == [2, 2]
 
 
 def test_ray_that_was_let_go_is_done_and_not_waited_for(

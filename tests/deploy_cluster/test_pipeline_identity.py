@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ads_objects import container, labels, pod
 from api_server import ApiServer
 
 from clickline.errors import ClusterError
@@ -25,6 +26,9 @@ DONE = {"conditions": [{"type": "Complete", "status": "True"}]}
 RUNS = {"active": 1}
 NIGHTLY = "deploy.workflow.schedule=0 3 * * *"
 ARGO = "deploy.workflow.kind=argo"
+ACTIVE = {"name": "ads-pipeline-1"}
+STOP = """--type merge --patch '{"spec": {"shutdown": "Stop"}}'"""
+"""Of a Workflow: its exit handler runs, and lets Ray go; deleted, it would not."""
 FOLLOW = "deploy.workflow.follow=true"
 
 
@@ -60,6 +64,15 @@ def give(api: ApiServer, kind: str, status: dict[str, Any]) -> None:
     live["status"] = status
 
 
+SECURED = (
+    ("serve.token_file=token", "deploy.secrets.files={token: web/token}"),
+    (
+        "serve.tls={certificate: c.pem, key: k.pem, authority: a.pem}",
+        "deploy.secrets.files={c.pem: web/crt, k.pem: web/key, a.pem: web/ca}",
+    ),
+    ("studio.token_file=token", "deploy.secrets.files={token: web/token}"),
+)
+
 # ── what makes it another ──────────────────────────────────────────────────────────────────────
 
 
@@ -69,14 +82,16 @@ def test_a_change_of_serving_leaves_the_pipeline_as_it_is(
 ) -> None:
     run(kube, folder)
     give(bare, "Job", status)
+    bare.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "web", "namespace": "shop"}})
     for change in (
         "serve.drain=25",
         "studio.port=8555",
         "deploy.serving.replicas=3",
         "deploy.serving.lookup={replicas: 2}",
         "deploy.resources.predictor.cpu=2",
+        *SECURED,
     ):
-        done = run(kube, folder, change)
+        done = run(kube, folder, *(change if isinstance(change, tuple) else [change]))
         assert "Job ads-pipeline" in done.unchanged and not done.failed, change
 
 
@@ -95,12 +110,27 @@ def test_a_change_of_what_is_learned_or_judged_makes_the_pipeline_anew(
 
 
 def test_whose_signatures_count_is_part_of_the_pipeline(bare: ApiServer, kube: Kube, folder: Path) -> None:
-    (folder / "keys.pem").write_text("")
-    run(kube, folder)
-    give(bare, "Job", DONE)
+    mounted = "deploy.secrets.files={keys.pem: keys/pem}"  # by both, so that the mount is not what differs
+    bare.namespace("shop", labels("access"))
     bare.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": "shop"}})
-    more = ("serve.trusted_keys_file=keys.pem", "deploy.secrets.files={keys.pem: keys/pem}")
-    assert run(kube, folder, *more).replaced == ["Job ads-pipeline"]
+    run(kube, folder, mounted)
+    give(bare, "Job", DONE)
+    assert run(kube, folder, mounted, "serve.trusted_keys_file=keys.pem").replaced == ["Job ads-pipeline"]
+
+
+@pytest.mark.parametrize("change", SECURED[:2], ids=["token", "tls"])
+def test_those_who_serve_or_ask_servers_have_the_files_of_a_server_and_nobody_else(
+    folder: Path, change: tuple[str, ...]
+) -> None:
+    made = rendered(folder / "clickline.yaml", [ARGO, *change]).objects
+    template = next(one for one in made if one["kind"] == "WorkflowTemplate")["spec"]["templates"]
+    steps = {one["name"]: one["container"] for one in template if "container" in one}
+    predictor = next(
+        one for one in made if one["metadata"]["name"] == "ads-predictor" and one["kind"] == "Deployment"
+    )
+    steps["predictor"] = predictor["spec"]["template"]["spec"]["containers"][0]
+    having = {name for name, one in steps.items() if "secret-web" in {m["name"] for m in one["volumeMounts"]}}
+    assert having == {"roll-out", "predictor"}
 
 
 # ── who runs it ────────────────────────────────────────────────────────────────────────────────
@@ -114,7 +144,7 @@ def test_a_job_that_runs_is_not_given_a_second_pipeline(
     give(cluster, "Job", RUNS)
     words = refused(kube, cluster, folder, new)
     assert "Job ads-pipeline is running, and is no longer how the pipeline is run" in words
-    assert "kubectl -n shop delete job.batch ads-pipeline" in words
+    assert "kubectl -n shop delete job.batch ads-pipeline --cascade=foreground" in words
     assert words.endswith("Nothing was changed.")
 
 
@@ -145,22 +175,42 @@ def test_a_job_that_is_done_gives_way_and_comes_back(
 
 
 @pytest.mark.parametrize(
-    ("kind", "old", "status"),
+    ("kind", "old", "status", "command"),
     [
-        ("CronJob", (NIGHTLY,), {"active": [{"name": "ads-pipeline-1"}]}),
-        ("CronWorkflow", (ARGO, NIGHTLY), {"active": [{"name": "ads-pipeline-1"}]}),
-        ("Workflow", (ARGO,), {"phase": "Running"}),
+        ("CronJob", (NIGHTLY,), {"active": [ACTIVE]}, "delete cronjob ads-pipeline --cascade=foreground"),
+        ("CronWorkflow", (ARGO, NIGHTLY), {"active": [ACTIVE]}, f"patch workflow ads-pipeline-1 {STOP}"),
+        ("Workflow", (ARGO,), {"phase": "Running"}, f"patch workflow ads-pipeline {STOP}"),
     ],
 )
 def test_a_run_under_way_keeps_its_kind_until_it_is_over(
-    cluster: ApiServer, kube: Kube, folder: Path, kind: str, old: tuple[str, ...], status: dict[str, Any]
+    cluster: ApiServer,
+    kube: Kube,
+    folder: Path,
+    kind: str,
+    old: tuple[str, ...],
+    status: dict[str, Any],
+    command: str,
 ) -> None:
     run(kube, folder, *old)
     give(cluster, kind, status)
     words = refused(kube, cluster, folder)
     assert f"{kind} ads-pipeline is running" in words
-    assert f"kubectl -n shop delete {kind.lower()} ads-pipeline" in words
+    assert f"kubectl -n shop {command}" in words
     assert pipelines(cluster) == [f"{kind} ads-pipeline"]
+
+
+@pytest.mark.parametrize("new", [(), (FOLLOW,)], ids=["job", "learner"])
+def test_a_pod_of_the_run_before_has_ended_before_the_next_pipeline_is_made(
+    bare: ApiServer, kube: Kube, folder: Path, new: tuple[str, ...]
+) -> None:
+    bare.namespace("shop", labels("access"))
+    ending = pod("ads-pipeline-old", "pipeline", "Running", container("pipeline", running={}))
+    ending["metadata"]["deletionTimestamp"] = "2026-11-16T11:00:00Z"
+    bare.put(ending)
+    bare.linger["ads-pipeline-old"] = 2  # kubectl delete job has left it to end by itself
+    run(kube, folder, *new)
+    assert bare.names("Pod") == []
+    assert pipelines(bare) == (["Deployment ads-learner"] if new else ["Job ads-pipeline"])
 
 
 def test_the_new_pipeline_is_made_when_the_old_one_is_gone(bare: ApiServer, kube: Kube, folder: Path) -> None:

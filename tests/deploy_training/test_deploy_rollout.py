@@ -13,7 +13,7 @@ import clickline
 from clickline.config import Config, load_config
 from clickline.errors import ClicklineError
 from clickline.progress import Progress
-from clickline.stages.deploy.rollout import await_rollout
+from clickline.stages.deploy.rollout import await_rollout, leave_version, left_version
 from servers.serving import QuietHandler, served
 
 
@@ -62,3 +62,14 @@ def test_it_waits_until_the_predictors_serve_the_current_version(project: Path, 
     with pytest.raises(ClicklineError, match="no answer"):
         await_rollout(_at(project, 1), Progress(), host="127.0.0.1", seconds=0)
     assert await_rollout(config, Progress(), host="nobody.invalid") == 0
+    place = project / "termination-log"
+    leave_version(config, place)
+    assert not place.exists()  # this is no pod
+    place.touch()
+    leave_version(config, place)
+    assert left_version(place.read_text()) == 1
+
+
+@pytest.mark.parametrize("message", ["", "version", "version 3 is bad", "Traceback"])
+def test_other_last_words_of_a_pipeline_are_no_version(message: str) -> None:
+    assert left_version(message) is None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from clickline.cli.console import emit, needing, note, say, table, watching
-from clickline.cli.exits import ExitCode
+from clickline.cli.exits import ExitCode, Undecided, exit_code
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
-from clickline.errors import ConfigError, Mistake, StorageError
+from clickline.errors import ClicklineError, ConfigError, Mistake, StorageError
 from clickline.progress import Progress, counted, human_size
 
 if TYPE_CHECKING:
@@ -94,12 +92,12 @@ def diff(
     """Show what `deploy apply` would change on the cluster, and change nothing.
 
     Each object as it is live against what the server makes of the new one (a dry run), as `kubectl diff` does. Exit 0
-    if nothing would change, 1 if something would; an error is told on stderr.
+    if nothing would change, 1 if something would, 2 if it could not be found out.
     """
     from clickline.stages.deploy.apply import propose
     from clickline.stages.deploy.changes import differences
 
-    with _connected(context) as kube:
+    with _failing_above_one(), _connected(context) as kube:
         asked = _Asked.of(kube, config_file, overrides, namespace)
         asked.tell()
         with watching(as_json=as_json, quiet=quiet) as progress:
@@ -422,7 +420,7 @@ def data_receive(folder: Annotated[Path, typer.Argument(metavar="FOLDER")]) -> N
     """The pod's part of `deploy data push`."""
     from clickline.stages.deploy.transfer import receive
 
-    total = receive(sys.stdin.buffer, lambda _: folder)
+    total = receive(sys.stdin.buffer, lambda _: folder, clears=True)
     typer.echo(f"{total.files} {total.bytes}")
 
 
@@ -486,12 +484,11 @@ def hold_ray(
     ] = None,
 ) -> None:
     """What runs beside a pipeline on Ray: asks for Ray's pods, and lets them go when it is ended itself."""
-    from clickline.stages.deploy.hold import ask_for, let_go
+    from clickline.cli.interrupts import take_stop
+    from clickline.stages.deploy.hold import ask_for, keep, let_go
     from clickline.stages.deploy.kube import connect
 
-    stopped = threading.Event()
-    signal.set_wakeup_fd(-1)  # other commands have a moment to end; this one begins to work then
-    signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
+    stopped = take_stop()  # other commands have a moment to end; this one begins to work then
     wanted = {name: int(size) for name, _, size in (one.partition("=") for one in sizes)}
     if only != "release":
         with _connected(None) as kube:
@@ -499,7 +496,7 @@ def hold_ray(
         if mark is not None:
             mark.touch()
     if only is None:
-        stopped.wait()
+        keep(connect, namespace, wanted, stopped, note)
     if only != "ask":
         let_go(connect, namespace, list(wanted), note)
 
@@ -603,6 +600,17 @@ def _await(kube: Kube, asked: _Asked, seconds: float, progress: Progress) -> Out
         seconds=seconds,
         progress=progress,
     )
+
+
+@contextmanager
+def _failing_above_one() -> Iterator[None]:
+    """For a command whose exit code 1 is an answer: what would end with it ends with 2."""
+    try:
+        yield
+    except ClicklineError as error:
+        if exit_code(error) != ExitCode.FAILED:
+            raise
+        raise Undecided(str(error)) from error
 
 
 @contextmanager

@@ -6,22 +6,26 @@ from enum import IntEnum
 
 from clickline.errors import ClicklineError, ConfigError, DataError, GateRefused
 
-__all__ = ["ExitCode", "exit_code"]
+__all__ = ["ExitCode", "Undecided", "exit_code"]
 
 
 class ExitCode(IntEnum):
     DONE = 0
     FAILED = 1
     BAD_CONFIG = 2
-    """A bad config or bad arguments."""
+    """A bad config or bad arguments; of `deploy diff`, whose 1 means differences, every error."""
     GATE_REFUSED = 3
     BAD_DATA = 4
     INTERRUPTED = 130
 
 
+class Undecided(ClicklineError):
+    """Why a command whose exit code 1 is an answer has none."""
+
+
 def exit_code(error: ClicklineError) -> ExitCode:
     """The code an error ends the command with."""
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError | Undecided):
         return ExitCode.BAD_CONFIG
     if isinstance(error, DataError):
         return ExitCode.BAD_DATA

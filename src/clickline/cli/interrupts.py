@@ -6,13 +6,14 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
 from clickline.cli.exits import ExitCode
 
-__all__ = ["leave", "listen"]
+__all__ = ["leave", "listen", "take_stop"]
 
 GRACE_SECONDS = 1.5
 MESSAGE = "interrupted; run the same command again to go on"
@@ -32,6 +33,22 @@ def listen() -> None:
     for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` in a script mean it
             signal.signal(number, _interrupt)
+
+
+def take_stop() -> Callable[[float], bool]:
+    """From now on SIGTERM only answers this: wait for so many seconds at most, and say whether it has come.
+
+    A pipe, not an Event: a handler that sets the Event for which its own thread waits can block for ever.
+    """
+    signals, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, _nothing_more)
+
+    def stopped(seconds: float) -> bool:
+        return bool(select.select([signals], [], [], seconds)[0])  # never read: once come, it stays so
+
+    return stopped
 
 
 def leave() -> NoReturn:

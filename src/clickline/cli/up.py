@@ -101,6 +101,7 @@ def _run(
 ) -> None:
     from clickline.pipeline.runner import expected_stages
     from clickline.pipeline.up import run_up
+    from clickline.stages.deploy.rollout import leave_version
 
     _take_signals()
     stages = expected_stages(follow=follow, serve=serve)
@@ -117,6 +118,8 @@ def _run(
         if follow:  # the picture goes on
             _until_stopped(running, progress, as_json=as_json)
             return
+    if not serve:
+        leave_version(config)
     _until_stopped(running, progress, as_json=as_json)
 
 

@@ -170,17 +170,12 @@ class Driver:
                 self._crew.check_cluster()
                 ray.get([shard.state.remote() for shard in shards], timeout=KEEPER_SECONDS)
                 if time.monotonic() > until:
-                    raise Lost(
-                        f"a shard has not written its part within {WORK_SECONDS:,.0f} s, so everything goes back to "
-                        "the last cut"
-                    )
+                    raise Lost(f"a shard has not written its part within {WORK_SECONDS:,.0f} s")
             return dict(zip(parts, ray.get(writing), strict=True))
         except RayTaskError as error:  # the disk is full, most likely
             raise error.cause from None
         except RayError as error:
-            raise Lost(
-                "a shard was lost while it wrote its part, so everything goes back to the last cut"
-            ) from error
+            raise Lost("a shard was lost while it wrote its part") from error
 
     def cut_done(self, step: int, seconds: float, stalled: float) -> None:
         self._watch.cut_done(step, seconds, stalled)

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from pathlib import Path
 
 __all__ = ["create_atomically", "hidden_name", "is_hidden_name", "put_atomically", "remove_leftovers", "sync"]
@@ -68,11 +69,14 @@ def is_hidden_name(name: str) -> bool:
     return bool(re.fullmatch(r"\..+\.[0-9a-f]{16}", name))
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes were writing below `folder`; the caller knows that nobody writes there now."""
+def remove_leftovers(folder: Path, *, seconds: float | None = None) -> None:
+    """Remove what killed processes were writing below `folder`. The caller knows that nobody writes there now, or that
+    nobody writes to a file without a change for so many `seconds`."""
     for path in folder.rglob(".*"):
-        if is_hidden_name(path.name) and path.is_file():
-            path.unlink()
+        if not is_hidden_name(path.name) or path.is_symlink() or not path.is_file():
+            continue
+        if seconds is None or time.time() - path.stat().st_mtime > seconds:
+            path.unlink(missing_ok=True)
 
 
 def _moved(source: Path, target: Path) -> bool:

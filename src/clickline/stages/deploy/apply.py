@@ -24,7 +24,7 @@ from clickline.stages.deploy.needs import (
 )
 from clickline.stages.deploy.objects import Object
 from clickline.stages.deploy.status import finished, workload_state
-from clickline.stages.deploy.volumes import free, holder
+from clickline.stages.deploy.volumes import VolumeTaken, free, reserved_in_vain
 
 __all__ = [
     "MADE",
@@ -203,12 +203,15 @@ def apply(
     if fresh is not None:
         done.created.append(shown(fresh))
         steps = [step for step in steps if step.item is not fresh]
+    scheduled = any(item["kind"] in _TIMED for item in ordered)
     try:
+        if any(_runs_the_pipeline(step.item) and step.action in ("created", "replaced") for step in steps):
+            _await_ended_runs(kube, name, namespace, progress)
         with Slow(progress, f"applying {name}") as slow:
             for n, step in enumerate(steps):
                 slow.tick(f"{n} of {len(steps)} objects, now {shown(step.item)}")
                 try:
-                    _carry_out(kube, step, progress)
+                    _carry_out(kube, step, progress, scheduled=scheduled)
                 except ClusterError as error:
                     done.failed[shown(step.item)] = str(error)
                     later = steps[n + 1 :]
@@ -317,7 +320,7 @@ def _planned(
                 steps.append(_step(kube, item, live, name))
             except ApiRefused as refused:
                 problems.append(f"{shown(item)}: {_remedy(item, live, refused)}")
-            except _Stuck as stuck:
+            except (_Stuck, VolumeTaken) as stuck:
                 problems.append(str(stuck))
             else:
                 if steps[-1].action == "unchanged":
@@ -355,11 +358,37 @@ def _not_beside(item: Object) -> str:
 
 def _end(item: Object) -> str:
     metadata = item["metadata"]
+    if item["apiVersion"].startswith("argoproj.io/"):
+        # What is deleted runs no exit handler, and Ray would stay: a run that is stopped lets it go.
+        runs = (item.get("status") or {}).get("active") or () if item["kind"] in _TIMED else [metadata]
+        stop = ' --type merge --patch \'{"spec": {"shutdown": "Stop"}}\''
+        commands = [f"kubectl -n {metadata['namespace']} patch workflow {one['name']}{stop}" for one in runs]
+        return f"{' && '.join(commands)} (training goes on from its checkpoint; deleting it would leave Ray running)"
     full_name = item["kind"].lower() + ("" if item["kind"] != "Job" else f".{_group(item)}")
     return (
-        f"kubectl -n {metadata['namespace']} delete {full_name} {metadata['name']} "
+        f"kubectl -n {metadata['namespace']} delete {full_name} {metadata['name']} --cascade=foreground "
         "(training goes on from its checkpoint)"
     )
+
+
+def _await_ended_runs(kube: Kube, name: str, namespace: str, progress: Progress) -> None:
+    """A pod that is still ending has the lock of `home`, and lets Ray go at its very end."""
+    labels = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
+
+    def ending() -> list[Object]:
+        try:
+            pods = kube.list("v1", "Pod", namespace, labels)
+        except ApiRefused as refused:
+            if refused.status != 403:
+                raise
+            return []  # `found` has told it
+        return [
+            pod
+            for pod in pods
+            if label(pod, "component") in ("pipeline", "learner") and pod["metadata"].get("deletionTimestamp")
+        ]
+
+    _wait_gone(kube, [], progress, title="waiting for the end of the run before", also=ending)
 
 
 # ── what becomes of an object ──────────────────────────────────────────────────────────────────
@@ -380,7 +409,7 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> Step:
         )
     if live["metadata"].get("deletionTimestamp"):
         raise _Stuck(f"{shown(item)} is being removed. Wait until it is gone, then apply again.")
-    frees = item["kind"] == "PersistentVolume" and _reserved_in_vain(kube, item, live)
+    frees = item["kind"] == "PersistentVolume" and reserved_in_vain(kube, item, live)
     once = (item["apiVersion"], item["kind"]) in _ONCE
     try:
         new = kube.apply(item, dry_run=True)
@@ -399,24 +428,9 @@ def _step(kube: Kube, item: Object, live: Object | None, name: str) -> Step:
     if not finished(live):
         raise _Stuck(
             f"{shown(item)} is running, and what it runs has changed; it cannot be changed while it runs. Wait for "
-            f"its end (`clickline deploy status`) and apply again; or end it now and apply again: {_end(item)}."
+            f"its end (`clickline deploy status`) and apply again; or end it now and apply again: {_end(live)}."
         )
     return Step(item, "replaced", live, kube.apply(_renamed(item), dry_run=True))
-
-
-def _reserved_in_vain(kube: Kube, item: Object, live: Object) -> bool:
-    """Whether a volume waits for a claim that is gone. One that another claim has is not taken from it."""
-    held, wanted = holder(kube, live), item["spec"]["claimRef"]
-    if held is None or held.gone:
-        return held is not None
-    if (held.namespace, held.name) != (wanted["namespace"], wanted["name"]):
-        raise _Stuck(
-            f"{shown(item)} is bound to {held}, and is needed for claim {wanted['name']} of namespace "
-            f"{wanted['namespace']}. Rename the deployment (name:) or choose another deploy.namespace; or, if nobody "
-            f"needs that claim any more: kubectl -n {held.namespace} delete persistentvolumeclaim {held.name}, and "
-            "apply again (the files stay)."
-        )
-    return False
 
 
 def _check_free(kube: Kube, item: Object) -> None:
@@ -511,7 +525,7 @@ def content(item: Object) -> Object:
     return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
 
 
-def _carry_out(kube: Kube, step: Step, progress: Progress) -> None:
+def _carry_out(kube: Kube, step: Step, progress: Progress, *, scheduled: bool) -> None:
     if step.action == "unchanged":
         return
     if step.action in ("replaced", "removed") and step.live is not None:
@@ -523,8 +537,16 @@ def _carry_out(kube: Kube, step: Step, progress: Progress) -> None:
         if step.frees and step.live is not None:
             free(kube, step.live)
         kube.apply(step.item)
+        if scheduled and step.live is None and step.item["kind"] == "StatefulSet":
+            _leave_empty(kube, step.item)
     except ApiRefused as refused:
         raise ClusterError(_remedy(step.item, step.live, refused)) from refused
+
+
+def _leave_empty(kube: Kube, item: Object) -> None:
+    """Ray whose first run comes at its time: without a number, the server makes one pod of each at once."""
+    if "replicas" not in item["spec"]:
+        kube.patch(item, {"spec": {"replicas": 0}})
 
 
 def _leave_over(kube: Kube, items: Sequence[Object], done: Applied, *, prune: bool) -> None:

@@ -104,7 +104,7 @@ def _steps(plan: Plan) -> Object:
         ),
         _train_by_operator(plan) if operated else _train(plan),
         _step(plan, "publish", ["clickline", "publish"], ray=False),
-        _step(plan, "roll-out", ["clickline", "deploy", "await-rollout"], ray=False),
+        _step(plan, "roll-out", ["clickline", "deploy", "await-rollout"], ray=False, serves=True),
     ]
     if passing:
         templates += [
@@ -144,10 +144,11 @@ def _step(
     command: list[str],
     *,
     ray: bool = True,
+    serves: bool = False,
     tries: int | None = None,
     final: tuple[int, ...] = FINAL_CODES,
 ) -> Object:
-    spec = driver(plan, command, ray=ray)["spec"]
+    spec = driver(plan, command, ray=ray, serves=serves)["spec"]
     container = {key: value for key, value in spec["containers"][0].items() if key != "name"}
     taken = (
         "initContainers",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from threading import Event
 
 from clickline.errors import ClusterError
 from clickline.stages.deploy.kube import ApiRefused, Kube
@@ -18,22 +17,39 @@ from clickline.stages.deploy.objects import Object, Plan
 from clickline.stages.deploy.pods import SCRATCH, environment, security
 from clickline.stages.deploy.training import comes_and_goes, workers
 
-__all__ = ["ask_for", "holder_command", "holder_container", "holder_volume", "let_go", "rules"]
+__all__ = [
+    "Stopped",
+    "ask_for",
+    "holder_command",
+    "holder_container",
+    "holder_volume",
+    "keep",
+    "let_go",
+    "rules",
+]
+
+Stopped = Callable[[float], bool]
+"""Waits for so many seconds at most; True as soon as it is time to end."""
 
 _POLL_SECONDS = 1.0
+_KEEP_SECONDS = 5.0
+_LET_GO_SECONDS = 300.0
+"""That releasing is tried. In a pod the kubelet ends it sooner; a step of Argo has nobody who would."""
+_PASSING = (409, 429)
+"""Refusals that another try may not meet, beside those of 500 and above."""
 _MOUNTED = "/var/run/secrets/kubernetes.io/serviceaccount"
 _MARK = SCRATCH / "ray-is-asked-for"
 
 
 def ask_for(
-    kube: Kube, namespace: str, sizes: Mapping[str, int], stopped: Event, say: Callable[[str], None]
+    kube: Kube, namespace: str, sizes: Mapping[str, int], stopped: Stopped, say: Callable[[str], None]
 ) -> None:
-    """Bring StatefulSets to their sizes. Pods of a run before are let go to their end first: who joined them would end
-    with them."""
+    """Bring StatefulSets to their sizes, and say which had others. Pods of a run before are let go to their end first:
+    who joined them would end with them."""
     for name, size in sizes.items():
         item = _stateful_set(namespace, name)
         told = False
-        while not stopped.is_set():
+        while not stopped(0):
             scale = kube.get("apps/v1", "StatefulSet", name, namespace, part="scale")
             if scale is None:
                 raise ClusterError(
@@ -45,17 +61,44 @@ def ask_for(
             if not told:
                 say(f"{name}: pods of the run before are ending")
                 told = True
-            stopped.wait(_POLL_SECONDS)
-        if stopped.is_set():
+            if stopped(_POLL_SECONDS):
+                return
+        else:
             return
         if wanted != size:
             kube.patch(item, {"spec": {"replicas": size}}, part="scale")
-        say(f"{name}: {size} asked for")
+            say(f"{name}: {size} asked for")
+
+
+def keep(
+    connect: Callable[[], Kube],
+    namespace: str,
+    sizes: Mapping[str, int],
+    stopped: Stopped,
+    say: Callable[[str], None],
+) -> None:
+    """Hold StatefulSets at their sizes until it is time to end: a pipeline that ended late lets Ray go after its
+    successor has asked for it."""
+    told = ""
+    while not stopped(_KEEP_SECONDS):
+        try:
+            kube = connect()  # by now the token is another
+            try:
+                ask_for(kube, namespace, sizes, stopped, say)
+            finally:
+                kube.close()
+            told = ""
+        except ClusterError as error:  # the pipeline may well run on without the API
+            if str(error) != told:
+                told = str(error)
+                say(f"{told} Looking again.")
 
 
 def let_go(connect: Callable[[], Kube], namespace: str, names: list[str], say: Callable[[str], None]) -> None:
-    """Bring StatefulSets to none, the last one first; again and again while the API cannot be reached: whoever ended us
-    has set how long."""
+    """Bring StatefulSets to none, the last one first; again and again while the API cannot be reached or is busy.
+    Raises `ClusterError` with those that keep their pods."""
+    deadline = time.monotonic() + _LET_GO_SECONDS
+    kept: list[str] = []
     left = list(names)
     while left:
         try:
@@ -64,16 +107,26 @@ def let_go(connect: Callable[[], Kube], namespace: str, names: list[str], say: C
                 kube.patch(_stateful_set(namespace, left[-1]), {"spec": {"replicas": 0}}, part="scale")
             finally:
                 kube.close()
-        except ApiRefused as refused:
-            if refused.status != 404:  # else it is gone, with the deployment
-                say(f"{left[-1]} keeps its pods: {refused}")
         except ClusterError as error:
-            say(str(error))
-            time.sleep(_POLL_SECONDS)
-            continue
+            gone = isinstance(error, ApiRefused) and error.status == 404  # with the deployment
+            if not gone and _passing(error) and time.monotonic() < deadline:
+                say(str(error))
+                time.sleep(_POLL_SECONDS)
+                continue
+            if not gone:
+                kept.append(
+                    f"{left[-1]} keeps its pods: {error} "
+                    f"Release them: kubectl -n {namespace} scale statefulset {left[-1]} --replicas=0"
+                )
         else:
             say(f"{left[-1]}: let go")
         left.pop()
+    if kept:
+        raise ClusterError("\n".join(kept))
+
+
+def _passing(error: ClusterError) -> bool:
+    return not isinstance(error, ApiRefused) or error.status >= 500 or error.status in _PASSING
 
 
 def _stateful_set(namespace: str, name: str) -> Object:

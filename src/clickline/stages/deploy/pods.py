@@ -11,7 +11,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from clickline.config.deploy import Resources
-from clickline.stages.deploy.objects import Object, Plan
+from clickline.config.sections import ServeSection, StudioSection
+from clickline.stages.deploy.objects import SERVING_ROLES, Object, Plan
 
 __all__ = [
     "SCRATCH",
@@ -32,6 +33,8 @@ TOKEN_FILE = "ray-token"
 
 _SHARED_MEMORY = "/dev/shm"
 
+_SecretFiles = dict[str, tuple[str, str]]
+
 
 def pod(
     plan: Plan,
@@ -51,15 +54,18 @@ def pod(
     account: bool = False,
     before_stop: Object | None = None,
     awaits: str | None = None,
+    serves: bool = False,
 ) -> Object:
     """A pod template with one process.
 
     `data`: it reads the click logs; `fills`: it writes them. `writes`: it writes to `home`. `ray`: it is a node of Ray.
     `account`: it calls the API of Kubernetes. `awaits` is a host:port that must answer before it begins. `restart` is
-    the pod's restartPolicy, where it is not Always.
+    the pod's restartPolicy, where it is not Always. `serves`: it asks predictors, and needs the files of a server as
+    the roles that are servers do.
     """
     signs = writes and role != "tracking"
-    mounts = _mounts(plan, ray=ray, data=data, fills=fills, writes=writes, signs=signs)
+    secret_files = _secret_files(plan, signs=signs, serves=serves or role in SERVING_ROLES)
+    mounts = _mounts(plan, ray=ray, data=data, fills=fills, writes=writes, secret_files=secret_files)
     shared: Object = {
         "image": plan.deploy.image,
         "imagePullPolicy": plan.deploy.pull,
@@ -97,7 +103,7 @@ def pod(
         "securityContext": _pod_security(plan),
         "initContainers": [ready],
         "containers": [main],
-        "volumes": _volumes(plan, ray=ray, data=data, signs=signs),
+        "volumes": _volumes(plan, ray=ray, data=data, secret_files=secret_files),
         **_placement(plan),
     }
     if restart is not None:
@@ -212,14 +218,16 @@ def claim_name(plan: Plan, volume: str) -> str | None:
     return section.claim or plan.called(volume)
 
 
-def _mounts(plan: Plan, *, ray: bool, data: bool, fills: bool, writes: bool, signs: bool) -> list[Object]:
+def _mounts(
+    plan: Plan, *, ray: bool, data: bool, fills: bool, writes: bool, secret_files: _SecretFiles
+) -> list[Object]:
     mounts: list[Object] = [
         {"name": "config", "mountPath": path, "subPath": key, "readOnly": True}
         for path, key in plan.mounted_files().items()
     ]
     mounts += [
         {"name": f"secret-{secret}", "mountPath": path, "subPath": key, "readOnly": True}
-        for path, (secret, key) in _secret_files(plan, signs=signs).items()
+        for path, (secret, key) in secret_files.items()
     ]
     if data and claim_name(plan, "data") is not None:
         logs: Object = {"name": "data", "mountPath": data_folder(plan)}
@@ -235,11 +243,11 @@ def _mounts(plan: Plan, *, ray: bool, data: bool, fills: bool, writes: bool, sig
     return mounts
 
 
-def _volumes(plan: Plan, *, ray: bool, data: bool, signs: bool) -> list[Object]:
+def _volumes(plan: Plan, *, ray: bool, data: bool, secret_files: _SecretFiles) -> list[Object]:
     volumes: list[Object] = [{"name": "config", "configMap": {"name": plan.called("config")}}]
     volumes += [
         {"name": f"secret-{secret}", "secret": {"secretName": secret, "defaultMode": 0o440}}
-        for secret in sorted({secret for secret, _ in _secret_files(plan, signs=signs).values()})
+        for secret in sorted({secret for secret, _ in secret_files.values()})
     ]
     claims = {"models": claim_name(plan, "models")}
     if data and claim_name(plan, "data") is not None:
@@ -258,15 +266,26 @@ def _volumes(plan: Plan, *, ray: bool, data: bool, signs: bool) -> list[Object]:
     return volumes
 
 
-def _secret_files(plan: Plan, *, signs: bool) -> dict[str, tuple[str, str]]:
-    """Path in a pod to secret and key. The key that signs versions is for those who make them, never for servers."""
-    found: dict[str, tuple[str, str]] = {}
+def _secret_files(plan: Plan, *, signs: bool, serves: bool) -> _SecretFiles:
+    """Path in a pod to secret and key. The key that signs versions is for those who make them, never for servers; a
+    server's certificate and token are for those who serve, or ask servers: the pipeline is not another for them."""
+    config = plan.config
+    hidden = {None if signs else config.publish.signing_key_file}
+    if not serves:
+        hidden |= _files_of_servers(config.serve) | _files_of_servers(config.studio)
+        hidden -= {config.serve.trusted_keys_file, config.publish.signing_key_file if signs else None}
+    found: _SecretFiles = {}
     for path, source in sorted(plan.deploy.secrets.files.items()):
         place = PurePosixPath("/clickline", path)
         secret, _, key = source.partition("/")
-        if signs or str(place) != plan.config.publish.signing_key_file:
+        if str(place) not in hidden:
             found[str(place)] = (secret, key)
     return found
+
+
+def _files_of_servers(section: ServeSection | StudioSection) -> set[str | None]:
+    tls = section.tls
+    return {section.token_file, *(() if tls is None else (tls.certificate, tls.key, tls.authority))}
 
 
 # ── nodes ──────────────────────────────────────────────────────────────────────────────────────

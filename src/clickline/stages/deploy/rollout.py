@@ -1,8 +1,10 @@
-"""Waiting until every predictor answers with the registry's current version: the last step of a workflow."""
+"""Which version a roll-out is meant to bring, and waiting until every predictor answers with it: the last step of
+a workflow, and what a pipeline's pod leaves for `apply --wait`."""
 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import time
@@ -16,7 +18,10 @@ from clickline.intake.stores import registry_of
 from clickline.progress import Progress, counted
 from clickline.stages.deploy.objects import Object, Plan
 
-__all__ = ["await_rollout", "rollout_host", "rollout_service"]
+__all__ = ["await_rollout", "leave_version", "left_version", "rollout_host", "rollout_service"]
+
+TERMINATION_LOG = Path("/dev/termination-log")
+"""In a container of Kubernetes: what is written here stands in its pod's status when it has ended."""
 
 _ASK_SECONDS = 5.0
 _POLL_SECONDS = 2.0
@@ -43,6 +48,18 @@ def rollout_service(plan: Plan) -> Object:
             }
         },
     )
+
+
+def leave_version(config: Config, place: Path = TERMINATION_LOG) -> None:
+    """At the end of a pipeline, in a pod: which version is current now. Elsewhere nothing is written."""
+    if place.exists() and (move := registry_of(config).current()) is not None:
+        place.write_text(f"version {move.version}")
+
+
+def left_version(message: str) -> int | None:
+    """What `leave_version` wrote."""
+    found = re.fullmatch(r"version (\d+)", message.strip())
+    return None if found is None else int(found[1])
 
 
 def await_rollout(

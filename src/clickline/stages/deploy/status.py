@@ -11,7 +11,16 @@ from clickline.stages.deploy.kube import ApiRefused, Kube, label, shown
 from clickline.stages.deploy.objects import Object
 from clickline.stages.deploy.volumes import holder
 
-__all__ = ["WORKLOADS", "desired_pods", "fetch", "finished", "meaning", "summarise", "workload_state"]
+__all__ = [
+    "WORKLOADS",
+    "desired_pods",
+    "fetch",
+    "finished",
+    "meaning",
+    "summarise",
+    "unbound",
+    "workload_state",
+]
 
 WORKLOADS: tuple[tuple[str, str], ...] = (
     ("apps/v1", "Deployment"),
@@ -128,6 +137,16 @@ def _volumes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> dict[st
         elif held is not None:
             found[name] = f"volume {name} is bound to {held}"
     return found
+
+
+def unbound(kube: Kube, claims: Sequence[Object]) -> list[tuple[str, str, str]]:
+    """Of those claims that have no volume: name, phase, and why it is so where the volume tells."""
+    why = _volumes(kube, claims, [])
+    return [
+        (one["metadata"]["name"], _phase(one), why.get(one["spec"].get("volumeName", ""), ""))
+        for one in claims
+        if _phase(one) != "Bound"
+    ]
 
 
 def _served(
@@ -322,11 +341,13 @@ def _last_try(workloads: Sequence[Object], pods: Sequence[Object], role: str) ->
     return _pod_state(max(failed, key=_age_key), role)[1] if failed else ""
 
 
+_RUN_LABELS = ("batch.kubernetes.io/job-name", "workflows.argoproj.io/workflow")
+
+
 def _run(pod: Object) -> str | None:
-    """The Job that a pod is of: a CronJob has one each time."""
+    """The Job or Workflow that a pod is of: a CronJob or CronWorkflow has one each time."""
     labels = (pod.get("metadata") or {}).get("labels") or {}
-    found = labels.get("batch.kubernetes.io/job-name")
-    return None if found is None else str(found)
+    return next((str(labels[key]) for key in _RUN_LABELS if key in labels), None)
 
 
 def _worst(states: Sequence[tuple[str, str]]) -> tuple[str, str]:

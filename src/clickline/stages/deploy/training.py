@@ -211,9 +211,11 @@ def driver_command(plan: Plan) -> list[str]:
     ]  # nobody outside reaches a page of this pod
 
 
-def driver(plan: Plan, command: list[str], *, ray: bool = True, restart: str | None = None) -> Object:
+def driver(
+    plan: Plan, command: list[str], *, ray: bool = True, restart: str | None = None, serves: bool = False
+) -> Object:
     """A pod that runs stages; with training on Ray it is a node of it that has nothing to give. `ray`: whether the
-    command needs it."""
+    command needs it; `serves`: whether it asks predictors."""
     on_ray = plan.on_ray and ray
     template = pod(
         plan,
@@ -224,6 +226,7 @@ def driver(plan: Plan, command: list[str], *, ray: bool = True, restart: str | N
         data=True,
         restart=restart,
         awaits=head_address(plan.config) if on_ray else None,
+        serves=serves,
     )
     return _in_training(plan, template)
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -23,11 +21,11 @@ from typing import Any, Protocol
 
 from clickline.errors import ClusterError, StorageError
 from clickline.progress import human_size
+from clickline.storage.atomic import hidden_name, is_hidden_name, remove_leftovers
 
 __all__ = ["Reader", "Total", "Writer", "files_of", "receive", "send", "total_of"]
 
 CHUNK = 256 << 10
-_PART = ".part-"
 _PART_SECONDS = 86_400  # a pod for data lives no longer, so what is older has lost its writer
 _LINE = 64 << 10
 
@@ -50,30 +48,39 @@ class Total:
     single: bool
 
 
-Files = list[tuple[str, Path]]
+_Named = tuple[str, Path]
+Files = list[_Named]
 """Name at the other end, and place here."""
 
 
 def files_of(path: Path) -> Files:
-    """A file, or all files below a folder, in the order of their names. Links to files count as files."""
+    """A file, or all files below a folder, in the order of their names. Links count as what they lead to."""
     try:
         if path.is_file():
             return [(path.name, path)]
-        return sorted(_below(path))
+        return sorted(_below(path, PurePosixPath()))
     except OSError as error:
         raise StorageError(f"{error.filename or path} cannot be read: {error.strerror or error}.") from error
 
 
-def _below(folder: Path) -> Iterator[tuple[str, Path]]:
-    def stop(error: OSError) -> None:
-        raise error
-
-    for place, folders, names in os.walk(folder, onerror=stop):
-        if "lost+found" in folders:  # of the file system, closed to all but root
-            folders.remove("lost+found")
-        for name in names:
-            if not (name.startswith(".") and _PART in name) and (found := Path(place, name)).is_file():
-                yield found.relative_to(folder).as_posix(), found
+def _below(folder: Path, inside: PurePosixPath, above: tuple[str, ...] = ()) -> Iterator[_Named]:
+    """`above` are the folders that this one lies in, as they really are: a link back to one of them has no end."""
+    here = os.path.realpath(folder)
+    if here in above:
+        raise StorageError(
+            f"{folder} is a link to a folder that it lies in. Remove it, or name a folder without it."
+        )
+    for one in sorted(folder.iterdir()):
+        name = inside / one.name
+        if one.is_dir():
+            if one.name != "lost+found":  # of the file system, closed to all but root
+                yield from _below(one, name, (*above, here))
+        elif one.is_symlink() and not one.exists():
+            raise StorageError(
+                f"{one} is a link to {one.readlink()}, which does not exist. Mend or remove it."
+            )
+        elif one.is_file() and not is_hidden_name(one.name):
+            yield name.as_posix(), one
 
 
 def total_of(path: Path, files: Files) -> Total:
@@ -108,8 +115,14 @@ def receive(
     stream: Reader,
     folder_for: Callable[[Total], Path],
     got: Callable[[int], None] = lambda size: None,
+    *,
+    clears: bool = False,
 ) -> Total:
-    """Read what `send` writes into a folder that is chosen once the total is known. Returns what has arrived."""
+    """Read what `send` writes into a folder that is chosen once the total is known. Returns what has arrived.
+
+    `clears`: parts of files whose writer was killed are removed first. That is for the volume, which pods of ours fill;
+    a folder of the user's may hold anything.
+    """
     said = _heard(stream)
     try:
         total = Total(said["files"], said["bytes"], said["single"])
@@ -119,7 +132,8 @@ def receive(
     files = size = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _clear(folder)
+        if clears:
+            remove_leftovers(folder, seconds=_PART_SECONDS)
         free = shutil.disk_usage(folder).free
         if total.bytes > free:
             raise StorageError(
@@ -141,7 +155,7 @@ def receive(
 
 def _one(stream: Reader, place: Path, size: int, got: Callable[[int], None]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    part = place.with_name(f".{place.name}{_PART}{secrets.token_hex(4)}")
+    part = place.with_name(hidden_name(place.name))
     digest, left = sha256(), size
     try:
         with part.open("xb") as file:
@@ -190,10 +204,3 @@ def _heard(stream: Reader) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise StorageError(f"what comes is not what `clickline deploy data` sends: {line[:80]!r}")
     return said
-
-
-def _clear(folder: Path) -> None:
-    """Parts of files whose writer was killed."""
-    for part in folder.rglob(f".*{_PART}*"):
-        if time.time() - part.stat().st_mtime > _PART_SECONDS:
-            part.unlink(missing_ok=True)

@@ -23,8 +23,9 @@ from clickline.stages.deploy.needs import (
 )
 from clickline.stages.deploy.objects import Object
 from clickline.stages.deploy.render import Rendered
-from clickline.stages.deploy.status import summarise
+from clickline.stages.deploy.status import summarise, unbound
 from clickline.stages.deploy.transfer import Total, files_of, receive, send, total_of
+from clickline.stages.deploy.volumes import free, reserved_in_vain
 
 __all__ = ["Moved", "pull", "push"]
 
@@ -102,7 +103,8 @@ def _volume(made: Rendered) -> str:
 
 def _inside(made: Rendered, path: Path) -> str | None:
     """Where in the volume a path of this machine lies; None if it is not in the folder that the volume stands for."""
-    whole, folder = path.absolute(), made.local_folder.absolute()
+    # Without `..`, which would lead out of the volume; links stay what the user calls them.
+    whole, folder = (Path(normpath(one.absolute())) for one in (path, made.local_folder))
     return whole.relative_to(folder).as_posix() if whole.is_relative_to(folder) else None
 
 
@@ -152,6 +154,12 @@ def _make_missing(kube: Kube, made: Rendered, objects: list[Object], progress: P
                 f"{shown(one)} exists and was not made by this deployment ({whose(live)}). "
                 "Rename the deployment (name:), choose another deploy.namespace, or remove that object."
             )
+        elif one["kind"] == "PersistentVolume" and reserved_in_vain(kube, one, live):
+            free(kube, live)
+            progress.say(
+                f"freed      {shown(one)}: it was still reserved for a claim that is gone; the new claim gets it, with "
+                "the files that lie on it"
+            )
 
 
 def _await_ready(kube: Kube, made: Rendered, pod: Object, progress: Progress) -> None:
@@ -190,4 +198,15 @@ def _state(kube: Kube, made: Rendered, pod: Object) -> tuple[str, str]:
     about = [one for one in events if one["involvedObject"].get("name") == name]
     found = {"name": made.name, "namespace": made.namespace, "objects": [pod], "events": about}
     told = summarise({**found, "served": {}, "notes": []})["roles"][0]["pods"][0]
-    return told["state"], told["why"]
+    if told["state"] == "running":
+        return told["state"], told["why"]
+    return told["state"], "; ".join(part for part in (told["why"], *_waiting_claims(kube, made)) if part)
+
+
+def _waiting_claims(kube: Kube, made: Rendered) -> list[str]:
+    """The claims of the pod that have no volume, and why."""
+    named = [one for one in made.filling if one["kind"] == "PersistentVolumeClaim"]
+    claims = [claim for one in named if (claim := kube.live(one)) is not None]
+    return [
+        f"claim {name} {state}" + (f": {why}" if why else "") for name, state, why in unbound(kube, claims)
+    ]

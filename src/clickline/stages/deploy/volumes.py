@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from clickline.stages.deploy.kube import Kube
+from clickline.errors import ClusterError
+from clickline.stages.deploy.kube import Kube, shown
 from clickline.stages.deploy.objects import Object
 
-__all__ = ["Holder", "free", "holder"]
+__all__ = ["Holder", "VolumeTaken", "free", "holder", "reserved_in_vain"]
+
+
+class VolumeTaken(ClusterError):
+    """A volume that another claim has."""
 
 
 class Holder(NamedTuple):
@@ -34,6 +39,22 @@ def holder(kube: Kube, volume: Object) -> Holder | None:
     claim = kube.get("v1", "PersistentVolumeClaim", held["name"], held["namespace"])
     gone = claim is None or claim["metadata"]["uid"] != held["uid"]
     return Holder(held["namespace"], held["name"], gone)
+
+
+def reserved_in_vain(kube: Kube, item: Object, live: Object) -> bool:
+    """Whether the volume `item` waits, as it is `live`, for a claim that is gone. One that another claim has is not
+    taken from it: `VolumeTaken`."""
+    held, wanted = holder(kube, live), item["spec"]["claimRef"]
+    if held is None or held.gone:
+        return held is not None
+    if (held.namespace, held.name) != (wanted["namespace"], wanted["name"]):
+        raise VolumeTaken(
+            f"{shown(item)} is bound to {held}, and is needed for claim {wanted['name']} of namespace "
+            f"{wanted['namespace']}. Rename the deployment (name:) or choose another deploy.namespace; or, if nobody "
+            f"needs that claim any more: kubectl -n {held.namespace} delete persistentvolumeclaim {held.name}, and "
+            "try again (the files stay)."
+        )
+    return False
 
 
 def free(kube: Kube, volume: Object) -> None:

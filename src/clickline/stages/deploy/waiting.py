@@ -12,6 +12,7 @@ from clickline.progress import Progress, Slow
 from clickline.stages.deploy.kube import ApiRefused, Kube, label, shown
 from clickline.stages.deploy.logs import last
 from clickline.stages.deploy.objects import Object
+from clickline.stages.deploy.rollout import left_version
 from clickline.stages.deploy.status import WORKLOADS, fetch, summarise, workload_state
 
 __all__ = ["Outcome", "await_deployed", "verdict"]
@@ -106,6 +107,8 @@ def verdict(found: Mapping[str, Any]) -> Outcome:
     ]
     if stuck:
         return Outcome("stuck", "; ".join(stuck))
+    if once and not under_way:
+        rolling += _behind(objects, summary)
     if under_way or rolling:
         return Outcome("waiting", "; ".join([*under_way, *rolling]))
     return Outcome("done", _done(once, timed, summary, unserved=unserved))
@@ -144,6 +147,27 @@ def _rolling(workload: Object, *, any_version: bool) -> str:
     if ready < desired and (any_version or not serves):
         return f"{role}: {ready} of {desired} ready"
     return ""
+
+
+def _behind(objects: Sequence[Object], summary: Mapping[str, Any]) -> list[str]:
+    """Versions that predictors serve and should no longer: each takes the new one when it next looks."""
+    published, served = _published(objects), summary["versions"]
+    if len(served) < 2 and (published is None or served in ([], [published])):
+        return []
+    wanted = "" if published is None else f"; version {published} is published"
+    return [f"predictor: version {' and '.join(map(str, served))} served{wanted}"]
+
+
+def _published(objects: Sequence[Object]) -> int | None:
+    """The version that was current when the pipeline ended, if its pod is still there and tells it."""
+    pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == "pipeline"]
+    for pod in sorted(pods, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), reverse=True):
+        for one in (pod.get("status") or {}).get("containerStatuses") or ():
+            ended = (one.get("state") or {}).get("terminated") or {}
+            version = left_version(ended.get("message") or "")
+            if version is not None and ended.get("exitCode") == 0:
+                return version
+    return None
 
 
 def _failed(run: Object, why: str, objects: Sequence[Object], summary: Mapping[str, Any]) -> Outcome:

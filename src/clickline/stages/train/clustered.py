@@ -220,10 +220,11 @@ class ClusterTrainer(Epochs):
                 raise error
             if error is not None:
                 self._progress.say(
-                    f"the checkpoint of step {self._cut_step:,} was not written: a shard did not finish its part. "
-                    "Training goes on; if the shard is lost, from the checkpoint before"
+                    f"the checkpoint of step {self._cut_step:,} was not written: {error}. Training goes on, and the "
+                    "next one comes at its time; if the shard is lost, training goes back to the checkpoint before"
                 )
-                self._writing = None
+                # Not at once: a shard that still writes would be taken for lost while it ends that first.
+                self._writing, self._cut_at, self._cut_step = None, time.monotonic(), step
         steps = self._settings.checkpoint_steps
         if steps is not None and step - self._cut_step >= steps:
             return True
