@@ -254,7 +254,7 @@ def test_pieces_between_separators_are_trimmed_too():
 
 
 def text_of(value: np.floating) -> str:
-    return str(int(value)) if float(value).is_integer() else str(value)
+    return str(int(value)) if float(value).is_integer() else repr(float(str(value)))
 
 
 def number_paths(spec: FeatureSpec, given: Sequence[np.float32], folder: Path) -> dict[str, EncodedRows]:
@@ -314,7 +314,9 @@ def number_paths(spec: FeatureSpec, given: Sequence[np.float32], folder: Path) -
 singles = st.one_of(
     st.floats(-1e6, 1e6, width=32, allow_nan=False),
     st.integers(-(2**24), 2**24).map(float),
-    st.sampled_from([0.1, -0.1, 7.0, -0.0, 1e-5, 0.3, 16777216.0, 1.1, 123456.79, 33554432.0]),
+    st.sampled_from(
+        [0.1, -0.1, 7.0, -0.0, 1e-5, 0.0001, 0.3, 16777216.0, 1.1, 123456.79, 1234567.5, 2500000.25]
+    ),
 ).map(np.float32)
 
 
@@ -322,6 +324,7 @@ singles = st.one_of(
 @given(given=st.lists(singles, min_size=1, max_size=5))
 @example(given=[np.float32(0.1)])
 @example(given=[np.float32(7.0), np.float32(-0.0)])
+@example(given=[np.float32(0.0001), np.float32(1234567.5), np.float32(2500000.25)])
 def test_a_number_has_one_id_and_one_float_however_it_comes(given: list[np.float32], folder: Path):
     written = [text_of(value) for value in given]
     assume(all(np.float32(float(text)) == value for text, value in zip(written, given, strict=True)))
@@ -360,6 +363,27 @@ def test_floats_of_16_bits_have_their_own_shortest_text(folder: Path):
     }
     for path, encoded in paths.items():
         assert encoded.slots[0].ids_N.tolist() == [expected], path
+
+
+@pytest.mark.parametrize(("value", "written"), [(1e-4, "0.0001"), (5e-4, "0.0005"), (-1e-5, "-1e-05")])
+def test_small_floats_of_16_bits_are_written_as_python_writes_them(value: float, written: str):
+    half = np.float16(value).tobytes()
+    assert by_infer_bytes(TEXTS, half, 1, "FP16").slots[0].ids_N.tolist() == [id_of(written)]
+    bfloat = struct.pack("<I", struct.unpack("<I", struct.pack("<f", value))[0] + 0x8000)[2:]  # rounded
+    assert by_grpc_infer(TEXTS, 1, "BF16", raw=bfloat).slots[0].ids_N.tolist() == [id_of(written)]
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_an_infinite_category_in_a_log_is_the_text_inf_in_every_width(value: float, folder: Path):
+    expected = [id_of(repr(value)), id_of("0.5")]
+    given = np.array([value, 0.5])
+    paths = {
+        f"parquet {kind}": by_parquet(TEXTS, pa.array(given.astype(kind)), folder)
+        for kind in ("float16", "float32", "float64")
+    }
+    paths["tf.Example"] = by_example(TEXTS, [block(2, block(1, struct.pack("<f", v))) for v in given])
+    for path, encoded in paths.items():
+        assert encoded.slots[0].ids_N.tolist() == expected, path
 
 
 def test_several_narrow_floats_a_row_have_their_shortest_texts():
