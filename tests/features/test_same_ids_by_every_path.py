@@ -455,6 +455,66 @@ def test_a_missing_fraction_is_missing_however_it_comes(folder: Path):
         assert encoded.dense_DB[0, :2].tolist() == [0.0, np.float32(0.3)], path
 
 
+NUMBERS = FeatureSpec(BOTH.dense, BOTH.slots[1:])
+
+
+@pytest.mark.parametrize("listed", ["-9.50", "-9.5", " -95e-1", "-9.500000000000000000000"])
+def test_a_missing_number_is_compared_by_value_in_number_fields(listed: str, folder: Path):
+    spec = FeatureSpec(NUMBERS.dense, NUMBERS.slots, missing=(listed,))
+    for path, encoded in number_paths(spec, [np.float32(-9.5), np.float32(-9.25)], folder).items():
+        assert encoded.dense_DB[0, :2].tolist() == [0.0, -9.25], path
+        assert int(encoded.slots[0].ids_N[0]) == spec.slots[0].missing_id != int(encoded.slots[0].ids_N[1]), (
+            path
+        )
+    written = ["-9.5", "-9.50", " -9.500", "-0.95e1", "-9.50000000000000000000", "-9.51"]
+    for path, encoded in text_paths(spec, written, folder).items():
+        assert encoded.dense_DB[0, :6].tolist() == [0.0] * 5 + [np.float32(-9.51)], path
+
+
+def test_a_missing_whole_number_written_with_an_exponent_is_every_such_number(folder: Path):
+    spec = FeatureSpec(NUMBERS.dense, NUMBERS.slots, missing=("1e9", "1e400", "1_000", "NULL"))
+    for path, encoded in number_paths(spec, [np.float32(1e9), np.float32(1000.0)], folder).items():
+        assert encoded.dense_DB[0, :2].tolist() == [0.0, 1000.0], path
+    written = ["1e9", "1000000000", "1E+9", "1e400", " NULL", "1_000", "1000"]
+    for path, encoded in text_paths(spec, written, folder).items():
+        assert encoded.dense_DB[0, :7].tolist() == [0.0] * 6 + [1000.0], path
+
+
+def test_a_missing_text_of_a_category_is_compared_as_text(folder: Path):
+    spec = FeatureSpec((), TEXTS.slots, missing=("-9.50", "1e9"))
+    written = ["-9.50", "-9.5", "1e9", "1000000000"]
+    expected = [id_of(""), id_of("-9.5"), id_of(""), id_of("1000000000")]
+    for path, encoded in text_paths(spec, written, folder).items():
+        assert encoded.slots[0].ids_N.tolist()[:4] == expected, path
+
+
+def test_a_missing_fraction_leaves_narrow_floats_of_number_fields_to_the_kernel():
+    spec = FeatureSpec(NUMBERS.dense, (*NUMBERS.slots, SlotField("c", "c", 9)), missing=("0.1",))
+    part = RequestEncoder(spec).whole
+    assert part._printed_C.tolist() == [False, True]
+
+
+def test_numbers_sent_to_elasticctr_are_compared_with_missing_by_value():
+    column = raw_column(["-9.5", "-9.500", "2"], "v")
+    spec = FeatureSpec(NUMBERS.dense, (), missing=("-9.50",))
+    sent = for_elasticctr({"v": column}, spec, 3)["v"]
+    assert isinstance(sent, NumberColumn)
+    assert np.isnan(sent.values_N).tolist() == [True, True, False]
+
+
+def test_a_date_in_a_number_field_is_refused_with_a_remedy(folder: Path):
+    import datetime as dt
+
+    path = folder / "dates.parquet"
+    pq.write_table(pa.table({"v": pa.array([dt.date(2026, 1, 31)])}), path)
+    (piece,) = (reader := Parquet(("v",))).blocks("dates.parquet", path)
+    _, faults = Encoder(NUMBERS).encode(reader.parse(piece))
+    assert [fault.detail for group in faults for fault in group] == [
+        "n is '2026-01-31', a number expected; a date is text: make the field a slot, or write the date as a number "
+        "in the log"
+    ]
+
+
 def test_a_missing_text_is_missing_with_blanks_around_it(folder: Path):
     spec = FeatureSpec((), TEXTS.slots, missing=(" NULL", "?"))
     for path, encoded in text_paths(spec, ["NULL ", "?", "\tNULL", "NUL"], folder).items():

@@ -110,7 +110,7 @@ def targets(
         label_B = click_B.astype(np.float32)
     weight_B = show_B.astype(np.float32)
     if fields.weight:
-        own_B, bad = numbers(column(fields.weight), fields.weight, raw.rows)
+        own_B, bad = numbers(raw.columns[fields.weight], fields.weight, raw.rows, missing)
         faults += bad
         faults += Faults.where(
             ~(own_B >= 0),
