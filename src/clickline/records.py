@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import frexp, ldexp
+from math import frexp, isinf, ldexp
 from typing import Any, Literal
 
 import numpy as np
@@ -126,13 +126,16 @@ def category_text(value: int | float | bool, precision: int = 53) -> bytes:
 
 
 def _shortest(value: float, precision: int) -> str:
+    if isinf(value):
+        return repr(value)
     narrow: np.floating[Any] | None = None
     if precision == 24:
         narrow = np.float32(value)
     elif precision == 11 and abs(value) < 65504:  # the largest of its kind
         narrow = np.float16(value)
     if narrow is not None:  # what is no such float is rounded to one
-        return str(int(narrow)) if narrow == np.trunc(narrow) else str(narrow)
+        # NumPy finds the digits, Python writes them: where an exponent begins may not depend on NumPy's printing.
+        return str(int(narrow)) if narrow == np.trunc(narrow) else repr(float(str(narrow)))
     if precision == 8:
         for digits in range(1, 5):
             text = f"{value:.{digits}g}"

@@ -254,7 +254,7 @@ def test_pieces_between_separators_are_trimmed_too():
 
 
 def text_of(value: np.floating) -> str:
-    return str(int(value)) if float(value).is_integer() else str(value)
+    return str(int(value)) if float(value).is_integer() else repr(float(str(value)))
 
 
 def number_paths(spec: FeatureSpec, given: Sequence[np.float32], folder: Path) -> dict[str, EncodedRows]:
@@ -314,7 +314,9 @@ def number_paths(spec: FeatureSpec, given: Sequence[np.float32], folder: Path) -
 singles = st.one_of(
     st.floats(-1e6, 1e6, width=32, allow_nan=False),
     st.integers(-(2**24), 2**24).map(float),
-    st.sampled_from([0.1, -0.1, 7.0, -0.0, 1e-5, 0.3, 16777216.0, 1.1, 123456.79, 33554432.0]),
+    st.sampled_from(
+        [0.1, -0.1, 7.0, -0.0, 1e-5, 0.0001, 0.3, 16777216.0, 1.1, 123456.79, 1234567.5, 2500000.25]
+    ),
 ).map(np.float32)
 
 
@@ -322,6 +324,7 @@ singles = st.one_of(
 @given(given=st.lists(singles, min_size=1, max_size=5))
 @example(given=[np.float32(0.1)])
 @example(given=[np.float32(7.0), np.float32(-0.0)])
+@example(given=[np.float32(0.0001), np.float32(1234567.5), np.float32(2500000.25)])
 def test_a_number_has_one_id_and_one_float_however_it_comes(given: list[np.float32], folder: Path):
     written = [text_of(value) for value in given]
     assume(all(np.float32(float(text)) == value for text, value in zip(written, given, strict=True)))
@@ -360,6 +363,27 @@ def test_floats_of_16_bits_have_their_own_shortest_text(folder: Path):
     }
     for path, encoded in paths.items():
         assert encoded.slots[0].ids_N.tolist() == [expected], path
+
+
+@pytest.mark.parametrize(("value", "written"), [(1e-4, "0.0001"), (5e-4, "0.0005"), (-1e-5, "-1e-05")])
+def test_small_floats_of_16_bits_are_written_as_python_writes_them(value: float, written: str):
+    half = np.float16(value).tobytes()
+    assert by_infer_bytes(TEXTS, half, 1, "FP16").slots[0].ids_N.tolist() == [id_of(written)]
+    bfloat = struct.pack("<I", struct.unpack("<I", struct.pack("<f", value))[0] + 0x8000)[2:]  # rounded
+    assert by_grpc_infer(TEXTS, 1, "BF16", raw=bfloat).slots[0].ids_N.tolist() == [id_of(written)]
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_an_infinite_category_in_a_log_is_the_text_inf_in_every_width(value: float, folder: Path):
+    expected = [id_of(repr(value)), id_of("0.5")]
+    given = np.array([value, 0.5])
+    paths = {
+        f"parquet {kind}": by_parquet(TEXTS, pa.array(given.astype(kind)), folder)
+        for kind in ("float16", "float32", "float64")
+    }
+    paths["tf.Example"] = by_example(TEXTS, [block(2, block(1, struct.pack("<f", v))) for v in given])
+    for path, encoded in paths.items():
+        assert encoded.slots[0].ids_N.tolist() == expected, path
 
 
 def test_several_narrow_floats_a_row_have_their_shortest_texts():
@@ -429,6 +453,66 @@ def test_a_missing_fraction_is_missing_however_it_comes(folder: Path):
     for path, encoded in number_paths(spec, [np.float32(0.1), np.float32(0.3)], folder).items():
         assert [int(slot.ids_N[0]) for slot in encoded.slots] == gap, path
         assert encoded.dense_DB[0, :2].tolist() == [0.0, np.float32(0.3)], path
+
+
+NUMBERS = FeatureSpec(BOTH.dense, BOTH.slots[1:])
+
+
+@pytest.mark.parametrize("listed", ["-9.50", "-9.5", " -95e-1", "-9.500000000000000000000"])
+def test_a_missing_number_is_compared_by_value_in_number_fields(listed: str, folder: Path):
+    spec = FeatureSpec(NUMBERS.dense, NUMBERS.slots, missing=(listed,))
+    for path, encoded in number_paths(spec, [np.float32(-9.5), np.float32(-9.25)], folder).items():
+        assert encoded.dense_DB[0, :2].tolist() == [0.0, -9.25], path
+        assert int(encoded.slots[0].ids_N[0]) == spec.slots[0].missing_id != int(encoded.slots[0].ids_N[1]), (
+            path
+        )
+    written = ["-9.5", "-9.50", " -9.500", "-0.95e1", "-9.50000000000000000000", "-9.51"]
+    for path, encoded in text_paths(spec, written, folder).items():
+        assert encoded.dense_DB[0, :6].tolist() == [0.0] * 5 + [np.float32(-9.51)], path
+
+
+def test_a_missing_whole_number_written_with_an_exponent_is_every_such_number(folder: Path):
+    spec = FeatureSpec(NUMBERS.dense, NUMBERS.slots, missing=("1e9", "1e400", "1_000", "NULL"))
+    for path, encoded in number_paths(spec, [np.float32(1e9), np.float32(1000.0)], folder).items():
+        assert encoded.dense_DB[0, :2].tolist() == [0.0, 1000.0], path
+    written = ["1e9", "1000000000", "1E+9", "1e400", " NULL", "1_000", "1000"]
+    for path, encoded in text_paths(spec, written, folder).items():
+        assert encoded.dense_DB[0, :7].tolist() == [0.0] * 6 + [1000.0], path
+
+
+def test_a_missing_text_of_a_category_is_compared_as_text(folder: Path):
+    spec = FeatureSpec((), TEXTS.slots, missing=("-9.50", "1e9"))
+    written = ["-9.50", "-9.5", "1e9", "1000000000"]
+    expected = [id_of(""), id_of("-9.5"), id_of(""), id_of("1000000000")]
+    for path, encoded in text_paths(spec, written, folder).items():
+        assert encoded.slots[0].ids_N.tolist()[:4] == expected, path
+
+
+def test_a_missing_fraction_leaves_narrow_floats_of_number_fields_to_the_kernel():
+    spec = FeatureSpec(NUMBERS.dense, (*NUMBERS.slots, SlotField("c", "c", 9)), missing=("0.1",))
+    part = RequestEncoder(spec).whole
+    assert part._printed_C.tolist() == [False, True]
+
+
+def test_numbers_sent_to_elasticctr_are_compared_with_missing_by_value():
+    column = raw_column(["-9.5", "-9.500", "2"], "v")
+    spec = FeatureSpec(NUMBERS.dense, (), missing=("-9.50",))
+    sent = for_elasticctr({"v": column}, spec, 3)["v"]
+    assert isinstance(sent, NumberColumn)
+    assert np.isnan(sent.values_N).tolist() == [True, True, False]
+
+
+def test_a_date_in_a_number_field_is_refused_with_a_remedy(folder: Path):
+    import datetime as dt
+
+    path = folder / "dates.parquet"
+    pq.write_table(pa.table({"v": pa.array([dt.date(2026, 1, 31)])}), path)
+    (piece,) = (reader := Parquet(("v",))).blocks("dates.parquet", path)
+    _, faults = Encoder(NUMBERS).encode(reader.parse(piece))
+    assert [fault.detail for group in faults for fault in group] == [
+        "n is '2026-01-31', a number expected; a date is text: make the field a slot, or write the date as a number "
+        "in the log"
+    ]
 
 
 def test_a_missing_text_is_missing_with_blanks_around_it(folder: Path):

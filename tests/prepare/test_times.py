@@ -81,6 +81,22 @@ def test_declared_unit_is_the_only_one(project):
     ] * 2
 
 
+@pytest.mark.parametrize(
+    ("time_format", "times"),
+    [
+        ("%Y%m%d%H%M%S.%f", ["20260101000000.000", " 20260101010000.000000\t", "20260101020000.500"]),
+        ("%Y%m%d.%H", ["20260101.00", "20260101.01", "20260101.02 "]),
+        ("%Y%m%d%H", ["2026010100", " 2026010101", "2026010102"]),
+    ],
+)
+def test_written_time_keeps_its_zeros_and_loses_its_blanks(project, time_format, times):
+    project.write("a.csv", csv(*times))
+    configure(project, at={"kind": "time", "time_format": time_format})
+    result = project.prepare()
+    assert bad(result) == []
+    assert hours(project, result) == [HOUR, HOUR + 1, HOUR + 2]
+
+
 def test_unit_beside_a_time_format_is_refused(project):
     configure(project, at={"kind": "time", "unit": "us", "time_format": "%Y"})
     with pytest.raises(ConfigError, match="unit is given, but time_format too"):

@@ -15,9 +15,12 @@ from studio_world import configure
 
 from clickline.config import load_config
 from clickline.errors import ClicklineError
+from clickline.features import DenseField, FeatureSpec, SlotField
+from clickline.features.columns import raw_column
 from clickline.pipeline.hours import HourRecords
+from clickline.records import RawRows
 from clickline.storage.redaction import Redactor
-from clickline.studio import events
+from clickline.studio import events, examples
 from clickline.studio.access import Access, Token, studio_token
 from clickline.studio.answers import as_answer
 from clickline.studio.data import Data
@@ -291,3 +294,17 @@ def test_an_answer_is_json_that_browsers_read() -> None:
 def test_homes_with_one_name_have_ids_of_their_own(tmp_path: Path) -> None:
     files = [configure(tmp_path / folder / "ads") for folder in ("a", "b", "c")]
     assert [home.id for home in open_homes(files, [])] == ["ads", "ads-2", "ads-3"]
+
+
+def test_an_example_leaves_out_what_stands_for_no_value_however_it_is_written() -> None:
+    features = FeatureSpec(
+        (DenseField("n", "n", "none"),), (SlotField("c", "c", 1),), missing=("-9.50", "-1.0", " NULL")
+    )
+    columns = {
+        "n": raw_column(["-9.5", "-9.500", "-1", "2.5", "x"], "n"),
+        "c": raw_column(["NULL ", "-1", "a ", "-9.5", "-9.50"], "c"),
+    }
+    found = list(examples._rows(RawRows(5, columns, np.arange(5)), features))
+    assert found == [{}, {}, {"c": "a"}, {"n": 2.5, "c": "-9.5"}, {}]
+    typed = {"n": raw_column([-9.5, 2.5], "n"), "c": raw_column([-1, 7], "c")}
+    assert list(examples._rows(RawRows(2, typed, np.arange(2)), features)) == [{}, {"n": 2.5, "c": 7}]

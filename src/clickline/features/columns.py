@@ -7,8 +7,11 @@ of a number `category_text`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ __all__ = [
     "canonical_text",
     "equals_any",
     "joined",
+    "missing_numbers",
     "nothing",
     "number_of",
     "numbers",
@@ -143,15 +147,16 @@ def as_text(column: RawColumn) -> TextColumn:
 def numbers(
     column: RawColumn, field: str, rows: int, missing: tuple[str, ...] = ()
 ) -> tuple[NDArray[np.float32], list[Faults]]:
-    """A column as float32, NaN where missing or not a number. Every path rounds text to double first."""
+    """A column as float32, NaN where missing or not a number. Every path rounds text to double first.
+
+    A number of `missing` is compared by value, as float32: -9.50 is -9.5, in whatever type either comes."""
     column, faults = single(column, field, "")
-    if not isinstance(column, TextColumn):
-        column = without(column, missing)
+    doubles_M, singles_M = missing_numbers(missing)
     if isinstance(column, TextColumn):
         raw_B = np.empty(rows, dtype=np.float32)
         status_B = np.empty(rows, dtype=np.uint8)
         if not kernels.parse_numbers(
-            column.data, column.starts_N, column.ends_N, *joined(missing), raw_B, status_B
+            column.data, column.starts_N, column.ends_N, *joined(missing), singles_M, raw_B, status_B
         ):
             return raw_B, faults
         values_B = raw_B.astype(np.float64)
@@ -162,7 +167,7 @@ def numbers(
             status_B == kernels.NUMBER_BAD,
             field,
             "not a number",
-            lambda row: f"{field} is {shown_value(text, row)}, a number expected",
+            lambda row: f"{field} is {shown_value(text, row)}, a number expected{_remedy(_bytes(text, row))}",
         )
     elif isinstance(column, IntegerColumn):
         values_B = np.where(column.missing_N, np.nan, _signed(column).astype(np.float64))
@@ -170,17 +175,26 @@ def numbers(
         values_B = column.values_N
     with np.errstate(over="ignore"):  # what overflows is found and named below
         raw_B = values_B.astype(np.float32)
+    kernels.drop_numbers(raw_B, singles_M)
     infinite_B = np.isinf(raw_B)
-    beyond = f"{field} is beyond the range of a 32-bit float"
-    faults += Faults.where(infinite_B, field, "not a number", lambda row: beyond)
-    raw_B[infinite_B] = np.nan
+    if infinite_B.any():
+        raw_B[infinite_B] = np.nan
+        beyond = f"{field} is beyond the range of a 32-bit float"
+        bad_B = infinite_B & ~np.isin(values_B, doubles_M)
+        faults += Faults.where(bad_B, field, "not a number", lambda row: beyond)
     return raw_B, faults
+
+
+def _remedy(text: bytes) -> str:
+    if re.fullmatch(rb"\s*\d{4}-\d\d-\d\d\b.*", text, re.DOTALL) is None:
+        return ""
+    return "; a date is text: make the field a slot, or write the date as a number in the log"
 
 
 def equals_any(column: TextColumn, texts: Sequence[str]) -> NDArray[np.bool_]:
     """Which values are one of `texts`, however they or these are spelt."""
     found_N = np.empty(column.starts_N.size, dtype=np.bool_)
-    kernels.find_texts(column.data, column.starts_N, column.ends_N, *joined(texts), found_N)
+    kernels.find_texts(column.data, column.starts_N, column.ends_N, *joined(tuple(texts)), found_N)
     return found_N
 
 
@@ -203,7 +217,7 @@ def _signed(column: IntegerColumn) -> NDArray[Any]:
 
 
 def without(column: RawColumn, missing: tuple[str, ...]) -> RawColumn:
-    """The column without the values whose text stands for "no value"."""
+    """The column without the values whose text stands for "no value". For categories; `numbers` compares by value."""
     if not missing:
         return column
     if isinstance(column, TextColumn):
@@ -228,10 +242,25 @@ def canonical_text(text: str) -> bytes:
     return data[start:end].tobytes()
 
 
-def joined(texts: Sequence[str]) -> tuple[NDArray[np.uint8], Offsets]:
+@lru_cache(maxsize=64)  # a block asks for the same texts once a field
+def joined(texts: tuple[str, ...]) -> tuple[NDArray[np.uint8], Offsets]:
     """Texts for kernels: their canonical forms one behind the other, and where each ends."""
     forms = [canonical_text(text) for text in texts]
     return np.frombuffer(b"".join(forms), dtype=np.uint8), np.cumsum([0, *map(len, forms)], dtype=np.int64)
+
+
+@lru_cache(maxsize=64)
+def missing_numbers(texts: tuple[str, ...]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    """The numbers among texts, and those of them that a 32-bit float can hold."""
+    found = []
+    for text in map(canonical_text, texts):
+        with suppress(ValueError):  # not a number
+            if b"_" not in text:  # 1_000 is one to Python alone
+                found.append(float(text))
+    doubles_M = np.array([number for number in found if number == number], dtype=np.float64)
+    with np.errstate(over="ignore"):
+        singles_M = doubles_M.astype(np.float32)
+    return doubles_M, singles_M[np.isfinite(singles_M)]
 
 
 def number_of(text: bytes) -> float | None:

@@ -26,6 +26,7 @@ __all__ = [
     "canonical",
     "canonical_spans",
     "count_pieces",
+    "drop_numbers",
     "find_texts",
     "fmix64",
     "hash_integers",
@@ -505,25 +506,32 @@ def parse_numbers(
     ends_N: Offsets,
     missing: Bytes,
     missing_T1: Offsets,
+    missing_M: NDArray[np.float32],
     raw_N: NDArray[np.float32],
     status_N: NDArray[np.uint8],
 ) -> int:
-    """Read texts as doubles rounded to float32, NaN for missing. Returns how many are not done with that."""
+    """Read texts as doubles rounded to float32, NaN for missing. Returns how many are not done with that.
+
+    Missing are the numbers `missing_M`, however they are written, and of what is no number the texts `missing`."""
+    left = _parse_straight(data, starts_N, ends_N, raw_N, status_N)
+    if left > 0:
+        left = _parse_again(data, starts_N, ends_N, missing, missing_T1, raw_N, status_N)
+    drop_numbers(raw_N, missing_M)
+    return left
+
+
+@njit(cache=True, nogil=True)
+def _parse_straight(
+    data: Bytes,
+    starts_N: Offsets,
+    ends_N: Offsets,
+    raw_N: NDArray[np.float32],
+    status_N: NDArray[np.uint8],
+) -> int:
+    """Read the texts as they stand: nearly all are numbers. By itself, since so the parser is inlined."""
     left = 0
-    some_missing = missing_T1.size > 1
     for n in range(starts_N.size):
-        start, end = starts_N[n], ends_N[n]
-        if some_missing:
-            start, end = canonical(data, start, end)
-            if _is_one_of(data, start, end, missing, missing_T1):
-                end = start
-        value, status = np.nan, NUMBER_BAD
-        for look in range(2):  # one call of it in the code: it is inlined
-            if look > 0:  # perhaps bad for blanks at its ends
-                start, end = canonical(data, start, end)
-            value, status = _parse_number(data, start, end)
-            if status != NUMBER_BAD:
-                break
+        value, status = _parse_number(data, starts_N[n], ends_N[n])
         raw_N[n] = value
         if status == NUMBER_OK and np.isinf(raw_N[n]):
             status = NUMBER_SLOW  # beyond float32: whoever looks at what is left says so
@@ -531,6 +539,42 @@ def parse_numbers(
         if status >= NUMBER_BAD:
             left += 1
     return left
+
+
+@njit(cache=True, nogil=True)
+def _parse_again(
+    data: Bytes,
+    starts_N: Offsets,
+    ends_N: Offsets,
+    missing: Bytes,
+    missing_T1: Offsets,
+    raw_N: NDArray[np.float32],
+    status_N: NDArray[np.uint8],
+) -> int:
+    """Look again at what is no number: perhaps it has blanks at its ends, or stands for no value."""
+    left = 0
+    for n in range(starts_N.size):
+        if status_N[n] == NUMBER_BAD:
+            start, end = canonical(data, starts_N[n], ends_N[n])
+            if _is_one_of(data, start, end, missing, missing_T1):
+                end = start
+            value, status = _parse_number(data, start, end)
+            raw_N[n] = value
+            if status == NUMBER_OK and np.isinf(raw_N[n]):
+                status = NUMBER_SLOW
+            status_N[n] = status
+        if status_N[n] >= NUMBER_BAD:
+            left += 1
+    return left
+
+
+@njit(cache=True, nogil=True)
+def drop_numbers(raw_N: NDArray[np.float32], missing_M: NDArray[np.float32]) -> None:
+    """NaN for the numbers that stand for no value."""
+    for m in range(missing_M.size):
+        for n in range(raw_N.size):
+            if raw_N[n] == missing_M[m]:
+                raw_N[n] = np.nan
 
 
 @njit(cache=True, nogil=True, inline="always")

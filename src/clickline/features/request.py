@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.features import kernels
-from clickline.features.columns import Faults, canonical_text, number_of
+from clickline.features.columns import Faults, canonical_text, joined, missing_numbers, number_of
 from clickline.features.encoder import Encoder
 from clickline.features.request_kernels import (
     LOG1P,
@@ -97,8 +97,6 @@ class PartEncoder:
         )
         self._place = {name: c for name, c in place.items() if name in columns}
         self._missing = _missing(spec.missing)
-        # A fraction of 32 or 16 bits is not the double that a text such as 0.1 is: it has to be printed.
-        self._print_fractions = bool((np.trunc(self._missing.floats_M) != self._missing.floats_M).any())
         self._slow_C = np.zeros(len(place), dtype=np.bool_)
         for slot in part.slots:
             self._slow_C[place[slot.column]] |= slot.multi or slot.separator is not None
@@ -116,6 +114,10 @@ class PartEncoder:
             salts(named),
             np.array([part.slots[s].source == "feasign" for s in named], dtype=np.bool_),
         )
+        # A fraction of 32 or 16 bits is not the double that a text such as 0.1 is: in a category it has to be printed.
+        self._printed_C = np.zeros(len(place), dtype=np.bool_)
+        if bool((np.trunc(self._missing.floats_M) != self._missing.floats_M).any()):
+            self._printed_C[self._categories.columns_S] = True
         buckets = [s for s in range(len(part.slots)) if s not in set(named)]
         numbers = dict.fromkeys([f.column for f in part.dense] + [part.slots[s].column for s in buckets])
         order = {name: p for p, name in enumerate(numbers)}
@@ -141,8 +143,7 @@ class PartEncoder:
         for name in rows.several:
             if name in self._place:
                 slow_C[self._place[name]] = True
-        if self._print_fractions:
-            slow_C |= rows.kind_C >= SINGLE
+        slow_C |= self._printed_C & (rows.kind_C >= SINGLE)
         dense_DB = np.empty((len(self.dense), rows.rows), dtype=np.float32)
         ids_SB = np.empty((len(self.slots), rows.rows), dtype=np.uint64)
         encode_fields(
@@ -260,7 +261,7 @@ def _scaling(field: DenseField) -> tuple[float, float, float, float]:
 
 
 def _missing(texts: tuple[str, ...]) -> Missing:
-    """The texts that stand for no value, and the integers and floats whose text is one of them."""
+    """The texts that stand for no value, the integers and floats whose text is one of them, the numbers they are."""
     encoded = [canonical_text(text) for text in texts]
     floats = [number for number in map(number_of, encoded) if number is not None]
     integers: list[int] = []
@@ -270,11 +271,11 @@ def _missing(texts: tuple[str, ...]) -> Missing:
             if category_text(whole) == text and -(2**63) <= whole < 2**63:
                 integers.append(whole)
     return Missing(
-        np.frombuffer(b"".join(encoded), dtype=np.uint8),
-        np.cumsum([0, *map(len, encoded)], dtype=np.int64),
+        *joined(texts),
         np.array(integers, dtype=np.int64),
         np.array(floats, dtype=np.float64),
         np.array([_feasign(text) for text in encoded], dtype=np.uint64),
+        missing_numbers(texts)[1],
     )
 
 

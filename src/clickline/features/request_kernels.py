@@ -36,13 +36,14 @@ Ids = NDArray[np.uint64]
 
 
 class Missing(NamedTuple):
-    """What stands for "no value", by canonical text."""
+    """What stands for "no value": in a category by canonical text, in a number by value."""
 
     texts: NDArray[np.uint8]
     ends_T1: Offsets
     integers_M: Offsets  # whose text is one of these
     floats_M: NDArray[np.float64]
     feasigns_T: Ids  # of the texts
+    numbers_M: NDArray[np.float32]
 
 
 class CategoryPlan(NamedTuple):
@@ -173,22 +174,26 @@ def _encode_numbers(
             raw_B[:] = np.nan
         elif kind == TEXT:
             if kernels.parse_numbers(
-                data, starts_CB[c], ends_CB[c], missing.texts, missing.ends_T1, raw_B, status_B
+                data,
+                starts_CB[c],
+                ends_CB[c],
+                missing.texts,
+                missing.ends_T1,
+                missing.numbers_M,
+                raw_B,
+                status_B,
             ):
                 slow_C[c] = True
         elif kind == INTEGER:
             for row in range(rows):
-                value = integers_CB[c, row]
-                raw_B[row] = np.float64(value)
-                for m in range(missing.integers_M.size):
-                    if missing.integers_M[m] == value:
-                        raw_B[row] = np.nan
+                raw_B[row] = np.float64(integers_CB[c, row])
+            kernels.drop_numbers(raw_B, missing.numbers_M)
         else:
             for row in range(rows):
-                number = numbers_CB[c, row]
-                raw_B[row] = np.nan if _is_one_of(number, missing.floats_M) else number
+                raw_B[row] = numbers_CB[c, row]
                 if abs(raw_B[row]) == np.inf:
                     slow_C[c] = True
+            kernels.drop_numbers(raw_B, missing.numbers_M)
     for d in range(plan.dense_from_D.size):
         raw_B = raw_PB[plan.dense_from_D[d]]
         if plan.transform_D[d] == LOG1P:

@@ -110,7 +110,7 @@ def targets(
         label_B = click_B.astype(np.float32)
     weight_B = show_B.astype(np.float32)
     if fields.weight:
-        own_B, bad = numbers(column(fields.weight), fields.weight, raw.rows)
+        own_B, bad = numbers(raw.columns[fields.weight], fields.weight, raw.rows, missing)
         faults += bad
         faults += Faults.where(
             ~(own_B >= 0),
@@ -246,10 +246,11 @@ def _written(column: RawColumn, fields: TargetFields, rows: int) -> tuple[Double
     """Times as they are written: as a number of any unit, or as a date, which is seconds; NaN what is not so."""
     number_B, seconds_B = np.full(rows, np.nan), np.full(rows, np.nan)
     if isinstance(column, TextColumn) or fields.time_format:
-        text = as_text(column)
-        if fields.time_format:
+        if fields.time_format:  # of a written time only the blanks go: a format may end in zeros
+            text = column if isinstance(column, TextColumn) else as_text(column)
             _by_format(text, fields.time_format, seconds_B)
         else:
+            text = as_text(column)
             _read_times(text.data, text.starts_N, text.ends_N, number_B, seconds_B)
     elif isinstance(column, IntegerColumn):
         signed = column.values_N.view(np.int64) if column.signed else column.values_N
@@ -262,7 +263,7 @@ def _written(column: RawColumn, fields: TargetFields, rows: int) -> tuple[Double
 def _by_format(text: TextColumn, time_format: str, seconds_B: NDArray[np.float64]) -> None:
     known: dict[bytes, float] = {}  # logs repeat their times: the slow parser runs once for each
     for row in range(seconds_B.size):
-        value = bytes(text.data[text.starts_N[row] : text.ends_N[row]])
+        value = bytes(text.data[text.starts_N[row] : text.ends_N[row]]).strip(b" \t\r\n")
         if value not in known:
             try:
                 moment = datetime.strptime(value.decode(), time_format)

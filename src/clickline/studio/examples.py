@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clickline.config import Config
 from clickline.errors import ClicklineError
 from clickline.features import FeatureSpec
+from clickline.features.columns import numbers as read_numbers
+from clickline.features.columns import without
 from clickline.intake.inputs import open_reader
 from clickline.intake.layout import Layout, layout, target_fields
 from clickline.intake.stores import storage_of
@@ -92,13 +95,18 @@ def _file(config: Config) -> Path | None:
 def _rows(raw: RawRows, features: FeatureSpec) -> Iterator[Row]:
     numbers = number_columns(features)
     columns = {name: raw.columns[name] for name in features.columns if name in raw.columns}
+    there: dict[str, NDArray[np.bool_]] = {}
+    for name, column in columns.items():
+        if name in numbers:
+            there[name] = ~np.isnan(read_numbers(column, name, raw.rows, features.missing)[0])
+        else:
+            columns[name] = without(column, features.missing)
     for b in range(raw.rows):
         row: Row = {}
         for name, column in columns.items():
-            values = [value for value in _values(column, b) if value not in features.missing]
+            values = list(_values(column, b))
             if name in numbers:
-                values = [_number(value) for value in values]
-            values = [value for value in values if value is not None]
+                values = [_number(value) for value in values if there[name][b]]
             if values:
                 row[name] = values[0] if column.offsets_B1 is None else values
         yield row

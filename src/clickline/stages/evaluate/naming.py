@@ -44,9 +44,7 @@ def _values_with(ids: set[int], found: SlotIds, column: RawColumn, separator: st
     rows_K = first_K if found.offsets_B1 is None else np.searchsorted(found.offsets_B1, first_K, "right") - 1
     if not rows_K.size:
         return []
-    text = as_text(column)
-    if separator is not None:
-        text = as_text(split(text, separator))
+    text = as_text(column if separator is None else split(column, separator))
     offsets_B1 = np.arange(text.starts_N.size + 1) if text.offsets_B1 is None else text.offsets_B1
     spans = [place for row in rows_K for place in range(offsets_B1[row], offsets_B1[row + 1])]
     return [text.data[text.starts_N[n] : text.ends_N[n]].tobytes() for n in spans]

@@ -31,7 +31,7 @@ def for_elasticctr(
     for name, column in columns.items():
         slot = categories.get(name)
         if slot is None:
-            values_B, _ = numbers(without(column, features.missing), name, rows)
+            values_B, _ = numbers(column, name, rows, features.missing)
             found[name] = NumberColumn(values_B.astype(np.float64))
         else:
             found[name] = _category(column, slot, features.missing)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from clickline.features import FeatureSpec, SlotField
-from clickline.features.columns import nothing, numbers, without
+from clickline.features.columns import nothing, numbers
 from clickline.intake.inputs import Inputs
 from clickline.progress import Progress
 from clickline.readers import Reader
@@ -38,7 +38,7 @@ def look(reader: Reader, features: FeatureSpec, number: int, block: Block) -> Se
     found = {}
     for column in features.columns_needing_statistics:
         there = raw.columns.get(column, nothing(raw.rows))  # logs of another format than the fields are for
-        values_B, _ = numbers(without(there, features.missing), column, raw.rows)
+        values_B, _ = numbers(there, column, raw.rows, features.missing)
         found[column] = Numbers.of(values_B, number)
     return Seen(raw.rows, block.size, found)
 
