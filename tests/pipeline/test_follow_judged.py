@@ -13,6 +13,7 @@ from hour_world import HourWorld, make_hours
 
 from clickline.artifacts.checkpoint import latest
 from clickline.embedding.snapshot import SnapshotReader
+from clickline.features import FeatureSpec
 from clickline.intake.stores import registry_of
 from clickline.learner.batches import Batches
 from clickline.metrics.evaluation import measure
@@ -142,15 +143,27 @@ def test_what_is_published_is_what_was_judged(world: HourWorld):
     assert np.array_equal(sample.slots[0].ids_N, rows.encoded.slots[0].ids_N[: config.publish.sample])
 
 
-def test_gate_refuses_a_model_that_eviction_has_emptied(world: HourWorld):
-    world.arrive(0)
-    world.follow(1)
-    world.arrive(1)
-    watcher = world.follow(2, "train.eviction={threshold: 1000000}", "gate={auc: 0.55, vs_current: -0.002}")
-    assert world.records()[-1]["evicted"] > 0
-    assert not world.records()[-1]["gate"]["passed"]
-    assert any("20260101/01: the gate refused" in line for line in watcher.said)
-    assert [version.number for version in world.versions()] == [1]
+def test_gate_refuses_a_model_that_eviction_has_emptied(tmp_path: Path):
+    """The rows of the hours before, which the models of those hours have scored, do not carry it through."""
+    make_hours(tmp_path / "made", 5, 5000)
+    world = HourWorld(tmp_path / "ads", tmp_path / "made")
+    options = "gate={auc: 0.68, vs_current: -0.05}", "follow.holdout=0.2"
+    world.arrive(0, 1, 2, 3)
+    world.follow(4, *options)
+    assert [record["gate"]["passed"] for record in world.records()] == [True] * 4
+    world.arrive(4)
+    watcher = world.follow(5, *options, "train.eviction={threshold: 1000000}")
+    last = world.records()[-1]
+    assert last["evicted"] > 0
+    assert last["held_out"]["rows"] > 4000  # of several hours, and together they would pass
+    assert not last["gate"]["passed"]
+    own, beside = last["gate"]["reasons"]
+    assert (
+        own.startswith("on this hour's own 1,029 held-out rows AUC is ") and "gate.auc asks for 0.68" in own
+    )
+    assert beside.startswith("on this hour's own 1,029 held-out rows AUC is ") and "gate.vs_current" in beside
+    assert any("20260101/04: the gate refused: on this hour's own " in line for line in watcher.said)
+    assert registry_of(world.config()).current().version == 4
 
 
 def test_another_network_is_not_taken_for_the_one_published_before(world: HourWorld):
@@ -190,3 +203,17 @@ def test_comparison_without_held_out_rows_says_so(world: HourWorld):
     assert (
         "gate.vs_current was not checked: follow.holdout is 0" in world.records()[-1]["gate"]["warnings"][0]
     )
+
+
+def test_first_hour_of_one_row_says_how_little_it_is_and_later_numbers_are_seen(world: HourWorld):
+    world.arrive(0, 1)
+    head, row, *_ = world.log(0).read_text().splitlines()
+    world.log(0).write_text(f"{head}\n{row}\n")
+    numbers = "data.fields.I1={kind: dense}", "data.fields.I2={kind: dense}"
+    watcher = world.follow(2, *numbers)
+    (few,) = (line for line in watcher.said if "few values of" in line)
+    assert "20260101/00, which has few values of: I1 1, I2 1. " in few
+    features = FeatureSpec.from_json(world.checkpoint()["features"])
+    dataset = prepare_hour(world.config(*numbers), FIRST + 1, features, Progress()).dataset
+    rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[0].file), [0])
+    assert all(np.unique(values_B).size > 5 for values_B in rows.encoded.dense_DB)

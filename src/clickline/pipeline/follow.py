@@ -36,7 +36,7 @@ from clickline.errors import (
 from clickline.intake.stores import registry_of, storage_of
 from clickline.learner import Diverged
 from clickline.metrics.baseline import worse_than_base_rate
-from clickline.metrics.gate import Thresholds, Verdict, judge
+from clickline.metrics.gate import Thresholds, Verdict, judge, surely_worse
 from clickline.metrics.importance import Score
 from clickline.pipeline.flow import build
 from clickline.pipeline.hours import PASSED_OVER, HourRecords
@@ -377,7 +377,12 @@ class _Following:
         if learned.held_out is None:
             why = why or "follow.holdout is 0, so there are no rows that neither has learned"
         why = why or "the current version has not scored all of the held-out rows"
-        return judge(learned.held_out or learned.progressive.total, thresholds, learned.live, why)
+        verdict = judge(learned.held_out or learned.progressive.total, thresholds, learned.live, why)
+        if learned.held_out is None or learned.this_hour is None:
+            return verdict
+        if learned.this_hour.rows == learned.held_out.rows:  # judged by nothing else already
+            return verdict
+        return verdict.refused(surely_worse(learned.this_hour, thresholds, learned.live_this_hour))
 
     @contextmanager
     def _live(self, prepared: PreparedHour) -> Iterator[tuple[Score | None, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from clickline.features import FeatureSpec, SlotField
@@ -56,6 +56,7 @@ def measure(inputs: Inputs, features: FeatureSpec, crew: Looks, progress: Progre
         progress.advance(rows=seen.rows, size=seen.size)
     progress.end()
     known = {}
+    _tell_of_constants(totals, progress)
     for field in features.fields:
         if field.needs_statistics:
             buckets = field.buckets if isinstance(field, SlotField) else 0
@@ -66,3 +67,15 @@ def measure(inputs: Inputs, features: FeatureSpec, crew: Looks, progress: Progre
                     f"{field.name}: {made} of {buckets} buckets, its values repeat too often for more"
                 )
     return features.with_statistics(known)
+
+
+def _tell_of_constants(totals: Mapping[str, Numbers], progress: Progress) -> None:
+    """Columns that tell no row from another now, and whose scale is a guess for values that come later."""
+    for column, found in totals.items():
+        if not found.count:
+            what = "has no values in the rows it was measured on"
+        elif found.low == found.high:
+            what = f"is {found.low:.6g} in all {found.count:,} rows with a value"
+        else:
+            continue
+        progress.say(f"{column} {what}: nothing can be learned from it. Check data.fields, or leave it out")

@@ -69,6 +69,10 @@ class LearnedHour:
     progressive: Evaluation  # of the model that had seen nothing of the hour
     held_out: Metrics | None  # of the model that has learned the other rows; None: nothing was held out
     live: Metrics | None  # of the live version on the same rows; None: it was not asked, or not for all
+    this_hour: (
+        Metrics | None
+    )  # as `held_out`, but of this hour's own rows, where that has those of others too
+    live_this_hour: Metrics | None
     sample: (
         tuple[LabelledRows, NDArray[np.float32]] | None
     )  # some held-out rows with the scores they were judged by
@@ -224,9 +228,11 @@ class HourlyTrainer:
         self._forget()
         self._calibrate()
         if not self._holdout:
-            return LearnedHour(rows, progressive, None, None, None)
+            return LearnedHour(rows, progressive, None, None, None, None, None)
         sample = self._judge(batches, live)
-        return LearnedHour(rows, progressive, *self._held_out.measured(), sample)
+        return LearnedHour(
+            rows, progressive, *self._held_out.measured(), *self._held_out.measured_hour(), sample
+        )
 
     def finish(self, hour: int, dataset: Dataset) -> None:
         """Learn what was held out, too; fails as `learn` does. With this the hour is learned."""
