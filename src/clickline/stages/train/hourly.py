@@ -203,6 +203,7 @@ class HourlyTrainer:
             "calibration": None if model.calibration is None else model.calibration.to_json(),
             "steps": self.steps,
             "newest_hour": self._newest_hour,
+            "tables": model.tables.checksums(),
         }
         found = hashlib.sha256(as_json(document))
         for name, array in sorted(self._learner.dense_state().items()):
