@@ -81,7 +81,7 @@ def test_eviction_by_worth_and_by_hours_unseen() -> None:
 
 
 def test_id_that_was_counted_in_the_future_goes_like_others() -> None:
-    """Rows with a wrong time have left such hours in tables of earlier releases."""
+    """Rows may be dated up to 24 hours after their file: they leave such hours in the tables of a history."""
     tables = Tables([SlotShape("a", 2)])
     show(tables, [1], hour=100_000)
     show(tables, [2], hour=100)

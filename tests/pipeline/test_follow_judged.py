@@ -13,6 +13,7 @@ from hour_world import HourWorld, make_hours
 
 from clickline.artifacts.checkpoint import latest
 from clickline.embedding.snapshot import SnapshotReader
+from clickline.errors import ArtifactError
 from clickline.features import FeatureSpec
 from clickline.intake.stores import registry_of
 from clickline.learner.batches import Batches
@@ -107,18 +108,19 @@ def test_newest_hour_is_that_of_the_files_and_not_of_rows(world: HourWorld):
     assert last_seen(world) == {FIRST, FIRST + 1, FIRST + 2}
 
 
-def test_checkpoint_with_a_newest_hour_of_the_future_is_mended(world: HourWorld):
-    """An earlier release has taken it from a row."""
-    world.arrive(0, 1)
-    world.follow(2)
+def test_model_of_another_encoder_format_says_how_to_begin_anew(world: HourWorld):
+    world.arrive(0)
+    world.follow(1)
     manifest = sorted((world.home / "runs/follow").glob("step-*/manifest.json"))[-1]
     document = json.loads(manifest.read_text())
+    document["features"]["encoder_format"] = 1
     manifest.chmod(0o644)
-    manifest.write_text(json.dumps({**document, "newest_hour": YEAR_2036 // 3600}))
-    world.arrive(2)
-    world.follow(3, "train.eviction={hours_unseen: 4}")
-    assert world.records()[-1]["evicted"] == 0
-    assert world.checkpoint()["newest_hour"] == FIRST + 2
+    manifest.write_text(json.dumps(document))
+    with pytest.raises(ArtifactError, match=r"begin anew: choose another home, or remove .*/runs/follow"):
+        world.follow(1)
+    shutil.rmtree(world.home / "runs/follow")
+    world.follow(1)
+    assert [record["state"] for record in world.records()] == ["learned"]
 
 
 def test_what_is_published_is_what_was_judged(world: HourWorld):
@@ -273,6 +275,8 @@ def test_first_hour_of_one_row_says_how_little_it_is_and_later_numbers_are_seen(
     world.log(0).write_text(f"{head}\n{row}\n")
     numbers = "data.fields.I1={kind: dense}", "data.fields.I2={kind: dense}"
     watcher = world.follow(2, *numbers)
+    (refused,) = (line for line in watcher.said if "20260101/00: the gate refused" in line)
+    assert "no row is held out yet to judge the model by: the hour has 1 rows" in refused
     (few,) = (line for line in watcher.said if "few values of" in line)
     assert "20260101/00, which has few values of: I1 1, I2 1. " in few
     features = FeatureSpec.from_json(world.checkpoint()["features"])

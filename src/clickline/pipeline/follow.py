@@ -395,6 +395,15 @@ class _Following:
         if learned.held_out is None:
             why = why or "follow.holdout is 0, so there are no rows that neither has learned"
         why = why or "the current version has not scored all of the held-out rows"
+        if learned.held_out is not None and not learned.held_out.rows:
+            return Verdict(
+                False,
+                (
+                    f"no row is held out yet to judge the model by: the hour has {learned.rows:,} rows, and "
+                    f"follow.holdout keeps {self._config.follow.holdout:g} of them. The next hours decide; where hours "
+                    "are so small, raise follow.holdout.",
+                ),
+            )
         verdict = judge(learned.held_out or learned.progressive.total, thresholds, learned.live, why)
         if learned.held_out is None or learned.this_hour is None:
             return verdict

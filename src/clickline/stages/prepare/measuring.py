@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from clickline.features import FeatureSpec, SlotField
@@ -50,7 +51,7 @@ def measure(inputs: Inputs, features: FeatureSpec, crew: Looks, progress: Progre
         return features
     totals = {column: Numbers() for column in columns}
     progress.begin("measure train", total_bytes=inputs.text_bytes(progress))
-    for seen in crew.look(inputs, features, progress):
+    for seen in crew.look(replace(inputs, find_unit=None), features, progress):  # times are not measured
         for column in columns:
             totals[column].merge(seen.numbers[column])
         progress.advance(rows=seen.rows, size=seen.size)
