@@ -99,6 +99,7 @@ class IntegerColumn:
     missing_N: NDArray[np.bool_]
     signed: bool  # how to print the bits as decimal text
     offsets_B1: NDArray[np.int64] | None = None
+    timestamps: bool = False  # of a type that is a time: unix seconds, whatever is said of numbers
 
 
 @dataclass(frozen=True)

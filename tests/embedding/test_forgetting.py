@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from clickline.embedding import Admission, Eviction, SlotReport, SlotShape, Tables
+from clickline.embedding import Admission, Eviction, SlotReport, SlotShape, Tables, load, save
 from clickline.records import SlotIds
 
 
@@ -81,7 +83,7 @@ def test_eviction_by_worth_and_by_hours_unseen() -> None:
 
 
 def test_id_that_was_counted_in_the_future_goes_like_others() -> None:
-    """Rows with a wrong time have left such hours in tables of earlier releases."""
+    """Rows may be dated up to 24 hours after their file: they leave such hours in the tables of a history."""
     tables = Tables([SlotShape("a", 2)])
     show(tables, [1], hour=100_000)
     show(tables, [2], hour=100)
@@ -129,3 +131,20 @@ def test_evicting_under_a_batch_is_refused() -> None:
     tables.find([SlotIds(np.ones(1, np.uint64))], 1, train=True)
     with pytest.raises(RuntimeError, match="between a batch's find and its apply"):
         tables.evict(Eviction(threshold=1.0))
+
+
+def test_checksums_tell_content_and_not_how_it_came_about(tmp_path: Path) -> None:
+    ids = list(range(1, 3001))
+    one, other = (Tables([SlotShape("a", 4)], threads=threads) for threads in (1, 2))
+    show(one, ids)
+    for piece in (ids[2000:], ids[:2000]):
+        show(other, piece)
+    assert one.checksums() == other.checksums()
+    save(one, tmp_path / "tables.bin")
+    loaded = Tables([SlotShape("a", 4)])
+    load(loaded, tmp_path / "tables.bin")
+    assert loaded.checksums() == one.checksums()
+    show(loaded, [7])  # one row learns
+    assert loaded.checksums() != one.checksums()
+    other.evict(Eviction(threshold=1e9))
+    assert other.checksums() != one.checksums()

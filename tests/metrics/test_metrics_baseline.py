@@ -47,7 +47,7 @@ def test_fields_are_named_by_size_with_their_transform_and_range():
     assert "log loss is 9.7, worse than that of always predicting the base rate" in words
     assert (
         "the likely cause: larger (transform: none; median 4e+05, up to 1e+19), "
-        "huge (transform: none; median 4e+02, up to 5e+02). Remove their transform"
+        "huge (transform: none; median 4e+02, up to 5e+02). Set transform: robust for them"
     ) in words
     assert "small" not in words
 

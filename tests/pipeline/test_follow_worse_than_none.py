@@ -26,3 +26,24 @@ def test_an_hour_whose_model_is_worse_than_the_base_rate_is_said_with_the_field(
     (first, *_) = [line for line in said if "base rate" in line]
     assert first.startswith("20260101/00: log loss is ")
     assert "are the likely cause: I1 (transform: none; median " in first
+
+
+def test_hour_whose_first_shard_has_no_rows_is_learned(tmp_path: Path) -> None:
+    make_hours(tmp_path / "made", hours=1, rows=3000)
+    world = HourWorld(tmp_path / "ads", tmp_path / "made")
+    world.arrive(0)
+    head, *lines = world.log(0).read_text().splitlines()
+    times, numbers = head.split(",").index("timestamp"), head.split(",").index("I1")
+    bad, good = [], []
+    for number, line in enumerate(lines):
+        cells = line.split(",")
+        cells[numbers] = str(200_000 + 37_717 * number % 1_000_000)
+        good.append(",".join(cells))
+        cells[times] = "2082758400"  # 2036
+        bad.append(",".join(cells))
+    (world.hour(0) / "part-00000.csv").write_text("\n".join([head, *bad]) + "\n")
+    (world.hour(0) / "part-00001.csv").write_text("\n".join([head, *good]) + "\n")
+    options = FIELDS % "none", "gate.accuracy=0.01", "data.max_bad=0.6", "data.shard_size=64KiB"
+    said = world.follow(1, *options).said
+    assert [record["state"] for record in world.records()] == ["learned"]
+    assert any("are the likely cause: I1 (transform: none; median " in line for line in said)

@@ -144,16 +144,39 @@ def test_no_pass_for_statistics_where_every_number_says_its_transform(project):
 @pytest.mark.parametrize(
     ("values", "median", "spread"),
     [
-        ([5], 5, 0),
+        ([5], 5, 5),
+        ([0.25], 0.25, 1),  # a constant's is its size, and at least 1: a later value that differs is seen
+        ([-7] * 3, -7, 7),
         ([1, 2, 3, 4, 5, 6, 7, 8], 5, 4),
         ([0] * 90 + [4] * 5 + [9] * 5, 0, 9),  # mostly one value
         ([7] * 99 + [1e19], 7, 1e19),
-        ([3] * 50, 3, 0),
+        ([3] * 50, 3, 3),
     ],
 )
 def test_the_middle_of_a_number_does_not_depend_on_its_extremes(values, median, spread):
     sample = np.random.default_rng(0).permutation(np.array(values, dtype=np.float32))
     assert middle_of(sample) == pytest.approx((median, spread))
+
+
+def test_number_that_was_constant_or_missing_in_training_is_said_and_seen_later(project):
+    project.write("a.csv", "y,same,none,u\n1,5,,a\n0,5,,b\n")
+    fields = {"y": "label", "same": {"kind": "dense"}, "none": {"kind": "dense"}, "u": "slot"}
+    project.configure({"format": "csv", "train": "a.csv", "fields": fields})
+    said: list[str] = []
+
+    class Heard(Progress):
+        def say(self, message: str) -> None:
+            said.append(message)
+
+    dataset = prepare(load_config(project.folder / "clickline.yaml"), Heard()).dataset
+    (constant,) = (line for line in said if line.startswith("same "))
+    (without,) = (line for line in said if line.startswith("none "))
+    assert constant.startswith("same is 5 in all 2 rows with a value: ")
+    assert without.startswith("none has no values in the rows it was measured on: ")
+    rows = [{"same": 5, "none": 0}, {"same": 6, "none": 3}]
+    encoded, faults = Encoder(dataset.features).encode_values(rows)
+    assert not faults
+    assert (encoded.dense_DB[:, 0] == 0).all() and (encoded.dense_DB[:, 1] > 0.1).all()
 
 
 def test_shows_and_clicks_above_one_are_honoured(project):

@@ -193,6 +193,59 @@ def test_row_dated_in_the_future_is_quarantined(project):
     )
 
 
+def test_clock_that_was_wrong_is_read_anew_after_a_refusal(project, monkeypatch):
+    project.write("a.csv", csv(*(START + n for n in range(4))))
+    configure(project, max_bad=0.5)
+    with monkeypatch.context() as booted:
+        booted.setattr(making.time, "time", lambda: 1_700_000_000.0)  # 2023: nobody has set it yet
+        with pytest.raises(DataError, match="clock, which said 2023-11-14 22:13 UTC: if that is wrong"):
+            project.prepare()
+    result = project.prepare()
+    assert result.train_rows == 4
+    assert not bad(result)
+
+
+@pytest.mark.parametrize(
+    "at", ["time", {"kind": "time", "unit": "ms"}, {"kind": "time", "time_format": "%Y"}]
+)
+@pytest.mark.parametrize("unit", PER_SECOND)
+def test_parquet_timestamps_need_no_unit(project, unit, at):
+    """They say their unit themselves."""
+    times = pa.array([(START + n) * PER_SECOND[unit] for n in (0, 3600)] + [None], pa.timestamp(unit))
+    pq.write_table(
+        pa.table({"y": [0, 1, 1], "u": ["a", "b", "c"], "at": times}), project.folder / "a.parquet"
+    )
+    configure(project, "a.parquet", at, format="parquet")
+    result = project.prepare()
+    assert hours(project, result) == [HOUR, HOUR + 1]
+    (row,) = bad(result)
+    assert str(row["detail"]).startswith("at is missing, expected ")
+
+
+def test_file_of_dates_is_looked_at_once_for_its_unit(project, monkeypatch):
+    """And not at all to measure numbers."""
+    looked = 0
+    real = making.unit_finder
+
+    def counting(*args):
+        find = real(*args)
+
+        def counted(raw):
+            nonlocal looked
+            looked += 1
+            return find(raw)
+
+        return counted
+
+    monkeypatch.setattr(making, "unit_finder", counting)
+    lines = (f"{n % 2},u{n},2026-01-01 {n % 24:02d}:00:00,{n}\n" for n in range(20_000))
+    project.write("a.csv", "y,u,at,x\n" + "".join(lines))
+    fields = {**FIELDS, "x": "minmax"}
+    project.configure({"format": "csv", "train": "a.csv", "fields": fields, "shard_size": "64KiB"})
+    assert project.prepare().train_rows == 20_000
+    assert looked == 1
+
+
 def test_interrupted_dataset_keeps_the_clock_that_it_began_with(project, monkeypatch):
     """Resumed days later, rows that were dated in the future are still bad rows, in every shard."""
     now = int(time.time())

@@ -78,9 +78,7 @@ def evict_shard(
         address = address_of(rows, row)
         show, click = f64_at(address + SHOW)[0], f64_at(address + CLICK)[0]
         hour = np.int64(i32_at(address + HOUR)[0])
-        if (
-            now_hour >= 0 and hour > now_hour
-        ):  # counted with a wrong time by an earlier release: it would never go
+        if now_hour >= 0 and hour > now_hour:  # rows may be dated up to 24 hours after their file
             hour = np.int64(now_hour)
             i32_at(address + HOUR)[0] = hour
             u32_at(address + TOUCHED)[0] = epoch

@@ -22,6 +22,7 @@ from clickline.embedding.arena import BLOCK_ROWS, Arena
 from clickline.embedding.batch import Bags, Dealt, deal_all, find_rows, spread_rows
 from clickline.embedding.counting import Counts, FreeRows, NewRows, count_batch, fill_row
 from clickline.embedding.cut import TAGS, Shadows, copy_slice
+from clickline.embedding.digest import digest_row, digest_shards
 from clickline.embedding.eviction import Eviction, decay_shards, evict_shard
 from clickline.embedding.index import GOLDEN, SHARDS, Index, RowsView
 from clickline.embedding.layout import HEAD, TOUCHED, CandidateLayout, RowLayout
@@ -326,6 +327,20 @@ class Table:
             self._workers.each(
                 SHARDS, lambda first, last: decay_shards(self._index.view, self._rows, first, last, rate)
             )
+
+    def checksums(self) -> list[int]:
+        """Of the admitted ids and the default rows: what a version is made of."""
+        sums_H = np.zeros(SHARDS, dtype=np.uint64)
+        size = self._places.size
+        with self.lock:
+            self._workers.each(
+                SHARDS,
+                lambda first, last: digest_shards(self._index.view, self._rows, first, last, size, sums_H),
+            )
+            defaults = [
+                int(digest_row(address(self._arena.row(slot)), size)) for slot in range(self._poolings_S.size)
+            ]
+        return [*sums_H.tolist(), *defaults]
 
     def evict(self, rule: Eviction, now_hour: int) -> NDArray[np.uint64]:
         """Drop the ids the rule names; which they were. None counts as seen after `now_hour`, where that is known."""

@@ -239,6 +239,10 @@ class Tables:
             candidates[members] = table.candidates_HS.sum(axis=0)
         return ids, candidates
 
+    def checksums(self) -> list[list[int]]:
+        """What tells the tables' content from any other, by table; no order of learning or memory counts."""
+        return [table.checksums() for table in self.parts]
+
     # ── forgetting ─────────────────────────────────────────────────────────────────────────────
 
     def decay(self, rate: float) -> None:

@@ -202,7 +202,9 @@ def shown_value(column: RawColumn, place: int) -> str:
     """One value the way a message shows it."""
     if isinstance(column, TextColumn):
         return repr(_bytes(column, place)[:60].decode("utf-8", "backslashreplace"))
-    return str(_signed(column)[place] if isinstance(column, IntegerColumn) else column.values_N[place])
+    if isinstance(column, IntegerColumn):
+        return "missing" if column.missing_N[place] else str(_signed(column)[place])
+    return "missing" if np.isnan(column.values_N[place]) else str(column.values_N[place])
 
 
 def _bytes(column: TextColumn, place: int) -> bytes:
@@ -321,7 +323,7 @@ def single(column: RawColumn, field: str, remedy: str) -> tuple[RawColumn, list[
         missing_B = ~there_B
         integers_B[there_B] = column.values_N[first_T]
         missing_B[there_B] = column.missing_N[first_T]
-        return IntegerColumn(integers_B, missing_B, column.signed), faults
+        return IntegerColumn(integers_B, missing_B, column.signed, timestamps=column.timestamps), faults
     numbers_B = np.full(rows, np.nan)
     numbers_B[there_B] = column.values_N[first_T]
     return NumberColumn(numbers_B, precision=column.precision), faults

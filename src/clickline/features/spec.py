@@ -48,9 +48,8 @@ class FieldStatistics:
     deviation: float
     edges: tuple[float, ...] = ()  # rising bucket edges, for quantile buckets
     median: float = 0.0
-    spread: float = (
-        0.0  # from quartile to quartile; where they are the same, the usual distance from the median
-    )
+    # From quartile to quartile; where they are the same, the usual distance from the median.
+    spread: float = 0.0
 
 
 @dataclass(frozen=True)

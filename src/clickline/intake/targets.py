@@ -192,7 +192,9 @@ def unit_finder(
 
 def _unit_of_rows(raw: RawRows, *, fields: TargetFields, missing: tuple[str, ...]) -> TimeUnit | None:
     column, _ = single(without(raw.columns[fields.time], missing), fields.time, "")
-    return _most_frequent_unit(_written(column, fields, raw.rows)[0])
+    number_B, seconds_B = _written(column, fields, raw.rows)
+    # Dates tell that nobody needs a unit: without this, every block of their file would be looked at for one.
+    return _most_frequent_unit(number_B) or ("s" if _in_years(seconds_B).any() else None)
 
 
 def _most_frequent_unit(number_B: Doubles) -> TimeUnit | None:
@@ -245,7 +247,9 @@ def _utc(seconds: float) -> str:
 def _written(column: RawColumn, fields: TargetFields, rows: int) -> tuple[Doubles, Doubles]:
     """Times as they are written: as a number of any unit, or as a date, which is seconds; NaN what is not so."""
     number_B, seconds_B = np.full(rows, np.nan), np.full(rows, np.nan)
-    if isinstance(column, TextColumn) or fields.time_format:
+    if isinstance(column, IntegerColumn) and column.timestamps:
+        seconds_B = np.where(column.missing_N, np.nan, column.values_N.view(np.int64).astype(np.float64))
+    elif isinstance(column, TextColumn) or fields.time_format:
         if fields.time_format:  # of a written time only the blanks go: a format may end in zeros
             text = column if isinstance(column, TextColumn) else as_text(column)
             _by_format(text, fields.time_format, seconds_B)

@@ -30,8 +30,8 @@ def worse_than_base_rate(measured: Metrics, features: FeatureSpec, rows: Labelle
         named = ", ".join(words for _, words in unscaled[:_NAMED])
         more = f" and {len(unscaled) - _NAMED} more" if len(unscaled) > _NAMED else ""
         remedy = (
-            f"Numbers that reach the network unscaled are the likely cause: {named}{more}. Remove their transform, so "
-            "that they get `robust`, or set log1p; then prepare and train again."
+            f"Numbers that reach the network unscaled are the likely cause: {named}{more}. Set "
+            "transform: robust for them, or log1p; then prepare and train again."
         )
     else:
         remedy = (

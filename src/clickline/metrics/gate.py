@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from clickline.metrics.binary import Metrics
 
-__all__ = ["Thresholds", "Verdict", "judge"]
+__all__ = ["Thresholds", "Verdict", "judge", "surely_worse"]
 
 LEAST_AUC = 0.51
 """Below it a model tells clicks from non-clicks no better than chance, however sure the measurement is."""
@@ -43,6 +43,11 @@ class Verdict:
         """The same with one warning more, if there is one."""
         return self if warning is None else replace(self, warnings=(*self.warnings, warning))
 
+    def refused(self, reasons: Iterable[str]) -> Verdict:
+        """The same with more reasons against the model, if there are any."""
+        together = (*self.reasons, *reasons)
+        return replace(self, passed=not together, reasons=together)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -72,6 +77,27 @@ def judge(
             f"AUC is only known to {measured.auc_error:.2g}, where {LARGEST_AUC_ERROR:g} is usual."
         )
     return Verdict(not reasons, tuple(reasons), tuple(warnings))
+
+
+def surely_worse(measured: Metrics, thresholds: Thresholds, current: Metrics | None = None) -> Iterator[str]:
+    """Why rows that are too few to pass a model by are enough to refuse it: even the upper end of its AUC's confidence
+    interval is too low. They are those of the newest hour of several."""
+    if measured.auc is None or measured.auc_interval is None:
+        return
+    high = measured.auc_interval[1]
+    found = (
+        f"on this hour's own {measured.rows:,} held-out rows AUC is {measured.auc:.6g}, with 95 % confidence below "
+        f"{high:.6g}"
+    )
+    if thresholds.auc is not None and high < thresholds.auc:
+        yield f"{found}; gate.auc asks for {thresholds.auc:.6g}."
+    if thresholds.vs_current is not None and current is not None and current.auc is not None:
+        least = current.auc + thresholds.vs_current
+        if high < least:
+            yield (
+                f"{found}, and the current version's is {current.auc:.6g}; gate.vs_current asks for at least "
+                f"{least:.6g}."
+            )
 
 
 def _missed(measured: Metrics, thresholds: Thresholds) -> Iterator[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -36,7 +36,7 @@ from clickline.errors import (
 from clickline.intake.stores import registry_of, storage_of
 from clickline.learner import Diverged
 from clickline.metrics.baseline import worse_than_base_rate
-from clickline.metrics.gate import Thresholds, Verdict, judge
+from clickline.metrics.gate import Thresholds, Verdict, judge, surely_worse
 from clickline.metrics.importance import Score
 from clickline.pipeline.flow import build
 from clickline.pipeline.hours import PASSED_OVER, HourRecords
@@ -241,12 +241,20 @@ class _Following:
         self._reached = True
         return complete
 
-    def _pass_over(self, hour: int, state: str, policy: str, error: ClicklineError) -> None:
+    def _pass_over(
+        self,
+        hour: int,
+        state: str,
+        policy: str,
+        error: ClicklineError,
+        published: Mapping[str, Any] | None = None,
+    ) -> None:
         """Go on without an hour, or not: never in silence."""
         self._progress.say(f"{self._label(hour)} was not learned: {error}")
         if policy == "stop":
             raise error
         record = {"hour": self._label(hour), "number": hour, "state": state, "reason": str(error)}
+        record |= published or {}
         self._until_done("the records", lambda: self._records.write(hour, record))
         self._tell(last=record)
 
@@ -273,7 +281,12 @@ class _Following:
                 break
             except (Diverged, DataError) as error:
                 self.open()  # as it was before this hour
-                self._pass_over(hour, "corrupt", self._config.follow.corrupt, error)
+                if published["version"] is not None:
+                    error = DataError(
+                        f"{error} Version {published['version']} was published before the held-out rows were to be "
+                        "learned, and stays live."
+                    )
+                self._pass_over(hour, "corrupt", self._config.follow.corrupt, error, published)
                 return
             except (StorageError, OSError) as error:
                 self._trouble(f"hour {label}", error)
@@ -313,11 +326,16 @@ class _Following:
             measured is None and len(trainer.learned) > 1
         ):  # a model's first hour was scored before it knew anything
             measured = learned.progressive.total
-        if measured is None or not learned.rows:
+        if measured is None or worse_than_base_rate(measured, dataset.features, None) is None:
             return
-        some = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[0].file), [0])
-        if (worse := worse_than_base_rate(measured, dataset.features, some)) is not None:
-            self._progress.say(f"{label}: {worse}")
+        some = None
+        try:  # the hour is published: rows that cannot be read any more only make the warning shorter
+            for shard, group, _ in dataset.row_groups("train"):
+                some = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[shard].file), [group])
+                break
+        except (ArtifactError, StorageError, OSError) as error:
+            self._progress.say(f"{label}: no rows could be looked at: {error}")
+        self._progress.say(f"{label}: {worse_than_base_rate(measured, dataset.features, some)}")
 
     def _publish(
         self,
@@ -329,10 +347,6 @@ class _Following:
     ) -> dict[str, Any]:
         """Through the gate to a version; what the record says of it."""
         label, identity = self._label(hour), trainer.identity()
-        made = self._until_done("the registry", lambda: self._made_before(identity))
-        if made is not None:  # killed between publishing and the checkpoint: the same model is out already
-            self._until_done("the registry", lambda: self._publisher.finish(made, f"hour {label}"))
-            return {"gate": made.body["report"]["gate"], "version": made.number}
         verdict = self._judge(learned, why)
         if not verdict.passed:
             self._progress.say(
@@ -340,6 +354,10 @@ class _Following:
             )
             self._progress.stage("gate", "refused", {"hour": label, "reasons": list(verdict.reasons)})
             return {"gate": verdict.to_json()}
+        made = self._until_done("the registry", lambda: self._made_before(identity))
+        if made is not None:  # killed between publishing and the checkpoint: the same model is out already
+            self._until_done("the registry", lambda: self._publisher.finish(made, f"hour {label}"))
+            return {"gate": verdict.to_json(), "version": made.number}
         report = {
             "hour": label,
             "evaluation": (learned.held_out or learned.progressive.total).to_json(),
@@ -377,7 +395,21 @@ class _Following:
         if learned.held_out is None:
             why = why or "follow.holdout is 0, so there are no rows that neither has learned"
         why = why or "the current version has not scored all of the held-out rows"
-        return judge(learned.held_out or learned.progressive.total, thresholds, learned.live, why)
+        if learned.held_out is not None and not learned.held_out.rows:
+            return Verdict(
+                False,
+                (
+                    f"no row is held out yet to judge the model by: the hour has {learned.rows:,} rows, and "
+                    f"follow.holdout keeps {self._config.follow.holdout:g} of them. The next hours decide; where hours "
+                    "are so small, raise follow.holdout.",
+                ),
+            )
+        verdict = judge(learned.held_out or learned.progressive.total, thresholds, learned.live, why)
+        if learned.held_out is None or learned.this_hour is None:
+            return verdict
+        if learned.this_hour.rows == learned.held_out.rows:  # judged by nothing else already
+            return verdict
+        return verdict.refused(surely_worse(learned.this_hour, thresholds, learned.live_this_hour))
 
     @contextmanager
     def _live(self, prepared: PreparedHour) -> Iterator[tuple[Score | None, str]]:
@@ -418,14 +450,20 @@ class _Following:
 
     def _made_before(self, identity: str) -> Version | None:
         """The version of this very model, packed as the config says, if a run that was killed has published it."""
-        publish = self._config.publish
+        publish, registry = self._config.publish, registry_of(self._config)
         packed = publish.precision, publish.dense, publish.shards
-        for version in reversed(registry_of(self._config).versions()[-3:]):
+        for version in reversed(registry.versions()[-3:]):
             body = version.body
             if (
-                body["model"].get("identity") == identity
-                and (body["precision"], body["dense"], body["shards"]) == packed
+                body["model"].get("identity") != identity
+                or (body["precision"], body["dense"], body["shards"]) != packed
             ):
+                continue
+            try:
+                registry.check(version)
+            except ArtifactError as error:
+                self._progress.say(f"the same model is published again: {error}")
+            else:
                 return version
         return None
 

@@ -112,7 +112,8 @@ def _flat(name: str, column: Any, whole: Any, offsets_B1: NDArray[np.int64] | No
         integers_N = pc.fill_null(column.view(pa.int64()), 0).to_numpy() // _PER_SECOND[kind.unit]
     else:
         raise _unusable(name, whole)
-    return IntegerColumn(integers_N.view(np.uint64), missing_N, signed=True, offsets_B1=offsets_B1)
+    timestamps = pa.types.is_timestamp(kind)
+    return IntegerColumn(integers_N.view(np.uint64), missing_N, True, offsets_B1, timestamps)
 
 
 def _decimal_text(column: Any) -> Any:

@@ -35,6 +35,7 @@ from clickline.storage.stores import Storage
 __all__ = ["PreparedHour", "forget_hours", "prepare_hour"]
 
 _KEPT_QUARANTINE = 720  # hours
+_FEW_VALUES = 1000  # to measure a field by
 _said_slots: set[tuple[str, str]] = set()  # home and slot: the same news every hour is none
 
 
@@ -137,12 +138,28 @@ def _make(
     fields = making.fields(files, progress) if features is None else _given(making, files, features, progress)
     raw = open_reader(making.config.data, fields)
     inputs = making.inputs(files, raw, fields)
-    features = fields.features if known else measure(inputs, fields.features, crew, progress)
+    if not known:
+        features = measure(inputs, fields.features, crew, progress)
+        _tell_few(features, label, progress)
+    features = features or fields.features
     reader = LabelledReader(raw, features, fields.targets, making.clock())
     train = making.split("train", inputs, reader, crew, progress, title=f"prepare {label}", may_be_empty=True)
     if train.rows and not features.fields:
         raise no_slots(making.config, files)
     return making.finish(identity, features, {"train": train})
+
+
+def _tell_few(features: FeatureSpec, label: str, progress: Progress) -> None:
+    """What is measured in the first hour is never measured again, however little there was."""
+    known = {
+        field.column: field.statistics.count for field in features.fields if field.statistics is not None
+    }
+    few = [f"{column} {count:,}" for column, count in known.items() if count < _FEW_VALUES]
+    if few:
+        progress.say(
+            f"how numbers are scaled is measured once, in the first hour, {label}, which has few values of: "
+            f"{', '.join(few)}. Begin with some history (data.dates with `to`), or set log1p for these fields"
+        )
 
 
 def _given(making: Making, files: list[SourceFile], features: FeatureSpec, progress: Progress) -> Layout:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any, NoReturn
@@ -122,11 +123,30 @@ class Making:
 
     def clock(self) -> float:
         """The time by which the dataset's rows are judged, in unix seconds: that of its first beginning, however often
-        it was interrupted, so that all of its shards come out the same."""
-        path = Storage.join(self.folder, "work", "clock")
+        it was interrupted, so that all of its shards come out the same. What was made by a clock that is forgotten
+        is made again."""
+        path = self._clock_file
         if self.storage.describe(path) is None:
+            for note in self.storage.list(Storage.inside(Storage.join(self.folder, "work"), "*-*.json")):
+                self.storage.delete(note.uri)
+            self.storage.delete(Storage.join(self.folder, "quarantine"))
             self.storage.put(path, f"{int(time.time())}\n".encode())
         return float(self.storage.read(path))
+
+    @property
+    def _clock_file(self) -> str:
+        return Storage.join(self.folder, "work", "clock")
+
+    def _doubted_clock(self, seen: Tally) -> str:
+        """What to add to a refusal with times among its reasons: the clock may be wrong. The next run reads it anew."""
+        if not seen.bad["bad time"]:
+            return ""
+        moment = datetime.fromtimestamp(self.clock(), UTC)
+        self.storage.delete(self._clock_file)
+        return (
+            f" Times were judged by this machine's clock, which said {moment:%Y-%m-%d %H:%M} UTC: if that is wrong, "
+            "set it right. The next run reads it, and the logs, anew."
+        )
 
     def inputs(self, files: Sequence[SourceFile], reader: Reader, fields: Layout) -> Inputs:
         """Files of logs, to be read by this reader."""
@@ -208,6 +228,7 @@ class Making:
         raise DataError(
             f"data.{split} holds no row that can be used in {first}: {reasons}.{self._example(split)} Check "
             f"data.format and data.fields; each row is listed in {Storage.join(self.folder, 'quarantine')}."
+            f"{self._doubted_clock(seen)}"
         )
 
     def _example(self, split: str) -> str:
@@ -236,7 +257,8 @@ class Making:
             f"{bad:,} of {seen:,} rows of data.{split} are bad ({bad / seen:.2%}; data.max_bad allows "
             f"{allowed:.2%}): {reasons}.{self._example(split)} Each is listed with its file, line and reason in "
             f"{listed}. "
-            "Mend the data, check data.format, or raise data.max_bad; what was read is kept."
+            "Mend the data, check data.format, or raise data.max_bad"
+            f"{'.' + clock if (clock := self._doubted_clock(tally)) else '; what was read is kept.'}"
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from clickline.features import FeatureSpec, SlotField
@@ -50,12 +51,13 @@ def measure(inputs: Inputs, features: FeatureSpec, crew: Looks, progress: Progre
         return features
     totals = {column: Numbers() for column in columns}
     progress.begin("measure train", total_bytes=inputs.text_bytes(progress))
-    for seen in crew.look(inputs, features, progress):
+    for seen in crew.look(replace(inputs, find_unit=None), features, progress):  # times are not measured
         for column in columns:
             totals[column].merge(seen.numbers[column])
         progress.advance(rows=seen.rows, size=seen.size)
     progress.end()
     known = {}
+    _tell_of_constants(totals, progress)
     for field in features.fields:
         if field.needs_statistics:
             buckets = field.buckets if isinstance(field, SlotField) else 0
@@ -66,3 +68,15 @@ def measure(inputs: Inputs, features: FeatureSpec, crew: Looks, progress: Progre
                     f"{field.name}: {made} of {buckets} buckets, its values repeat too often for more"
                 )
     return features.with_statistics(known)
+
+
+def _tell_of_constants(totals: Mapping[str, Numbers], progress: Progress) -> None:
+    """Columns that tell no row from another now, and whose scale is a guess for values that come later."""
+    for column, found in totals.items():
+        if not found.count:
+            what = "has no values in the rows it was measured on"
+        elif found.low == found.high:
+            what = f"is {found.low:.6g} in all {found.count:,} rows with a value"
+        else:
+            continue
+        progress.say(f"{column} {what}: nothing can be learned from it. Check data.fields, or leave it out")

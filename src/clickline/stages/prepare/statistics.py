@@ -282,7 +282,9 @@ class Numbers:
     def statistics(self, buckets: int = 0) -> FieldStatistics:
         """The figures a field needs; with `buckets`, edges that part the values into up to as many."""
         if not self.count:
-            return FieldStatistics(0, 0.0, 0.0, 0.0, 0.0)
+            return FieldStatistics(
+                0, 0.0, 0.0, 0.0, 0.0, spread=1.0
+            )  # values that come later are seen as they are
         edges = share_edges(self.sample_K, buckets) if buckets else ()
         deviation = float(np.sqrt(self.squares / self.count))
         middle = middle_of(self.sample_K)
@@ -293,13 +295,15 @@ def middle_of(sample_K: NDArray[np.float32]) -> tuple[float, float]:
     """The median, and how far from each other values usually are, whatever the extreme ones are.
 
     That is from quartile to quartile. A number that mostly is the same has none: then it is the median distance of the
-    others from it. 0 for a constant.
+    others from it. A constant's is its own size, and at least 1: never 0, which would hide later values that differ.
     """
     rising_K = np.sort(sample_K).astype(np.float64)
     quartile, median, last = (float(rising_K[rising_K.size * q // 4]) for q in (1, 2, 3))
     away_K = np.sort(np.abs(rising_K[rising_K != median] - median))
-    if last > quartile or not away_K.size:
+    if last > quartile:
         return median, last - quartile
+    if not away_K.size:
+        return median, max(1.0, abs(median))
     return median, float(away_K[away_K.size // 2])
 
 

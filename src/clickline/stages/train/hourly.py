@@ -1,9 +1,10 @@
 """A model that learns hour after hour, without end.
 
-An hour is scored before anything of it is learned: that is the honest measure of the model that was live. Then most
-of its rows are learned, ids are evicted, the calibration is fitted; the share that was held out judges what came of
-it. That very model can be published now. The held-out rows are learned last. The checkpoint holds the model and the
-hours it has learned in one cut, so no hour is ever learned twice.
+An hour is scored before anything of it is learned: that is the honest measure of the model as the hour before left it,
+which has learned the held-out rows too and so is not quite the version that was published. Then most of its rows are
+learned, ids are evicted, the calibration is fitted; the share that was held out judges what came of it. That very model
+can be published now. The held-out rows are learned last. The checkpoint holds the model and the hours it has learned in
+one cut, so no hour is ever learned twice.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from clickline.config import Config
 from clickline.config.sections import ScheduleSection
 from clickline.embedding import Eviction, freeze
 from clickline.errors import ArtifactError, ConfigError, DataError, Mistake
-from clickline.features import FeatureSpec
+from clickline.features import ENCODER_FORMAT, FeatureSpec
 from clickline.learner import Learner, Model, ModelPlan
 from clickline.learner.batches import Batches, Position
 from clickline.learner.configured import batch_size_of, plan_of
@@ -69,6 +70,10 @@ class LearnedHour:
     progressive: Evaluation  # of the model that had seen nothing of the hour
     held_out: Metrics | None  # of the model that has learned the other rows; None: nothing was held out
     live: Metrics | None  # of the live version on the same rows; None: it was not asked, or not for all
+    this_hour: (
+        Metrics | None
+    )  # as `held_out`, but of this hour's own rows, where that has those of others too
+    live_this_hour: Metrics | None
     sample: (
         tuple[LabelledRows, NDArray[np.float32]] | None
     )  # some held-out rows with the scores they were judged by
@@ -104,11 +109,11 @@ class HourlyTrainer:
         found = latest(run)
         if found is None:
             return None
-        plan = _plan(config, FeatureSpec.from_json(found.body["features"]))
+        _check_format(found, run)
+        features = FeatureSpec.from_json(found.body["features"])
+        plan = _plan(config, features)
         _check_shape(found, plan, run)
-        trainer = cls._new(
-            config, FeatureSpec.from_json(found.body["features"]), plan, run, threads, progress
-        )
+        trainer = cls._new(config, features, plan, run, threads, progress)
         learner, body = trainer._learner, found.body
         arrays = learner.model.restore(found)
         learner.load_dense_state(arrays, step=body["steps"])
@@ -142,8 +147,7 @@ class HourlyTrainer:
         return trainer
 
     def _has_learned(self, hours: HourSet) -> None:
-        """The newest hour follows from the hours alone: what a checkpoint says of it, an earlier release took from
-        single rows."""
+        """The newest hour follows from the hours alone, never from what rows say."""
         self.learned = hours
         self._newest_hour = -1 if hours.last is None else self._last_hour_of(hours.last)
 
@@ -199,6 +203,7 @@ class HourlyTrainer:
             "calibration": None if model.calibration is None else model.calibration.to_json(),
             "steps": self.steps,
             "newest_hour": self._newest_hour,
+            "tables": model.tables.checksums(),
         }
         found = hashlib.sha256(as_json(document))
         for name, array in sorted(self._learner.dense_state().items()):
@@ -224,9 +229,11 @@ class HourlyTrainer:
         self._forget()
         self._calibrate()
         if not self._holdout:
-            return LearnedHour(rows, progressive, None, None, None)
+            return LearnedHour(rows, progressive, None, None, None, None, None)
         sample = self._judge(batches, live)
-        return LearnedHour(rows, progressive, *self._held_out.measured(), sample)
+        return LearnedHour(
+            rows, progressive, *self._held_out.measured(), *self._held_out.measured_hour(), sample
+        )
 
     def finish(self, hour: int, dataset: Dataset) -> None:
         """Learn what was held out, too; fails as `learn` does. With this the hour is learned."""
@@ -422,6 +429,17 @@ def _plan(config: Config, features: FeatureSpec) -> ModelPlan:
         }
     )
     return plan_of(config.model_copy(update={"train": endless}), features, 1)
+
+
+def _check_format(found: Checkpoint, run: Path) -> None:
+    """What a model has learned of ids of another format is worth nothing."""
+    before = found.body["features"].get("encoder_format")
+    if before != ENCODER_FORMAT:
+        raise ArtifactError(
+            f"the model that follows the hours, in {run}, has features of format {before!r}; this release of Clickline "
+            f"encodes in format {ENCODER_FORMAT}, where some values have other ids. Use the release that made it, or "
+            f"begin anew: choose another home, or remove {run}."
+        )
 
 
 def _check_shape(found: Checkpoint, plan: ModelPlan, run: Path) -> None:

@@ -34,7 +34,9 @@ class HeldOut:
         return self._hours[-1]
 
     def measured(self) -> tuple[Metrics, Metrics | None]:
-        """The model, and the live version on the same rows; None if it did not score all of them."""
+        """The model, and the live version on the same rows; None if it did not score all of them.
+
+        Rows of hours before were scored by the models of those hours: what is wrong only since, they hide."""
         enough: list[tuple[Counts, Counts | None]] = []
         for hour in reversed(self._hours):
             enough.append(hour)
@@ -46,6 +48,11 @@ class HeldOut:
             if other is not None:
                 live.merge(other)
         return ours.metrics(), live.metrics() if live.rows == ours.rows else None
+
+    def measured_hour(self) -> tuple[Metrics, Metrics | None]:
+        """The same of the newest hour alone: all of it was scored by the model as it is now."""
+        ours, live = self._hours[-1]
+        return ours.metrics(), None if live is None else live.metrics()
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """The whole state, for a checkpoint."""
