@@ -709,6 +709,7 @@ def test_a_delimiter_that_can_never_work_is_refused(mistakes: Mistakes, sign: st
 def test_braces_that_are_no_date_or_hour_are_refused(mistakes: Mistakes) -> None:
     (found,) = mistakes("data: {train: 'odd/{a,b}.tsv'}")
     assert "holds {a,b}. Allowed between braces: {date} and {hour}." in found.problem
+    assert "Write a brace of the name itself as [{]." in found.remedy
 
 
 def test_a_wrong_field_does_not_hide_what_the_others_say_against_each_other(mistakes: Mistakes) -> None:

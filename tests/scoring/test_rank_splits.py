@@ -132,6 +132,21 @@ def test_split_that_is_asked_for_often_takes_the_place_of_the_least_asked(
     assert len(scorer._splits) == scoring._SPLITS
 
 
+def test_split_that_was_asked_for_very_often_gives_way_to_the_only_one_asked_now(
+    scorer: Scorer, sessions: list[int], rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "_AGED", 64)
+    for n in range(scoring._SPLITS):
+        check(scorer, rows[:3], FIELDS[n : n + 1], [*FIELDS[:n], *FIELDS[n + 1 :]])
+    for split in scorer._splits:
+        split.asked = 1_000_000
+    context = {name: rows[0][name] for name in CONTEXT}
+    candidates = [{name: row[name] for name in CANDIDATES} for row in rows[:3]]
+    for _ in range(21 * scoring._AGED):  # a million is halved to nothing 20 times
+        ranked(scorer, context, candidates)
+    assert len(sessions) == scoring._SPLITS + 1
+
+
 @pytest.mark.slow
 def test_context_field_of_several_values_is_repeated_for_every_candidate(
     published: Path, rows: list[Row], tmp_path: Path

@@ -46,6 +46,7 @@ def test_large_blocks_leave_the_table_as_the_client_has_it(seed: int) -> None:
         b"\x82" * 4999 + b"\x40",
         b"\x00\x01a\x01v" + b"\x3f\xe1\x1f" + b"\x82" * 5000,  # a table size after a field
         b"\xff" * 5000,
+        b"\x00\x01a\x7f\xf1\xa1\x04" + b"v" * 70_000 + b"\x80",  # number 0, after too much
     ],
 )
 def test_large_blocks_that_cannot_be_read_are_refused(block: bytes) -> None:

@@ -128,7 +128,7 @@ def test_http_address_that_is_not_there(web: Web) -> None:
         ("logs/{date}/*", r"has \{date\}, but no dates are given\. Set data\.dates"),
         ("logs/{hour}/*", r"has \{hour\} without \{date\}"),
         ("logs/{date}/{minute}/*", r"has \{minute\}\. A pattern may have \{date\}"),
-        ("logs/{a,b}/*", r"has \{a,b\}"),
+        ("logs/{a,b}/*", r"has \{a,b\}.* Write a brace of the name itself as \[\{\]\."),
         ("logs/{date}/{hour/*", r"has \{hour\. A pattern may have"),
         ("logs/{date/*", r"has \{date\. A pattern may have"),
     ],

@@ -103,6 +103,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     # The same home once more, told by its folder alone.
     arguments += ["--home", str(world / "refused" / ".clickline"), "--home", str(world / "nothing")]
     with opened(*arguments, cwd=world) as shown:
+        shown.client.headers.update(shown.bearer)  # homes without their config take it to look
         shutil.rmtree(world / "gone")
         yield shown
 
@@ -255,6 +256,19 @@ def test_a_token_that_is_set_is_asked_for_on_loopback_too(tmp_path: Path) -> Non
                 shown.client.get("/api/homes", headers={**shown.bearer, "host": "evil.example"}).status_code
                 == 403
             )
+
+
+def test_home_whose_config_has_got_a_token_since_its_last_run_is_closed(tmp_path: Path) -> None:
+    home = tmp_path / "ads" / ".clickline"
+    kept = home / "runs" / "one" / "resolved.yaml"
+    kept.parent.mkdir(parents=True)
+    shutil.copy(configure(tmp_path / "ads"), kept)  # no token then
+    configure(tmp_path / "ads", serve={"token_file": "token"})
+    with opened("--home", str(home), cwd=tmp_path) as shown:
+        (one,) = shown.get("/api/homes", headers=shown.bearer)
+        for what in SHOWN:
+            assert "token" in shown.of(one["id"], what, 401)["error"]
+            shown.of(one["id"], what, headers=shown.bearer)
 
 
 def test_a_host_that_others_reach_needs_tls_and_a_token(tmp_path: Path) -> None:

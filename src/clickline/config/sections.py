@@ -295,7 +295,7 @@ class DataSection(Section):
             yield Complaint(
                 (key,),
                 f"holds {{{hole}}}. Allowed between braces: {{date}} and {{hour}}.",
-                "Use one of them, or a * to match any text.",
+                "Use one of them, or a * to match any text. Write a brace of the name itself as [{].",
             )
         if "hour" in holes and "date" not in holes:
             yield Complaint(

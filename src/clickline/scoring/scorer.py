@@ -39,6 +39,7 @@ _ASKED = (
     32  # requests that a split needs to take another one's place: making a session costs as much as they do
 )
 _COUNTED = 256  # splits without a place whose requests are counted
+_AGED = 1024  # requests without a split after which all counts are halved: what was asked long ago gives way
 _REPRODUCED = 1e-5  # between machines, whose arithmetic units round differently
 
 Floats = NDArray[np.float32]
@@ -148,6 +149,7 @@ class Scorer:
         self._tolerance = _REPRODUCED if body["dense"] == "fp32" else lower
         self._splits: tuple[_Split, ...] = ()
         self._unprepared: OrderedDict[bytes, int] = OrderedDict()  # requests by the candidates' fields
+        self._since_aged = 0  # requests without a split
         self._preparing = Lock()
         self._rooms: deque[Floats] = deque(maxlen=_ROOMS)
 
@@ -300,6 +302,9 @@ class Scorer:
                 split.asked += 1
                 return split
         with self._preparing:
+            self._since_aged += 1
+            if self._since_aged == _AGED:
+                self._age()
             key = candidates_C.tobytes()
             asked = self._unprepared.pop(key, 0) + 1
             self._unprepared[key] = asked  # last, as the newest one
@@ -316,6 +321,13 @@ class Scorer:
             self._unprepared.clear()
             self._splits = (*kept, made)
             return made
+
+    def _age(self) -> None:
+        self._since_aged = 0
+        for split in self._splits:
+            split.asked //= 2
+        for key in self._unprepared:
+            self._unprepared[key] //= 2
 
     def _make_split(self, own_C: NDArray[np.bool_]) -> _Split:
         names = frozenset(name for name, own in zip(self.columns, own_C, strict=True) if own)

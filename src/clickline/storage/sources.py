@@ -228,7 +228,8 @@ def _periods(pattern: str, dates: DateRange | None) -> Iterator[_Period]:
     if unknown or "{date}" not in pattern:
         problem = unknown[0] if unknown else "{hour} without {date}"
         raise SourceNotFound(
-            f"{_told(pattern)} has {problem}. A pattern may have {{date}} (YYYYMMDD) and, with it, {{hour}}."
+            f"{_told(pattern)} has {problem}. A pattern may have {{date}} (YYYYMMDD) and, with it, {{hour}}. "
+            "Write a brace of the name itself as [{]."
         )
     if dates is None:
         raise SourceNotFound(

@@ -71,7 +71,8 @@ class Storage:
         `*`, `?`, `[…]` stand for names in one folder, `**` for any depth of folders. Like a shell's they
         skip hidden names, and here `_name` is hidden like `.name`: other tools use both for markers and for
         work in progress. A pattern that writes the dot or underscore itself finds them. `[*]`, `[?]` and
-        `[[]` are the signs themselves; `inside` writes them so.
+        `[[]` are the signs themselves; `inside` writes them so. `[{]` is a brace of the name itself: in the
+        patterns of a config a bare one begins {date} or {hour}.
         """
         files = {}
         for entry in self._matches(pattern):

@@ -34,8 +34,10 @@ class Home:
 
     @property
     def guarded(self) -> bool:
-        """Whether its owner has set a token, for the studio or for the server whose scores and figures it shows."""
-        return self.config.studio.token_file is not None or self.config.serve.token_file is not None
+        """Whether its owner has set a token, for the studio or for the server whose scores and figures it shows. What a
+        home keeps of its config may be older than the token, so without the file itself it counts as set."""
+        set_ = self.config.studio.token_file is not None or self.config.serve.token_file is not None
+        return set_ or self.file is None
 
     def redactor(self, *secrets: str) -> Redactor:
         """Strikes out `secrets`, and those of the config's stores and server."""

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from hpack import HPACKError
 
-from clickline.stages.serve.header_blocks import HeaderDecoder
+from clickline.stages.serve.header_blocks import HeaderDecoder, TooMuchWork
 
 __all__ = ["Arriving", "Connection", "Service", "Stream"]
 
@@ -401,6 +401,8 @@ class Connection(asyncio.Protocol):
         try:
             found = self._decoder.decode(block)
             return None if found is None else {_text(name): _text(value) for name, value in found}
+        except TooMuchWork as error:
+            raise _Fault(_ENHANCE_YOUR_CALM, str(error)) from error
         except (HPACKError, ValueError) as error:
             raise _Fault(_COMPRESSION_ERROR, f"headers cannot be read: {error}") from error
 
