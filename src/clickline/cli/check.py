@@ -49,7 +49,7 @@ def _look_for_eval_rows(config: Config, config_file: Path) -> None:
 
     problem = config.without_eval()
     if problem is not None and not _could_follow(config.data):
-        remedy = "Give data.eval, or remove what asks for it."
+        remedy = "Give it, or remove what asks for it."
         raise ConfigError([Mistake(str(config_file), 0, "data.eval", problem, remedy)])
 
 
