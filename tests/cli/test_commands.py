@@ -124,7 +124,7 @@ def test_check_refuses_a_gate_that_has_no_rows_to_measure_on(tmp_path: Path, ask
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"clickline.yaml data.eval is not given, but {named} for figures, which are measured on its rows. "
-        "Give data.eval, or remove what asks for it.\n"
+        "Give it, or remove what asks for it.\n"
     )
     write(tmp_path, f"data: {{train: data/train.tsv, eval: data/eval.tsv}}\n{asked}\n")
     assert run("check", cwd=tmp_path).returncode == 0
