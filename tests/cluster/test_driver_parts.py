@@ -461,9 +461,16 @@ def test_an_answer_that_does_not_come_is_waited_for_as_long_as_was_said(
     assert max(waits) <= 0.05
 
 
-@pytest.mark.parametrize("gone", ["shard", "cluster", "disk"])
+@pytest.mark.parametrize(
+    ("gone", "reason"),
+    [
+        ("shard", "a shard was lost while it wrote its part"),
+        ("cluster", "everything goes back to the last cut"),
+        ("disk", "a shard has not written its part within"),
+    ],
+)
 def test_a_cut_is_not_waited_for_when_who_writes_it_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str, reason: str
 ) -> None:
     """Else the checkpoint's thread would wait for ever, and everything that has to go back to the last cut with it."""
     (tmp_path / "run" / "cluster").mkdir(parents=True)
@@ -479,7 +486,7 @@ def test_a_cut_is_not_waited_for_when_who_writes_it_is_gone(
     driver = Driver(job(tmp_path), Progress(), lambda figures: None)
     driver._crew.shards = [Role()]
     driver._crew._session = cast("Any", SimpleNamespace(lost=lambda: gone == "cluster"))
-    with pytest.raises(Lost, match="everything goes back to the last cut"):
+    with pytest.raises(Lost, match=reason):
         driver.written({"tables-00-of-01.bin": object()})
 
 
