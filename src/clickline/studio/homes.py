@@ -26,7 +26,8 @@ class Home:
     id: str  # in addresses; one of a kind
     name: str
     config: Config
-    file: str | None  # the config's; None: what the home itself keeps of it
+    file: str | None  # the config's, where there is one to name
+    kept: bool = False  # the config is what the home itself kept of its last run
 
     @property
     def folder(self) -> Path:
@@ -35,9 +36,9 @@ class Home:
     @property
     def guarded(self) -> bool:
         """Whether its owner has set a token, for the studio or for the server whose scores and figures it shows. What a
-        home keeps of its config may be older than the token, so without the file itself it counts as set."""
+        home keeps of its config may be older than the token, so there it counts as set."""
         set_ = self.config.studio.token_file is not None or self.config.serve.token_file is not None
-        return set_ or self.file is None
+        return set_ or self.kept
 
     def redactor(self, *secrets: str) -> Redactor:
         """Strikes out `secrets`, and those of the config's stores and server."""
@@ -58,11 +59,11 @@ def open_homes(files: Sequence[Path], folders: Sequence[Path], overrides: Sequen
     for file in files:
         found.append(home_of(load_config(file, overrides), str(file), taken))
     for folder in folders:
-        found.append(home_of(_kept_config(folder), None, taken))
+        found.append(home_of(_kept_config(folder), None, taken, kept=True))
     return found
 
 
-def home_of(config: Config, file: str | None, taken: set[str]) -> Home:
+def home_of(config: Config, file: str | None, taken: set[str], *, kept: bool = False) -> Home:
     """`taken`: ids that others have; this one's is added."""
     slug = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-") or "home"
     number, chosen = 1, slug
@@ -70,7 +71,7 @@ def home_of(config: Config, file: str | None, taken: set[str]) -> Home:
         number += 1
         chosen = f"{slug}-{number}"
     taken.add(chosen)
-    return Home(chosen, config.name, config, file)
+    return Home(chosen, config.name, config, file, kept)
 
 
 def _kept_config(folder: Path) -> Config:
