@@ -217,11 +217,14 @@ def test_candidates_are_ranked(studio: Any, base: str) -> None:
     rows = at.page.locator(".answer tbody tr")
     expect(rows).to_have_count(2)
     expect(at.page.locator(".answer")).to_contain_text("C2 00ff00ff")
-    shown = [
-        float(text.removesuffix(" %"))
-        for text in at.page.locator(".answer tbody td:nth-child(3)").all_inner_texts()
-    ]
-    assert shown == sorted(shown, reverse=True)
+    # The text above is typed, so it is there before the answer to it is.
+    at.page.wait_for_function(
+        """() => {
+            const cells = [...document.querySelectorAll(".answer tbody td:nth-child(3)")];
+            const shown = cells.map((cell) => parseFloat(cell.innerText));
+            return shown.length === 2 && shown[0] > shown[1];
+        }"""
+    )
     at.page.get_by_role("button", name="Remove candidate 2").click()
     expect(rows).to_have_count(0)
 
