@@ -75,8 +75,8 @@ TRY = Size(30, 2_000, 2, 5_000)
 
 def make_world(folder: Path, hours: int, rows: int, seed: int = 0) -> None:
     """Hours with their truth, and a config that follows them."""
+    from clickline.data.sample.generate import SampleOptions, generate
     from clickline.progress import Progress
-    from clickline.stages.sample.generate import SampleOptions, generate
 
     options = SampleOptions(
         "csv", hours * rows, folder / "logs", hours, seed, slots=SLOTS, dense=DENSE, cardinality=CARDINALITY
@@ -89,7 +89,7 @@ def make_world(folder: Path, hours: int, rows: int, seed: int = 0) -> None:
 
 def follow_all(folder: Path, hours: int, overrides: Sequence[str]) -> None:
     """Follow, in a process that does nothing else. Its memory after each hour goes to memory.json, the model of the
-    first day to frozen/."""
+    first day to embedding/serving/."""
     from clickline.config import load_config
     from clickline.pipeline.follow import follow
     from clickline.progress import Progress
@@ -155,10 +155,10 @@ def run_hours(folder: Path, hours: int, *overrides: str) -> Followed:
 def frozen_aucs(folder: Path, hours: int) -> np.ndarray:
     from clickline.artifacts.checkpoint import latest
     from clickline.config import load_config
-    from clickline.learner import open_checkpoint
-    from clickline.metrics.evaluation import measure
+    from clickline.data.prepare.hour_dataset import forget_hours, prepare_hour
+    from clickline.evaluation.evaluator import measure
+    from clickline.models.model import open_checkpoint
     from clickline.progress import Progress
-    from clickline.stages.prepare.hours import forget_hours, prepare_hour
 
     config = load_config(folder / "clickline.yaml", [f"home={folder / 'home-frozen'}"])
     found = latest(folder / "frozen")
@@ -180,7 +180,7 @@ def best_aucs(folder: Path, hours: int) -> np.ndarray:
     """Of the chances that the clicks were drawn with: no model can be better."""
     import pyarrow.parquet as pq
 
-    from clickline.metrics.binary import Counts
+    from clickline.evaluation.binary_metrics import Counts
 
     aucs = []
     for path in sorted((folder / "logs/truth").glob("*.parquet"))[:hours]:
@@ -249,8 +249,8 @@ def freshness(folder: Path, hours: int, rows: int) -> list[float]:
     """Seconds from an hour's donefile to the first answer by the version that knows it, for each hour but the first:
     `clickline up --follow` with its defaults in processes of its own, and a client that asks all the time."""
     import clickline
+    from clickline.data.sample.generate import SampleOptions, generate
     from clickline.progress import Progress
-    from clickline.stages.sample.generate import SampleOptions, generate
 
     generate(SampleOptions("criteo", hours * rows, folder / "coming", hours), Progress())
     ports = dict(zip(("GRPC", "HTTP", "METRICS"), map(str, free_ports(3)), strict=True))

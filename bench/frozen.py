@@ -16,10 +16,10 @@ from typing import TypeVar
 import numpy as np
 from numba import njit
 
-from clickline.embedding.batch import bags_of
 from clickline.embedding.index import mix
-from clickline.embedding.memory import Whole, i64_at, prefetch, u64_at
-from clickline.frozen import (
+from clickline.embedding.jagged_ids import bags_of
+from clickline.embedding.raw_memory import Whole, i64_at, prefetch, u64_at
+from clickline.embedding.serving import (
     FrozenTables,
     PartShape,
     RowBlock,

@@ -25,13 +25,13 @@ from pathlib import Path
 import numpy as np
 
 from clickline.artifacts.registry import Registry
-from clickline.embedding.batch import bags_of
-from clickline.frozen import FrozenTables, PartShape, RowBlock, gather_plan, write_shards
-from clickline.frozen.rows import mixed
+from clickline.embedding.jagged_ids import bags_of
+from clickline.embedding.serving import FrozenTables, PartShape, RowBlock, gather_plan, write_shards
+from clickline.embedding.serving.packed_rows import mixed
 from clickline.records import SlotIds
-from clickline.scoring.remote import LookupPool, RemoteRows
+from clickline.scoring.remote_rows import LookupPool, RemoteRows
 from clickline.scoring.scorer import RowSource
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 from clickline.wire.frames import HEADER, answer_bytes, hello, lookup_keys_at, write_lookup_head
 from measure import Row, publish
 

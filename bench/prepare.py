@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 
 from clickline.config import load_config
+from clickline.data.prepare.run import prepare
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.prepare.run import prepare
-from clickline.stages.sample.generate import SampleOptions, generate
 from measure import Row, alternate, publish, run_peer, timed
 
 ROWS = 2_000_000

@@ -10,12 +10,12 @@ import numpy as np
 from clickline.config import Config, load_config
 from clickline.embedding import freeze
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
-from clickline.learner import Model
-from clickline.learner.configured import plan_of
+from clickline.models.from_config import plan_of
+from clickline.models.model import Model
 from clickline.progress import Progress
+from clickline.publishing.release import Release
+from clickline.publishing.run import PublishResult, publish_release
 from clickline.records import EncodedRows, LabelledRows, RawRows, TextColumn
-from clickline.stages.publish.release import Release
-from clickline.stages.publish.run import PublishResult, publish_release
 from clickline.wire.messages import PredictRequest, RankRequest
 
 __all__ = ["Live", "predict_body", "rank_body"]

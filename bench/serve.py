@@ -136,7 +136,9 @@ def contestant(peer: Peer) -> Contestant:
 
 def export() -> bytes:
     """The network of all contestants; its weights follow from the seed alone."""
-    from clickline.models import NetworkSpec, build, export_onnx
+    from clickline.models.network_spec import NetworkSpec
+    from clickline.models.onnx_export import export_onnx
+    from clickline.models.registry import build
 
     spec = NetworkSpec(dims=(DIM,) * SLOTS, dense=DENSE, hidden=HIDDEN)
     return export_onnx(build("wide_deep", spec, seed=0), spec)

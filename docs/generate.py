@@ -14,9 +14,9 @@ import typer
 
 from clickline import errors
 from clickline.cli.app import app
-from clickline.cli.exits import ExitCode, exit_code
+from clickline.cli.exit_codes import ExitCode, exit_code
 from clickline.config.loader import json_schema
-from clickline.config.wording import allowed, alternatives
+from clickline.config.schema_text import allowed, alternatives
 
 __all__ = ["main", "pages"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from clickline.config import load_config
 from clickline.config.loader import resolved
 from clickline.errors import ClicklineError
-from clickline.storage.drivers import _load_credentials
+from clickline.storage.filesystems import _load_credentials
 from fuzz.target import Choices, Target, scratch
 
 __all__ = ["TARGETS"]

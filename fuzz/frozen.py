@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from table_model import blocks_of, random_content
 
-from clickline.embedding.batch import bags_of
+from clickline.embedding.jagged_ids import bags_of
+from clickline.embedding.serving import FrozenTables, PartShape, gather_plan, write_shards
 from clickline.errors import ClicklineError
-from clickline.frozen import FrozenTables, PartShape, gather_plan, write_shards
 from clickline.records import SlotIds
 from fuzz.target import Choices, Target, scratch, spoiled
 

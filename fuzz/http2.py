@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hpack import Encoder
 
-from clickline.stages.serve.http2 import PREFACE, Arriving, Connection, Stream
+from clickline.serving.http2 import PREFACE, Arriving, Connection, Stream
 from fuzz.target import Choices, Target
 
 __all__ = ["TARGETS"]

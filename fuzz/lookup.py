@@ -10,10 +10,10 @@ from functools import cache
 import numpy as np
 from table_model import random_content, write_content
 
-from clickline.frozen import FrozenTables, PartShape
-from clickline.scoring.remote_connection import Connection
-from clickline.stages.lookup.server import _Connection
-from clickline.stages.lookup.versions import OpenVersion, OpenVersions
+from clickline.embedding.serving import FrozenTables, PartShape
+from clickline.scoring.lookup_connection import Connection
+from clickline.serving.lookup.lookup_server import _Connection
+from clickline.serving.lookup.lookup_versions import OpenVersion, OpenVersions
 from clickline.wire.frames import (
     HEADER,
     LOOKUP,

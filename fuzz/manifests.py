@@ -14,19 +14,19 @@ import numpy as np
 from table_model import blocks_of
 
 from clickline.artifacts.checkpoint import open_checkpoint_folder, result_of, write_checkpoint
-from clickline.artifacts.comparing import differences, summary
 from clickline.artifacts.dataset import Dataset, ShardWriter, Split, dataset_folder, finish
+from clickline.artifacts.diff import differences, summary
 from clickline.artifacts.manifest import digest
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.runs import find_checkpoint
 from clickline.artifacts.version import verify
+from clickline.embedding.serving import PartShape, write_shards
 from clickline.errors import ClicklineError
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
-from clickline.frozen import PartShape, write_shards
 from clickline.records import LabelledRows
-from clickline.scoring.sample import write_sample
 from clickline.scoring.scorer import DENSE, Scorer
-from clickline.storage.stores import Storage
+from clickline.scoring.stored_sample import write_sample
+from clickline.storage.storage import Storage
 from fuzz.target import Choices, Target, scratch, spoiled
 
 __all__ = ["FEATURES", "TARGETS", "make_version"]

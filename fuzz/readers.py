@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from clickline.data.readers import Reader, open_reader
+from clickline.data.readers.text_blocks import BrokenStream, open_stream
 from clickline.errors import ClicklineError
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
-from clickline.readers import Reader, open_reader
-from clickline.readers.lines import BrokenStream, open_stream
 from clickline.records import CRITEO_FIELDS, RawRows, TextColumn
 from fuzz.target import Choices, Target, scratch
 from readers_records.record_writers import example, recordio, recordio_chunk, snappy_frames, tfrecord

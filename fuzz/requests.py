@@ -11,7 +11,7 @@ import rest_model
 
 from clickline.errors import RequestRefused
 from clickline.records import RequestRows
-from clickline.stages.serve.doors.rest import Door, HttpLimits, Known, Page, Reply, route
+from clickline.serving.protocols.http_routes import Door, HttpLimits, Known, Page, Reply, route
 from clickline.wire.messages import ModelInferRequest, PredictRequest
 from fuzz.target import Choices, Target, spoiled
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from clickline.studio.access import Access, Guarded, Token
 from clickline.studio.app import Studio
 from clickline.studio.homes import open_homes
+from clickline.studio.studio_auth import Access, Guarded, Token
 from fuzz.manifests import make_version
 from fuzz.target import HOSTILE, Choices, Target, scratch, spoiled
 

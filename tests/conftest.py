@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 
 import clickline
 from clickline.config import Config, load_config
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
 
 settings.register_profile(
     "clickline",

@@ -20,17 +20,17 @@ import numpy as np
 from clickline.artifacts.checkpoint import latest, write_checkpoint
 from clickline.config import Config, load_config
 from clickline.embedding import freeze
-from clickline.embedding.batch import bags_of
+from clickline.embedding.jagged_ids import bags_of
+from clickline.embedding.serving import FrozenTables, PartShape, gather_plan
 from clickline.features import DenseField, FeatureSpec, SlotField
-from clickline.frozen import FrozenTables, PartShape, gather_plan
-from clickline.intake.inputs import cores
-from clickline.learner import Model
-from clickline.learner.configured import plan_of
+from clickline.machine import cores
+from clickline.models.from_config import plan_of
+from clickline.models.model import Model
 from clickline.progress import Progress
+from clickline.publishing.release import Release
+from clickline.publishing.run import publish_release
 from clickline.records import EncodedRows, LabelledRows, SlotIds
-from clickline.stages.publish.release import Release
-from clickline.stages.publish.run import publish_release
-from clickline.stages.serve.loading import open_version
+from clickline.serving.version_loading import open_version
 
 SLOTS, DENSE, ROWS = 8, 4, 8192
 SPREAD = np.uint64(0xD1342543DE82EF95)  # odd: different numbers give different ids

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clickline.config import load_config
 from clickline.progress import Progress
-from clickline.stages.train.run import train
+from clickline.training.run import train
 
 
 class Watch(Progress):

@@ -15,10 +15,11 @@ from turns import DENSE, DIM, HIDDEN, ROWS, SLOTS, Batch, batches, serve, values
 from clickline.config import load_config
 from clickline.embedding import Tables
 from clickline.features import FeatureSpec
-from clickline.features.spec import DenseField, SlotField
-from clickline.learner import Learner, Model
-from clickline.learner.configured import plan_of
+from clickline.features.feature_spec import DenseField, SlotField
+from clickline.models.from_config import plan_of
+from clickline.models.model import Model
 from clickline.records import EncodedRows, LabelledRows, SlotIds
+from clickline.training.train_step import Learner
 
 FILLED_ROWS = 1 << 16  # at a time
 

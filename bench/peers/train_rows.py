@@ -15,11 +15,12 @@ from typing import Any
 
 from clickline import load_config
 from clickline.artifacts.dataset import Dataset
-from clickline.learner import Learner, Model
-from clickline.learner.batches import Batches, Position
-from clickline.learner.configured import learned_rows, plan_of
+from clickline.models.from_config import learned_rows, plan_of
+from clickline.models.model import Model
 from clickline.progress import Progress
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
+from clickline.training.batches import Batches, Position
+from clickline.training.train_step import Learner
 
 BATCH = 4096
 EPOCHS = 1000  # nobody gets there
@@ -60,9 +61,9 @@ else:
     from threading import Thread
 
     from clickline.artifacts.checkpoint import begin_checkpoint
-    from clickline.cluster.driver import Driver
-    from clickline.cluster.job import Job
-    from clickline.cluster.policy import Rules
+    from clickline.training.cluster.driver import Driver
+    from clickline.training.cluster.job import Job
+    from clickline.training.cluster.policy import Rules
 
     workers, shards, how = int(rest[0]), int(rest[1]), rest[2]
     model = Model.build(dataset.features, plan, 1)

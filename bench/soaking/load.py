@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from clickline.client.calls import Reply
+from clickline.client.request import Reply
 from soaking.project import Ports, Probe
 from soaking.system import Death
 

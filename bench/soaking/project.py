@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from clickline.client.calls import Ask
-from clickline.client.columns import as_table
-from clickline.client.grpc_asks import TfServingGrpc
-from clickline.client.http_asks import TfServingHttp
+from clickline.client.columnar import as_table
+from clickline.client.grpc_codec import TfServingGrpc
+from clickline.client.http_codec import TfServingHttp
+from clickline.client.request import Ask
 from measure import free_ports
 
 __all__ = [
@@ -108,8 +108,8 @@ class Project:
     """A folder with a config, the logs that have arrived, and those that will."""
 
     def __init__(self, folder: Path, hours: int, rows: int, seed: int) -> None:
+        from clickline.data.sample.generate import SampleOptions, generate
         from clickline.progress import Progress
-        from clickline.stages.sample.generate import SampleOptions, generate
 
         self.folder = folder
         self.home = folder / "home"

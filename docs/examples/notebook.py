@@ -5,8 +5,8 @@
 from pathlib import Path
 
 import clickline
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
 
 sample = generate(SampleOptions(format="csv", rows=50_000, out=Path("data"), slots=6, dense=2), Progress())
 print(f"best reachable AUC {sample.best_auc:.3f}")

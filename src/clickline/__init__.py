@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clickline.client import Client
     from clickline.config import Config, load_config
+    from clickline.data.prepare.run import prepare
     from clickline.errors import ClicklineError
+    from clickline.evaluation.run import evaluate
+    from clickline.pipeline.planning.run import plan
     from clickline.pipeline.up import Running, up
-    from clickline.stages.evaluate.run import evaluate
-    from clickline.stages.plan.run import plan
-    from clickline.stages.prepare.run import prepare
-    from clickline.stages.publish.run import publish
-    from clickline.stages.train.run import train
+    from clickline.publishing.run import publish
+    from clickline.training.run import train
 
 __all__ = [
     "ClicklineError",
@@ -33,18 +33,18 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Where each name lives. They are fetched on first use, so that importing the package costs nothing. What a stage
-# returns is typed where the stage is: clickline.stages.train.run.TrainResult.
+# returns is typed where the stage is: clickline.training.run.TrainResult.
 _HOMES = {
     "ClicklineError": "clickline.errors",
     "Client": "clickline.client",
     "Config": "clickline.config",
     "Running": "clickline.pipeline.up",
-    "evaluate": "clickline.stages.evaluate.run",
+    "evaluate": "clickline.evaluation.run",
     "load_config": "clickline.config",
-    "plan": "clickline.stages.plan.run",
-    "prepare": "clickline.stages.prepare.run",
-    "publish": "clickline.stages.publish.run",
-    "train": "clickline.stages.train.run",
+    "plan": "clickline.pipeline.planning.run",
+    "prepare": "clickline.data.prepare.run",
+    "publish": "clickline.publishing.run",
+    "train": "clickline.training.run",
     "up": "clickline.pipeline.up",
 }
 

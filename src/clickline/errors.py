@@ -18,7 +18,7 @@
     └── RequestRefused         a request that a server does not answer, and why
 
 A message says what was found, what is allowed, and what to do about it. Which exit code an error
-becomes is decided in `cli/exits.py`, never here.
+becomes is decided in `cli/exit_codes.py`, never here.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ from clickline.artifacts.dataset import Dataset, concat
 from clickline.config import Config
 from clickline.embedding import SlotShape, Tables, inner_shards, load, save
 from clickline.errors import ArtifactError
-from clickline.learner import open_checkpoint
+from clickline.evaluation.run import evaluate
+from clickline.models.model import open_checkpoint
+from clickline.publishing.run import publish
 from clickline.records import LabelledRows, SlotIds
-from clickline.stages.evaluate.run import evaluate
-from clickline.stages.publish.run import publish
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 DENSE = {"network/weight": np.arange(3, dtype=np.float32)}
 

@@ -14,7 +14,7 @@ import pytest
 from clickline.artifacts.registry import Move, Registry
 from clickline.artifacts.version import Draft, Version, verify
 from clickline.errors import ArtifactError, RegistryMoved, StorageError
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 BODY = {"table": "base", "rows": 3}
 

@@ -17,7 +17,7 @@ import pytest
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import Version, verify
 from clickline.errors import ArtifactError
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 # ── races ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -25,7 +25,7 @@ _RACE = """
 import json, sys
 from clickline.artifacts.registry import Registry
 from clickline.errors import RegistryMoved
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 registry, me, rounds = Registry(Storage(), sys.argv[1]), sys.argv[2], int(sys.argv[3])
 made, moved, lost = [], [], 0
@@ -99,7 +99,7 @@ from pathlib import Path
 from clickline.artifacts import registry as registry_module, version as version_module
 from clickline.artifacts.registry import Registry
 from clickline.storage import atomic
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -241,7 +241,7 @@ _PUBLISH_AND_GC = """
 import sys
 from clickline.artifacts.registry import Registry
 from clickline.errors import ArtifactError
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 registry, rounds = Registry(Storage(), sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()
@@ -297,7 +297,7 @@ def test_publishers_that_clean_up_after_each_other_never_remove_what_is_needed(r
 _GC_AND_DIE = """
 import os, signal, sys
 from clickline.artifacts.registry import Registry
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 real = Storage.delete
 def delete_manifest_and_die(self, uri):
@@ -327,7 +327,7 @@ def test_gc_killed_in_the_middle_of_a_version(registry: Registry) -> None:
 _DRAFT_AND_WAIT = """
 import sys
 from clickline.artifacts.registry import Registry
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 draft = Registry(Storage(), sys.argv[1]).draft(parent=1)
 (draft.folder / "table.bin").write_bytes(b"new")
 print("ready", flush=True)

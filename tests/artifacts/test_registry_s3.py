@@ -18,7 +18,7 @@ import pytest
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import Version, verify
 from clickline.errors import ArtifactError, RegistryMoved, StorageError
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 from servers.s3 import s3_server
 
 
@@ -217,7 +217,7 @@ import json, os, signal, sys
 from pathlib import Path
 from clickline.artifacts import version as version_module
 from clickline.artifacts.registry import Registry
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ import pytest
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import verify
 from clickline.errors import RegistryMoved, StorageError
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 from servers.webhdfs import webhdfs_server
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from clickline_process import run
 
-from clickline.cluster.state import Status, WorkerStatus, asked_workers, driving, write_status
+from clickline.training.cluster.job_status import Status, WorkerStatus, asked_workers, driving, write_status
 
 CONFIG = "data: {train: data/train.tsv}\nmodel: {name: lr}\n"
 

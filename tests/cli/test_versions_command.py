@@ -14,7 +14,7 @@ from clickline_process import run
 
 from clickline.artifacts.registry import Registry
 from clickline.cli import main
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 Versions = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.client.calls import Ask, Reply
-from clickline.client.elasticctr import ElasticCtr
-from clickline.client.grpc_asks import InferenceGrpc, TfServingGrpc
-from clickline.client.http_asks import InferenceHttp, TfServingHttp
+from clickline.client.elasticctr_codec import ElasticCtr
+from clickline.client.grpc_codec import InferenceGrpc, TfServingGrpc
+from clickline.client.http_codec import InferenceHttp, TfServingHttp
+from clickline.client.request import Ask, Reply
 from clickline.features import DenseField, FeatureSpec, SlotField
-from clickline.features.request import RequestEncoder
+from clickline.features.request_encoder import RequestEncoder
 from clickline.records import EncodedRows, RequestRows
-from clickline.stages.serve.doors import inference, ranking, tfserving
-from clickline.stages.serve.doors.calls import Call, Limits
-from clickline.stages.serve.doors.rest import Door, HttpLimits, Known, Page, route
+from clickline.serving.protocols import kserve_grpc, ranking_grpc, tfserving_grpc
+from clickline.serving.protocols.call import Call, Limits
+from clickline.serving.protocols.http_routes import Door, HttpLimits, Known, Page, route
 
 __all__ = ["ASKS", "FEATURES", "MODEL", "Scores", "answered", "decoded", "encoded", "page"]
 
@@ -51,9 +51,9 @@ class Model:
 MODEL = Model()
 _ENCODER = RequestEncoder(FEATURES)
 _GRPC = {
-    "/tensorflow.serving.PredictionService/Predict": tfserving,
-    "/inference.GRPCInferenceService/ModelInfer": inference,
-    "/clickline.v1.Ranking/Rank": ranking,
+    "/tensorflow.serving.PredictionService/Predict": tfserving_grpc,
+    "/inference.GRPCInferenceService/ModelInfer": kserve_grpc,
+    "/clickline.v1.Ranking/Rank": ranking_grpc,
 }
 
 
@@ -100,8 +100,8 @@ def page(ask: Ask[Any]) -> Any:
     """What the client makes of what the server tells of itself."""
     if ask.body is not None:
         if ask.where.endswith("GetModelMetadata"):
-            return ask.decode(Reply(tfserving.metadata(ask.body, MODEL)))
-        return ask.decode(Reply(inference.model_metadata(ask.body, MODEL, [12])))
+            return ask.decode(Reply(tfserving_grpc.metadata(ask.body, MODEL)))
+        return ask.decode(Reply(kserve_grpc.model_metadata(ask.body, MODEL, [12])))
     found = route("GET", ask.where)
     assert isinstance(found, Page), found
     return ask.decode(Reply(found.answer(Known(("ads",), MODEL)).body))

@@ -15,9 +15,9 @@ import numpy as np
 from asked_model import MODEL, Scores
 
 from clickline.client import AsyncClient, Client
-from clickline.stages.serve.doors import tfserving
-from clickline.stages.serve.doors.calls import Limits
-from clickline.stages.serve.doors.rest import Door, HttpLimits, route
+from clickline.serving.protocols import tfserving_grpc
+from clickline.serving.protocols.call import Limits
+from clickline.serving.protocols.http_routes import Door, HttpLimits, route
 from servers.serving import QuietHandler, served
 
 __all__ = ["Asking", "Script", "free_port", "grpc_server", "http_server", "silent_port"]
@@ -48,8 +48,8 @@ def grpc_server(script: Script, port: int = 0) -> Iterator[str]:
         step = script.next({key: str(value) for key, value in context.invocation_metadata()})
         if step is not None:
             context.abort(*step)
-        call = tfserving.decode(body, MODEL, Limits())
-        return tfserving.encode(call, _scores(call.rows.rows))
+        call = tfserving_grpc.decode(body, MODEL, Limits())
+        return tfserving_grpc.encode(call, _scores(call.rows.rows))
 
     class Methods(grpc.GenericRpcHandler):
         def service(self, details: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from small_servers import Asking, Script, free_port, grpc_server, http_server, silent_port
 
 from clickline.client import Client
-from clickline.client.calls import Address, Attempts, Failed
+from clickline.client.request import Address, Attempts, Failed
 from clickline.errors import ClicklineError, ConfigError, RequestRefused
 
 BUSY = (grpc.StatusCode.RESOURCE_EXHAUSTED, "too much at once")

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clickline.client import TensorInfo
-from clickline.client.columns import Rows, as_table
+from clickline.client.columnar import Rows, as_table
 from clickline.errors import RequestRefused
 from clickline.features import Encoder
 from clickline.records import EncodedRows, IntegerColumn, NumberColumn, TextColumn

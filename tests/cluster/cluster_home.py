@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.checkpoint import Checkpoint
 from clickline.config import Config, load_config
+from clickline.data.prepare.run import prepare
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.embedding import Tables, load, read_header
 from clickline.embedding.table import Table
-from clickline.learner.plan import ModelPlan
+from clickline.models.model_plan import ModelPlan
 from clickline.progress import Progress
-from clickline.stages.prepare.run import prepare
-from clickline.stages.sample.generate import SampleOptions, generate
-from clickline.stages.train.run import TrainResult, train
+from clickline.training.run import TrainResult, train
 
 __all__ = ["CONFIG", "Heard", "assert_same", "config_of", "crew", "prepared", "rows_of", "run", "sharing"]
 

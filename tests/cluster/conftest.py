@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clickline.cluster.session import Session, session
+from clickline.distributed.session import Session, session
 from clickline.progress import Progress
 
 

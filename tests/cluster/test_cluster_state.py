@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from clickline.cluster.state import (
+from clickline.errors import ClusterError
+from clickline.training.cluster.job_status import (
     Event,
     Figures,
     LeaseCounts,
@@ -28,12 +29,11 @@ from clickline.cluster.state import (
     read_status,
     write_status,
 )
-from clickline.errors import ClusterError
 
 DRIVER = """
 import sys
 from pathlib import Path
-from clickline.cluster.state import Status, driving, write_status
+from clickline.training.cluster.job_status import Status, driving, write_status
 
 home, run = map(Path, sys.argv[1:])
 with driving(home, run):

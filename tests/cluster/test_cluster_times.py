@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from cluster_home import crew
 
-from clickline.cluster.session import Session
 from clickline.config import load_config
+from clickline.data.prepare.run import prepare
+from clickline.distributed.session import Session
 from clickline.progress import Progress
-from clickline.stages.prepare.run import prepare
-from clickline.stages.train.run import train
+from clickline.training.run import train
 
 START = 1_767_225_600  # 2026-01-01T00
 CONFIG = """

@@ -20,17 +20,17 @@ from cluster_home import Heard, config_of, crew, prepared, run, sharing
 
 import clickline
 from clickline.artifacts.dataset import Dataset
-from clickline.cluster import watch
-from clickline.cluster.session import Session
-from clickline.cluster.state import ask_workers, logs_of, read_status
+from clickline.artifacts.from_config import registry_of
+from clickline.distributed.session import Session
 from clickline.errors import ClusterError, GateRefused
-from clickline.intake.stores import registry_of
-from clickline.learner import open_checkpoint
+from clickline.models.model import open_checkpoint
 from clickline.pipeline.processes import descendants, living
-from clickline.scoring.versions import open_scorer
-from clickline.stages.train import clustered
-from clickline.stages.train.run import TrainResult
-from clickline.storage.stores import Storage
+from clickline.scoring.open_scorer import open_scorer
+from clickline.storage.storage import Storage
+from clickline.training import cluster_trainer
+from clickline.training.cluster import monitor
+from clickline.training.cluster.job_status import ask_workers, logs_of, read_status
+from clickline.training.run import TrainResult
 
 pytestmark = pytest.mark.slow
 
@@ -71,8 +71,8 @@ def finished(
     base: Path, tmp_path_factory: pytest.TempPathFactory, ray_session: Session
 ) -> Iterator[Finished]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch, "_LOOK_SECONDS", 0.05)
-        patch.setattr(clustered, "_TOLD_SECONDS", 0.0)
+        patch.setattr(monitor, "_LOOK_SECONDS", 0.05)
+        patch.setattr(cluster_trainer, "_TOLD_SECONDS", 0.0)
         yield Finished(sharing(base, tmp_path_factory.mktemp("finished")))
 
 
@@ -218,7 +218,7 @@ def test_ctrl_c_ends_it_soon_and_leaves_no_process(project: Path) -> None:
 
 
 def test_a_run_of_its_own_says_that_another_one_drives_it(finished: Finished) -> None:
-    from clickline.cluster.state import driving
+    from clickline.training.cluster.job_status import driving
 
     run_folder = finished.result.checkpoint.folder.parent
     with (

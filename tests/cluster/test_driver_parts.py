@@ -14,27 +14,27 @@ import pytest
 
 ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 
-from clickline.cluster import crew as crew_module  # noqa: E402
-from clickline.cluster import driver as driver_module  # noqa: E402
-from clickline.cluster import session as session_module  # noqa: E402
-from clickline.cluster import watch as watch_module  # noqa: E402
-from clickline.cluster.crew import Crew, Failed, Member  # noqa: E402
-from clickline.cluster.driver import Driver  # noqa: E402
-from clickline.cluster.job import Job, Lost  # noqa: E402
-from clickline.cluster.leasing import Leasing  # noqa: E402
-from clickline.cluster.log import RoleLog  # noqa: E402
-from clickline.cluster.policy import Keep, Rules  # noqa: E402
-from clickline.cluster.session import Session  # noqa: E402
-from clickline.cluster.shard import ShardState  # noqa: E402
-from clickline.cluster.together import Together  # noqa: E402
-from clickline.cluster.units import Unit  # noqa: E402
-from clickline.cluster.watch import Watch  # noqa: E402
-from clickline.cluster.worker import Ended, Report  # noqa: E402
+from clickline.distributed import session as session_module  # noqa: E402
+from clickline.distributed.session import Session  # noqa: E402
 from clickline.embedding import Eviction  # noqa: E402
 from clickline.errors import ClusterError  # noqa: E402
-from clickline.learner.batches import Position  # noqa: E402
 from clickline.progress import Progress  # noqa: E402
-from clickline.stages.train.clustered import ClusterTrainer  # noqa: E402
+from clickline.training.batches import Position  # noqa: E402
+from clickline.training.cluster import driver as driver_module  # noqa: E402
+from clickline.training.cluster import monitor as watch_module  # noqa: E402
+from clickline.training.cluster import worker_group as crew_module  # noqa: E402
+from clickline.training.cluster.async_epoch import Leasing  # noqa: E402
+from clickline.training.cluster.driver import Driver  # noqa: E402
+from clickline.training.cluster.embedding_server import ShardState  # noqa: E402
+from clickline.training.cluster.job import Job, Lost  # noqa: E402
+from clickline.training.cluster.monitor import Watch  # noqa: E402
+from clickline.training.cluster.policy import Keep, Rules  # noqa: E402
+from clickline.training.cluster.role_log import RoleLog  # noqa: E402
+from clickline.training.cluster.sync_epoch import Together  # noqa: E402
+from clickline.training.cluster.work_units import Unit  # noqa: E402
+from clickline.training.cluster.worker import Ended, Report  # noqa: E402
+from clickline.training.cluster.worker_group import Crew, Failed, Member  # noqa: E402
+from clickline.training.cluster_trainer import ClusterTrainer  # noqa: E402
 
 LIMIT = 1 << 30
 

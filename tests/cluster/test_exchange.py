@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clickline.artifacts.dataset import Dataset, concat
-from clickline.cluster.exchange import Closed, Exchange, Portion
-from clickline.learner import batches as module
-from clickline.learner.batches import Batches, Position
 from clickline.records import LabelledRows
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
+from clickline.training import batches as module
+from clickline.training.batches import Batches, Position
+from clickline.training.cluster.row_exchange import Closed, Exchange, Portion
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clickline.cluster.group import Group, Meeting, PeerLost
+from clickline.training.cluster.process_group import Group, Meeting, PeerLost
 
 HERE = "127.0.0.1"
 SPAWN = multiprocessing.get_context("spawn")

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from clickline.cluster.holder import Holder
 from clickline.embedding import AdaGrad, Admission, Cosine, Ftrl
 from clickline.errors import ClusterError, Fenced
-from clickline.learner import Dense, ModelPlan
-from clickline.models import CustomModel
+from clickline.models.custom_network import CustomModel
+from clickline.models.model_plan import ModelPlan
+from clickline.training.cluster.dense_parameter_server import Holder
+from clickline.training.dense_optimizer import Dense
 
 STEPS = 1000
 PLAN = ModelPlan(

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from clickline.cluster.leases import Lease, Leases
-from clickline.cluster.units import Unit
+from clickline.training.cluster.leases import Lease, Leases
+from clickline.training.cluster.work_units import Unit
 
 
 def units(count: int) -> list[Unit]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clickline.cluster.policy import (
+from clickline.training.cluster.policy import (
     Decision,
     Forget,
     GiveUp,

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from clickline.cluster.dealing import deal
-from clickline.cluster.session import Session, session
+from clickline.distributed.ray_map import deal
+from clickline.distributed.session import Session, session
 from clickline.errors import ClusterError, ConfigError, Mistake
 from clickline.progress import Progress
 
 CONNECT = """
 import sys
 from pathlib import Path
-from clickline.cluster.session import session
+from clickline.distributed.session import session
 from clickline.errors import ClusterError
 from clickline.progress import Progress
 try:
@@ -304,7 +304,7 @@ def test_an_existing_cluster_is_used_and_goes_on(host: str, nodes: str, tmp_path
 LOSE = """
 import os, signal, sys, time
 from pathlib import Path
-from clickline.cluster.session import session
+from clickline.distributed.session import session
 from clickline.progress import Progress
 import ray
 from ray._private import worker

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from clickline.cluster.shard import Place, Shard, ShardSpec, join_reports
 from clickline.embedding import AdaGrad, Asked, Eviction, Ftrl, RemoteTables, Reply, SlotShape
 from clickline.embedding.snapshot import SnapshotReader
 from clickline.errors import Fenced
 from clickline.records import SlotIds
+from clickline.training.cluster.embedding_server import Place, Shard, ShardSpec, join_reports
 
 SLOTS = (SlotShape("a", 2), SlotShape("b", 2))
 TABLES: dict[str, Any] = {
@@ -42,7 +42,7 @@ class Quiet:
 
 @pytest.fixture(autouse=True)
 def without_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clickline.cluster.shard.RoleLog", Quiet)
+    monkeypatch.setattr("clickline.training.cluster.embedding_server.RoleLog", Quiet)
 
 
 class Rows(NamedTuple):
@@ -496,6 +496,6 @@ def test_a_shard_without_memory_for_a_batch_ends_before_anybody_takes_its_rows_f
         monkeypatch.setattr(shards[0]._tables, call, fail)
         await learn(shards, batches(1, 1)[0], 0, 1)
 
-    monkeypatch.setattr("clickline.cluster.shard.os._exit", leave)
+    monkeypatch.setattr("clickline.training.cluster.embedding_server.os._exit", leave)
     with pytest.raises(Gone, match="1"):
         asyncio.run(story())

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from cluster_home import assert_same, crew, prepared, rows_of, run, sharing
 
-from clickline.cluster import leasing, together, watch
-from clickline.cluster.crew import Member
-from clickline.cluster.leases import Lease
-from clickline.cluster.leasing import Leasing, at_once
-from clickline.cluster.session import Session
-from clickline.stages.train.run import TrainResult
+from clickline.distributed.session import Session
+from clickline.training.cluster import async_epoch, monitor, sync_epoch
+from clickline.training.cluster.async_epoch import Leasing, at_once
+from clickline.training.cluster.leases import Lease
+from clickline.training.cluster.worker_group import Member
+from clickline.training.run import TrainResult
 
 pytestmark = pytest.mark.slow
 
@@ -92,8 +92,8 @@ def test_with_admission_held_out_rows_sampling_and_odd_batches(
 def test_with_eviction_two_epochs_the_order_of_time_and_cuts_in_between(
     base: Path, project: Path, ray_session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "_LOOK_SECONDS", 0.02)  # the driver hears of steps as soon as they are made
-    monkeypatch.setattr(together, "_TICK_SECONDS", 0.02)
+    monkeypatch.setattr(monitor, "_LOOK_SECONDS", 0.02)  # the driver hears of steps as soon as they are made
+    monkeypatch.setattr(sync_epoch, "_TICK_SECONDS", 0.02)
     asked = ["train.eviction.threshold=1.5", "train.epochs=2", "train.order=time", "train.batch_size=100"]
     cuts = ["train.checkpoint_steps=10", "train.keep_checkpoints=100"]
     local, far = run(base, *asked), run(project, *asked, *cuts, *crew(2, 2))
@@ -202,7 +202,7 @@ def test_two_workers_by_themselves_come_to_the_auc_of_sync(
         grant(self, member, lease)
 
     monkeypatch.setattr(Leasing, "_grant", noted)
-    monkeypatch.setattr(leasing, "_ALONE_SECONDS", 300.0)  # however slow the machine is
+    monkeypatch.setattr(async_epoch, "_ALONE_SECONDS", 300.0)  # however slow the machine is
     more = []
     for seed in (1, 2):
         begun.clear()

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clickline.artifacts.dataset import Dataset, Shard, Split
-from clickline.cluster.units import Unit, share, units_of
 from clickline.features import FeatureSpec
-from clickline.learner.batches import WINDOW_ROWS, Batches
+from clickline.training.batches import WINDOW_ROWS, Batches
+from clickline.training.cluster.work_units import Unit, share, units_of
 
 
 def dataset_of(*shards: tuple[int, ...]) -> Dataset:

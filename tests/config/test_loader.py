@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from clickline.config import Config, json_schema, load_config, resolved
-from clickline.config.tree import parse
+from clickline.config.yaml_tree import parse
 from clickline.errors import ConfigError, Mistake, SourceNotFound
-from clickline.storage.sources import DateRange, resolve
-from clickline.storage.stores import Storage
+from clickline.storage.log_files import DateRange, resolve
+from clickline.storage.storage import Storage
 
 Load = Callable[..., Config]
 Mistakes = Callable[..., list[Mistake]]

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from clickline.config import Config, DataSection
-from clickline.config.values import looks_secret
+from clickline.config.value_types import looks_secret
 
 
 def data(**keys: Any) -> DataSection:

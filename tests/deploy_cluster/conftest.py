@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from api_server import CORE, OPERATORS, ApiServer, make_certificate, serving
 
-from clickline.stages.deploy.kube import Kube, connect
+from clickline.deploy.kube_client import Kube, connect
 
 
 @pytest.fixture(scope="session")

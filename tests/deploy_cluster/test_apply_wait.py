@@ -14,10 +14,10 @@ import pytest
 from ads_objects import container, deployment, item, job, pod
 from api_server import ApiServer, Fault, Log
 
+from clickline.deploy.kube_client import Kube
+from clickline.deploy.wait import Outcome, await_deployed, verdict
 from clickline.errors import ClusterError
 from clickline.progress import Progress
-from clickline.stages.deploy.kube import Kube
-from clickline.stages.deploy.waiting import Outcome, await_deployed, verdict
 
 CONFIG = """
 name: ads
@@ -209,7 +209,7 @@ def test_a_server_that_is_away_for_a_moment_does_not_end_the_wait(bare: ApiServe
 def test_a_server_that_stays_away_ends_it(
     bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clickline.stages.deploy.waiting._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("clickline.deploy.wait._POLL_SECONDS", 0.01)
     bare.faults.append(Fault("list", "pods", cut=True))
     with pytest.raises(ClusterError, match="cut the connection"):
         awaited(kube)

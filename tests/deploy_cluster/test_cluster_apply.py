@@ -8,10 +8,10 @@ import pytest
 from ads_objects import deployment, item, job, labels, ours, template
 from api_server import ApiServer, Fault
 
+from clickline.deploy.apply import Applied, apply
+from clickline.deploy.kube_client import Kube
 from clickline.errors import ClusterError
 from clickline.progress import Progress
-from clickline.stages.deploy.apply import Applied, apply
-from clickline.stages.deploy.kube import Kube
 
 
 def run(kube: Kube, objects: list[dict[str, Any]], *, prune: bool = False) -> Applied:

@@ -10,8 +10,8 @@ import pytest
 from ads_objects import deployment, item, labels
 from api_server import ApiServer, Fault
 
+from clickline.deploy.kube_client import ApiRefused, Kube, connect
 from clickline.errors import ClusterError
-from clickline.stages.deploy.kube import ApiRefused, Kube, connect
 
 
 def test_without_a_kubeconfig_the_file_that_was_looked_for_is_named(
@@ -136,7 +136,7 @@ def test_an_object_made_anew_meanwhile_is_not_the_one_that_was_to_be_removed(
 def test_lists_are_read_page_by_page_and_by_label(
     bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clickline.stages.deploy.kube._PAGE", 2)
+    monkeypatch.setattr("clickline.deploy.kube_client._PAGE", 2)
     for n in range(5):
         bare.put(item("v1", "ConfigMap", f"ads-{n}", "config"))
     bare.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other", "namespace": "shop"}})

@@ -8,10 +8,10 @@ import pytest
 from ads_objects import item, labels, ours, pod
 from api_server import ApiServer, Fault
 
+from clickline.deploy.apply import Removed, apply, found, remove
+from clickline.deploy.kube_client import Kube
 from clickline.errors import ClusterError
 from clickline.progress import Progress
-from clickline.stages.deploy.apply import Removed, apply, found, remove
-from clickline.stages.deploy.kube import Kube
 
 
 class Notes(Progress):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from api_server import ApiServer
 
+from clickline.deploy.apply import MADE, apply, found, remove
+from clickline.deploy.deploy_status import fetch, summarise
+from clickline.deploy.kube_client import Kube
+from clickline.deploy.render import rendered
 from clickline.progress import Progress
-from clickline.stages.deploy.apply import MADE, apply, found, remove
-from clickline.stages.deploy.kube import Kube
-from clickline.stages.deploy.render import rendered
-from clickline.stages.deploy.status import fetch, summarise
 
 CHOICES = {
     "plain": [],

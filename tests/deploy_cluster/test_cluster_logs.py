@@ -12,10 +12,10 @@ import pytest
 from ads_objects import container, job, pod
 from api_server import ApiServer, Fault, Log
 
+from clickline.deploy import pod_logs as module
+from clickline.deploy.kube_client import Kube
+from clickline.deploy.pod_logs import Line, follow, last, pods
 from clickline.errors import ClusterError
-from clickline.stages.deploy import logs as module
-from clickline.stages.deploy.kube import Kube
-from clickline.stages.deploy.logs import Line, follow, last, pods
 
 RUNNING = {"running": {}}
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from api_server import ApiServer, Fault
 
+from clickline.deploy.apply import Applied, apply
+from clickline.deploy.deploy_status import fetch, summarise
+from clickline.deploy.kube_client import Kube
+from clickline.deploy.render import rendered
 from clickline.errors import ClusterError
 from clickline.progress import Progress
-from clickline.stages.deploy.apply import Applied, apply
-from clickline.stages.deploy.kube import Kube
-from clickline.stages.deploy.render import rendered
-from clickline.stages.deploy.status import fetch, summarise
 
 STORED = {
     "nfs": "{kind: nfs, server: files.example, path: /exports/ads}",

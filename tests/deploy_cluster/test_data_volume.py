@@ -14,12 +14,12 @@ import pytest
 from ads_objects import container
 from api_server import ApiServer, Fault
 
+from clickline.deploy.data_volume import pull, push
+from clickline.deploy.file_transfer import Total, files_of, receive, send, total_of
+from clickline.deploy.kube_client import Kube
+from clickline.deploy.render import Rendered, rendered
 from clickline.errors import ClusterError, ConfigError, StorageError
 from clickline.progress import Progress
-from clickline.stages.deploy.kube import Kube
-from clickline.stages.deploy.render import Rendered, rendered
-from clickline.stages.deploy.transfer import Total, files_of, receive, send, total_of
-from clickline.stages.deploy.volume import pull, push
 
 CONFIG = """
 name: ads
@@ -148,13 +148,13 @@ def test_what_the_process_in_the_pod_says_is_passed_on(
 def test_a_pod_that_cannot_start_is_told_with_the_reason_and_removed(
     bare: ApiServer, kube: Kube, volume: Path, made: Rendered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clickline.stages.deploy.volume._FAILED_SECONDS", 0.1)
+    monkeypatch.setattr("clickline.deploy.data_volume._FAILED_SECONDS", 0.1)
     waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
     bare.statuses["Pod"] = {"phase": "Pending", "containerStatuses": [container("data", waiting=waiting)]}
     with pytest.raises(ClusterError, match="ImagePullBackOff in data: the image cannot be pulled"):
         push(kube, made, made.local_folder, Told())
     assert bare.names("Pod") == []
-    monkeypatch.setattr("clickline.stages.deploy.volume._READY_SECONDS", 0.1)
+    monkeypatch.setattr("clickline.deploy.data_volume._READY_SECONDS", 0.1)
     bare.statuses["Pod"] = {"phase": "Pending"}
     bare.faults.append(Fault("list", "events"))  # who may not read events still learns that it waits
     with pytest.raises(ClusterError, match="is not ready after"):
@@ -261,9 +261,9 @@ def test_a_pod_that_waits_for_its_claim_names_claim_and_volume(
     claim["status"] = {"phase": "Lost"}
     volumes = [key for key in bare.objects if key[1] == "PersistentVolume"]
     bare.statuses["Pod"] = {"phase": "Pending"}
-    monkeypatch.setattr("clickline.stages.deploy.volume._READY_SECONDS", 0.1)
+    monkeypatch.setattr("clickline.deploy.data_volume._READY_SECONDS", 0.1)
     monkeypatch.setattr(  # somebody removes the volume meanwhile
-        "clickline.stages.deploy.volume._make_missing",
+        "clickline.deploy.data_volume._make_missing",
         lambda *given: [bare.delete(key, None) for key in volumes],
     )
     with pytest.raises(ClusterError, match="claim ads-data Lost: volume shop-ads-data does not exist"):

@@ -14,9 +14,9 @@ import pytest
 from ads_objects import container, deployment, event, ours, pod
 from api_server import ApiServer, Fault, Log
 
+from clickline.deploy.apply import apply
+from clickline.deploy.kube_client import Kube
 from clickline.progress import Progress
-from clickline.stages.deploy.apply import apply
-from clickline.stages.deploy.kube import Kube
 
 CONFIG = """
 name: ads

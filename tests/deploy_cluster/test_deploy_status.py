@@ -8,8 +8,8 @@ import pytest
 from ads_objects import container, deployment, event, item, job, pod, template
 from api_server import ApiServer, Fault
 
-from clickline.stages.deploy.kube import Kube
-from clickline.stages.deploy.status import fetch, meaning, summarise, workload_state
+from clickline.deploy.deploy_status import fetch, meaning, summarise, workload_state
+from clickline.deploy.kube_client import Kube
 
 RUNNING = {"running": {"startedAt": "2026-11-16T10:00:00Z"}}
 

@@ -9,9 +9,9 @@ import pytest
 from clickline.cli.deploy import _show_applied
 from clickline.cli.serve import _show
 from clickline.config import load_config
+from clickline.deploy.apply import Applied
 from clickline.progress import counted
-from clickline.stages.deploy.apply import Applied
-from clickline.stages.serve.run import Up
+from clickline.serving.run import Up
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ import pytest
 from ads_objects import item
 from api_server import ApiServer, Fault
 
+from clickline.deploy.apply import Applied, apply
+from clickline.deploy.deploy_status import fetch, summarise
+from clickline.deploy.kube_client import Kube, connect
+from clickline.deploy.ray_lifecycle import keep, let_go
+from clickline.deploy.render import rendered
 from clickline.errors import ClusterError
 from clickline.progress import Progress
-from clickline.stages.deploy.apply import Applied, apply
-from clickline.stages.deploy.hold import keep, let_go
-from clickline.stages.deploy.kube import Kube, connect
-from clickline.stages.deploy.render import rendered
-from clickline.stages.deploy.status import fetch, summarise
 
 Holder = Callable[..., subprocess.Popen[str]]
 SIZES = ("ads-ray-head=1", "ads-ray-worker=3")
@@ -219,7 +219,7 @@ def test_the_container_goes_on_holding_ray_until_it_is_ended(
 def test_a_busy_api_is_asked_again_to_let_ray_go(
     bare: ApiServer, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr("clickline.stages.deploy.hold._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("clickline.deploy.ray_lifecycle._POLL_SECONDS", 0.01)
     stateful(bare, "ads-ray-head", 1)
     stateful(bare, "ads-ray-worker", 3)
     bare.faults.append(Fault("patch", "statefulsets/scale", status, "not now", times=2))
@@ -231,8 +231,8 @@ def test_a_busy_api_is_asked_again_to_let_ray_go(
 def test_letting_go_has_an_end_and_names_what_keeps_its_pods(
     bare: ApiServer, monkeypatch: pytest.MonkeyPatch, status: int, bound: float
 ) -> None:
-    monkeypatch.setattr("clickline.stages.deploy.hold._POLL_SECONDS", 0.01)
-    monkeypatch.setattr("clickline.stages.deploy.hold._LET_GO_SECONDS", bound)
+    monkeypatch.setattr("clickline.deploy.ray_lifecycle._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("clickline.deploy.ray_lifecycle._LET_GO_SECONDS", bound)
     stateful(bare, "ads-ray-head", 1)
     stateful(bare, "ads-ray-worker", 3)
     bare.faults.append(Fault("patch", "statefulsets/scale", status, name="ads-ray-worker"))

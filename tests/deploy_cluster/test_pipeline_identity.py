@@ -10,11 +10,11 @@ import pytest
 from ads_objects import container, labels, pod
 from api_server import ApiServer
 
+from clickline.deploy.apply import Applied, apply
+from clickline.deploy.kube_client import Kube
+from clickline.deploy.render import rendered
 from clickline.errors import ClusterError
 from clickline.progress import Progress
-from clickline.stages.deploy.apply import Applied, apply
-from clickline.stages.deploy.kube import Kube
-from clickline.stages.deploy.render import rendered
 
 CONFIG = """
 name: ads

@@ -101,7 +101,7 @@ def test_both_stages_have_one_slim_base_with_our_python():
 
 
 def test_it_runs_as_a_number_that_is_not_root_and_that_deploy_sets_too():
-    from clickline.config.deploy import IdentitySection
+    from clickline.config.deploy_sections import IdentitySection
 
     (user,) = [rest for word, rest in stages()[-1] if word == "USER"]
     assert user == f"{IdentitySection().user}:{IdentitySection().group}"

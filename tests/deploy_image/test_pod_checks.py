@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from clickline.deploy.init_container import check_pod
 from clickline.errors import ClicklineError, StorageError
-from clickline.stages.deploy.pod import check_pod
 
 STRANGER = 1_234_567  # a user id that no passwd knows
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user or mount")
@@ -47,7 +47,7 @@ def in_child(before: str, call: str) -> str:
         "import os, subprocess, tempfile\n"
         "from pathlib import Path\n"
         "from clickline.errors import StorageError\n"
-        "from clickline.stages.deploy.pod import check_pod\n"
+        "from clickline.deploy.init_container import check_pod\n"
         f"{before}\n"
         f"try:\n    print(*{call}, sep='\\n')\n"
         "except StorageError as error:\n    print('refused:', error)\n"

@@ -20,7 +20,7 @@ import yaml
 from pod_runner import Pods, missing
 
 import clickline
-from clickline.stages.deploy.render import rendered
+from clickline.deploy.render import rendered
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from clickline.stages.deploy.objects import text
-from clickline.stages.deploy.render import Rendered, rendered
+from clickline.deploy.objects import text
+from clickline.deploy.render import Rendered, rendered
 
 __all__ = ["CASES", "GOLDEN", "render"]
 

@@ -12,9 +12,9 @@ import yaml
 from golden import CASES, GOLDEN, render
 
 from clickline.config import load_config
+from clickline.deploy.objects import text
+from clickline.deploy.render import write
 from clickline.errors import ConfigError
-from clickline.stages.deploy.objects import text
-from clickline.stages.deploy.render import write
 from deploy_schemas.schemas import pod_specs, problems, restricted_problems
 
 OVERLAYS = ["single-node-nfs", "single-node-pvc", "pipeline-nfs", "pipeline-pvc"]
@@ -109,7 +109,7 @@ def test_own_files_travel_with_the_config(tmp_path: Path) -> None:
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "mine.py").write_text("network = 1\n")
     (tmp_path / "clickline.yaml").write_text(CASES["smallest"] + "model: {file: nets/mine.py}\n")
-    from clickline.stages.deploy.render import rendered
+    from clickline.deploy.render import rendered
 
     made = by_name(rendered(tmp_path / "clickline.yaml").objects)
     assert made["ConfigMap", "ads-config"]["data"]["nets.mine.py"] == "network = 1\n"

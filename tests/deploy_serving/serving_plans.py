@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from clickline.config import load_config, resolved
-from clickline.config.deploy import DeploySection
-from clickline.stages.deploy.access import access
-from clickline.stages.deploy.knative import knative_service
-from clickline.stages.deploy.objects import Plan
-from clickline.stages.deploy.serving import predictors, serve_overrides
-from clickline.stages.deploy.storage import storage
-from clickline.stages.deploy.tracking import tracking_server
-from clickline.stages.deploy.training import cluster_overrides
+from clickline.config.deploy_sections import DeploySection
+from clickline.deploy.claims import storage
+from clickline.deploy.knative import knative_service
+from clickline.deploy.mlflow_server import tracking_server
+from clickline.deploy.objects import Plan
+from clickline.deploy.predictors import predictors, serve_overrides
+from clickline.deploy.ray_pods import cluster_overrides
+from clickline.deploy.rbac import access
 
 __all__ = ["EVERY_WAY", "as_overrides", "containers", "labelled", "objects", "plan", "templates", "the"]
 

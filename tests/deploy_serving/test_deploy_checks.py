@@ -8,7 +8,7 @@ import shlex
 import pytest
 from serving_plans import EVERY_WAY, plan
 
-from clickline.stages.deploy.checks import mistakes, notes
+from clickline.deploy.config_checks import mistakes, notes
 
 _KNATIVE = "deploy.serving.kind=knative"
 _NO_HOME = "deploy.storage.models={kind: none}"

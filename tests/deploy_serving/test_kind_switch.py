@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from clickline.deploy.apply import Applied, apply
+from clickline.deploy.kube_client import Kube, connect
+from clickline.deploy.render import Rendered, rendered
 from clickline.errors import ClusterError
 from clickline.progress import Progress
-from clickline.stages.deploy.apply import Applied, apply
-from clickline.stages.deploy.kube import Kube, connect
-from clickline.stages.deploy.render import Rendered, rendered
 from deploy_cluster.api_server import CORE, OPERATORS, ApiServer, Fault, make_certificate, serving
 
 _KNATIVE = "deploy.serving.kind=knative"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from serving_plans import EVERY_WAY, objects, plan, the
 
-from clickline.stages.deploy.checks import mistakes, notes
-from clickline.stages.deploy.knative import flags, revision
+from clickline.deploy.config_checks import mistakes, notes
+from clickline.deploy.knative import flags, revision
 
 KNATIVE = [way for way in EVERY_WAY if way.startswith("knative")]
 

@@ -10,8 +10,8 @@ import yaml
 from serving_plans import EVERY_WAY, as_overrides, containers, labelled, objects, plan, templates, the
 
 from clickline.config import load_config
-from clickline.stages.deploy.objects import text
-from clickline.stages.deploy.serving import serve_overrides
+from clickline.deploy.objects import text
+from clickline.deploy.predictors import serve_overrides
 from deploy_schemas.schemas import pod_specs, problems, restricted_problems
 
 WAYS = pytest.mark.parametrize("way", EVERY_WAY)

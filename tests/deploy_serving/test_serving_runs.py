@@ -22,7 +22,7 @@ from serving_plans import EVERY_WAY, objects, plan, templates
 
 import clickline
 from clickline.config import load_config
-from clickline.tracking import MlflowTracker
+from clickline.training.tracking import MlflowTracker
 
 _CONFIG = """
 name: ads

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from clickline.config import load_config, resolved
-from clickline.stages.deploy.argo import workflow
-from clickline.stages.deploy.kuberay import ray_job
-from clickline.stages.deploy.objects import Plan
-from clickline.stages.deploy.training import cluster_overrides, ray_cluster
-from clickline.stages.deploy.volcano import volcano_job
-from clickline.stages.deploy.workflow import pipeline
+from clickline.deploy.argo import workflow
+from clickline.deploy.kuberay import ray_job
+from clickline.deploy.objects import Plan
+from clickline.deploy.pipeline_jobs import pipeline
+from clickline.deploy.ray_pods import cluster_overrides, ray_cluster
+from clickline.deploy.volcano import volcano_job
 
 __all__ = ["EVERY_KIND", "objects", "plan", "the"]
 

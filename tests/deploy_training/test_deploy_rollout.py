@@ -11,9 +11,9 @@ import pytest
 
 import clickline
 from clickline.config import Config, load_config
+from clickline.deploy.rollout_wait import await_rollout, leave_version, left_version
 from clickline.errors import ClicklineError
 from clickline.progress import Progress
-from clickline.stages.deploy.rollout import await_rollout, leave_version, left_version
 from servers.serving import QuietHandler, served
 
 

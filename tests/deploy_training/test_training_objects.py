@@ -12,9 +12,9 @@ import yaml
 from plans import EVERY_KIND, objects, plan, the
 
 from clickline.cli.app import app
-from clickline.stages.deploy.access import access
-from clickline.stages.deploy.argo import rules
-from clickline.stages.deploy.objects import Object, text
+from clickline.deploy.argo import rules
+from clickline.deploy.objects import Object, text
+from clickline.deploy.rbac import access
 from deploy_schemas.schemas import commands, pod_specs, problems, restricted_problems
 
 KINDS = pytest.mark.parametrize("kind", EVERY_KIND)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from clickline.config import load_config
+from clickline.deploy.render import rendered
 from clickline.features import Encoder, FeatureSpec, SlotField
-from clickline.features.columns import raw_column
+from clickline.features.raw_columns import raw_column
 from clickline.records import RawRows
-from clickline.stages.deploy.render import rendered
 from documents.pages import DOCS, ROOT, Block, blocks, pages
 
 # Pages whose unmarked commands these tests run: test_walkthroughs.py here, tests/migrate/test_coming_from.py, and

@@ -12,8 +12,8 @@ import numpy as np
 
 from clickline.errors import RequestRefused
 from clickline.features import DenseField, FeatureSpec, SlotField
-from clickline.stages.serve.doors import inference, ranking, tfserving
-from clickline.stages.serve.doors.calls import Limits
+from clickline.serving.protocols import kserve_grpc, ranking_grpc, tfserving_grpc
+from clickline.serving.protocols.call import Limits
 
 FEATURES = FeatureSpec(
     (DenseField("I1", "I1", "log1p"), DenseField("I2", "I2", "none")),
@@ -61,22 +61,24 @@ def scored(door, body: bytes) -> bytes:
 
 
 METHODS: dict[str, Callable[[bytes], bytes]] = {
-    "tensorflow.serving.PredictionService/Predict": lambda body: scored(tfserving, body),
-    "tensorflow.serving.PredictionService/GetModelMetadata": lambda body: tfserving.metadata(body, MODEL),
-    "tensorflow.serving.ModelService/GetModelStatus": lambda body: tfserving.status(
+    "tensorflow.serving.PredictionService/Predict": lambda body: scored(tfserving_grpc, body),
+    "tensorflow.serving.PredictionService/GetModelMetadata": lambda body: tfserving_grpc.metadata(
+        body, MODEL
+    ),
+    "tensorflow.serving.ModelService/GetModelStatus": lambda body: tfserving_grpc.status(
         {11: "UNLOADING", 12: "AVAILABLE"}
     ),
-    "inference.GRPCInferenceService/ServerLive": lambda body: inference.server_live(),
-    "inference.GRPCInferenceService/ServerReady": lambda body: inference.server_ready(True),
-    "inference.GRPCInferenceService/ModelReady": lambda body: inference.model_ready(
-        inference.target(body).version in (None, 12)
+    "inference.GRPCInferenceService/ServerLive": lambda body: kserve_grpc.server_live(),
+    "inference.GRPCInferenceService/ServerReady": lambda body: kserve_grpc.server_ready(True),
+    "inference.GRPCInferenceService/ModelReady": lambda body: kserve_grpc.model_ready(
+        kserve_grpc.target(body).version in (None, 12)
     ),
-    "inference.GRPCInferenceService/ServerMetadata": lambda body: inference.server_metadata("0.1.0"),
-    "inference.GRPCInferenceService/ModelMetadata": lambda body: inference.model_metadata(
+    "inference.GRPCInferenceService/ServerMetadata": lambda body: kserve_grpc.server_metadata("0.1.0"),
+    "inference.GRPCInferenceService/ModelMetadata": lambda body: kserve_grpc.model_metadata(
         body, MODEL, [11, 12]
     ),
-    "inference.GRPCInferenceService/ModelInfer": lambda body: scored(inference, body),
-    "clickline.v1.Ranking/Rank": lambda body: scored(ranking, body),
+    "inference.GRPCInferenceService/ModelInfer": lambda body: scored(kserve_grpc, body),
+    "clickline.v1.Ranking/Rank": lambda body: scored(ranking_grpc, body),
 }
 
 

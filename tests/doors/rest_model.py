@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clickline.features import DenseField, FeatureSpec, SlotField
-from clickline.features.request import RequestEncoder
+from clickline.features.request_encoder import RequestEncoder
 from clickline.records import (
     FEASIGN,
     INTEGER,
@@ -21,8 +21,8 @@ from clickline.records import (
     RequestRows,
     TextColumn,
 )
-from clickline.stages.serve.doors.calls import Call
-from clickline.stages.serve.doors.rest import Door, HttpLimits, Reply, route
+from clickline.serving.protocols.call import Call
+from clickline.serving.protocols.http_routes import Door, HttpLimits, Reply, route
 
 FEATURES = FeatureSpec(
     dense=(DenseField("I1", "I1", "log1p"), DenseField("I2", "I2", "none")),

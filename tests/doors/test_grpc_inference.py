@@ -12,8 +12,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from clickline.errors import RequestRefused
-from clickline.stages.serve.doors import inference
-from clickline.stages.serve.doors.calls import Target
+from clickline.serving.protocols import kserve_grpc
+from clickline.serving.protocols.call import Target
 
 
 @pytest.fixture
@@ -89,11 +89,11 @@ def test_typed_contents_are_answered_in_typed_contents(rows):
     tensor = request.inputs.add(name="I1", datatype="FP64", shape=[rows])
     tensor.contents.fp64_contents.extend(range(rows))
     body = request.SerializeToString()
-    assert inference.target(body) == Target("ads", 12)
-    call = inference.decode(body, MODEL, LIMITS)
+    assert kserve_grpc.target(body) == Target("ads", 12)
+    call = kserve_grpc.decode(body, MODEL, LIMITS)
     assert call.rows.numbers_CB[0].tolist() == list(range(rows))
     p = np.linspace(0.1, 0.9, rows, dtype=np.float32)
-    response = service_pb2.ModelInferResponse.FromString(inference.encode(call, answer(*p)))
+    response = service_pb2.ModelInferResponse.FromString(kserve_grpc.encode(call, answer(*p)))
     assert not response.raw_output_contents and response.id == "x"
     found = {output.name: output for output in response.outputs}
     assert list(found["logistic"].contents.fp32_contents) == p.tolist()
@@ -104,9 +104,9 @@ def test_typed_contents_are_answered_in_typed_contents(rows):
 def test_a_version_that_is_no_number_is_refused():
     body = service_pb2.ModelReadyRequest(name="ads", version="latest").SerializeToString()
     with pytest.raises(RequestRefused, match='The version is "latest"; a whole number is allowed'):
-        inference.target(body)
-    assert inference.target(service_pb2.ModelReadyRequest(name="ads").SerializeToString()) == Target(
+        kserve_grpc.target(body)
+    assert kserve_grpc.target(service_pb2.ModelReadyRequest(name="ads").SerializeToString()) == Target(
         "ads", None
     )
     with pytest.raises(RequestRefused, match="malformed"):
-        inference.target(b"\x0a\x01\xff")
+        kserve_grpc.target(b"\x0a\x01\xff")

@@ -6,8 +6,8 @@ import pytest
 from grpc_model import LIMITS, MODEL, answer
 
 from clickline.errors import RequestRefused
-from clickline.stages.serve.doors import ranking
-from clickline.stages.serve.doors.calls import Target
+from clickline.serving.protocols import ranking_grpc
+from clickline.serving.protocols.call import Target
 from clickline.wire.messages import RankRequest, RankResponse
 
 
@@ -28,21 +28,21 @@ def request(top_k: int = 0, context: bool = True) -> RankRequest:
 
 
 def ranked(made: RankRequest) -> RankResponse:
-    call = ranking.decode(made.SerializeToString(), MODEL, LIMITS)
-    return RankResponse.FromString(ranking.encode(call, answer(0.25, 0.75, 0.5, 0.75)))
+    call = ranking_grpc.decode(made.SerializeToString(), MODEL, LIMITS)
+    return RankResponse.FromString(ranking_grpc.encode(call, answer(0.25, 0.75, 0.5, 0.75)))
 
 
 def refusal(made: RankRequest) -> str:
     with pytest.raises(RequestRefused) as refused:
-        ranking.decode(made.SerializeToString(), MODEL, LIMITS)
+        ranking_grpc.decode(made.SerializeToString(), MODEL, LIMITS)
     assert refused.value.kind == "invalid"
     return str(refused.value)
 
 
 def test_both_parts_are_read():
     body = request().SerializeToString()
-    assert ranking.target(body) == Target("ads", None)
-    call = ranking.decode(body, MODEL, LIMITS)
+    assert ranking_grpc.target(body) == Target("ads", None)
+    call = ranking_grpc.decode(body, MODEL, LIMITS)
     assert call.rows.rows == 4 and call.context.rows == 1
     assert call.context.kind_C.astype(bool).tolist() == [True, False, True, False, False, False]
     assert call.rows.kind_C.astype(bool).tolist() == [False, False, False, True, False, False]
@@ -62,7 +62,7 @@ def test_the_best_come_first_and_of_equals_the_first(top_k, order):
 
 
 def test_candidates_may_have_no_context():
-    call = ranking.decode(request(context=False).SerializeToString(), MODEL, LIMITS)
+    call = ranking_grpc.decode(request(context=False).SerializeToString(), MODEL, LIMITS)
     assert call.context is None and call.rows.rows == 4
 
 

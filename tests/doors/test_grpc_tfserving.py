@@ -13,8 +13,8 @@ import pytest
 from grpc_model import LIMITS, MODEL, answer, grpc_server
 
 from clickline.errors import RequestRefused
-from clickline.stages.serve.doors import tfserving
-from clickline.stages.serve.doors.calls import Limits, Target
+from clickline.serving.protocols import tfserving_grpc
+from clickline.serving.protocols.call import Limits, Target
 from clickline.wire.messages import (
     GetModelMetadataRequest,
     GetModelMetadataResponse,
@@ -44,8 +44,8 @@ def request(rows: int = 3, **spec) -> PredictRequest:
 
 
 def answered(made: PredictRequest, *probabilities: float) -> PredictResponse:
-    call = tfserving.decode(made.SerializeToString(), MODEL, LIMITS)
-    return PredictResponse.FromString(tfserving.encode(call, answer(*probabilities)))
+    call = tfserving_grpc.decode(made.SerializeToString(), MODEL, LIMITS)
+    return PredictResponse.FromString(tfserving_grpc.encode(call, answer(*probabilities)))
 
 
 def values(tensor) -> list:
@@ -86,7 +86,7 @@ def test_the_output_filter_is_honoured():
     made.output_filter.extend(["logits", "logistic", "logits"])
     assert sorted(answered(made, 0.5).outputs) == ["logistic", "logits"]
     made.output_filter.append("score")
-    words = refusal(tfserving.decode, made.SerializeToString(), MODEL, LIMITS)
+    words = refusal(tfserving_grpc.decode, made.SerializeToString(), MODEL, LIMITS)
     assert words == 'There is no output "score". There are: probabilities, logistic, logits, class_ids.'
 
 
@@ -98,48 +98,48 @@ def test_signatures(signature):
 
 def test_another_signature_is_refused_in_words():
     body = request(signature_name="classify").SerializeToString()
-    words = refusal(tfserving.decode, body, MODEL, LIMITS)
+    words = refusal(tfserving_grpc.decode, body, MODEL, LIMITS)
     assert words == 'There is no signature "classify". There are: serving_default, predict.'
 
 
 def test_whom_a_request_is_for():
-    assert tfserving.target(request().SerializeToString()) == Target("ads", None)
-    assert tfserving.target(request(version=7).SerializeToString()) == Target("ads", 7)
-    assert tfserving.target(request(version=0).SerializeToString()) == Target("ads", 0)
-    assert tfserving.target(b"") == Target("", None)
-    words = refusal(tfserving.target, request(version_label="stable").SerializeToString())
+    assert tfserving_grpc.target(request().SerializeToString()) == Target("ads", None)
+    assert tfserving_grpc.target(request(version=7).SerializeToString()) == Target("ads", 7)
+    assert tfserving_grpc.target(request(version=0).SerializeToString()) == Target("ads", 0)
+    assert tfserving_grpc.target(b"") == Target("", None)
+    words = refusal(tfserving_grpc.target, request(version_label="stable").SerializeToString())
     assert "stable" in words and "numbers only" in words
-    assert "malformed" in refusal(tfserving.target, b"\x0a\x02\xff\xff")
-    assert "malformed" in refusal(tfserving.target, b"\xff")
+    assert "malformed" in refusal(tfserving_grpc.target, b"\x0a\x02\xff\xff")
+    assert "malformed" in refusal(tfserving_grpc.target, b"\xff")
 
 
 def test_a_model_spec_in_two_pieces_is_one():
     head = PredictRequest()
     head.model_spec.version.value = 5
     both = head.SerializeToString() + request(signature_name="predict").SerializeToString()
-    assert tfserving.target(both) == Target("ads", 5)
-    assert tfserving.decode(both, MODEL, LIMITS).details.signature == "predict"
+    assert tfserving_grpc.target(both) == Target("ads", 5)
+    assert tfserving_grpc.decode(both, MODEL, LIMITS).details.signature == "predict"
 
 
 def test_limits_are_the_configs():
     made = request(3)
     assert "up to 2 are allowed" in refusal(
-        tfserving.decode, made.SerializeToString(), MODEL, Limits(max_rows=2)
+        tfserving_grpc.decode, made.SerializeToString(), MODEL, Limits(max_rows=2)
     )
     made.inputs["age"].CopyFrom(made.inputs["I1"])
-    assert '"age" is not a field' in refusal(tfserving.decode, made.SerializeToString(), MODEL, LIMITS)
-    call = tfserving.decode(made.SerializeToString(), MODEL, Limits(ignore_unknown=True))
+    assert '"age" is not a field' in refusal(tfserving_grpc.decode, made.SerializeToString(), MODEL, LIMITS)
+    call = tfserving_grpc.decode(made.SerializeToString(), MODEL, Limits(ignore_unknown=True))
     assert call.rows.rows == 3 and call.context is None
 
 
 def test_text_that_is_none_is_malformed():
-    assert "output_filter" in refusal(tfserving.decode, b"\x1a\x01\xff", MODEL, LIMITS)
+    assert "output_filter" in refusal(tfserving_grpc.decode, b"\x1a\x01\xff", MODEL, LIMITS)
 
 
 def test_metadata_says_what_goes_in_and_out():
     asked = GetModelMetadataRequest(metadata_field=["signature_def"])
     asked.model_spec.name = "ads"
-    response = GetModelMetadataResponse.FromString(tfserving.metadata(asked.SerializeToString(), MODEL))
+    response = GetModelMetadataResponse.FromString(tfserving_grpc.metadata(asked.SerializeToString(), MODEL))
     assert (response.model_spec.name, response.model_spec.version.value) == ("ads", 12)
     signatures = SignatureDefMap()
     assert response.metadata["signature_def"].Unpack(signatures)
@@ -174,7 +174,7 @@ def test_metadata_says_what_goes_in_and_out():
 def test_other_metadata_is_refused():
     body = GetModelMetadataRequest(metadata_field=["graph"]).SerializeToString()
     assert (
-        refusal(tfserving.metadata, body, MODEL)
+        refusal(tfserving_grpc.metadata, body, MODEL)
         == 'There is no metadata field "graph". There is: signature_def.'
     )
 
@@ -182,8 +182,8 @@ def test_other_metadata_is_refused():
 def test_status_of_versions():
     asked = GetModelStatusRequest()
     asked.model_spec.name = "ads"
-    assert tfserving.target(asked.SerializeToString()) == Target("ads", None)
-    response = GetModelStatusResponse.FromString(tfserving.status({11: "UNLOADING", 12: "AVAILABLE"}))
+    assert tfserving_grpc.target(asked.SerializeToString()) == Target("ads", None)
+    response = GetModelStatusResponse.FromString(tfserving_grpc.status({11: "UNLOADING", 12: "AVAILABLE"}))
     found = [(one.version, one.state, one.status.error_code) for one in response.model_version_status]
     assert found == [(12, 30, 0), (11, 40, 0)]
     assert response.model_version_status[0].HasField("status")

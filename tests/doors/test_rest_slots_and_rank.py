@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, door, encoded, values
 
 from clickline.errors import RequestRefused
-from clickline.features import kernels
+from clickline.features import encoder_kernels
 from clickline.records import FEASIGN, INTEGER, NUMBER
-from clickline.stages.serve.doors.rest import HttpLimits, Reply, route
+from clickline.serving.protocols.http_routes import HttpLimits, Reply, route
 
 CTR = "/ElasticCTRPredictionService/inference"
 RANK = "/v1/models/ads:rank"
@@ -47,7 +47,7 @@ def test_feasigns_of_a_text_slot_are_the_hashes_of_its_texts():
     assert values(rows)["C1"] == hashes
     bits_B = rows.integers_CB[column].view(np.uint64)
     ids_B = np.empty(2, dtype=np.uint64)
-    kernels.mix_feasigns(bits_B, bits_B == 0, FEATURES.slots[0].salt, ids_B)
+    encoder_kernels.mix_feasigns(bits_B, bits_B == 0, FEATURES.slots[0].salt, ids_B)
     by_text = encoded(call("/v1/models/ads:predict", b'{"inputs":{"C1":["ab","c"]}}').rows)
     assert ids_B.tolist() == by_text.slots[0].ids_N.tolist()
     several = ctr(instance(**{"30": hashes}), instance(**{"30": [0]}))

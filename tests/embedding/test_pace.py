@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from clickline.embedding import SlotShape, Tables, freeze, save
-from clickline.embedding.pace import Pace
+from clickline.embedding.throttle import Pace
 from clickline.records import SlotIds
 
 NEVER = 1e-7  # a share so small that one rest would outlast every test

@@ -23,7 +23,7 @@ from clickline.embedding import (
     freeze,
     inner_shards,
     load,
-    packed,
+    packed_messages,
     save,
 )
 from clickline.embedding.snapshot import SnapshotReader
@@ -249,7 +249,9 @@ def test_read_only_messages_compile_no_kernel_again() -> None:
     far = Parted([tables() for _ in range(2)])
     batch = batches(7, 1)[0]
     far.learn(batch)
-    kernels: list[Any] = [kernel for kernel in vars(packed).values() if hasattr(kernel, "signatures")]
+    kernels: list[Any] = [
+        kernel for kernel in vars(packed_messages).values() if hasattr(kernel, "signatures")
+    ]
     before = [len(kernel.signatures) for kernel in kernels]
     _, asked = far.ask(batch)
     found = [shard.find([asked[0].requests[n]], count=True) for n, shard in enumerate(far.shards)]

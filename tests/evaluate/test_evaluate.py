@@ -17,14 +17,14 @@ from clickline.artifacts.checkpoint import open_checkpoint_folder
 from clickline.artifacts.dataset import Dataset, concat
 from clickline.artifacts.runs import find_checkpoint
 from clickline.config import load_config
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ArtifactError, ConfigError, DataError, SourceNotFound, TooManyBadRows
-from clickline.features import kernels
-from clickline.learner import open_checkpoint
-from clickline.metrics.binary import Counts
+from clickline.evaluation.binary_metrics import Counts
+from clickline.evaluation.run import evaluate
+from clickline.features import encoder_kernels
+from clickline.models.model import open_checkpoint
 from clickline.progress import Progress
-from clickline.stages.evaluate.run import evaluate
-from clickline.stages.sample.generate import SampleOptions, generate
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 
 class Heard(Progress):
@@ -336,7 +336,9 @@ def test_slices_are_measured_as_if_alone_and_named_by_their_text(project, config
         assert {text or "(missing)" for text, own in zip(texts, mine, strict=True) if own} == {name}
         if name != "(missing)":
             raw = np.frombuffer(name.encode(), np.uint8)
-            assert one.id == int(kernels.fmix64(np.uint64(kernels.xxh64(raw, 0, raw.size)) ^ slot.salt))
+            assert one.id == int(
+                encoder_kernels.fmix64(np.uint64(encoder_kernels.xxh64(raw, 0, raw.size)) ^ slot.salt)
+            )
     shown = json.loads(Path(result.report).read_text())["evaluation"]["slices"]["C2"][0]
     assert shown["id"] == f"{result.evaluation.slices['C2'][0].id:016x}"
     assert shown["value"] == result.name_of("C2", result.evaluation.slices["C2"][0].id)

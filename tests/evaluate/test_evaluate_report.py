@@ -11,8 +11,8 @@ import pytest
 import clickline
 from clickline.artifacts.dataset import Dataset
 from clickline.config import load_config
-from clickline.stages.evaluate.run import evaluate
-from clickline.storage.stores import Storage
+from clickline.evaluation.run import evaluate
+from clickline.storage.storage import Storage
 
 FIELDS = ("slot_table", "drift")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clickline.evaluation.id_names_in_logs import _values_with
 from clickline.features import Encoder, FeatureSpec, SlotField
-from clickline.features.columns import raw_column
+from clickline.features.raw_columns import raw_column
 from clickline.records import RawRows
-from clickline.stages.evaluate.naming import _values_with
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from clickline.artifacts.checkpoint import Checkpoint, latest
 from clickline.artifacts.dataset import Dataset
 from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load
 from clickline.embedding.table import Table
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 __all__ = [
     "BOTH",
@@ -44,12 +44,16 @@ AUC_NOISE = 0.01
 T = TypeVar("T")
 # The real numbers are for machines that are far away and busy; a test cannot wait for them.
 SETTINGS = {
-    "clickline.learner.batches": {"WINDOW_ROWS": 8192},  # several units in few rows
-    "clickline.cluster.job": {"Job.__init__": 8.0},  # group_seconds
-    "clickline.cluster.together": {"_SILENT_SECONDS": 4.0},
-    "clickline.cluster.leases": {"Leases.__init__": 4.0, "Leases.from_json": 4.0},  # patience
-    "clickline.cluster.watch": {"_LOOK_SECONDS": 0.1, "_LATE_SECONDS": 1.0, "KEEPER_SECONDS": 20.0},
-    "clickline.cluster.policy": {"GROW_SECONDS": 1.0},
+    "clickline.training.batches": {"WINDOW_ROWS": 8192},  # several units in few rows
+    "clickline.training.cluster.job": {"Job.__init__": 8.0},  # group_seconds
+    "clickline.training.cluster.sync_epoch": {"_SILENT_SECONDS": 4.0},
+    "clickline.training.cluster.leases": {"Leases.__init__": 4.0, "Leases.from_json": 4.0},  # patience
+    "clickline.training.cluster.monitor": {
+        "_LOOK_SECONDS": 0.1,
+        "_LATE_SECONDS": 1.0,
+        "KEEPER_SECONDS": 20.0,
+    },
+    "clickline.training.cluster.policy": {"GROW_SECONDS": 1.0},
 }
 _AGENTS = (
     "DashboardAgent",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from clickline.config import load_config
+from clickline.data.prepare.run import prepare
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.prepare.run import prepare
-from clickline.stages.sample.generate import SampleOptions, generate
 
 __all__ = ["make_world", "share_world"]
 

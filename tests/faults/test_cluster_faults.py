@@ -9,11 +9,11 @@ import signal
 import pytest
 from cluster_run import BOTH, SETTINGS, ClusterRun, Fault, poll, roles_left
 
-WORKER = "clickline.cluster.worker:Worker"
-TABLES = "clickline.embedding.partition:ShardTables"
-SHARD = "clickline.cluster.shard"
-HOLDER = "clickline.cluster.holder:Holder"
-TRAINER = "clickline.stages.train.clustered"
+WORKER = "clickline.training.cluster.worker:Worker"
+TABLES = "clickline.embedding.sharded_tables:ShardTables"
+SHARD = "clickline.training.cluster.embedding_server"
+HOLDER = "clickline.training.cluster.dense_parameter_server:Holder"
+TRAINER = "clickline.training.cluster_trainer"
 LATER = 130  # a call that comes after the first cut
 
 pytestmark = pytest.mark.timeout(700)
@@ -35,15 +35,19 @@ def in_both(name: str, *faults: Fault, slow: str = "") -> list:
     [
         *in_both("between-pull-and-push", Fault(WORKER, "_pool", 40), slow="sync"),
         *in_both("between-push-and-ack", Fault(WORKER, "_push", 40, after=True)),
-        *in_both("reading", Fault("clickline.learner.batches:Batches", "_window", 2)),
+        *in_both("reading", Fault("clickline.training.batches:Batches", "_window", 2)),
         *in_both("first-step", Fault(WORKER, "_pool", 1)),
         case("last-steps", "sync", Fault(WORKER, "_push", 245)),
         case("giving-the-state-to-a-cut", "sync", Fault(WORKER, "state", 1)),
         case("going-on-after-a-cut", "async", Fault(WORKER, "resume", 1)),
         case("asked-to-pause", "sync", Fault(WORKER, "pause", 1)),
         case("asked-to-pause", "async", Fault(WORKER, "pause", 1)),
-        case("forming-the-group", "sync", Fault("clickline.cluster.group:Group", "_form", 1)),
-        case("sharing-the-network", "sync", Fault("clickline.cluster.group:Group", "share", 1)),
+        case(
+            "forming-the-group", "sync", Fault("clickline.training.cluster.process_group:Group", "_form", 1)
+        ),
+        case(
+            "sharing-the-network", "sync", Fault("clickline.training.cluster.process_group:Group", "share", 1)
+        ),
         *in_both("scoring", Fault(WORKER, "score", 1)),
     ],
 )
@@ -95,8 +99,8 @@ def test_a_worker_dies_as_it_starts(project, calm, mode):
 def test_rows_that_are_not_handed_over_cost_a_worker_and_not_the_run(project, calm, faults, words):
     """One worker waits for rows, and the others for its part of a batch."""
     run = ClusterRun(project, "sync", calm("sync"))
-    watch = SETTINGS["clickline.cluster.watch"]
-    run.hurry({"clickline.cluster.watch": {**watch, "STANDSTILL_SECONDS": 15.0}})
+    watch = SETTINGS["clickline.training.cluster.monitor"]
+    run.hurry({"clickline.training.cluster.monitor": {**watch, "STANDSTILL_SECONDS": 15.0}})
     struck = run.strike(*faults)
     run.start()
     run.ends_exact()
@@ -163,17 +167,19 @@ def test_a_keeper_of_state_dies(project, calm, mode, faults):
         case(
             "forming-a-smaller-group",
             "sync",
-            Fault("clickline.cluster.together:Together", "_form", 2),
+            Fault("clickline.training.cluster.sync_epoch:Together", "_form", 2),
             Fault(WORKER, "_push", LATER),
         ),
         case(
             "giving-units-back",
             "async",
-            Fault("clickline.cluster.crew:Crew", "lose", 1),
+            Fault("clickline.training.cluster.worker_group:Crew", "lose", 1),
             Fault(WORKER, "_push", 60),
         ),
-        *in_both("measuring", Fault("clickline.stages.train.epochs:Epochs", "_measure", 1)),
-        *in_both("starting-shards", Fault("clickline.cluster.crew:Crew", "_await_keepers", 1)),
+        *in_both("measuring", Fault("clickline.training.training_run:Epochs", "_measure", 1)),
+        *in_both(
+            "starting-shards", Fault("clickline.training.cluster.worker_group:Crew", "_await_keepers", 1)
+        ),
     ],
 )
 def test_the_driver_dies_and_the_same_command_goes_on(project, calm, mode, faults):
@@ -213,7 +219,7 @@ def test_the_one_worker_that_was_given_the_network_dies_before_the_others_have_i
     run.start()
     assert run.wait().code == -signal.SIGKILL
     assert run.cut_step() > 0
-    [struck] = run.strike(Fault("clickline.cluster.worker", "_pack", 1))
+    [struck] = run.strike(Fault("clickline.training.cluster.worker", "_pack", 1))
     run.start()
     run.ends_exact()
     assert struck.exists()
@@ -259,7 +265,8 @@ def test_a_worker_that_comes_back_is_fenced_and_joins_again_sync(project, calm):
     """It is silent for longer than the group waits, and sends its gradients when nobody wants them any more."""
     run = ClusterRun(project, "sync", calm("sync"))
     stopped, refused = run.strike(
-        Fault(WORKER, "_push", 60, do="stop"), Fault("clickline.cluster.streams:Streams", "of", do="note")
+        Fault(WORKER, "_push", 60, do="stop"),
+        Fault("clickline.training.cluster.streams:Streams", "of", do="note"),
     )
     run.start()
     pid = int(poll("a worker that stops", lambda: stopped.exists() and stopped.read_text()))
@@ -273,7 +280,7 @@ def test_a_worker_that_comes_back_is_fenced_and_joins_again_sync(project, calm):
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("place", "name", "call"),
-    [(WORKER, "_push", 60), ("clickline.learner.batches:Batches", "read_window", 1)],
+    [(WORKER, "_push", 60), ("clickline.training.batches:Batches", "read_window", 1)],
     ids=["learning", "reading"],
 )
 def test_a_worker_that_stays_away_is_given_up_sync(project, calm, place, name, call):
@@ -304,7 +311,7 @@ def test_a_silent_worker_is_given_up_and_nobody_waits_for_it_async(project, calm
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("place", "name", "call"),
-    [(WORKER, "_pool", 60), ("clickline.learner.batches:Batches", "read_window", 2)],
+    [(WORKER, "_pool", 60), ("clickline.training.batches:Batches", "read_window", 2)],
     ids=["computing", "reading"],
 )
 def test_a_worker_that_answers_but_hangs_holds_up_nobody_async(project, calm, place, name, call):
@@ -322,8 +329,8 @@ def test_a_worker_that_answers_but_hangs_holds_up_nobody_async(project, calm, pl
 @pytest.mark.parametrize(
     ("place", "name", "call"),
     [
-        ("clickline.embedding.remote:RemoteTables", "ask", 1),
-        ("clickline.learner.batches:Batches", "read_window", 2),
+        ("clickline.embedding.remote_tables:RemoteTables", "ask", 1),
+        ("clickline.training.batches:Batches", "read_window", 2),
     ],
     ids=["asking-first", "reading"],
 )
@@ -332,8 +339,8 @@ def test_a_worker_that_answers_but_hangs_is_given_up_sync(project, calm, place, 
     run = ClusterRun(project, "sync", calm("sync"))
     run.hurry(
         {
-            "clickline.cluster.together": {"READ_SECONDS": 10.0},
-            "clickline.cluster.watch": {"_FIRST_SECONDS": 20.0},
+            "clickline.training.cluster.sync_epoch": {"READ_SECONDS": 10.0},
+            "clickline.training.cluster.monitor": {"_FIRST_SECONDS": 20.0},
         }
     )
     [held] = run.strike(Fault(place, name, call, do="hold"))
@@ -378,7 +385,7 @@ def test_a_shard_that_stops_as_it_writes_a_cut_is_given_up(project, calm):
 @pytest.mark.faults
 def test_a_shard_that_hangs_as_it_restores_is_given_up(project, calm):
     run = ClusterRun(project, "sync", calm("sync"))
-    run.hurry({"clickline.cluster.crew": {"_RESTORE_SECONDS": 60.0}})
+    run.hurry({"clickline.training.cluster.worker_group": {"_RESTORE_SECONDS": 60.0}})
     struck, held = run.strike(Fault(TABLES, "apply", LATER), Fault(SHARD, "load", 1, do="hold"))
     run.start()
     run.ends_exact()
@@ -391,8 +398,8 @@ def test_a_shard_that_hangs_as_it_restores_is_given_up(project, calm):
 def test_the_unit_of_a_straggler_is_leased_again_and_what_it_sends_late_is_refused_async(project, calm):
     run = ClusterRun(project, "async", calm("async"), **{"train.checkpoint_steps": 1000})
     held, refused = run.strike(
-        Fault("clickline.learner.batches:Batches", "read_window", 2, do="hold"),
-        Fault("clickline.cluster.streams:Streams", "of", do="note"),
+        Fault("clickline.training.batches:Batches", "read_window", 2, do="hold"),
+        Fault("clickline.training.cluster.streams:Streams", "of", do="note"),
     )
     run.start()
     poll("a new lease", lambda: any("which is slow" in reason for reason in run.decided("lease")))

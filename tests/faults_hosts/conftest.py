@@ -13,8 +13,8 @@ from hosts import Cluster, Training, counted, expected_counts
 import clickline
 from clickline.artifacts.checkpoint import Checkpoint
 from clickline.config import load_config
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
 
 _CONFIG = """
 data: {train: data/train.tsv, eval: data/eval.tsv, shard_size: 256KiB}

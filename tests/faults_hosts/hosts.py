@@ -26,7 +26,7 @@ from clickline.artifacts.checkpoint import Checkpoint, result_of
 from clickline.artifacts.dataset import Dataset
 from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load
 from clickline.embedding.table import Table
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 __all__ = ["Cluster", "Host", "Training", "counted", "expected_counts", "processes", "settle"]
 

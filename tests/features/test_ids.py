@@ -12,8 +12,8 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clickline.features import Encoder, FeatureSpec, SlotField, kernels, slot_number
-from clickline.features.columns import raw_column
+from clickline.features import Encoder, FeatureSpec, SlotField, encoder_kernels, slot_number
+from clickline.features.raw_columns import raw_column
 from clickline.records import NumberColumn, RawRows
 
 VECTORS = Path(__file__).with_name("id_vectors.json")
@@ -26,17 +26,17 @@ def array(data: bytes) -> np.ndarray:
 @given(st.binary(max_size=200), st.integers(0, 40), st.integers(0, 40))
 def test_xxh64_is_that_of_the_xxhash_package_at_any_place_in_a_buffer(text, before, after):
     data = array(b"\xaa" * before + text + b"\x55" * after)
-    assert kernels.xxh64(data, before, before + len(text)) == xxhash.xxh64(text).intdigest()
+    assert encoder_kernels.xxh64(data, before, before + len(text)) == xxhash.xxh64(text).intdigest()
 
 
 def test_every_length_up_to_three_rounds_of_lanes():
     data = np.arange(100, dtype=np.uint8)
     for length in range(101):
-        assert kernels.xxh64(data, 0, length) == xxhash.xxh64(data[:length].tobytes()).intdigest()
+        assert encoder_kernels.xxh64(data, 0, length) == xxhash.xxh64(data[:length].tobytes()).intdigest()
 
 
 def test_missing_is_the_hash_of_the_empty_text():
-    assert xxhash.xxh64(b"").intdigest() == kernels.MISSING_FEASIGN
+    assert xxhash.xxh64(b"").intdigest() == encoder_kernels.MISSING_FEASIGN
 
 
 def test_ids_of_earlier_releases_stay_as_they_are():
@@ -75,7 +75,7 @@ def test_another_process_gives_the_same_ids():
 
 # 0 means that there is no value, and so does the hash of the empty text.
 @given(st.lists(st.integers(1, 2**64 - 1), unique=True, max_size=50), st.integers(0, 2**64 - 1))
-@example([1, kernels.MISSING_FEASIGN], 0)
+@example([1, encoder_kernels.MISSING_FEASIGN], 0)
 def test_mixing_a_slot_in_never_makes_two_values_one(feasigns, number):
     slot = SlotField("s", "s", number, "feasign")
     encoded, _ = Encoder(FeatureSpec((), (slot,))).encode_values([{"s": feasign} for feasign in feasigns])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clickline.errors import DataError
 from clickline.features import DenseField, Encoder, FeatureSpec, FieldStatistics, SlotField
-from clickline.features.request import RequestEncoder
+from clickline.features.request_encoder import RequestEncoder
 from clickline.records import (
     ABSENT,
     FEASIGN,

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clickline.features import DenseField, Encoder, FeatureSpec, FieldStatistics, SlotField
-from clickline.features.columns import numbers, raw_column
+from clickline.features.raw_columns import numbers, raw_column
 from clickline.records import EncodedRows, NumberColumn, RawRows, TextColumn
 
 STATISTICS = FieldStatistics(100, -3.0, 64.5, 7.25, 11.5, (0.0, 1.0, 2.5, 100.0), 6.5, 9.25)

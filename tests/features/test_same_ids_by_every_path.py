@@ -22,24 +22,24 @@ import xxhash
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from clickline.client.columns import as_table
-from clickline.client.elasticctr import ElasticCtr
-from clickline.client.grpc_asks import InferenceGrpc, TfServingGrpc
-from clickline.client.http_asks import InferenceHttp, TfServingHttp
+from clickline.client.columnar import as_table
+from clickline.client.elasticctr_codec import ElasticCtr
+from clickline.client.grpc_codec import InferenceGrpc, TfServingGrpc
+from clickline.client.http_codec import InferenceHttp, TfServingHttp
+from clickline.client.predict.elasticctr_columns import for_elasticctr
+from clickline.data.prepare.column_sketches import Tally
+from clickline.data.readers.delimited import Csv
+from clickline.data.readers.parquet import Parquet
+from clickline.data.readers.tf_example import ExampleParser, Records
+from clickline.data.targets import FileTimes, TargetFields, targets
 from clickline.errors import DataError, RequestRefused
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
-from clickline.features.columns import raw_column
-from clickline.features.request import RequestEncoder
-from clickline.intake.targets import FileTimes, TargetFields, targets
-from clickline.readers.delimited import Csv
-from clickline.readers.example import ExampleParser, Records
-from clickline.readers.parquet import Parquet
+from clickline.features.raw_columns import raw_column
+from clickline.features.request_encoder import RequestEncoder
 from clickline.records import Block, EncodedRows, NumberColumn, RawRows, RequestRows, SourceFile
-from clickline.stages.predict.feasigns import for_elasticctr
-from clickline.stages.prepare.statistics import Tally
-from clickline.stages.serve.doors import inference, rest_inference, rest_tfserving, tfserving
-from clickline.stages.serve.doors.rest import Door, HttpLimits, Page, route
-from clickline.stages.serve.doors.rest_calls import Known, Target
+from clickline.serving.protocols import kserve_grpc, kserve_http, tfserving_grpc, tfserving_http
+from clickline.serving.protocols.http_common import Known, Target
+from clickline.serving.protocols.http_routes import Door, HttpLimits, Page, route
 from clickline.wire.messages import (
     GetModelMetadataResponse,
     ModelInferRequest,
@@ -48,7 +48,7 @@ from clickline.wire.messages import (
     SignatureDefMap,
     TensorProto,
 )
-from clickline.wire.writing import block, number
+from clickline.wire.protobuf_writer import block, number
 
 TEXTS = FeatureSpec((), (SlotField("v", "v", 7),))
 BOTH = FeatureSpec((DenseField("n", "v", "none"),), (SlotField("v", "v", 7), SlotField("b", "v", 8, "log2")))
@@ -170,7 +170,7 @@ def by_grpc_infer(spec: FeatureSpec, rows: int, datatype: str, **contents: Any) 
             request.raw_input_contents.append(values)
         else:
             getattr(tensor.contents, name).extend(values)
-    return asked(spec, inference.decode(request.SerializeToString(), Model(spec), LIMITS).rows)
+    return asked(spec, kserve_grpc.decode(request.SerializeToString(), Model(spec), LIMITS).rows)
 
 
 def by_grpc_predict(spec: FeatureSpec, rows: int, dtype: int, **values: Any) -> EncodedRows:
@@ -178,7 +178,7 @@ def by_grpc_predict(spec: FeatureSpec, rows: int, dtype: int, **values: Any) -> 
     tensor = TensorProto(dtype=dtype, **values)
     tensor.tensor_shape.dim.add(size=rows)
     request.inputs["v"].CopyFrom(tensor)
-    return asked(spec, tfserving.decode(request.SerializeToString(), Model(spec), LIMITS).rows)
+    return asked(spec, tfserving_grpc.decode(request.SerializeToString(), Model(spec), LIMITS).rows)
 
 
 def by_client(spec: FeatureSpec, column: Any) -> dict[str, EncodedRows]:
@@ -189,7 +189,7 @@ def by_client(spec: FeatureSpec, column: Any) -> dict[str, EncodedRows]:
         ask = protocol("m").predict(table, None)
         headers = {name.encode(): text.encode() for name, text in ask.headers.items()}
         found[protocol.__name__] = by_http(spec, ask.where, ask.body, headers)
-    for protocol, door in ((TfServingGrpc, tfserving), (InferenceGrpc, inference)):
+    for protocol, door in ((TfServingGrpc, tfserving_grpc), (InferenceGrpc, kserve_grpc)):
         ask = protocol("m").predict(table, None)
         found[protocol.__name__] = asked(spec, door.decode(ask.body, Model(spec), LIMITS).rows)
     return found
@@ -395,7 +395,7 @@ def test_several_narrow_floats_a_row_have_their_shortest_texts():
     for size in (2, 2):
         tensor.tensor_shape.dim.add(size=size)
     request.inputs["v"].CopyFrom(tensor)
-    found = asked(spec, tfserving.decode(request.SerializeToString(), Model(spec), LIMITS).rows)
+    found = asked(spec, tfserving_grpc.decode(request.SerializeToString(), Model(spec), LIMITS).rows)
     assert found.slots[0].ids_N.tolist() == expected
     infer = {
         "name": "v",
@@ -555,13 +555,13 @@ def told_types(spec: FeatureSpec) -> dict[str, dict[str, str]]:
     """The type of each column, as every protocol's metadata has it, by its name in the Open Inference Protocol."""
     model = Model(spec)
     target, known = Target("m"), Known(("m",), model)
-    grpc = ModelMetadataResponse.FromString(inference.model_metadata(b"", model, [1]))
+    grpc = ModelMetadataResponse.FromString(kserve_grpc.model_metadata(b"", model, [1]))
     signatures = SignatureDefMap()
-    described = GetModelMetadataResponse.FromString(tfserving.metadata(b"", model))
+    described = GetModelMetadataResponse.FromString(tfserving_grpc.metadata(b"", model))
     described.metadata["signature_def"].Unpack(signatures)
     inputs = signatures.signature_def["serving_default"].inputs
-    rest = json.loads(rest_inference.metadata(target, known).body)["inputs"]
-    signature = json.loads(rest_tfserving.metadata(target, known).body)["metadata"]["signature_def"][
+    rest = json.loads(kserve_http.metadata(target, known).body)["inputs"]
+    signature = json.loads(tfserving_http.metadata(target, known).body)["metadata"]["signature_def"][
         "signature_def"
     ]
     return {

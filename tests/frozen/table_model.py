@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from clickline.frozen import FrozenTables, PartShape, RowBlock, write_shards
-from clickline.frozen.rows import mixed
+from clickline.embedding.serving import FrozenTables, PartShape, RowBlock, write_shards
+from clickline.embedding.serving.packed_rows import mixed
 
 Weights = tuple[float, tuple[float, ...]]  # wide and vector
 Part = dict[int, Weights | None]  # None: gone

@@ -22,8 +22,8 @@ from table_model import (
     write_content,
 )
 
+from clickline.embedding.serving import FrozenTables, PartShape, difference, merged, write_shards
 from clickline.errors import ArtifactError
-from clickline.frozen import FrozenTables, PartShape, difference, merged, write_shards
 
 PARTS = [PartShape(2, True), PartShape(1, False)]
 IDS = st.integers(0, 12) | st.sampled_from([2**64 - 1, 2**63, 0x9E3779B97F4A7C15])
@@ -161,17 +161,17 @@ def test_an_overlay_is_made_once_and_found_again(tmp_path: Path) -> None:
         FrozenTables.open(chain, work=work).close()
         assert not work.exists()  # nothing to merge
     first = FrozenTables.open(folders, work=work)
-    (overlay,) = work.glob("overlay-*")
-    files = {path.name: path.stat().st_ino for path in overlay.iterdir()}
+    (delta_merge,) = work.glob("overlay-*")
+    files = {path.name: path.stat().st_ino for path in delta_merge.iterdir()}
     (work / ".overlay-1.0123456789abcdef").mkdir()  # of a process that was killed; it does not disturb
     second = FrozenTables.open(folders, work=work)
-    assert {path.name: path.stat().st_ino for path in overlay.iterdir()} == files and len(files) == 2
+    assert {path.name: path.stat().st_ino for path in delta_merge.iterdir()} == files and len(files) == 2
     maps = Path("/proc/self/maps").read_text().splitlines()
-    assert all("r--s" in line for line in maps if str(overlay) in line)
-    assert sum(str(overlay) in line for line in maps) == 4
+    assert all("r--s" in line for line in maps if str(delta_merge) in line)
+    assert sum(str(delta_merge) in line for line in maps) == 4
     FrozenTables.open(folders, work=work, shards=[1]).close()  # a lookup server's part of it is another one
     assert len(list(work.glob("overlay-*"))) == 2
-    torn = sorted(overlay.iterdir())[0]
+    torn = sorted(delta_merge.iterdir())[0]
     torn.unlink()
     torn.write_bytes(b"torn")
     third = FrozenTables.open(folders, work=work)
@@ -220,15 +220,15 @@ def test_processes_that_open_at_once_share_one_overlay(tmp_path: Path) -> None:
 
 
 def _die_while_merging(folders: list[Path], work: Path) -> None:
-    from clickline.frozen import overlay
+    from clickline.embedding.serving import delta_merge
 
-    written = overlay.write_packed
+    written = delta_merge.write_packed
 
     def write_and_die(*args, **options):  # type: ignore[no-untyped-def]
         written(*args, **options)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    overlay.write_packed = write_and_die  # type: ignore[assignment]
+    delta_merge.write_packed = write_and_die  # type: ignore[assignment]
     FrozenTables.open(folders, work=work)
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from table_model import blocks_of, fp32_row, packed_rows, random_content, write_content
 
+from clickline.embedding.serving import FrozenTables, PartShape, RowBlock, shards_of, write_shards
+from clickline.embedding.serving.packed_rows import mixed, pack, unpack
 from clickline.errors import ArtifactError
-from clickline.frozen import FrozenTables, PartShape, RowBlock, shards_of, write_shards
-from clickline.frozen.rows import mixed, pack, unpack
 
 PARTS = [PartShape(5, True), PartShape(1, False)]
 
@@ -238,7 +238,7 @@ WILD = """
 import sys
 import numpy as np
 from pathlib import Path
-from clickline.frozen import FrozenTables
+from clickline.embedding.serving import FrozenTables
 tables = FrozenTables.open([Path(sys.argv[1])])
 ids = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)
 for part in (0, 1):

@@ -9,10 +9,8 @@ import pytest
 from table_model import blocks_of, packed_rows, random_content, write_content
 
 from clickline.embedding import AdaGrad, Admission, Eviction, Ftrl, Sgd, SlotShape, Tables, freeze, save
-from clickline.embedding.batch import bags_of
-from clickline.embedding.snapshot import SnapshotReader
-from clickline.errors import ArtifactError
-from clickline.frozen import (
+from clickline.embedding.jagged_ids import bags_of
+from clickline.embedding.serving import (
     FrozenTables,
     PartShape,
     gather_plan,
@@ -22,6 +20,8 @@ from clickline.frozen import (
     snapshot_parts,
     write_shards,
 )
+from clickline.embedding.snapshot import SnapshotReader
+from clickline.errors import ArtifactError
 from clickline.records import SlotIds
 
 SLOTS = [

@@ -22,7 +22,7 @@ GIGABYTES = 2 * 2**30  # of addresses, libraries included: what is announced or 
 READ = """
 import resource, sys
 from pathlib import Path
-from clickline.readers import open_reader
+from clickline.data.readers import open_reader
 limit = int(sys.argv[3])
 path = Path(sys.argv[2])
 reader = open_reader(sys.argv[1], ("label", "C1", "I1"), columns=("label", "C1", "I1"), header=False, slots=(1,), dense=1)

@@ -24,20 +24,20 @@ from table_model import random_content, write_content
 
 from clickline.artifacts.arrays import read_arrays
 from clickline.artifacts.checkpoint import open_checkpoint_folder, result_of, write_checkpoint
-from clickline.artifacts.comparing import differences, summary
 from clickline.artifacts.dataset import DATASET_FORMAT, Dataset, current_id
+from clickline.artifacts.diff import differences, summary
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import Version
+from clickline.embedding.serving import FrozenTables, PartShape
 from clickline.errors import ArtifactError, RequestRefused, StorageError
 from clickline.features import DenseField, FeatureSpec
-from clickline.frozen import FrozenTables, PartShape
-from clickline.scoring.network import Network
+from clickline.scoring.onnx_network import Network
 from clickline.scoring.scorer import Scorer
-from clickline.service.log import Log
-from clickline.stages.serve.doors.rest import HttpLimits
-from clickline.storage import stores
-from clickline.storage.drivers import _load_credentials
-from clickline.storage.stores import Storage
+from clickline.serving.json_log import Log
+from clickline.serving.protocols.http_routes import HttpLimits
+from clickline.storage import storage
+from clickline.storage.filesystems import _load_credentials
+from clickline.storage.storage import Storage
 
 STORAGE = Storage()
 
@@ -407,7 +407,7 @@ def test_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_manifest_of_gigabytes_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "_MOST_WHOLE", 1000)
+    monkeypatch.setattr(storage, "_MOST_WHOLE", 1000)
     (tmp_path / "a").write_bytes(bytes(1001))
     with pytest.raises(StorageError, match="1,001 bytes"):
         STORAGE.read(str(tmp_path / "a"))

@@ -25,7 +25,7 @@ from service import Service, command
 from studio_world import configure, opened
 
 from clickline.artifacts.registry import Registry
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 CHECKS = [
     not_a_server_error,

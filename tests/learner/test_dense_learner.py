@@ -11,10 +11,12 @@ from torch import nn
 
 from clickline.embedding import AdaGrad, Admission, Constant, Cosine, Ftrl, SlotShape
 from clickline.errors import ArtifactError
-from clickline.learner import Dense, Diverged, ModelPlan
-from clickline.learner.dense import LOSS, SEEN, TOTAL
-from clickline.models import CustomModel, NetworkSpec, build
+from clickline.models.custom_network import CustomModel
+from clickline.models.model_plan import ModelPlan
+from clickline.models.network_spec import NetworkSpec
+from clickline.models.registry import build
 from clickline.records import EncodedRows, LabelledRows
+from clickline.training.dense_optimizer import LOSS, SEEN, TOTAL, Dense, Diverged
 
 SPEC = NetworkSpec((4, 4), 3, (16, 8), 0.0, False)
 

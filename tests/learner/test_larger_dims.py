@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from clickline.embedding import AdaGrad, Admission, Constant, Ftrl, SlotShape
+from clickline.evaluation.binary_metrics import Counts, Metrics
 from clickline.features import DenseField, FeatureSpec, SlotField
-from clickline.learner import Learner, Model, ModelPlan
-from clickline.metrics.binary import Counts, Metrics
+from clickline.models.model import Model
+from clickline.models.model_plan import ModelPlan
 from clickline.records import EncodedRows, LabelledRows, SlotIds
+from clickline.training.train_step import Learner
 
 SLOTS, DENSE, ROWS = 20, 6, 12_000
 FEATURES = FeatureSpec(

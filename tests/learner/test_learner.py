@@ -12,8 +12,10 @@ import torch
 from clickline.embedding import AdaGrad, Adam, Admission, Constant, Cosine, Ftrl, Settle, SlotShape, StepDrop
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.features import DenseField, FeatureSpec, SlotField
-from clickline.learner import Learner, Model, ModelPlan
+from clickline.models.model import Model
+from clickline.models.model_plan import ModelPlan
 from clickline.records import EncodedRows, LabelledRows, SlotIds
+from clickline.training.train_step import Learner
 
 FEATURES = FeatureSpec((DenseField("x", "x", "none"),), (SlotField("s", "s", 1), SlotField("t", "t", 2)))
 PLAN = ModelPlan(

@@ -21,14 +21,21 @@ import numpy as np
 import yaml
 
 from clickline.artifacts.registry import Registry
-from clickline.embedding.batch import Bags, bags_of
-from clickline.frozen import FrozenTables, GatherPlan, PartShape, RowBlock, gather_plan, write_shards
-from clickline.frozen.rows import mixed
+from clickline.embedding.jagged_ids import Bags, bags_of
+from clickline.embedding.serving import (
+    FrozenTables,
+    GatherPlan,
+    PartShape,
+    RowBlock,
+    gather_plan,
+    write_shards,
+)
+from clickline.embedding.serving.packed_rows import mixed
 from clickline.records import SlotIds
-from clickline.service.log import Log
-from clickline.stages.lookup.server import LookupServer
-from clickline.stages.lookup.versions import OpenVersion, OpenVersions
-from clickline.storage.stores import Storage
+from clickline.serving.json_log import Log
+from clickline.serving.lookup.lookup_server import LookupServer
+from clickline.serving.lookup.lookup_versions import OpenVersion, OpenVersions
+from clickline.storage.storage import Storage
 from servers.waiting import eventually
 
 PARTS = (PartShape(9, True), PartShape(4, True))

@@ -17,8 +17,8 @@ from fleet import Here, certificate_in, eventually, opened, publish, random_bloc
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clickline.scoring.remote_connection import Connection, resolve
-from clickline.stages.lookup import server as server_module
+from clickline.scoring.lookup_connection import Connection, resolve
+from clickline.serving.lookup import lookup_server as server_module
 from clickline.wire import frames
 from clickline.wire.frames import (
     HEADER,

@@ -31,7 +31,7 @@ from fleet import (
     registry_in,
 )
 
-from clickline.scoring.remote import LookupPool, RemoteRows, client_tls
+from clickline.scoring.remote_rows import LookupPool, RemoteRows, client_tls
 
 pytestmark = pytest.mark.slow
 

@@ -30,8 +30,8 @@ from fleet import (
 )
 
 from clickline.errors import ArtifactError, RequestRefused
-from clickline.scoring import remote_pool
-from clickline.scoring.remote import LookupPool, RemoteRows, client_tls
+from clickline.scoring import lookup_pool
+from clickline.scoring.remote_rows import LookupPool, RemoteRows, client_tls
 
 PATIENT = {"timeout": 10.0, "hedge": 5.0}  # a busy machine is not what these tests are about
 
@@ -314,7 +314,7 @@ def test_a_slow_replica_costs_no_more_than_the_hedge(tmp_path):
 
 def test_replicas_that_are_all_slow_are_not_asked_everything_twice(tmp_path, monkeypatch):
     """They have too much to do already."""
-    monkeypatch.setattr(remote_pool, "_MOST_HEDGES", 3.0)
+    monkeypatch.setattr(lookup_pool, "_MOST_HEDGES", 3.0)
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     local = opened(registry, number)

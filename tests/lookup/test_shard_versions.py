@@ -14,10 +14,10 @@ from clickline.artifacts import version as version_module
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import Verifier
 from clickline.errors import ArtifactError, StorageError
-from clickline.service.log import Log
-from clickline.stages.lookup import versions as versions_module
-from clickline.stages.lookup.versions import Follower, OpenVersions, ShardFiles
-from clickline.storage.stores import Storage
+from clickline.serving.json_log import Log
+from clickline.serving.lookup import lookup_versions as versions_module
+from clickline.serving.lookup.lookup_versions import Follower, OpenVersions, ShardFiles
+from clickline.storage.storage import Storage
 
 
 def following(registry: Registry, folder: Path, shard: int = 0) -> tuple[Follower, OpenVersions, ShardFiles]:

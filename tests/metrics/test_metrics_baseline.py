@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from naive_measures import clicks_of
 
+from clickline.evaluation.baseline import worse_than_base_rate
+from clickline.evaluation.binary_metrics import Counts
 from clickline.features import DenseField, FeatureSpec
-from clickline.metrics.baseline import worse_than_base_rate
-from clickline.metrics.binary import Counts
 from clickline.records import EncodedRows, LabelledRows
 
 COUNTS = Counts()

@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 from naive_measures import columns, sigmoid
 
 from clickline.errors import ArtifactError, DataError
-from clickline.metrics.binary import Counts
-from clickline.metrics.calibrate import (
-    Isotonic,
-    Platt,
-    fit_isotonic,
-    fit_platt,
-    from_json,
-)
+from clickline.evaluation.binary_metrics import Counts
+from clickline.evaluation.calibration_fit import fit_isotonic, fit_platt
+from clickline.models.calibration import Isotonic, Platt, from_json
 
 FITS = [fit_isotonic, fit_platt]
 WRONG = {

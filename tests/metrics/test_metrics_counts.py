@@ -21,7 +21,7 @@ from naive_measures import (
 )
 
 from clickline.errors import ClicklineError, DataError
-from clickline.metrics.binary import CLIP, Counts
+from clickline.evaluation.binary_metrics import CLIP, Counts
 
 SCORES = st.one_of(
     st.sampled_from([0.0, 1.0, 0.5, 0.25, 1e-30]),

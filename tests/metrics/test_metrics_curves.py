@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_measures import clicks_of, columns, expanded
 
-from clickline.metrics.binary import ECE_BINS, Counts, auc_of
-from clickline.metrics.curves import POINTS, curves
+from clickline.evaluation.binary_metrics import ECE_BINS, Counts, auc_of
+from clickline.evaluation.curves import POINTS, curves
 
 BOTH = ("roc", "precision_recall", "gain")
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clickline.evaluation.drift import HEAVIEST, RowSample, drift
 from clickline.features import DenseField, FeatureSpec, FieldStatistics, SlotField
-from clickline.metrics.drift import HEAVIEST, RowSample, drift
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 
 SLOT = SlotField("s", "s", 1)

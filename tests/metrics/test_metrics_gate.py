@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_measures import clicks_of, columns
 
-from clickline.metrics.binary import Counts, Metrics
-from clickline.metrics.gate import Thresholds, judge
+from clickline.evaluation.binary_metrics import Counts, Metrics
+from clickline.evaluation.gate import Thresholds, judge
 
 
 def measure(*batch) -> Metrics:

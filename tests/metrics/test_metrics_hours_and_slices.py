@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from naive_measures import auc_by_sorting, clicks_of, columns, logloss_by_rows
 
 from clickline.errors import ClicklineError
-from clickline.metrics import binary
-from clickline.metrics.binary import HOUR_LIMIT, Counts, HourlyCounts, utc_of
-from clickline.metrics.evaluation import Evaluator
-from clickline.metrics.slices import SLICE_LIMIT, SliceCounts
-from clickline.metrics.window import Window
+from clickline.evaluation import binary_metrics
+from clickline.evaluation.binary_metrics import HOUR_LIMIT, Counts, HourlyCounts, utc_of
+from clickline.evaluation.evaluator import Evaluator
+from clickline.evaluation.rolling_metrics import Window
+from clickline.evaluation.slices import SLICE_LIMIT, SliceCounts
 from clickline.records import SlotIds
 
 
@@ -206,7 +206,7 @@ def test_a_window_without_rows_or_with_one_class_measures_nothing_it_cannot():
 
 def test_hours_of_wrong_times_do_not_pile_up(monkeypatch):
     """Past the bound, hours with the fewest rows become rows of unknown time; no row is lost."""
-    monkeypatch.setattr(binary, "MOST_HOURS", 40)
+    monkeypatch.setattr(binary_metrics, "MOST_HOURS", 40)
     counted, other = HourlyCounts(), HourlyCounts()
     rng = np.random.default_rng(0)
     for step in range(200):

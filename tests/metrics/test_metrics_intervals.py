@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from naive_measures import auc_by_sorting, columns, sigmoid
 
-from clickline.metrics.binary import Counts
+from clickline.evaluation.binary_metrics import Counts
 
 
 def measure(*batch):

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_measures import auc_by_sorting, sigmoid
 
+from clickline.evaluation import evaluator as module
+from clickline.evaluation.evaluator import in_blocks, measure
+from clickline.evaluation.importance import ImportanceCounts
 from clickline.features import DenseField, FeatureSpec, SlotField
-from clickline.metrics import evaluation as module
-from clickline.metrics.evaluation import in_blocks, measure
-from clickline.metrics.importance import ImportanceCounts
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 
 FEATURES = FeatureSpec(

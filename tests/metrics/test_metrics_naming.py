@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from clickline.evaluation.id_names import names_of
 from clickline.features import Encoder, FeatureSpec, SlotField
-from clickline.features.spec import FieldStatistics
-from clickline.metrics.naming import names_of
+from clickline.features.feature_spec import FieldStatistics
 
 
 @pytest.mark.parametrize(

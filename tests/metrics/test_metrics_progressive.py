@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from naive_measures import auc_by_sorting, clicks_of
 
-from clickline.metrics.binary import HourlyCounts
-from clickline.metrics.progressive import OPEN_HOURS, Progressive
+from clickline.evaluation.binary_metrics import HourlyCounts
+from clickline.evaluation.progressive_validation import OPEN_HOURS, Progressive
 
 FIRST = 480_000
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import yaml
 
 from clickline.config import Config, load_config
-from clickline.stages.migrate.draft import Draft
-from clickline.stages.migrate.run import checked
+from clickline.importers.config_draft import Draft
+from clickline.importers.run import checked
 
 __all__ = ["Imported", "flowing", "imported"]
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clickline.config import load_config
-from clickline.stages.migrate.draft import WIDTH, Draft
-from clickline.stages.migrate.run import checked
-from clickline.stages.migrate.sources import Origin
+from clickline.importers.config_draft import WIDTH, Draft
+from clickline.importers.run import checked
+from clickline.importers.source_files import Origin
 
 SCRIPT = Path(sys.executable).parent / "clickline"
 COMMAND = "train --training_data=data/train.tsv --validation_data=data/eval.tsv"

@@ -9,8 +9,8 @@ from imported import imported
 
 import clickline
 from clickline.errors import ConfigError
-from clickline.stages.migrate.elasticdl import elasticdl
-from clickline.stages.migrate.run import checked
+from clickline.importers.elasticdl import elasticdl
+from clickline.importers.run import checked
 from readers_records.record_writers import Feature, example, recordio
 
 TUTORIAL = """elasticdl train \\

@@ -9,11 +9,11 @@ from imported import imported
 
 import clickline
 from clickline.config import load_config
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ConfigError
+from clickline.importers.elasticrec import elasticrec
+from clickline.importers.run import checked
 from clickline.progress import Progress
-from clickline.stages.migrate.elasticrec import elasticrec
-from clickline.stages.migrate.run import checked
-from clickline.stages.sample.generate import SampleOptions, generate
 
 SHIPPED = """\
 export HDFS_ADDRESS="hdfs://192.168.48.87:9000"

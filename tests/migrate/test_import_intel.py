@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from imported import imported
 
+from clickline.deploy.render import rendered
 from clickline.errors import ConfigError
-from clickline.stages.deploy.render import rendered
-from clickline.stages.migrate.run import checked
-from clickline.stages.migrate.tfserving_intel import tfserving_intel
+from clickline.importers.run import checked
+from clickline.importers.tfserving_intel import tfserving_intel
 from deploy_schemas.schemas import pod_specs, problems, restricted_problems
 
 TABLE = """\

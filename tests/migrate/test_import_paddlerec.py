@@ -8,8 +8,8 @@ import pytest
 from imported import imported
 
 from clickline.errors import ConfigError
-from clickline.stages.migrate.paddlerec import paddlerec
-from clickline.stages.migrate.run import checked
+from clickline.importers.paddlerec import paddlerec
+from clickline.importers.run import checked
 
 TUTORIAL = """\
 # global settings

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from clickline.config.sections import ModelSection
 from clickline.errors import ConfigError
-from clickline.models import NETWORKS, Network, NetworkSpec, build, check_export, export_onnx
-from clickline.models.blocks import USUAL_DIM
+from clickline.models.layers import USUAL_DIM, Network
+from clickline.models.network_spec import NetworkSpec
+from clickline.models.onnx_export import check_export, export_onnx
+from clickline.models.registry import NETWORKS, build
 
 SPEC = NetworkSpec(dims=(4, 4, 4, 4, 4), dense=3, hidden=(16, 8))
 MULTIPLY_SLOTS = {"fm", "deepfm", "xdeepfm", "autoint", "dlrm"}

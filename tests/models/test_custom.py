@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from clickline.errors import ConfigError, Mistake
-from clickline.models import NetworkSpec, check_export, load_custom
+from clickline.models.custom_network import load_custom
+from clickline.models.network_spec import NetworkSpec
+from clickline.models.onnx_export import check_export
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "my_model.py"

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from clickline.errors import ConfigError
-from clickline.models import NetworkSpec, build, check_export, export_onnx
+from clickline.models.network_spec import NetworkSpec
+from clickline.models.onnx_export import check_export, export_onnx
+from clickline.models.registry import build
 
 SPEC = NetworkSpec((4, 4), 2, (8,))
 
@@ -117,7 +119,9 @@ def test_the_network_s_mode_and_the_random_numbers_are_left_alone() -> None:
 @pytest.mark.slow
 def test_exporting_says_nothing_even_the_first_time() -> None:
     program = """
-from clickline.models import NetworkSpec, build, check_export
+from clickline.models.network_spec import NetworkSpec
+from clickline.models.registry import build
+from clickline.models.onnx_export import check_export
 spec = NetworkSpec((4, 4), 2, (8,))
 check_export(build("deepfm", spec, 1), spec)
 """

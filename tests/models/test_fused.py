@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clickline.models import NETWORKS, Network, NetworkSpec, build, fused
+from clickline.models import fused_linear
+from clickline.models.layers import Network
+from clickline.models.network_spec import NetworkSpec
+from clickline.models.registry import NETWORKS, build
 
 ROWS = 1100
 SPEC = NetworkSpec(dims=(9,) * 5, dense=3, hidden=(24, 16), dropout=0.0)
@@ -40,13 +43,13 @@ def gradients(network: Network, spec: NetworkSpec) -> dict[str, Tensor]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What oneDNN was called with."""
     seen: list[Tensor] = []
-    real = fused._onednn
+    real = fused_linear._onednn
 
     def spy(x_BI: Tensor, *others: object, **options: object) -> Tensor:
         seen.append(x_BI)
         return real(x_BI, *others, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fused, "_onednn", spy)
+    monkeypatch.setattr(fused_linear, "_onednn", spy)
     return seen
 
 
@@ -60,7 +63,7 @@ def test_logits_and_gradients_equal_those_of_the_plain_layers(
     found = gradients(network, spec)
     assert bool(calls) == (name not in ("lr", "fm"))
     calls.clear()
-    monkeypatch.setattr(fused, "_MIN_ROWS", 1 << 40)
+    monkeypatch.setattr(fused_linear, "_MIN_ROWS", 1 << 40)
     wanted = gradients(network, spec)
     assert not calls
     assert found.keys() == wanted.keys()
@@ -94,7 +97,7 @@ def test_strided_inputs_and_gradients(
         leaves = [leaf.clone().requires_grad_() for leaf in (x, weight, bias)]
         shaped = strided(leaves[0])
         if run:
-            y = fused.affine(shaped, leaves[1], leaves[2], relu=relu)
+            y = fused_linear.affine(shaped, leaves[1], leaves[2], relu=relu)
         else:
             y = nn.functional.linear(shaped, leaves[1], leaves[2])
             y = torch.relu(y) if relu else y
@@ -106,7 +109,7 @@ def test_strided_inputs_and_gradients(
 
 def test_what_needs_no_gradient_costs_nothing(calls: list[Tensor]) -> None:
     x, weight, bias = torch.randn(ROWS, 6), torch.randn(4, 6), torch.randn(4)
-    fused.affine(x, weight.requires_grad_(), bias, relu=True).sum().backward()  # type: ignore[no-untyped-call]
+    fused_linear.affine(x, weight.requires_grad_(), bias, relu=True).sum().backward()  # type: ignore[no-untyped-call]
     assert len(calls) == 1  # forward alone: the first layer of a network without slots
     assert weight.grad is not None and x.grad is None and bias.grad is None
 

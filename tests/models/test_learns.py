@@ -23,12 +23,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.embedding import AdaGrad, Lookup, SlotShape, Tables
-from clickline.metrics.binary import Counts
-from clickline.models import NETWORKS, NetworkSpec, build
+from clickline.evaluation.binary_metrics import Counts
+from clickline.models.network_spec import NetworkSpec
+from clickline.models.registry import NETWORKS, build
 from clickline.progress import Progress
 from clickline.records import SlotIds
-from clickline.stages.sample.generate import SampleOptions, generate
 
 SLOTS, DIM = 3, 8
 BATCH, EPOCHS = 512, 3

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from clickline.config import load_config
-from clickline.stages.deploy.render import rendered
+from clickline.deploy.render import rendered
 from servers.waiting import free_ports
 
 ROOT = Path(__file__).parents[2]

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from clickline.artifacts.checkpoint import latest
+from clickline.artifacts.from_config import registry_of
 from clickline.config import Config, load_config
-from clickline.intake.stores import registry_of
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.pipeline.follow import follow
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
 
 __all__ = ["HourWorld", "Stop", "Watcher", "make_hours", "same_model"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from up_home import Home, eventually
 
-from clickline.cluster.state import (
+from clickline.training.cluster.job_status import (
     CutStatus,
     Event,
     Figures,

@@ -11,6 +11,9 @@ import pytest
 from hour_world import HourWorld, Stop, Watcher, make_hours
 
 from clickline.artifacts.checkpoint import latest
+from clickline.artifacts.from_config import registry_of
+from clickline.data.prepare.hour_dataset import prepare_hour
+from clickline.embedding.serving import FrozenTables, merged
 from clickline.embedding.snapshot import SnapshotReader
 from clickline.errors import (
     ArtifactError,
@@ -20,15 +23,12 @@ from clickline.errors import (
     SourceNotFound,
 )
 from clickline.features import FeatureSpec
-from clickline.frozen import FrozenTables, merged
-from clickline.intake.stores import registry_of
-from clickline.learner import open_checkpoint
+from clickline.models.model import open_checkpoint
 from clickline.pipeline.follow import follow
 from clickline.progress import Progress
-from clickline.scoring.versions import open_scorer
-from clickline.stages.prepare.hours import prepare_hour
-from clickline.stages.publish import run as publishing
-from clickline.storage.sources import DateRange
+from clickline.publishing import run as publishing
+from clickline.scoring.open_scorer import open_scorer
+from clickline.storage.log_files import DateRange
 
 FIRST = 490896  # 2026-01-01T00 in hours since 1970
 

@@ -12,16 +12,16 @@ import pytest
 from hour_world import HourWorld, make_hours
 
 from clickline.artifacts.checkpoint import latest
+from clickline.artifacts.from_config import registry_of
+from clickline.data.prepare.hour_dataset import prepare_hour
 from clickline.embedding.snapshot import SnapshotReader
 from clickline.errors import ArtifactError
+from clickline.evaluation.evaluator import measure
 from clickline.features import FeatureSpec
-from clickline.intake.stores import registry_of
-from clickline.learner.batches import Batches
-from clickline.metrics.evaluation import measure
 from clickline.progress import Progress
-from clickline.scoring.sample import read_sample
-from clickline.scoring.versions import open_scorer
-from clickline.stages.prepare.hours import prepare_hour
+from clickline.scoring.open_scorer import open_scorer
+from clickline.scoring.stored_sample import read_sample
+from clickline.training.batches import Batches
 
 FIRST = 490896  # 2026-01-01T00 in hours since 1970
 YEAR_2036 = int(datetime(2036, 1, 1, tzinfo=UTC).timestamp())

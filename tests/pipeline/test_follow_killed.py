@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from hour_world import HourWorld, make_hours, same_model
 
-from clickline.intake.stores import registry_of
+from clickline.artifacts.from_config import registry_of
 
 pytestmark = pytest.mark.slow
 
 # Each strikes the second time it comes by: one hour is learned, the next is in the middle of it.
 MOMENTS = {
-    "preparing": ("clickline.stages.prepare.making", "finish", 2, False),
-    "scoring": ("clickline.stages.train.hourly:HourlyTrainer", "_score", 2, False),
-    "learning": ("clickline.stages.train.hourly:HourlyTrainer", "_learn", 20, False),
+    "preparing": ("clickline.data.prepare.dataset_builder", "finish", 2, False),
+    "scoring": ("clickline.training.hourly_trainer:HourlyTrainer", "_score", 2, False),
+    "learning": ("clickline.training.hourly_trainer:HourlyTrainer", "_learn", 20, False),
     "publishing": ("clickline.artifacts.version:Draft", "commit", 2, False),
     "published": ("clickline.artifacts.registry:Registry", "move", 2, True),
-    "learning what was held out": ("clickline.stages.train.hourly:HourlyTrainer", "finish", 2, False),
+    "learning what was held out": ("clickline.training.hourly_trainer:HourlyTrainer", "finish", 2, False),
     "the checkpoint is half written": ("clickline.artifacts.checkpoint", "write_manifest", 2, False),
     "the checkpoint is whole": ("clickline.artifacts.checkpoint", "write_manifest", 2, True),
 }

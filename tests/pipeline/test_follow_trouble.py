@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from hour_world import HourWorld, Stop, Watcher, make_hours, same_model
 
+from clickline.data.prepare import hour_dataset as preparing
+from clickline.data.prepare.hour_dataset import prepare_hour
 from clickline.errors import HourNotReady
 from clickline.pipeline.follow import follow
 from clickline.progress import Progress
-from clickline.stages.prepare import hours as preparing
-from clickline.stages.prepare.hours import prepare_hour
 
 FIRST = 490896  # 2026-01-01T00 in hours since 1970
 
@@ -100,7 +100,7 @@ import sys
 from pathlib import Path
 from clickline.artifacts.checkpoint import latest
 from clickline.config import load_config
-from clickline.intake.stores import registry_of
+from clickline.artifacts.from_config import registry_of
 config = load_config(Path(sys.argv[1]))
 found = latest(Path(config.home, "runs/follow"))
 assert found.is_whole()

@@ -15,8 +15,8 @@ import s3fs
 from hour_world import HourWorld, Stop, Watcher, make_hours, same_model
 from up_home import eventually, free_ports
 
+from clickline.artifacts.from_config import registry_of
 from clickline.config import Config
-from clickline.intake.stores import registry_of
 from clickline.pipeline.follow import follow
 
 pytestmark = pytest.mark.slow

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow
 
 HOURS = 6
 DEATHS = [  # each in the second hour that its learner takes up
-    ("clickline.stages.prepare.making", "finish", 2, False),
-    ("clickline.stages.train.hourly:HourlyTrainer", "_learn", 20, False),
+    ("clickline.data.prepare.dataset_builder", "finish", 2, False),
+    ("clickline.training.hourly_trainer:HourlyTrainer", "_learn", 20, False),
     ("clickline.artifacts.version:Draft", "commit", 2, False),
     ("clickline.artifacts.registry:Registry", "move", 2, True),
     ("clickline.artifacts.checkpoint", "write_manifest", 2, False),

@@ -175,7 +175,7 @@ def test_a_child_ends_with_a_parent_that_has_not_read_all_it_was_told(home: Home
     ours, theirs = socket.socketpair()
     with ours, theirs:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "clickline.pipeline.child", role, str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "clickline.pipeline.child_process", role, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=home.environment,
             stdout=subprocess.DEVNULL,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from up_home import Home, eventually, free_ports
 
-from clickline.cluster.state import read_status
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
+from clickline.training.cluster.job_status import read_status
 
 # `make test` has a pipeline on Ray to its endpoint in tests/deploy_pods.
 pytestmark = pytest.mark.faults

@@ -18,14 +18,14 @@ import pytest
 from clickline import errors
 from clickline.config import Config, load_config
 from clickline.errors import ClicklineError, ConfigError, Mistake, RequestRefused
-from clickline.pipeline import logs
-from clickline.pipeline.board import Board
+from clickline.pipeline import stage_logs
 from clickline.pipeline.endpoint import endpoint
-from clickline.pipeline.logs import Journal, LogReader
+from clickline.pipeline.ipc import Teller, error_of, replay, told_error
 from clickline.pipeline.processes import Process, descendants, end_all
-from clickline.pipeline.state import UpFolder
-from clickline.pipeline.telling import Teller, error_of, replay, told_error
-from clickline.pipeline.wording import duration, stage_words
+from clickline.pipeline.run_state import Board
+from clickline.pipeline.stage_logs import Journal, LogReader
+from clickline.pipeline.status_text import duration, stage_words
+from clickline.pipeline.up_folder import UpFolder
 from clickline.progress import Progress
 
 
@@ -226,7 +226,7 @@ def test_the_speed_of_a_stage_is_that_of_its_longest_work():
 @pytest.fixture
 def journal(folder: UpFolder, monkeypatch: pytest.MonkeyPatch) -> Journal:
     folder.logs.mkdir(parents=True)
-    monkeypatch.setattr(logs, "MOST_BYTES", 4096)
+    monkeypatch.setattr(stage_logs, "MOST_BYTES", 4096)
     return Journal(folder.logs, Board())
 
 
@@ -258,14 +258,14 @@ def test_following_loses_nothing_over_rotation_and_into_new_stages(folder, journ
 
     reader = LogReader(folder.logs)
     assert [line.text for line in reader.last(10)] == ["before"]
-    monkeypatched = logs._POLL_SECONDS
-    logs._POLL_SECONDS = 0.005
+    monkeypatched = stage_logs._POLL_SECONDS
+    stage_logs._POLL_SECONDS = 0.005
     writer = threading.Thread(target=write)
     writer.start()
     try:
         found = [line.text for line in reader.follow(over.is_set)]
     finally:
-        logs._POLL_SECONDS = monkeypatched
+        stage_logs._POLL_SECONDS = monkeypatched
         writer.join()
         reader.close()
     assert found == [str(number) for number in range(600)]

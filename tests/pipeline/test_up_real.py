@@ -18,8 +18,8 @@ from up_home import Home, eventually, free_ports
 
 import clickline
 from clickline.config import load_config
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import clickline
 from clickline.config import load_config
-from clickline.stages.plan.looking import SAMPLE_BYTES
-from clickline.stages.plan.report import Plan
-from clickline.stages.plan.run import plan
+from clickline.pipeline.planning.plan_result import Plan
+from clickline.pipeline.planning.run import plan
+from clickline.pipeline.planning.sampling import SAMPLE_BYTES
 
 __all__ = ["Comparison", "compare"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from clickline.config import load_config
-from clickline.learner import Model
+from clickline.models.model import Model
 from clickline.progress import Progress
-from clickline.stages.train.run import train
+from clickline.training.run import train
 
 __all__: list[str] = []
 

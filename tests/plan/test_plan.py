@@ -20,12 +20,12 @@ import clickline
 from clickline.artifacts.dataset import Dataset
 from clickline.cli.plan import plan as command
 from clickline.config import load_config
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ClicklineError, ConfigError, DataError
+from clickline.pipeline.planning.cost_probe import measure
+from clickline.pipeline.planning.run import plan
 from clickline.progress import Progress
-from clickline.stages.plan.probe import measure
-from clickline.stages.plan.run import plan
-from clickline.stages.sample.generate import SampleOptions, generate
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 GIB = 1 << 30
 

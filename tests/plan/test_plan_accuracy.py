@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from accuracy import Comparison, compare
 
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -23,13 +23,13 @@ from clickline.embedding import (
     snapshot_bytes,
     table_bytes,
 )
-from clickline.frozen import PartShape, RowBlock, files_bytes, write_shards
-from clickline.frozen.rows import mixed
+from clickline.embedding.serving import PartShape, RowBlock, files_bytes, write_shards
+from clickline.embedding.serving.packed_rows import mixed
+from clickline.pipeline.planning.fit import fit_plan
+from clickline.pipeline.planning.id_growth import PREFIXES, extrapolate, occurrences
+from clickline.pipeline.planning.plan_result import DenseMemory, MemoryPlan, ServingPlan, TablesMemory
 from clickline.progress import human_size
 from clickline.records import EncodedRows, LabelledRows, SlotIds
-from clickline.stages.plan.fitting import fit_plan
-from clickline.stages.plan.growth import PREFIXES, extrapolate, occurrences
-from clickline.stages.plan.report import DenseMemory, MemoryPlan, ServingPlan, TablesMemory
 
 
 def labelled(slots: list[SlotIds], rows: int, random: np.random.Generator) -> LabelledRows:

@@ -11,9 +11,9 @@ from live_server import Live, serving
 
 import clickline
 from clickline.config import load_config
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.publish.run import publish
-from clickline.stages.sample.generate import SampleOptions, generate
+from clickline.publishing.run import publish
 
 SLOTS_CONFIG = """
 data: {format: slots, train: data/train.txt, eval: data/eval.txt}

@@ -15,15 +15,15 @@ import pytest
 from live_server import Live, serving
 from numpy.typing import NDArray
 
+from clickline.artifacts.from_config import registry_of
 from clickline.client import AsyncClient, Client
 from clickline.client.client import ProtocolName
 from clickline.config import load_config
 from clickline.errors import ClicklineError, RequestRefused
 from clickline.features import Encoder
-from clickline.intake.stores import registry_of
+from clickline.publishing.run import publish
 from clickline.records import CRITEO_FIELDS, LabelledRows
-from clickline.scoring.versions import open_scorer
-from clickline.stages.publish.run import publish
+from clickline.scoring.open_scorer import open_scorer
 
 pytestmark = pytest.mark.slow
 

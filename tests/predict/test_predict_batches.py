@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clickline.client.columns import Texts, as_table
+from clickline.artifacts.from_config import storage_of
+from clickline.client.columnar import Texts, as_table
+from clickline.client.predict.log_batches import Batch, Logs
 from clickline.config import Config, load_config
+from clickline.data.input_blocks import Inputs
+from clickline.data.readers import open_reader
+from clickline.data.schema import Layout, layout
 from clickline.errors import DataError, TooManyBadRows
 from clickline.features import FeatureSpec, SlotField
-from clickline.intake.inputs import Inputs
-from clickline.intake.layout import Layout, layout
-from clickline.intake.stores import storage_of
 from clickline.progress import Progress
-from clickline.readers import open_reader
-from clickline.stages.predict.batches import Batch, Logs
-from clickline.storage.cache import Cache
-from clickline.storage.sources import resolve
+from clickline.storage.file_cache import Cache
+from clickline.storage.log_files import resolve
 
 CSV = """
 data:

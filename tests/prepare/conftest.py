@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from clickline.config import Config, load_config
+from clickline.data.prepare.hour_dataset import PreparedHour, prepare_hour
+from clickline.data.prepare.run import PrepareResult, prepare
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.features import FeatureSpec
 from clickline.progress import Progress
-from clickline.stages.prepare.hours import PreparedHour, prepare_hour
-from clickline.stages.prepare.run import PrepareResult, prepare
-from clickline.stages.sample.generate import SampleOptions, generate
 
 FIRST_HOUR = 20454 * 24  # 2026-01-01T00, where samples begin
 

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clickline.config import load_config
+from clickline.data.prepare.column_sketches import middle_of, share_edges
+from clickline.data.prepare.run import prepare
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.features import Encoder, FeatureSpec, slot_number
 from clickline.progress import Progress
-from clickline.stages.prepare.run import prepare
-from clickline.stages.prepare.statistics import middle_of, share_edges
-from clickline.stages.sample.generate import SampleOptions, generate
 
 SLOTS = [f"C{i}" for i in range(1, 27)]
 

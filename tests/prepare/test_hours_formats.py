@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from clickline.config import load_config
+from clickline.data.prepare.hour_dataset import PreparedHour, prepare_hour
+from clickline.data.prepare.run import prepare
 from clickline.errors import ConfigError, DataError, HourNotReady, TooManyBadRows
 from clickline.progress import Progress
-from clickline.stages.prepare.hours import PreparedHour, prepare_hour
-from clickline.stages.prepare.run import prepare
 
 FIRST = 20454 * 24  # 2026-01-01T00, where samples begin
 

@@ -9,11 +9,11 @@ from uuid import uuid4
 import pytest
 
 from clickline.config import load_config
+from clickline.data.prepare.hour_dataset import forget_hours, prepare_hour
 from clickline.errors import HourNotReady, StorageError
 from clickline.progress import Progress
-from clickline.stages.prepare.hours import forget_hours, prepare_hour
-from clickline.storage.sources import hour_is_complete
-from clickline.storage.stores import Storage
+from clickline.storage.log_files import hour_is_complete
+from clickline.storage.storage import Storage
 from servers.s3 import s3_server
 
 FIRST = 20454 * 24

@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 
 from clickline.artifacts.dataset import Dataset
+from clickline.data.prepare import dataset_builder, shard_builder
+from clickline.data.prepare.hour_dataset import forget_hours
 from clickline.errors import ArtifactError, StorageError
-from clickline.stages.prepare import making, shards
-from clickline.stages.prepare.hours import forget_hours
 from clickline.storage.atomic import hidden_name
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 FIRST = 20454 * 24
 SCRIPT = """
 import sys
 from clickline.config import load_config
 from clickline.progress import Progress
-from clickline.stages.prepare.hours import prepare_hour
+from clickline.data.prepare.hour_dataset import prepare_hour
 prepare_hour(load_config("clickline.yaml"), int(sys.argv[1]), None, Progress())
 """
 
@@ -103,7 +103,7 @@ def test_an_end_at_a_named_moment(project, hourly, monkeypatch, moment):
         patch.setattr(Storage, "put", put_or_end)
         patch.setattr(Storage, "delete", end_or_delete)
         if moment == "lock":
-            patch.setattr(making, "_sign", lambda lock: (_ for _ in ()).throw(Killed))
+            patch.setattr(dataset_builder, "_sign", lambda lock: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             hours.prepare(0, None)
     again = hours.prepare(0, None)
@@ -116,7 +116,7 @@ def test_what_was_begun_for_another_result_is_not_taken_up(project, hourly, monk
     spoil(hours.file(0))
     with monkeypatch.context() as patch:
         patch.setattr(
-            making, "finish", lambda *args: (_ for _ in ()).throw(StorageError("the disk went away"))
+            dataset_builder, "finish", lambda *args: (_ for _ in ()).throw(StorageError("the disk went away"))
         )
         with pytest.raises(StorageError, match="went away"):
             hours.prepare(0, None)
@@ -138,7 +138,7 @@ def test_what_was_begun_for_another_result_is_not_taken_up(project, hourly, monk
 def test_finished_shards_of_the_same_hour_are_kept(project, hourly, monkeypatch):
     hours = hourly("criteo")
     with monkeypatch.context() as patch:
-        patch.setattr(making, "finish", lambda *args: (_ for _ in ()).throw(StorageError("no")))
+        patch.setattr(dataset_builder, "finish", lambda *args: (_ for _ in ()).throw(StorageError("no")))
         with pytest.raises(StorageError):
             hours.prepare(0, None)
     made = {path: path.stat().st_mtime_ns for path in hours_folder(project).rglob("*.parquet")}
@@ -167,7 +167,7 @@ def test_a_torn_hour_is_made_again(project, hourly, damage):
 
 def test_two_at_once_do_not_make_the_same_hour(project, hourly, monkeypatch):
     hours = hourly("criteo")
-    make = shards.Maker.make
+    make = shard_builder.Maker.make
     errors: list[ArtifactError] = []
 
     def look(self, group):
@@ -177,7 +177,7 @@ def test_two_at_once_do_not_make_the_same_hour(project, hourly, monkeypatch):
         return make(self, group)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards.Maker, "make", look)
+        patch.setattr(shard_builder.Maker, "make", look)
         hours.prepare(0, None)
     assert errors
 

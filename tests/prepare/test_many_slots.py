@@ -12,11 +12,11 @@ import pytest
 
 from clickline.artifacts.manifest import MANIFEST
 from clickline.config import load_config, resolved
+from clickline.data.readers.delimited import Csv
+from clickline.data.readers.parquet import Parquet
+from clickline.evaluation.report import report_document as documents
 from clickline.features import FeatureSpec, SlotField
-from clickline.readers.delimited import Csv
-from clickline.readers.parquet import Parquet
 from clickline.records import EncodedRows, LabelledRows, SlotIds
-from clickline.report import document as documents
 
 
 def csv_of(columns: int, rows: int) -> str:

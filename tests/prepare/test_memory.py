@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
 
 CLICKLINE = str(Path(sys.executable).with_name("clickline"))
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from clickline.cluster.session import Session, session
 from clickline.config import Config, load_config
+from clickline.data.prepare.run import prepare
+from clickline.data.sample.generate import SampleOptions, generate
+from clickline.distributed.session import Session, session
 from clickline.errors import DataError, TooManyBadRows
 from clickline.progress import Progress
-from clickline.stages.prepare.run import prepare
-from clickline.stages.sample.generate import SampleOptions, generate
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 from servers.s3 import s3_server
 from servers.web import web_server
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from clickline.data.prepare import shard_builder
 from clickline.errors import ArtifactError, DataError, StorageError
-from clickline.stages.prepare import shards
 from clickline.storage.atomic import hidden_name
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 COMMAND = [str(Path(sys.executable).with_name("clickline")), "prepare", "--json"]
 
@@ -78,7 +78,7 @@ def test_killed_at_many_moments_the_result_is_that_of_an_undisturbed_run(project
 def test_finished_shards_are_kept_and_not_made_again(project, criteo_line, monkeypatch):
     fill(project, criteo_line, 4000)
     made: list[int] = []
-    make = shards.Maker.make
+    make = shard_builder.Maker.make
 
     def stop_after_three(self, group):
         if len(made) >= 3:
@@ -87,7 +87,7 @@ def test_finished_shards_are_kept_and_not_made_again(project, criteo_line, monke
         return make(self, group)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards.Maker, "make", stop_after_three)
+        patch.setattr(shard_builder.Maker, "make", stop_after_three)
         with pytest.raises(StorageError, match="the disk went away"):
             project.prepare()
     before = {path.name: path.stat().st_mtime_ns for path in datasets(project).glob("*/*.parquet")}
@@ -106,7 +106,8 @@ def test_what_a_kill_inside_a_write_left_is_removed(project, criteo_line, monkey
     subprocess.run(["rm", "-rf", str(datasets(project))], check=True)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "clickline.stages.prepare.making.finish", lambda *a: (_ for _ in ()).throw(StorageError("no"))
+            "clickline.data.prepare.dataset_builder.finish",
+            lambda *a: (_ for _ in ()).throw(StorageError("no")),
         )
         with pytest.raises(StorageError):
             project.prepare()
@@ -134,7 +135,8 @@ def test_a_shard_cut_off_behind_its_note_is_made_again(project, criteo_line, mon
     fill(project, criteo_line, 3000)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "clickline.stages.prepare.making.finish", lambda *a: (_ for _ in ()).throw(StorageError("no"))
+            "clickline.data.prepare.dataset_builder.finish",
+            lambda *a: (_ for _ in ()).throw(StorageError("no")),
         )
         with pytest.raises(StorageError):
             project.prepare()
@@ -174,14 +176,14 @@ def test_a_changed_config_or_input_is_noticed_and_said(project, criteo_line):
 def test_a_second_prepare_of_the_same_dataset_is_told_to_wait(project, criteo_line, monkeypatch):
     fill(project, criteo_line, 1000)
     inside, go_on = threading.Event(), threading.Event()
-    make = shards.Maker.make
+    make = shard_builder.Maker.make
 
     def held(self, group):
         inside.set()
         assert go_on.wait(60)
         return make(self, group)
 
-    monkeypatch.setattr(shards.Maker, "make", held)
+    monkeypatch.setattr(shard_builder.Maker, "make", held)
     first = threading.Thread(target=project.prepare)
     first.start()
     assert inside.wait(60)

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clickline.data.prepare import dataset_builder, shard_builder
+from clickline.data.targets import FileTimes, TargetFields, targets
 from clickline.errors import ConfigError, DataError
-from clickline.intake.targets import FileTimes, TargetFields, targets
 from clickline.records import Block, IntegerColumn, NumberColumn, RawRows, SourceFile, TextColumn
-from clickline.stages.prepare import making, shards
 
 START = 1_767_225_600  # 2026-01-01T00
 HOUR = START // 3600
@@ -197,7 +197,7 @@ def test_clock_that_was_wrong_is_read_anew_after_a_refusal(project, monkeypatch)
     project.write("a.csv", csv(*(START + n for n in range(4))))
     configure(project, max_bad=0.5)
     with monkeypatch.context() as booted:
-        booted.setattr(making.time, "time", lambda: 1_700_000_000.0)  # 2023: nobody has set it yet
+        booted.setattr(dataset_builder.time, "time", lambda: 1_700_000_000.0)  # 2023: nobody has set it yet
         with pytest.raises(DataError, match="clock, which said 2023-11-14 22:13 UTC: if that is wrong"):
             project.prepare()
     result = project.prepare()
@@ -225,7 +225,7 @@ def test_parquet_timestamps_need_no_unit(project, unit, at):
 def test_file_of_dates_is_looked_at_once_for_its_unit(project, monkeypatch):
     """And not at all to measure numbers."""
     looked = 0
-    real = making.unit_finder
+    real = dataset_builder.unit_finder
 
     def counting(*args):
         find = real(*args)
@@ -237,7 +237,7 @@ def test_file_of_dates_is_looked_at_once_for_its_unit(project, monkeypatch):
 
         return counted
 
-    monkeypatch.setattr(making, "unit_finder", counting)
+    monkeypatch.setattr(dataset_builder, "unit_finder", counting)
     lines = (f"{n % 2},u{n},2026-01-01 {n % 24:02d}:00:00,{n}\n" for n in range(20_000))
     project.write("a.csv", "y,u,at,x\n" + "".join(lines))
     fields = {**FIELDS, "x": "minmax"}
@@ -251,7 +251,7 @@ def test_interrupted_dataset_keeps_the_clock_that_it_began_with(project, monkeyp
     now = int(time.time())
     project.write("a.csv", csv(*(now + (5 * 86400 if row % 10 == 0 else 0) for row in range(20_000))))
     configure(project, shard_size="64KiB")
-    real, made = shards.Maker.make, []
+    real, made = shard_builder.Maker.make, []
 
     def fails(self, group):
         if len(made) == 2:
@@ -260,11 +260,11 @@ def test_interrupted_dataset_keeps_the_clock_that_it_began_with(project, monkeyp
         return real(self, group)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards.Maker, "make", fails)
+        patch.setattr(shard_builder.Maker, "make", fails)
         with pytest.raises(DataError, match="interrupted"):
             project.prepare()
     with monkeypatch.context() as patch:
-        patch.setattr(making.time, "time", lambda: now + 10 * 86400.0)
+        patch.setattr(dataset_builder.time, "time", lambda: now + 10 * 86400.0)
         result = project.prepare()
     assert result.dataset.splits["train"].report["bad"] == {"bad time": 2000}
     assert not Path(result.dataset.folder, "work").exists()

@@ -11,22 +11,23 @@ import numpy as np
 import pytest
 
 from clickline.artifacts.dataset import Dataset, concat
+from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.runs import find_checkpoint
 from clickline.config import Config, load_config
 from clickline.embedding import Eviction, freeze, save
+from clickline.embedding.serving import FrozenTables
 from clickline.errors import ArtifactError, GateRefused, RegistryMoved
-from clickline.frozen import FrozenTables
-from clickline.intake.stores import registry_of
-from clickline.learner import Learner, Model, open_checkpoint
+from clickline.evaluation.run import evaluate
+from clickline.models.model import Model, open_checkpoint
 from clickline.progress import Progress
+from clickline.publishing import run as publishing
+from clickline.publishing.release import Release
+from clickline.publishing.run import publish, publish_release
 from clickline.records import LabelledRows
 from clickline.scoring import scorer as scoring
-from clickline.scoring.versions import open_scorer
-from clickline.stages.evaluate.run import evaluate
-from clickline.stages.publish import run as publishing
-from clickline.stages.publish.release import Release
-from clickline.stages.publish.run import publish, publish_release
-from clickline.storage.stores import Storage
+from clickline.scoring.open_scorer import open_scorer
+from clickline.storage.storage import Storage
+from clickline.training.train_step import Learner
 
 
 def rows_of(config: Config, split: str = "eval") -> LabelledRows:

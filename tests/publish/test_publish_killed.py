@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from clickline.artifacts.from_config import registry_of
 from clickline.config import load_config
-from clickline.intake.stores import registry_of
-from clickline.scoring.versions import open_scorer
-from clickline.stages.publish.run import publish
+from clickline.publishing.run import publish
+from clickline.scoring.open_scorer import open_scorer
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ import os, signal, sys
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import Draft
 from clickline.config import load_config
-from clickline.stages.publish import run
+from clickline.publishing import run
 
 def die(*args, **options):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from clickline.artifacts.from_config import registry_of
 from clickline.config import load_config
 from clickline.errors import RegistryMoved
-from clickline.intake.stores import registry_of
 from clickline.progress import Progress
-from clickline.stages.publish import run as publishing
-from clickline.stages.publish.run import PublishResult, publish
-from clickline.stages.train.run import train
+from clickline.publishing import run as publishing
+from clickline.publishing.run import PublishResult, publish
+from clickline.training.run import train
 
 
 class Heard(Progress):

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whole_file import read
 
+from clickline.data.readers.delimited import Criteo, Csv
 from clickline.errors import DataError
-from clickline.readers.delimited import Criteo, Csv
 from clickline.records import CRITEO_FIELDS, Block, TextColumn
 
 CRITEO_ROW = b"1\t" + b"\t".join(b"%d" % i for i in range(13)) + b"\t" + b"\t".join([b"ab12"] * 26)

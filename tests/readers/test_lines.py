@@ -13,8 +13,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clickline.readers.lines import BrokenStream, LineBlocks, open_stream
-from clickline.readers.source import ByteSource
+from clickline.data.readers.byte_source import ByteSource
+from clickline.data.readers.text_blocks import BrokenStream, LineBlocks, open_stream
 from clickline.records import Block
 
 LINES = [f"line {i} {'x' * (i * 7919 % 301)}\n".encode() for i in range(3000)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whole_file import read
 
-from clickline.readers.paddlerec import PaddleRec, layout_in
+from clickline.data.readers.paddlerec_lines import PaddleRec, layout_in
 
 
 def number(token: bytes) -> int | None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whole_file import read
 
+from clickline.data.readers.slot_lines import Slots, read_slot_conf, slots_in
 from clickline.errors import ConfigError
-from clickline.readers.slots import Slots, read_slot_conf, slots_in
 
 
 def number(token: bytes) -> int | None:

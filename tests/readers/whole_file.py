@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from clickline.readers.base import Reader
+from clickline.data.readers.reader import Reader
 from clickline.records import BadRow, IntegerColumn, RawColumn, TextColumn
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from clickline.readers.base import Reader
+from clickline.data.readers.reader import Reader
 from clickline.records import BadRow, IntegerColumn, NumberColumn, RawColumn, RawRows, TextColumn
 
 Rows = dict[int, dict[str, list[Any]]]  # by line: the values of each column, None for a missing one

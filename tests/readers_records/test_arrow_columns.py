@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reading import by_row, values
 
+from clickline.data.readers.arrow_columns import to_raw, to_rows
 from clickline.errors import DataError
-from clickline.readers.arrow import to_raw, to_rows
 from clickline.records import IntegerColumn, NumberColumn, RawRows, TextColumn
 
 TEXTS = [

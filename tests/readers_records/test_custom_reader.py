@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from reading import read_all
 
+from clickline.data.readers.custom_reader import Custom
 from clickline.errors import ConfigError, DataError, ReaderFault
-from clickline.readers.custom import Custom
 
 
 def reader_file(tmp_path: Path, source: str) -> Path:

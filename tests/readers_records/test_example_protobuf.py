@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reading import by_row
 
-from clickline.readers.example import ExampleParser, Records
+from clickline.data.readers.tf_example import ExampleParser, Records
 from clickline.records import Block
 
 

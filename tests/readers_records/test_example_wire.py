@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reading import by_row
 from record_writers import entry, example, feature, field, varint
 
-from clickline.readers.example import ExampleParser, Records
+from clickline.data.readers.tf_example import ExampleParser, Records
 from clickline.records import Block, IntegerColumn, NumberColumn, RawRows, TextColumn
 
 

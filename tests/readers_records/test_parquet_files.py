@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from reading import numbered, read_all
 
+from clickline.data.readers.parquet import Parquet
 from clickline.errors import DataError
-from clickline.readers.parquet import Parquet
 
 WANTED = ("label", "c", "x", "l")
 ROWS: list[dict[str, list[Any]]] = [
@@ -154,7 +154,7 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
     pq.write_table(pa.concat_tables([batch] * 100), path, row_group_size=2_000_000, use_dictionary=False)
     code = (
         "import sys, pathlib, resource\n"
-        "from clickline.readers.parquet import Parquet\n"
+        "from clickline.data.readers.parquet import Parquet\n"
         "reader = Parquet(('c', 'n'))\n"
         "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before, rows = peak(), 0\n"

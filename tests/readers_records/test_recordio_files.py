@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reading import Rows, numbered, read_all
 from record_writers import COMPRESS, example, recordio, recordio_chunk
 
-from clickline.readers.recordio import MAX_CHUNK_BYTES, RecordIO
+from clickline.data.readers.recordio import MAX_CHUNK_BYTES, RecordIO
 from clickline.records import BadRow
 
 WANTED = ("label", "C1")
@@ -68,7 +68,7 @@ def test_small_chunks_share_a_block_and_large_ones_are_cut(tmp_path: Path) -> No
 
 
 def test_blocks_are_bounded_in_records_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clickline.readers.example.MAX_CELLS", 6)
+    monkeypatch.setattr("clickline.data.readers.tf_example.MAX_CELLS", 6)
     path = tmp_path / "a.rio"
     path.write_bytes(recordio(RECORDS, chunk=100))
     reader = RecordIO(WANTED)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reading import Rows, numbered, read_all
 from record_writers import crc32c, example, masked, tfrecord
 
-from clickline.readers.tfrecord import TFRecord, _masked_crc32c
+from clickline.data.readers.tfrecord import TFRecord, _masked_crc32c
 from clickline.records import BadRow
 
 WANTED = ("label", "I1", "C1")
@@ -79,7 +79,7 @@ def test_small_blocks_are_cut_at_records_and_count_their_bytes(tmp_path: Path) -
 
 
 def test_blocks_are_bounded_in_records_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clickline.readers.example.MAX_CELLS", 6)
+    monkeypatch.setattr("clickline.data.readers.tf_example.MAX_CELLS", 6)
     path = tmp_path / "a.tfrecord"
     path.write_bytes(FILE)
     reader = TFRecord(WANTED)

@@ -14,8 +14,8 @@ from live_server import SCRIPT, Live, serving
 
 import clickline
 from clickline.client import Client
+from clickline.client.predict.run import predict
 from clickline.config import load_config
-from clickline.stages.predict.run import predict
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.metrics.binary import Counts
+from clickline.evaluation.binary_metrics import Counts
 
 __all__ = ["HOSTILE", "bare", "document", "hostile", "long", "old", "one_class", "refused"]
 

@@ -9,8 +9,8 @@ from example_documents import document, refused
 from playwright.sync_api import sync_playwright
 from test_report_in_browser import CHROMIUM, FLAGS
 
-from clickline.report.compare import comparison_page
-from clickline.report.page import page
+from clickline.evaluation.report.comparison_page import comparison_page
+from clickline.evaluation.report.page import page
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 

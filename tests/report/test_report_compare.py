@@ -9,9 +9,15 @@ import pytest
 from example_documents import bare, document, old
 from test_report_page import Parsed
 
-from clickline.report.compare import comparison, comparison_page
-from clickline.report.differences import MEASURES, Measure, config_differences, difference, moved_slices
-from clickline.report.figures import overlaid
+from clickline.evaluation.report.comparison import (
+    MEASURES,
+    Measure,
+    config_differences,
+    difference,
+    moved_slices,
+)
+from clickline.evaluation.report.comparison_page import comparison, comparison_page
+from clickline.evaluation.report.plots import overlaid
 
 AUC, LOGLOSS = MEASURES[:2]
 

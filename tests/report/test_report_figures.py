@@ -7,7 +7,7 @@ import json
 import pytest
 from example_documents import HOSTILE, bare, document, hostile, long, old, one_class
 
-from clickline.report.figures import DARK, SHOWN_FIELDS, figures, overlaid
+from clickline.evaluation.report.plots import DARK, SHOWN_FIELDS, figures, overlaid
 
 ALL = {"roc", "precision_recall", "calibration", "gain", "lift", "hours", "learning", "importance", "drift"}
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from example_documents import bare, document, hostile, long, old, one_class, refused
 
-from clickline.report.compare import comparison_page
-from clickline.report.figures import DARK, figures, overlaid
-from clickline.report.page import page
+from clickline.evaluation.report.comparison_page import comparison_page
+from clickline.evaluation.report.page import page
+from clickline.evaluation.report.plots import DARK, figures, overlaid
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install -e '.[dev]'"

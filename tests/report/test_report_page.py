@@ -13,11 +13,11 @@ import pytest
 from example_documents import HOSTILE, bare, document, hostile, long, old, one_class, refused
 
 from clickline.errors import ClicklineError
-from clickline.report.blocks import number, percent, signed, tag
-from clickline.report.compare import comparison_page
-from clickline.report.figures import figures
-from clickline.report.page import page, write_page
-from clickline.storage.stores import Storage
+from clickline.evaluation.report.comparison_page import comparison_page
+from clickline.evaluation.report.html import number, percent, signed, tag
+from clickline.evaluation.report.page import page, write_page
+from clickline.evaluation.report.plots import figures
+from clickline.storage.storage import Storage
 
 
 class Parsed(HTMLParser):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
 
 ROWS = 3000
 FORMATS = ["criteo", "slots", "paddlerec", "csv"]
@@ -75,7 +75,7 @@ def test_a_plain_processor_gives_the_same_bytes(tmp_path: Path) -> None:
     """Kernels compiled for a processor without AVX or FMA, where rounding would differ if it could."""
     script = (
         "import sys; from pathlib import Path; from clickline.progress import Progress;"
-        "from clickline.stages.sample.generate import SampleOptions, generate;"
+        "from clickline.data.sample.generate import SampleOptions, generate;"
         "generate(SampleOptions(format='csv', rows=20_000, out=Path(sys.argv[1])), Progress())"
     )
     plain = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ConfigError, StorageError
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -150,7 +150,7 @@ ENDLESS = """
 import sys
 from pathlib import Path
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
+from clickline.data.sample.generate import SampleOptions, generate
 
 class Announced(Progress):
     def advance(self, *, rows=0, size=0):
@@ -179,7 +179,7 @@ MEASURED = """
 import resource, sys
 from pathlib import Path
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
+from clickline.data.sample.generate import SampleOptions, generate
 generate(SampleOptions(format="csv", rows=int(sys.argv[2]), out=Path(sys.argv[1])), Progress())
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
@@ -206,7 +206,7 @@ import resource, sys
 from pathlib import Path
 from clickline.errors import StorageError
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
+from clickline.data.sample.generate import SampleOptions, generate
 out = Path(sys.argv[1])
 generate(SampleOptions(format="criteo", rows=100, out=out / "small"), Progress())
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))

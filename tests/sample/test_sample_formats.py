@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
 
 ROWS = 2000
 PARTS = ("train", "eval")

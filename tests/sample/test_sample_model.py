@@ -11,9 +11,9 @@ import pytest
 from numba import njit
 from numpy.typing import NDArray
 
+from clickline.data.sample.click_model import MISSING_COUNT, MISSING_ID, Model, build_model, draw_rows
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
-from clickline.stages.sample.model import MISSING_COUNT, MISSING_ID, Model, build_model, draw_rows
 
 ROWS = 250_000
 HOURS = 30

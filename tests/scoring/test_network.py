@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from clickline.errors import ArtifactError
-from clickline.models import NetworkSpec, build, export_onnx, with_weights
-from clickline.models.quantise import quantise
-from clickline.scoring.network import Network
+from clickline.models.network_spec import NetworkSpec
+from clickline.models.onnx_export import export_onnx, with_weights
+from clickline.models.quantization import quantise
+from clickline.models.registry import build
+from clickline.scoring.onnx_network import Network
 
 SPEC = NetworkSpec((9,) * 6, 4, (64, 32, 16), dropout=0.1)
 

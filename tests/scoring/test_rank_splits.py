@@ -14,14 +14,14 @@ import orjson
 import pytest
 
 import clickline
+from clickline.artifacts.from_config import registry_of
 from clickline.config import load_config
-from clickline.intake.stores import registry_of
+from clickline.publishing.run import publish
 from clickline.scoring import scorer as scoring
-from clickline.scoring.network import Network
+from clickline.scoring.onnx_network import Network
+from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.scorer import Scorer
-from clickline.scoring.versions import open_scorer
-from clickline.stages.publish.run import publish
-from clickline.stages.serve.doors.rest import Door, HttpLimits, route
+from clickline.serving.protocols.http_routes import Door, HttpLimits, route
 
 FIELDS = [*(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
 CANDIDATES = FIELDS[13:29]  # C1 to C16

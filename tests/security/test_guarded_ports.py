@@ -10,7 +10,7 @@ import pytest
 from clickline.client import Client
 from clickline.config import load_config
 from clickline.errors import ConfigError
-from clickline.service.access import exposure
+from clickline.serving.auth import exposure
 
 TLS = "{certificate: c.pem, key: k.pem}"
 

@@ -18,11 +18,11 @@ import yaml
 
 from clickline.artifacts.signing import make_keys
 from clickline.config import load_config
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ConfigError
 from clickline.pipeline.processes import descendants
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 from lookup.fleet import certificate_in
 from serve.service import eventually, free_ports, predict_request
 from servers.s3 import s3_server

@@ -16,17 +16,17 @@ import pytest
 import yaml
 
 import clickline
+from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.manifest import MANIFEST, SIGNATURE
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.signing import Signer, Trusted, make_keys
 from clickline.artifacts.version import Verifier
 from clickline.config import Config, load_config
+from clickline.deploy.render import rendered
 from clickline.errors import ArtifactError, ClicklineError, VersionUntrusted
-from clickline.intake.stores import registry_of
-from clickline.scoring.versions import open_scorer
-from clickline.stages.deploy.render import rendered
-from clickline.stages.lookup.versions import ShardFiles
-from clickline.storage.stores import Storage
+from clickline.scoring.open_scorer import open_scorer
+from clickline.serving.lookup.lookup_versions import ShardFiles
+from clickline.storage.storage import Storage
 from lookup.fleet import Server, random_blocks, random_delta, registry_in
 from lookup.fleet import publish as publish_tables
 from serve.service import Service, command, eventually

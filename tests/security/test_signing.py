@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from clickline.artifacts.manifest import MANIFEST, SIGNATURE, manifest_bytes
-from clickline.artifacts.moving import pin, roll_back
+from clickline.artifacts.promotion import pin, roll_back
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.signing import Signer, Trusted, make_keys
 from clickline.artifacts.version import VERSION_FORMAT, Version
 from clickline.errors import ArtifactError, ClicklineError, VersionUntrusted
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 from servers.s3 import s3_server
 
 

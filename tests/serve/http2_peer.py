@@ -10,7 +10,7 @@ import time
 
 import uvloop
 
-from clickline.stages.serve.http2 import PREFACE, Arriving, Connection, Stream
+from clickline.serving.http2 import PREFACE, Arriving, Connection, Stream
 
 __all__ = ["ECHO", "MESSAGE", "MOST", "PREFACE", "Echo", "Server", "frame", "literal", "spoken"]
 

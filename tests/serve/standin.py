@@ -20,12 +20,12 @@ from clickline.config import load_config
 from clickline.config.sections import ServeSection
 from clickline.errors import ArtifactError, RequestRefused, StorageError
 from clickline.features import DenseField, FeatureSpec, SlotField
-from clickline.features.request import RequestEncoder
+from clickline.features.request_encoder import RequestEncoder
 from clickline.records import EncodedRows, RequestRows
 from clickline.scoring.scorer import Answer
-from clickline.stages.serve import supervisor
-from clickline.stages.serve.rollout import Offer
-from clickline.stages.serve.run import Up, serve
+from clickline.serving import supervisor
+from clickline.serving.rollout import Offer
+from clickline.serving.run import Up, serve
 from clickline.storage.atomic import put_atomically
 
 __all__ = ["FEATURES", "PointerFile", "StandIn", "load", "publish"]

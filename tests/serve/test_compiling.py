@@ -7,7 +7,7 @@ import time
 
 from numba import njit
 
-from clickline.stages.serve.compiling import patience
+from clickline.serving.compile_notice import patience
 
 
 def test_a_long_compilation_is_told_once() -> None:

@@ -19,13 +19,13 @@ from clickline.config.sections import ServeSection
 from clickline.errors import RequestRefused
 from clickline.records import ABSENT, EncodedRows, NumberColumn, RequestRows, SlotIds
 from clickline.scoring.scorer import Answer
-from clickline.service.access import Guard
-from clickline.stages.serve.dataplane import Dataplane, Outcome, concatenated
-from clickline.stages.serve.doors.calls import Call, Target
-from clickline.stages.serve.grpc_server import GrpcServer
-from clickline.stages.serve.logs import Log
-from clickline.stages.serve.measures import Tally
-from clickline.stages.serve.versions import Versions
+from clickline.serving.auth import Guard
+from clickline.serving.dataplane import Dataplane, Outcome, concatenated
+from clickline.serving.grpc_server import GrpcServer
+from clickline.serving.open_versions import Versions
+from clickline.serving.protocols.call import Call, Target
+from clickline.serving.server_log import Log
+from clickline.serving.server_metrics import Tally
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import random
 import pytest
 from hpack import Encoder, HPACKError
 
-from clickline.stages.serve.header_blocks import HeaderDecoder
+from clickline.serving.hpack_decoder import HeaderDecoder
 
 MOST = 1 << 16
 

@@ -15,14 +15,14 @@ import uvloop
 from standin import StandIn
 
 from clickline.config.sections import ServeSection
-from clickline.service.access import Guard
-from clickline.service.ports import bound_socket
-from clickline.stages.serve import http1
-from clickline.stages.serve.dataplane import Dataplane
-from clickline.stages.serve.http_server import HttpDoors, HttpServer
-from clickline.stages.serve.logs import Log
-from clickline.stages.serve.measures import Tally
-from clickline.stages.serve.versions import Versions
+from clickline.serving import http1
+from clickline.serving.auth import Guard
+from clickline.serving.dataplane import Dataplane
+from clickline.serving.http_server import HttpDoors, HttpServer
+from clickline.serving.open_versions import Versions
+from clickline.serving.ports import bound_socket
+from clickline.serving.server_log import Log
+from clickline.serving.server_metrics import Tally
 from servers.waiting import eventually
 
 MOST = 1 << 20

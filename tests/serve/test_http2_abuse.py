@@ -14,8 +14,8 @@ import pytest
 from hpack import Encoder
 from http2_peer import ECHO, MESSAGE, MOST, PREFACE, Echo, Server, frame, literal
 
-from clickline.stages.serve import http2
-from clickline.stages.serve.http2 import Connection
+from clickline.serving import http2
+from clickline.serving.http2 import Connection
 from servers.waiting import eventually
 
 DATA, HEADERS, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9

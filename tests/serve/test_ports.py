@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clickline.errors import ClicklineError
-from clickline.service.access import read_token
-from clickline.service.ports import bound_socket, raise_file_limit
+from clickline.serving.auth import read_token
+from clickline.serving.ports import bound_socket, raise_file_limit
 
 
 def test_a_port_that_is_taken() -> None:

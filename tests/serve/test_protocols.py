@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from service import Service, command, eventually, free_ports
 from tritonclient.utils import InferenceServerException
 
+from clickline.artifacts.from_config import registry_of
 from clickline.config import load_config
-from clickline.intake.stores import registry_of
-from clickline.stages.publish.run import publish
+from clickline.publishing.run import publish
 from clickline.wire.messages import (
     GetModelMetadataRequest,
     GetModelMetadataResponse,
@@ -316,7 +316,7 @@ def test_rows_on_lookup_servers_give_the_same_scores(
     here = tmp_path / "ads"
     script = (
         "import sys; from pathlib import Path; from clickline.config import load_config\n"
-        "from clickline.stages.lookup.run import lookup\n"
+        "from clickline.serving.lookup.run import lookup\n"
         "lookup(load_config(Path('clickline.yaml'), ['serve.poll=0.05', f'serve.metrics_port={sys.argv[2]}']),"
         " int(sys.argv[1]), 0, lambda up: print(up.address, flush=True))"
     )

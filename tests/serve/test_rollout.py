@@ -11,13 +11,13 @@ from standin import PointerFile, StandIn, publish
 
 from clickline.config.sections import ServeSection
 from clickline.errors import ClicklineError, RequestRefused, StorageError
-from clickline.service import log as service_log
-from clickline.service.access import Guard, exposure, read_token
-from clickline.stages.serve import follower as following
-from clickline.stages.serve.follower import Follower
-from clickline.stages.serve.logs import Log
-from clickline.stages.serve.measures import BUCKETS, KEPT_VERSIONS, Tally, exposition
-from clickline.stages.serve.rollout import Offer, Rollout
+from clickline.serving import json_log as service_log
+from clickline.serving import registry_follower as following
+from clickline.serving.auth import Guard, exposure, read_token
+from clickline.serving.registry_follower import Follower
+from clickline.serving.rollout import Offer, Rollout
+from clickline.serving.server_log import Log
+from clickline.serving.server_metrics import BUCKETS, KEPT_VERSIONS, Tally, exposition
 
 
 class Story:

@@ -16,12 +16,12 @@ import pytest
 
 import clickline
 from clickline.artifacts.dataset import Dataset, concat
+from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.runs import find_checkpoint
 from clickline.config import load_config
-from clickline.intake.stores import registry_of
-from clickline.learner import open_checkpoint
-from clickline.stages.publish.run import publish
-from clickline.storage.stores import Storage
+from clickline.models.model import open_checkpoint
+from clickline.publishing.run import publish
+from clickline.storage.storage import Storage
 from servers.waiting import free_ports
 
 pytestmark = pytest.mark.slow

@@ -39,7 +39,7 @@ from standin import publish
 
 from clickline.config.sections import ServeSection, TlsSection
 from clickline.errors import ClicklineError
-from clickline.service.access import server_tls
+from clickline.serving.auth import server_tls
 
 pytestmark = pytest.mark.slow
 
@@ -364,7 +364,7 @@ class TestFaults:
         """It would not hear anything any more, not even that it should stop."""
         ports = dict(zip(("grpc_port", "http_port", "metrics_port"), free_ports(3), strict=True))
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "clickline.stages.serve.worker", str(theirs.fileno())]
+        command = [sys.executable, "-m", "clickline.serving.worker_process", str(theirs.fileno())]
         hello = {
             "slot": 0,
             "serve": ServeSection(**ports).model_dump(mode="json"),
@@ -618,5 +618,5 @@ def test_certificates_that_cannot_be_used_stop_the_start_in_words(tmp_path: Path
 
 
 def test_importing_the_worker_brings_no_torch() -> None:
-    code = "import sys, clickline.stages.serve.worker as w; sys.exit('torch' in sys.modules)"
+    code = "import sys, clickline.serving.worker_process as w; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clickline.artifacts.from_config import registry_of
 from clickline.config import load_config
 from clickline.features import Encoder
-from clickline.intake.stores import registry_of
 from clickline.pipeline.follow import follow
 from clickline.progress import Progress
 from clickline.records import RawRows, TextColumn
-from clickline.scoring.versions import open_scorer
+from clickline.scoring.open_scorer import open_scorer
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.checkpoint import latest
 from clickline.config import Config, load_config
-from clickline.learner import open_checkpoint
-from clickline.metrics.binary import Counts
-from clickline.metrics.evaluation import measure
+from clickline.data.prepare.hour_dataset import prepare_hour
+from clickline.data.sample.generate import SampleOptions, generate
+from clickline.evaluation.binary_metrics import Counts
+from clickline.evaluation.evaluator import measure
+from clickline.models.model import open_checkpoint
 from clickline.pipeline.follow import follow
 from clickline.progress import Progress
-from clickline.stages.prepare.hours import prepare_hour
-from clickline.stages.sample.generate import SampleOptions, generate
 
 FIRST = 490896  # 2026-01-01T00 in hours since 1970
 ROWS = 2000  # an hour

@@ -18,15 +18,16 @@ import numpy as np
 import pytest
 
 from clickline.artifacts.dataset import Dataset
+from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.runs import find_checkpoint
 from clickline.config import Config, load_config
 from clickline.embedding import save
-from clickline.intake.stores import registry_of
-from clickline.learner import Learner, open_checkpoint
+from clickline.models.model import open_checkpoint
 from clickline.progress import Progress
-from clickline.stages.publish.release import Release
-from clickline.stages.publish.run import publish, publish_release
-from clickline.storage.stores import Storage
+from clickline.publishing.release import Release
+from clickline.publishing.run import publish, publish_release
+from clickline.storage.storage import Storage
+from clickline.training.train_step import Learner
 from clickline.wire.messages import PredictRequest, PredictResponse
 from servers.waiting import free_ports
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clickline.progress import Progress
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 from servers.s3 import s3_server
 from servers.web import Web, web_server
 from servers.webhdfs import NameNode, webhdfs_server

@@ -16,8 +16,8 @@ import pytest
 
 from clickline.errors import CacheFull, StorageError
 from clickline.records import SourceFile
-from clickline.storage.cache import Cache, Cleared, Phase
-from clickline.storage.stores import Storage
+from clickline.storage.file_cache import Cache, Cleared, Phase
+from clickline.storage.storage import Storage
 from servers.web import Web
 
 from .conftest import Heard, Store
@@ -214,8 +214,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # the kernel refuse
 from pathlib import Path
 from clickline.errors import StorageError
 from clickline.records import SourceFile
-from clickline.storage.cache import Cache
-from clickline.storage.stores import Storage
+from clickline.storage.file_cache import Cache
+from clickline.storage.storage import Storage
 try:
     with Cache(Path(sys.argv[1]), 2**20, Storage({}, None)).local(SourceFile(sys.argv[2], 100_000, sys.argv[3])):
         pass
@@ -260,8 +260,8 @@ _USE = """
 import sys
 from pathlib import Path
 from clickline.records import SourceFile
-from clickline.storage.cache import Cache
-from clickline.storage.stores import Storage
+from clickline.storage.file_cache import Cache
+from clickline.storage.storage import Storage
 directory, capacity, uri, size, version = sys.argv[1:]
 with Cache(Path(directory), int(capacity), Storage({}, None)).local(SourceFile(uri, int(size), version)) as path:
     print(len(path.read_bytes()), flush=True)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clickline.errors import StorageError
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 from servers.web import Web
 from servers.webhdfs import NameNode
 
@@ -66,7 +66,7 @@ def test_threads_that_create_the_same_name(request: pytest.FixtureRequest, kind:
 _CREATE_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 Path.hardlink_to = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 Storage().create(sys.argv[1], b"new" * 1000)
 """

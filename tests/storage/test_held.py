@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clickline.storage.held import holder_of, sign, take
+from clickline.storage.file_lock import holder_of, sign, take
 
 HOLD = """
 import sys
 from pathlib import Path
-from clickline.storage.held import sign, take
+from clickline.storage.file_lock import sign, take
 held = take(Path(sys.argv[1]))
 sign(held, {"pid": 7})
 print("held", flush=True)

@@ -8,8 +8,8 @@ import pytest
 
 from clickline.errors import ConfigError, HourNotReady, StorageError
 from clickline.progress import Progress
-from clickline.storage.sources import DateRange, hour_files, hour_is_complete, hour_label, hour_step
-from clickline.storage.stores import Storage
+from clickline.storage.log_files import DateRange, hour_files, hour_is_complete, hour_label, hour_step
+from clickline.storage.storage import Storage
 
 FIRST = 20454 * 24  # 2026-01-01T00
 

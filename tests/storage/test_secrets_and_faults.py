@@ -12,7 +12,7 @@ import pytest
 
 from clickline.errors import StorageError
 from clickline.storage.redaction import Redactor, secrets_in, shown
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 from servers.web import Web
 from servers.webhdfs import NameNode
 
@@ -158,7 +158,7 @@ def test_a_missing_driver_is_named(uri: str, package: str, extra: str) -> None:
 import sys
 sys.modules[{package!r}] = None
 from clickline.errors import StorageError
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 try:
     Storage({{}}, None).list({uri!r})
 except StorageError as error:
@@ -221,7 +221,7 @@ def test_drivers_are_closed_without_complaint(s3_endpoint: str, web: Web) -> Non
     web.files["/a.tsv"] = b"x" * 100_000
     code = f"""
 import gc, os
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 os.environ.update(AWS_ACCESS_KEY_ID="k", AWS_SECRET_ACCESS_KEY="s")
 storage = Storage({{"s3": {{"client_kwargs": {{"endpoint_url": {s3_endpoint!r}}}}}}}, None)
 assert storage.list("s3://no-such-bucket-at-all/*") == []

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from clickline.errors import ConfigError, HourNotReady, SourceNotFound
-from clickline.storage.sources import DateRange, resolve
-from clickline.storage.stores import Storage
+from clickline.storage.log_files import DateRange, resolve
+from clickline.storage.storage import Storage
 from servers.web import Web
 from servers.webhdfs import NameNode
 

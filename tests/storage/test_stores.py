@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from clickline.errors import StorageError
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 from servers.web import Web
 from servers.webhdfs import NameNode
 
@@ -173,7 +173,7 @@ def test_a_file_shorter_than_announced_is_not_taken_for_whole(store: Store, fill
 _PUT_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 Storage({}, None).put(sys.argv[1], b"new" * 1_000_000)
 """

@@ -17,8 +17,8 @@ import httpx
 import yaml
 from jsonschema import Draft202012Validator
 
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.sample.generate import SampleOptions, generate
 from servers.waiting import eventually, free_ports
 
 __all__ = [

@@ -12,8 +12,8 @@ import pytest
 from studio_world import SECRETS, SHOWN, Shown, clickline, eventually
 
 import clickline as package
+from clickline.artifacts.from_config import registry_of
 from clickline.config import load_config
-from clickline.intake.stores import registry_of
 
 pytestmark = pytest.mark.slow
 
@@ -359,8 +359,8 @@ def test_no_secret_is_in_any_answer(studio: Shown, ads: Path) -> None:
 
 
 def test_every_route_is_in_the_document_and_nothing_else(studio: Shown) -> None:
-    from clickline.studio.access import Access
     from clickline.studio.app import Studio
+    from clickline.studio.studio_auth import Access
 
     routes = Studio([], Access(None, "127.0.0.1")).routes()
     assert {

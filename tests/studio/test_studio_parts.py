@@ -16,19 +16,19 @@ from studio_world import configure
 from clickline.config import load_config
 from clickline.errors import ClicklineError
 from clickline.features import DenseField, FeatureSpec, SlotField
-from clickline.features.columns import raw_column
-from clickline.pipeline.hours import HourRecords
+from clickline.features.raw_columns import raw_column
+from clickline.pipeline.hour_records import HourRecords
 from clickline.records import RawRows
 from clickline.storage.redaction import Redactor
-from clickline.studio import events, examples
-from clickline.studio.access import Access, Token, studio_token
-from clickline.studio.answers import as_answer
-from clickline.studio.data import Data
+from clickline.studio import events, example_rows
+from clickline.studio.dataset_view import Data
 from clickline.studio.events import Watch
+from clickline.studio.home_view import Slow, View
 from clickline.studio.homes import Home, home_of, open_homes
+from clickline.studio.json_response import as_answer
 from clickline.studio.runs import Runs
-from clickline.studio.serving import Serving
-from clickline.studio.watching import Slow, View
+from clickline.studio.serving_view import Serving
+from clickline.studio.studio_auth import Access, Token, studio_token
 from servers.serving import QuietHandler, served
 
 
@@ -304,7 +304,7 @@ def test_an_example_leaves_out_what_stands_for_no_value_however_it_is_written() 
         "n": raw_column(["-9.5", "-9.500", "-1", "2.5", "x"], "n"),
         "c": raw_column(["NULL ", "-1", "a ", "-9.5", "-9.50"], "c"),
     }
-    found = list(examples._rows(RawRows(5, columns, np.arange(5)), features))
+    found = list(example_rows._rows(RawRows(5, columns, np.arange(5)), features))
     assert found == [{}, {}, {"c": "a"}, {"n": 2.5, "c": "-9.5"}, {}]
     typed = {"n": raw_column([-9.5, 2.5], "n"), "c": raw_column([-1, 7], "c")}
-    assert list(examples._rows(RawRows(2, typed, np.arange(2)), features)) == [{}, {"n": 2.5, "c": 7}]
+    assert list(example_rows._rows(RawRows(2, typed, np.arange(2)), features)) == [{}, {"n": 2.5, "c": 7}]

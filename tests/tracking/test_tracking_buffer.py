@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from clickline.tracking.buffer import Buffer, Parcel, Point
+from clickline.training.tracking.buffer import Buffer, Parcel, Point
 
 
 def point(step: int, **values: float) -> Point:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clickline.tracking import MlflowTracker, Tracker, open_tracker
-from clickline.tracking.buffer import Parcel
+from clickline.training.tracking import MlflowTracker, Tracker, open_tracker
+from clickline.training.tracking.buffer import Parcel
 
 NOBODY = "http://someone:hunter22@127.0.0.1:9"
 
@@ -112,7 +112,7 @@ def test_our_process_never_imports_mlflow(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from clickline.tracking import MlflowTracker
+from clickline.training.tracking import MlflowTracker
 tracker = MlflowTracker("http://127.0.0.1:9", "e", "r", folder=Path(sys.argv[1]), warn=lambda line: None, patience=0)
 tracker.metrics(1, {"loss": 0.5})
 tracker.close("FINISHED")

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from clickline.tracking import process_figures
+from clickline.training.tracking import process_figures
 
 
 def work(cpu_seconds: float) -> None:

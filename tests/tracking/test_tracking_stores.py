@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from clickline.tracking import MlflowTracker, open_tracker
+from clickline.training.tracking import MlflowTracker, open_tracker
 
 pytestmark = pytest.mark.slow
 
@@ -152,7 +152,7 @@ def test_a_run_started_again_goes_on_in_the_same_mlflow_run(home: Path, tmp_path
 TRAINING = """
 import sys, itertools, time
 from pathlib import Path
-from clickline.tracking import MlflowTracker
+from clickline.training.tracking import MlflowTracker
 tracker = MlflowTracker(sys.argv[1], "killed", "run", folder=Path(sys.argv[2]), warn=lambda line: print(line))
 for step in itertools.count():
     tracker.metrics(step, {"loss": float(step)})

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from clickline.config import load_config
+from clickline.data.prepare.run import prepare
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
-from clickline.stages.prepare.run import prepare
-from clickline.stages.sample.generate import SampleOptions, generate
 
 CONFIG = """
 data: {format: criteo, train: data/train.tsv, eval: data/eval.tsv, shard_size: 1MiB}

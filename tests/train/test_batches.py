@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clickline.artifacts.dataset import Dataset, concat
-from clickline.learner import batches as module
-from clickline.learner.batches import Batches, Position
 from clickline.records import EncodedRows, LabelledRows, SlotIds
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
+from clickline.training import batches as module
+from clickline.training.batches import Batches, Position
 
 
 @pytest.fixture

@@ -15,15 +15,15 @@ import clickline
 from clickline.artifacts.dataset import Dataset, concat
 from clickline.config import load_config
 from clickline.errors import GateRefused
-from clickline.learner import open_checkpoint
-from clickline.metrics.binary import Counts
-from clickline.metrics.curves import curves
+from clickline.evaluation.binary_metrics import Counts
+from clickline.evaluation.curves import curves
+from clickline.evaluation.report import report_document as documents
+from clickline.models.model import open_checkpoint
 from clickline.progress import Progress
-from clickline.report import document as documents
-from clickline.stages.train import run as training
-from clickline.stages.train.run import TrainResult, train
-from clickline.storage.stores import Storage
-from clickline.tracking import Tracker
+from clickline.storage.storage import Storage
+from clickline.training import run as training
+from clickline.training.run import TrainResult, train
+from clickline.training.tracking import Tracker
 
 KEYS = {
     "format", "run", "config", "lineage", "evaluation", "curves", "learning", "epochs", "importance",

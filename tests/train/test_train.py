@@ -13,15 +13,15 @@ import pytest
 from clickline.artifacts.checkpoint import latest
 from clickline.artifacts.dataset import Dataset
 from clickline.config import load_config
+from clickline.data.prepare.run import prepare
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load
 from clickline.embedding.table import Table
 from clickline.errors import ArtifactError, ClicklineError, ConfigError, DataError, GateRefused
 from clickline.pipeline.flow import build
 from clickline.progress import Progress
-from clickline.stages.prepare.run import prepare
-from clickline.stages.sample.generate import SampleOptions, generate
-from clickline.stages.train.run import train
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
+from clickline.training.run import train
 
 
 def test_training_without_a_dataset_says_what_to_do(tmp_path):
@@ -154,9 +154,7 @@ def test_most_of_the_reachable_auc_is_reached_on_data_that_allow_it(tmp_path: Pa
 
 def test_a_missing_package_is_named_with_the_way_to_install_it(project, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    for name in [
-        name for name in sys.modules if name.startswith(("clickline.stages.train", "clickline.models"))
-    ]:
+    for name in [name for name in sys.modules if name.startswith(("clickline.training", "clickline.models"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.chdir(project)
     from clickline.cli.train import train as command

@@ -13,12 +13,12 @@ from clickline.artifacts.manifest import as_json
 from clickline.artifacts.runs import find_checkpoint
 from clickline.config import load_config
 from clickline.errors import ArtifactError, GateRefused
-from clickline.metrics.evaluation import Evaluator
+from clickline.evaluation.evaluator import Evaluator
+from clickline.evaluation.report.report_document import Current
 from clickline.progress import Progress
 from clickline.records import SlotIds
-from clickline.report.document import Current
-from clickline.stages.train import run as training
-from clickline.stages.train.run import TrainResult, train
+from clickline.training import run as training
+from clickline.training.run import TrainResult, train
 
 
 class Heard(Progress):
@@ -184,7 +184,7 @@ def test_a_run_that_was_taken_anew_is_the_one_to_publish(runs):
 
 @pytest.mark.slow
 def test_without_eval_rows_nothing_is_measured_again(runs, tmp_path):
-    from clickline.stages.prepare.run import prepare
+    from clickline.data.prepare.run import prepare
 
     (runs.project / ".clickline" / "datasets").unlink()
     overrides = ("data.eval=null", "gate.auc=null")

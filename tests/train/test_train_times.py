@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from clickline.config import Config, load_config
+from clickline.data.prepare.run import prepare
 from clickline.progress import Progress
-from clickline.stages.prepare.run import prepare
-from clickline.stages.train.run import TrainResult, train
+from clickline.training.run import TrainResult, train
 
 START = 1_767_225_600  # 2026-01-01T00
 CONFIG = """
@@ -74,9 +74,9 @@ def test_training_on_microseconds_gives_the_model_of_seconds(tmp_path):
 def test_evaluation_is_of_the_model_after_eviction(tmp_path):
     """What the gate judges is the checkpoint that is published: its tables have lost what eviction takes."""
     from clickline.artifacts.dataset import Dataset
-    from clickline.learner import open_checkpoint
-    from clickline.metrics.evaluation import measure
-    from clickline.storage.stores import Storage
+    from clickline.evaluation.evaluator import measure
+    from clickline.models.model import open_checkpoint
+    from clickline.storage.storage import Storage
 
     config = write(tmp_path)
     config = load_config(tmp_path / "clickline.yaml", ["train.eviction={threshold: 35}"])

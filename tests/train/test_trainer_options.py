@@ -17,15 +17,16 @@ import pytest
 from clickline.artifacts.checkpoint import latest
 from clickline.artifacts.dataset import Dataset
 from clickline.config import load_config
+from clickline.data.prepare.run import prepare
+from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ArtifactError, ClicklineError, ConfigError, GateRefused
-from clickline.learner import Learner, open_checkpoint
-from clickline.learner.batches import Batches
+from clickline.models.model import open_checkpoint
 from clickline.progress import Progress
-from clickline.stages.prepare.run import prepare
-from clickline.stages.sample.generate import SampleOptions, generate
-from clickline.stages.train import trainer as module
-from clickline.stages.train.run import TrainResult, train
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
+from clickline.training import trainer as module
+from clickline.training.batches import Batches
+from clickline.training.run import TrainResult, train
+from clickline.training.train_step import Learner
 
 CLICKLINE = str(Path(sys.executable).with_name("clickline"))
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from clickline.config import load_config
+from clickline.data.prepare.run import prepare
+from clickline.evaluation.run import evaluate
 from clickline.progress import Progress
-from clickline.stages.evaluate.run import evaluate
-from clickline.stages.prepare.run import prepare
-from clickline.stages.train.run import TrainResult, train
+from clickline.training.run import TrainResult, train
 
 
 def logs(folder: Path) -> None:

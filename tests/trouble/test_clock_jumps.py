@@ -19,14 +19,14 @@ from troubled import DAY, Machine
 from up_home import Home, home_of_doubles
 
 import clickline
+from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.runs import find_checkpoint
 from clickline.config import Config, load_config
+from clickline.embedding.serving import FrozenTables
 from clickline.errors import StorageError
-from clickline.frozen import FrozenTables
-from clickline.intake.stores import registry_of
-from clickline.stages.publish.run import publish
-from clickline.storage.stores import Storage
+from clickline.publishing.run import publish
+from clickline.storage.storage import Storage
 from clickline.studio.runs import Runs
 from servers.serving import QuietHandler, served
 
@@ -161,7 +161,7 @@ def test_a_server_answers_and_switches_whatever_its_clock_says(
 DRAFTS = """
 import sys
 from clickline.artifacts.registry import Registry
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 registry = Registry(Storage(), sys.argv[1])
 with registry.draft() as draft:
     (draft.folder / "dense.onnx").write_bytes(b"network")

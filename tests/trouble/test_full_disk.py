@@ -16,12 +16,12 @@ from service import Service, command, eventually
 from troubled import Disk, small_disk
 
 import clickline
+from clickline.artifacts.from_config import registry_of
 from clickline.config import load_config
 from clickline.errors import StorageError
-from clickline.intake.stores import registry_of
 from clickline.progress import Progress
-from clickline.scoring.versions import open_scorer
-from clickline.stages.publish.run import publish
+from clickline.publishing.run import publish
+from clickline.scoring.open_scorer import open_scorer
 
 CLICKLINE = str(Path(sys.executable).with_name("clickline"))
 

@@ -15,12 +15,12 @@ from standin import publish
 from up_home import DOUBLES, Home, free_ports
 
 from clickline.artifacts.registry import Registry
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 PUBLISHES = """
 import sys
 from clickline.artifacts.registry import Registry
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 registry = Registry(Storage(), sys.argv[1])
 before = registry.current()
 with registry.draft() as draft:

@@ -16,7 +16,7 @@ from troubled import Machine
 
 from clickline.artifacts.checkpoint import latest
 from clickline.config import Config, load_config
-from clickline.stages.publish.run import publish
+from clickline.publishing.run import publish
 
 pytestmark = pytest.mark.slow
 CLICKLINE = str(Path(sys.executable).with_name("clickline"))

@@ -15,10 +15,10 @@ from troubled import Line
 
 from clickline.config import load_config
 from clickline.errors import StorageError
-from clickline.stages.publish.run import publish
-from clickline.storage import drivers
-from clickline.storage.cache import Cache
-from clickline.storage.stores import Storage
+from clickline.publishing.run import publish
+from clickline.storage import filesystems
+from clickline.storage.file_cache import Cache
+from clickline.storage.storage import Storage
 from servers.s3 import s3_server
 from servers.web import web_server
 from servers.webhdfs import webhdfs_server
@@ -27,7 +27,7 @@ from servers.webhdfs import webhdfs_server
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two minutes of silence are too long for a test."""
-    monkeypatch.setattr(drivers, "_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(filesystems, "_SILENCE_SECONDS", 0.5)
 
 
 # ── asking a server ────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ import numpy as np
 from test_wire_fuzz import COLUMNS, MAX_ROWS, PLAIN, READER
 
 from clickline.errors import RequestRefused
-from clickline.wire.requests import pieces
+from clickline.wire.request_reader import pieces
 
 pages = mmap.mmap(-1, 2 * mmap.PAGESIZE)
 start = np.frombuffer(pages, dtype=np.uint8).ctypes.data

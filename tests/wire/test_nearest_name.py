@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from clickline.wire import nearest
-from clickline.wire.nearest import nearest_name
+from clickline.wire import name_matching
+from clickline.wire.name_matching import nearest_name
 
 MANY = tuple(
     f"{group}_{kind}_{n}" for group in ("user", "ad", "page") for kind in ("id", "tag") for n in range(1700)
@@ -41,13 +41,13 @@ def test_few_names_are_all_compared() -> None:
 
 def test_only_a_few_of_many_names_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
-    plain = nearest.get_close_matches
+    plain = name_matching.get_close_matches
 
     def counted(word: str, names: tuple[str, ...], n: int, cutoff: float) -> list[str]:
         compared.append(len(names))
         return plain(word, names, n=n, cutoff=cutoff)
 
-    monkeypatch.setattr(nearest, "get_close_matches", counted)
+    monkeypatch.setattr(name_matching, "get_close_matches", counted)
     for n in range(200):
         nearest_name(f"usr_id_{n}x" * (n % 9 + 1), MANY)
     assert max(compared) <= 48  # and not 10,200

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from clickline.errors import RequestRefused
 from clickline.wire.messages import ModelInferRequest, PredictRequest
-from clickline.wire.requests import RequestReader
+from clickline.wire.request_reader import RequestReader
 
 COLUMNS = ("a", "b", "I1", "länge")
 READER = RequestReader(COLUMNS)

@@ -11,7 +11,7 @@ from naive_requests import tables
 from clickline.errors import RequestRefused
 from clickline.records import INTEGER, SINGLE, TEXT
 from clickline.wire.messages import ModelInferRequest, PredictRequest, RankRequest, TensorProto
-from clickline.wire.requests import RequestReader, pieces
+from clickline.wire.request_reader import RequestReader, pieces
 
 COLUMNS = ("I1", "C1", "tags")
 FLOAT, STRING, INT64, UINT64 = 1, 7, 9, 23

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.arrays import read_arrays
 from clickline.artifacts.manifest import MANIFEST, digest, read_manifest, write_manifest
-from clickline.documents import checked
 from clickline.errors import ArtifactError
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
+from clickline.validation import checked
 
 __all__ = [
     "CHECKPOINT_FORMAT",

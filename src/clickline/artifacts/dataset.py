@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clickline.artifacts.manifest import as_json, digest, read_manifest, write_manifest
-from clickline.documents import checked
 from clickline.errors import ArtifactError
 from clickline.features import FeatureSpec
 from clickline.records import EncodedRows, LabelledRows, SlotIds
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
+from clickline.validation import checked
 
 __all__ = [
     "DATASET_FORMAT",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clickline.errors import ArtifactError, StorageError
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 __all__ = [
     "MANIFEST",

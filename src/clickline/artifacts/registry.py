@@ -48,9 +48,9 @@ from clickline.artifacts.version import (
 )
 from clickline.errors import ArtifactError, RegistryMoved, StorageError, VersionUntrusted
 from clickline.storage.atomic import hidden_name, is_hidden_name, sync
-from clickline.storage.faults import explained
 from clickline.storage.redaction import shown
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
+from clickline.storage.storage_errors import explained
 
 if TYPE_CHECKING:
     from clickline.artifacts.signing import Trusted

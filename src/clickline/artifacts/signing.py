@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from clickline.artifacts.manifest import SIGNATURE
 from clickline.errors import ClicklineError, StorageError, VersionUntrusted
 from clickline.storage.redaction import shown
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -35,9 +35,9 @@ from clickline.artifacts.manifest import (
 )
 from clickline.errors import ArtifactError, StorageError
 from clickline.storage.atomic import sync
-from clickline.storage.faults import explained
 from clickline.storage.redaction import shown
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
+from clickline.storage.storage_errors import explained
 
 if TYPE_CHECKING:
     from clickline.artifacts.signing import Signer, Trusted

@@ -62,11 +62,11 @@ def _look_into_files(config: Config) -> None:
     """Raises the mistakes in the files that the config names: slot.conf, a reader of one's own, columns of logs."""
     slot_conf, reader = config.data.slot_conf, config.data.reader
     if slot_conf is not None and "://" not in slot_conf and Path(slot_conf).is_file():
-        from clickline.readers.slots import read_slot_conf
+        from clickline.data.readers.slot_lines import read_slot_conf
 
         read_slot_conf(slot_conf, Path(slot_conf).read_bytes())
     if reader is not None:
-        from clickline.readers import Custom
+        from clickline.data.readers import Custom
 
         Custom(Path(reader), ())
     elif config.data.format in ("csv", "parquet"):
@@ -75,9 +75,9 @@ def _look_into_files(config: Config) -> None:
 
 def _look_at_columns(data: DataSection) -> None:
     """Raises what `prepare` would of columns that the first file on this machine does not have."""
-    from clickline.intake.inputs import open_reader
-    from clickline.intake.layout import layout
-    from clickline.storage.stores import Storage
+    from clickline.data.input_blocks import open_reader
+    from clickline.data.schema import layout
+    from clickline.storage.storage import Storage
 
     for patterns in (data.train, data.eval or ()):
         local = (pattern for pattern in patterns if Storage.is_local(pattern))
@@ -89,8 +89,8 @@ def _look_at_columns(data: DataSection) -> None:
 
 def _notes(config: Config) -> Iterator[str]:
     """What is not wrong yet but will be when prepare runs. Data may well arrive later than the config."""
-    from clickline.storage.patterns import literal
-    from clickline.storage.stores import Storage
+    from clickline.storage.glob_patterns import literal
+    from clickline.storage.storage import Storage
 
     for key, patterns in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
         for pattern in patterns:
@@ -110,8 +110,8 @@ def _notes(config: Config) -> Iterator[str]:
 
 def _learned_and_measured(data: DataSection) -> str | None:
     """What to say of files on this machine that are both in data.train and in data.eval."""
-    from clickline.storage.sources import DateRange, files_there, in_both
-    from clickline.storage.stores import Storage
+    from clickline.storage.log_files import DateRange, files_there, in_both
+    from clickline.storage.storage import Storage
 
     found = []
     for patterns, dates in ((data.train, data.dates), (data.eval or (), data.eval_dates)):

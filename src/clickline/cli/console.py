@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from clickline.errors import ClicklineError
-from clickline.pipeline.board import Board
-from clickline.pipeline.wording import duration, stage_seconds, stage_words
+from clickline.pipeline.run_state import Board
+from clickline.pipeline.status_text import duration, stage_seconds, stage_words
 from clickline.progress import Lines, Notes, Progress, StageState, Watched, Work, figures, printable
 
 if TYPE_CHECKING:

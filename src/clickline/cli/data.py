@@ -14,8 +14,8 @@ from clickline.progress import Progress, human_size
 if TYPE_CHECKING:
     from clickline.config import Config
     from clickline.records import SourceFile
-    from clickline.storage.cache import Cache
-    from clickline.storage.stores import Storage
+    from clickline.storage.file_cache import Cache
+    from clickline.storage.storage import Storage
 
 __all__ = ["data"]
 
@@ -110,8 +110,8 @@ def clear(
 
 def _open(config_file: Path, overrides: list[str] | None) -> tuple[Config, Storage, Cache]:
     from clickline.config import load_config
-    from clickline.storage.cache import Cache
-    from clickline.storage.stores import Storage
+    from clickline.storage.file_cache import Cache
+    from clickline.storage.storage import Storage
 
     config = load_config(config_file, overrides or ())
     credentials = config.storage.credentials
@@ -125,6 +125,6 @@ def _splits(config: Config, which: Literal["train", "eval"] | None) -> list[str]
 
 
 def _files(config: Config, storage: Storage, split: str, progress: Progress) -> list[SourceFile]:
-    from clickline.stages.prepare.run import find_split
+    from clickline.data.prepare.run import find_split
 
     return find_split(config, storage, split, progress)

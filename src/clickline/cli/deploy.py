@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from clickline.cli.console import emit, needing, note, say, table, watching
-from clickline.cli.exits import ExitCode, Undecided, exit_code
+from clickline.cli.exit_codes import ExitCode, Undecided, exit_code
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.errors import ClicklineError, ConfigError, Mistake, StorageError
 from clickline.progress import Progress, counted, human_size
 
 if TYPE_CHECKING:
     from clickline.config import Config
-    from clickline.stages.deploy.apply import Applied, Proposal, Removed
-    from clickline.stages.deploy.kube import Kube
-    from clickline.stages.deploy.objects import Object
-    from clickline.stages.deploy.render import Rendered
-    from clickline.stages.deploy.volume import Moved
-    from clickline.stages.deploy.waiting import Outcome
+    from clickline.deploy.apply import Applied, Proposal, Removed
+    from clickline.deploy.data_volume import Moved
+    from clickline.deploy.kube_client import Kube
+    from clickline.deploy.objects import Object
+    from clickline.deploy.render import Rendered
+    from clickline.deploy.wait import Outcome
 
 __all__ = ["deploy"]
 
@@ -68,7 +68,7 @@ def render(
     as_json: Json = False,
 ) -> None:
     """Write the manifests, as plain files for `kubectl apply -k`. No cluster is asked."""
-    from clickline.stages.deploy.render import rendered, write
+    from clickline.deploy.render import rendered, write
 
     made = rendered(config_file, _with(overrides, namespace))
     write(made.files, output)
@@ -94,8 +94,8 @@ def diff(
     Each object as it is live against what the server makes of the new one (a dry run), as `kubectl diff` does. Exit 0
     if nothing would change, 1 if something would, 2 if it could not be found out.
     """
-    from clickline.stages.deploy.apply import propose
-    from clickline.stages.deploy.changes import differences
+    from clickline.deploy.apply import propose
+    from clickline.deploy.object_diff import differences
 
     with _failing_above_one(), _connected(context) as kube:
         asked = _Asked.of(kube, config_file, overrides, namespace)
@@ -156,8 +156,8 @@ def apply(
     refused the model, 2 or 4 if the pipeline ended with that code, 1 if it failed otherwise, the roll-out is stuck or
     the time is up.
     """
-    from clickline.stages.deploy.apply import apply as run
-    from clickline.stages.deploy.apply import propose
+    from clickline.deploy.apply import apply as run
+    from clickline.deploy.apply import propose
 
     if dry_run and (wait or prune):
         raise ConfigError(
@@ -208,7 +208,7 @@ def status(
 
     Exit 1 if a role failed.
     """
-    from clickline.stages.deploy.status import fetch, summarise
+    from clickline.deploy.deploy_status import fetch, summarise
 
     config = _config(config_file, _with(overrides, namespace))
     with _connected(context) as kube:
@@ -260,8 +260,8 @@ def logs(
     overrides: Overrides = None,
 ) -> None:
     """Show what the pods say, in the order of time."""
-    from clickline.stages.deploy.logs import Line, last, pods
-    from clickline.stages.deploy.logs import follow as go_on
+    from clickline.deploy.pod_logs import Line, last, pods
+    from clickline.deploy.pod_logs import follow as go_on
 
     if role is not None and role not in _ROLES:
         raise ConfigError([Mistake("", 0, "ROLE", f"is {role!r}.", f"Allowed: {', '.join(_ROLES)}.")])
@@ -322,8 +322,8 @@ def delete(
     quiet: Quiet = False,
 ) -> None:
     """Remove all that `deploy apply` made, and nothing else. Data volumes stay, unless --with-data."""
-    from clickline.stages.deploy.apply import found, going, remove
-    from clickline.stages.deploy.kube import shown
+    from clickline.deploy.apply import found, going, remove
+    from clickline.deploy.kube_client import shown
 
     config = _config(config_file, _with(overrides, namespace))
     name, namespace = config.name, config.deploy.namespace
@@ -367,7 +367,7 @@ def push(
     arrived and its checksum is right; one of the same name is replaced. Whatever the volume needs is made; the pod that
     mounts it meanwhile is removed at the end.
     """
-    from clickline.stages.deploy.volume import push as run
+    from clickline.deploy.data_volume import push as run
 
     _move(run, path, context, _with(overrides, namespace), config_file, as_json=as_json, quiet=quiet)
 
@@ -388,7 +388,7 @@ def pull(
     of the volume; into another folder comes all that the volume holds. Files of the same name are replaced, each when
     all of it has arrived.
     """
-    from clickline.stages.deploy.volume import pull as run
+    from clickline.deploy.data_volume import pull as run
 
     _move(run, path, context, _with(overrides, namespace), config_file, as_json=as_json, quiet=quiet)
 
@@ -403,7 +403,7 @@ def _move(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from clickline.stages.deploy.render import rendered
+    from clickline.deploy.render import rendered
 
     made = rendered(config_file, overrides)
     with _connected(context) as kube, watching(as_json=as_json, quiet=quiet) as progress:
@@ -418,7 +418,7 @@ def _move(
 @deploy.command("data-receive", hidden=True)
 def data_receive(folder: Annotated[Path, typer.Argument(metavar="FOLDER")]) -> None:
     """The pod's part of `deploy data push`."""
-    from clickline.stages.deploy.transfer import receive
+    from clickline.deploy.file_transfer import receive
 
     total = receive(sys.stdin.buffer, lambda _: folder, clears=True)
     typer.echo(f"{total.files} {total.bytes}")
@@ -427,7 +427,7 @@ def data_receive(folder: Annotated[Path, typer.Argument(metavar="FOLDER")]) -> N
 @deploy.command("data-send", hidden=True)
 def data_send(path: Annotated[Path, typer.Argument(metavar="PATH")]) -> None:
     """The pod's part of `deploy data pull`."""
-    from clickline.stages.deploy.transfer import files_of, send, total_of
+    from clickline.deploy.file_transfer import files_of, send, total_of
 
     if not path.exists():
         raise StorageError(
@@ -452,8 +452,8 @@ def check_pod(
     overrides: Overrides = None,
 ) -> None:
     """What each pod does first: its directories take files, kernels and Ray's token are there."""
-    from clickline.stages.deploy.pod import await_server
-    from clickline.stages.deploy.pod import check_pod as run
+    from clickline.deploy.init_container import await_server
+    from clickline.deploy.init_container import check_pod as run
 
     config = _config(config_file, overrides)
     directories = [Path(config.cache.dir)] if config.cache.dir else []
@@ -484,9 +484,9 @@ def hold_ray(
     ] = None,
 ) -> None:
     """What runs beside a pipeline on Ray: asks for Ray's pods, and lets them go when it is ended itself."""
-    from clickline.cli.interrupts import take_stop
-    from clickline.stages.deploy.hold import ask_for, keep, let_go
-    from clickline.stages.deploy.kube import connect
+    from clickline.cli.signals import take_stop
+    from clickline.deploy.kube_client import connect
+    from clickline.deploy.ray_lifecycle import ask_for, keep, let_go
 
     stopped = take_stop()  # other commands have a moment to end; this one begins to work then
     wanted = {name: int(size) for name, _, size in (one.partition("=") for one in sizes)}
@@ -504,7 +504,7 @@ def hold_ray(
 @deploy.command("await-rollout", hidden=True)
 def await_rollout(config_file: ConfigFile = Path("clickline.yaml"), overrides: Overrides = None) -> None:
     """The last step of a workflow: wait until every predictor answers with the registry's current version."""
-    from clickline.stages.deploy.rollout import await_rollout as run
+    from clickline.deploy.rollout_wait import await_rollout as run
 
     with watching(as_json=False, quiet=False) as progress:
         count = run(_config(config_file, overrides), progress)
@@ -541,8 +541,8 @@ class _Asked:
 
     @classmethod
     def of(cls, kube: Kube, config_file: Path, overrides: list[str] | None, namespace: str | None) -> _Asked:
-        from clickline.stages.deploy.memory import forgotten, recall, remembering
-        from clickline.stages.deploy.render import rendered
+        from clickline.deploy.apply_record import forgotten, recall, remembering
+        from clickline.deploy.render import rendered
 
         wanted = _with(overrides, namespace)
         made = rendered(config_file, wanted)
@@ -578,8 +578,8 @@ class _Asked:
 
 
 def _would_be(proposal: Proposal) -> Applied:
-    from clickline.stages.deploy.apply import Applied
-    from clickline.stages.deploy.kube import shown
+    from clickline.deploy.apply import Applied
+    from clickline.deploy.kube_client import shown
 
     done = Applied(left_over=[shown(item) for item in proposal.left_over], notes=proposal.notes)
     for step in proposal.steps:
@@ -588,7 +588,7 @@ def _would_be(proposal: Proposal) -> Applied:
 
 
 def _await(kube: Kube, asked: _Asked, seconds: float, progress: Progress) -> Outcome:
-    from clickline.stages.deploy.waiting import await_deployed
+    from clickline.deploy.wait import await_deployed
 
     serve = asked.config.serve
     return await_deployed(
@@ -615,7 +615,7 @@ def _failing_above_one() -> Iterator[None]:
 
 @contextmanager
 def _connected(context: str | None) -> Iterator[Kube]:
-    from clickline.stages.deploy.kube import connect
+    from clickline.deploy.kube_client import connect
 
     with needing("k8s", "talking to a cluster"):
         kube = connect(context)

@@ -12,8 +12,8 @@ from clickline.cli.console import emit, facts, needing, say, table, watching
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 
 if TYPE_CHECKING:
-    from clickline.metrics.binary import Metrics
-    from clickline.stages.evaluate.run import EvaluateResult
+    from clickline.evaluation.binary_metrics import Metrics
+    from clickline.evaluation.run import EvaluateResult
 
 __all__ = ["evaluate"]
 
@@ -70,7 +70,7 @@ def evaluate(
 
     config = load_config(config_file, overrides or ())
     with needing("train", "evaluating"):
-        from clickline.stages.evaluate.run import evaluate as run
+        from clickline.evaluation.run import evaluate as run
     with watching(as_json=as_json, quiet=quiet) as progress:
         result = run(
             config,

@@ -11,7 +11,7 @@ from clickline.cli.console import note
 from clickline.errors import ConfigError, Mistake
 
 if TYPE_CHECKING:
-    from clickline.stages.migrate.draft import Draft
+    from clickline.importers.config_draft import Draft
 
 __all__ = ["import_"]
 
@@ -35,7 +35,7 @@ def elasticrec(
     force: Force = False,
 ) -> None:
     """From ElasticCTR 2.0 (ElasticREC)."""
-    from clickline.stages.migrate.elasticrec import elasticrec
+    from clickline.importers.elasticrec import elasticrec
 
     _write(elasticrec(data_config, slot_conf, output.parent), output, force)
 
@@ -47,7 +47,7 @@ def paddlerec(
     force: Force = False,
 ) -> None:
     """From PaddleRec, as PaddleFlow's pipeline runs it too."""
-    from clickline.stages.migrate.paddlerec import paddlerec
+    from clickline.importers.paddlerec import paddlerec
 
     _write(paddlerec(config, output.parent), output, force)
 
@@ -61,7 +61,7 @@ def elasticdl(
     force: Force = False,
 ) -> None:
     """From the flags of `elasticdl train`."""
-    from clickline.stages.migrate.elasticdl import elasticdl
+    from clickline.importers.elasticdl import elasticdl
 
     _write(elasticdl(command), output, force)
 
@@ -75,13 +75,13 @@ def tfserving_intel(
     force: Force = False,
 ) -> None:
     """From Intel's Wide & Deep on Kubernetes with TensorFlow Serving."""
-    from clickline.stages.migrate.tfserving_intel import tfserving_intel
+    from clickline.importers.tfserving_intel import tfserving_intel
 
     _write(tfserving_intel(params), output, force)
 
 
 def _write(draft: Draft, output: Path, force: bool) -> None:
-    from clickline.stages.migrate.run import checked
+    from clickline.importers.run import checked
 
     text = checked(draft, output.parent)
     if str(output) == "-":

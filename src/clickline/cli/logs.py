@@ -33,10 +33,10 @@ def logs(
     overrides: Overrides = None,
 ) -> None:
     """Show what the stages of `clickline up` say, and the processes of training on a cluster, in the order of time."""
-    from clickline.cluster.state import read_status
     from clickline.config import load_config
-    from clickline.pipeline.logs import LOGS, Line, LogReader, is_role, role_logs
-    from clickline.pipeline.state import UpFolder
+    from clickline.pipeline.stage_logs import LOGS, Line, LogReader, is_role, role_logs
+    from clickline.pipeline.up_folder import UpFolder
+    from clickline.training.cluster.job_status import read_status
 
     folder = UpFolder(load_config(config_file, overrides or ()))
     there = [name for name in LOGS if (folder.logs / f"{name}.log").exists()]

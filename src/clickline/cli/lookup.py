@@ -12,7 +12,7 @@ from clickline.cli.options import ConfigFile, Json, Overrides
 from clickline.progress import human_size
 
 if TYPE_CHECKING:
-    from clickline.stages.lookup.run import Up
+    from clickline.serving.lookup.run import Up
 
 __all__ = ["lookup"]
 
@@ -34,7 +34,7 @@ def lookup(
 
     config = load_config(config_file, overrides or ())
     with needing("serve", "serving"):
-        from clickline.stages.lookup.run import lookup as run
+        from clickline.serving.lookup.run import lookup as run
 
     def show(up: Up) -> None:
         if as_json:

@@ -8,8 +8,8 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from clickline.cli.exits import ExitCode, exit_code
-from clickline.cli.interrupts import leave, listen
+from clickline.cli.exit_codes import ExitCode, exit_code
+from clickline.cli.signals import leave, listen
 from clickline.errors import ClicklineError, ConfigError
 from clickline.progress import printable
 

@@ -12,7 +12,7 @@ from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.progress import human_size
 
 if TYPE_CHECKING:
-    from clickline.stages.plan.report import Plan
+    from clickline.pipeline.planning.plan_result import Plan
 
 __all__ = ["plan"]
 
@@ -43,7 +43,7 @@ def plan(
     config = load_config(config_file, overrides or ())
     machine = None if memory is None else _bytes(memory)
     with needing("train", "planning"):
-        from clickline.stages.plan.run import plan as run
+        from clickline.pipeline.planning.run import plan as run
     with watching(as_json=as_json, quiet=quiet) as progress:
         found = run(config, progress, memory=machine, probe=probe)
     if as_json:
@@ -55,7 +55,7 @@ def plan(
 def _bytes(text: str) -> int:
     from pydantic import TypeAdapter, ValidationError
 
-    from clickline.config.values import Size
+    from clickline.config.value_types import Size
     from clickline.errors import ConfigError, Mistake
 
     try:

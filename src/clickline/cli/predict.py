@@ -14,7 +14,7 @@ from clickline.cli.console import emit, facts, needing, say, watching
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 
 if TYPE_CHECKING:
-    from clickline.stages.predict.run import Iteration, PredictResult
+    from clickline.client.predict.run import Iteration, PredictResult
 
 __all__ = ["predict"]
 
@@ -114,7 +114,7 @@ def predict(
     config = load_config(config_file, overrides or ())
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we say what went wrong ourselves
     with needing("client", "predicting"):
-        from clickline.stages.predict.run import predict as run
+        from clickline.client.predict.run import predict as run
 
     lines: list[Iteration] = []
     results = sys.stdout  # while a command is watched, what is printed goes elsewhere

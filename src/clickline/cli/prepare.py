@@ -18,7 +18,7 @@ def prepare(
 ) -> None:
     """Turn the logs into a dataset: Parquet shards, statistics, quarantined bad rows."""
     from clickline.config import load_config
-    from clickline.stages.prepare.run import prepare as run
+    from clickline.data.prepare.run import prepare as run
 
     config = load_config(config_file, overrides or ())
     with watching(as_json=as_json, quiet=quiet) as progress:

@@ -40,7 +40,7 @@ def publish(
 
     config = load_config(config_file, overrides or ())
     with needing("train,serve", "publishing"):
-        from clickline.stages.publish.run import publish as run
+        from clickline.publishing.run import publish as run
     with watching(as_json=as_json, quiet=quiet) as progress:
         result = run(config, progress, model=model, base=base, reason=reason)
     version = result.version

@@ -16,7 +16,7 @@ from clickline.cli.options import ConfigFile, Json, Overrides
 from clickline.errors import ArtifactError, StorageError
 
 if TYPE_CHECKING:
-    from clickline.storage.stores import Storage
+    from clickline.storage.storage import Storage
 
 __all__ = ["report"]
 
@@ -47,8 +47,8 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Make the page of a run or an evaluation, or one that compares two, and tell the key figures."""
+    from clickline.artifacts.from_config import storage_of
     from clickline.config import load_config
-    from clickline.intake.stores import storage_of
 
     config = load_config(config_file, overrides or ())
     storage = storage_of(config)
@@ -69,7 +69,7 @@ class _Found:
 
 
 def _one(found: _Found, out: str | None, storage: Storage, *, as_json: bool) -> None:
-    from clickline.report.page import page_of, write_page
+    from clickline.evaluation.report.page import page_of, write_page
 
     place = out or page_of(found.uri)
     write_page(found.document, place, storage)
@@ -97,9 +97,9 @@ def _one(found: _Found, out: str | None, storage: Storage, *, as_json: bool) -> 
 
 
 def _two(old: _Found, new: _Found, home: str, out: str | None, storage: Storage, *, as_json: bool) -> None:
-    from clickline.report.compare import comparison, write_comparison
-    from clickline.report.differences import MEASURES
-    from clickline.storage.stores import Storage as Places
+    from clickline.evaluation.report.comparison import MEASURES
+    from clickline.evaluation.report.comparison_page import comparison, write_comparison
+    from clickline.storage.storage import Storage as Places
 
     place = out or Places.join(home, "comparisons", f"{old.name}-{new.name}.html")
     write_comparison((old.name, old.document), (new.name, new.document), place, storage)
@@ -134,7 +134,7 @@ def _two(old: _Found, new: _Found, home: str, out: str | None, storage: Storage,
 
 def _find(text: str | None, home: str, storage: Storage) -> _Found:
     """The document that a text names; None: that of the run which wrote something last."""
-    from clickline.storage.stores import Storage as Places
+    from clickline.storage.storage import Storage as Places
 
     if text is None:
         runs = _runs(home)
@@ -181,7 +181,7 @@ def _runs(home: str) -> list[str]:
 
 
 def _evaluations(home: str, storage: Storage) -> list[str]:
-    from clickline.storage.stores import Storage as Places
+    from clickline.storage.storage import Storage as Places
 
     try:
         names = storage.names(Places.join(home, "evaluations"))

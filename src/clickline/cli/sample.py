@@ -32,7 +32,7 @@ def sample(
     quiet: Quiet = False,
 ) -> None:
     """Make synthetic logs: train.* and eval.* (later in time), with the best reachable AUC known."""
-    from clickline.stages.sample.generate import SampleOptions, generate
+    from clickline.data.sample.generate import SampleOptions, generate
 
     options = SampleOptions(format_name, rows, out, hours, seed, slots, dense, cardinality, eval_share)
     with watching(as_json=as_json, quiet=quiet) as progress:

@@ -26,9 +26,9 @@ def scale(
 
     It shrinks at once and grows as soon as the cluster has room. The wish ends with the run.
     """
-    from clickline.cluster.state import ask_workers
     from clickline.config import load_config
-    from clickline.pipeline.state import UpFolder
+    from clickline.pipeline.up_folder import UpFolder
+    from clickline.training.cluster.job_status import ask_workers
 
     config = load_config(config_file, overrides or ())
     most = config.train.workers.max

@@ -15,7 +15,7 @@ from clickline.pipeline.endpoint import endpoint
 
 if TYPE_CHECKING:
     from clickline.config import Config
-    from clickline.stages.serve.run import Up
+    from clickline.serving.run import Up
 
 __all__ = ["serve"]
 
@@ -34,7 +34,7 @@ def serve(
 
     config = load_config(config_file, overrides or ())
     with needing("serve", "serving"):
-        from clickline.stages.serve.run import serve as run
+        from clickline.serving.run import serve as run
 
     def up(told: Up) -> None:
         if as_json:
@@ -61,7 +61,7 @@ def _document(config: Config, told: Up) -> dict[str, object]:
 
 
 def _show(config: Config, told: Up) -> None:
-    from clickline.config.deploy import SERVICE_VARIABLE
+    from clickline.config.deploy_sections import SERVICE_VARIABLE
 
     version = (
         "none is loaded yet: the current one is served once it is" if told.version is None else told.version

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from clickline.cli.console import emit, say, stage_rows, work_words
-from clickline.cli.exits import ExitCode
+from clickline.cli.exit_codes import ExitCode
 from clickline.cli.options import ConfigFile, Json, Overrides
-from clickline.pipeline.wording import age, cluster_facts, cluster_rows, moment
+from clickline.pipeline.status_text import age, cluster_facts, cluster_rows, moment
 from clickline.progress import printable
 
 __all__ = ["status"]
@@ -32,7 +32,7 @@ def status(
     ended without a word.
     """
     from clickline.config import load_config
-    from clickline.pipeline.status import status as run
+    from clickline.pipeline.run_status import status as run
 
     config = load_config(config_file, overrides or ())
     if watch:

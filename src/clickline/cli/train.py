@@ -21,7 +21,7 @@ def train(
 
     config = load_config(config_file, overrides or ())
     with needing("train", "training"):
-        from clickline.stages.train.run import train as run
+        from clickline.training.run import train as run
     with watching(as_json=as_json, quiet=quiet) as progress:
         result = run(config, progress)
     measured = result.evaluation.total if result.evaluation else None

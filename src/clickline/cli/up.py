@@ -18,8 +18,8 @@ from clickline.errors import ClicklineError, ConfigError, Mistake
 
 if TYPE_CHECKING:
     from clickline.config import Config
-    from clickline.pipeline.state import Seen, UpFolder
     from clickline.pipeline.up import Running
+    from clickline.pipeline.up_folder import Seen, UpFolder
     from clickline.progress import Progress
 
 __all__ = ["up"]
@@ -99,9 +99,9 @@ def _run(
     as_json: bool,
     quiet: bool,
 ) -> None:
+    from clickline.deploy.rollout_wait import leave_version
     from clickline.pipeline.runner import expected_stages
     from clickline.pipeline.up import run_up
-    from clickline.stages.deploy.rollout import leave_version
 
     _take_signals()
     stages = expected_stages(follow=follow, serve=serve)
@@ -193,7 +193,7 @@ def _detach(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from clickline.pipeline.state import UpFolder
+    from clickline.pipeline.up_folder import UpFolder
 
     folder = UpFolder(config)
     folder.refuse_if_taken()
@@ -256,7 +256,7 @@ def _until_it_answers(
     """Wait until the endpoint answers; without one until all is published, or hours are waited for. What the stages
     come to is told meanwhile."""
     from clickline.pipeline.endpoint import readiness
-    from clickline.pipeline.telling import error_of
+    from clickline.pipeline.ipc import error_of
 
     told: dict[str, str] = {}
     while True:

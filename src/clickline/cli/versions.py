@@ -38,7 +38,7 @@ def list_versions(
     config_file: ConfigFile = Path("clickline.yaml"), overrides: Overrides = None, as_json: Json = False
 ) -> None:
     """Show all versions."""
-    from clickline.artifacts.comparing import state_of, summary
+    from clickline.artifacts.diff import state_of, summary
     from clickline.errors import ArtifactError
     from clickline.storage.redaction import shown
 
@@ -81,8 +81,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show all that is known of a version."""
-    from clickline.artifacts.comparing import state_of
-    from clickline.artifacts.moving import current_of
+    from clickline.artifacts.diff import state_of
+    from clickline.artifacts.promotion import current_of
 
     _, registry = _open(config_file, overrides)
     current = registry.current()
@@ -120,8 +120,8 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Show what differs between two versions: contents, measures, features, config."""
-    from clickline.artifacts.comparing import differences
-    from clickline.artifacts.moving import current_of
+    from clickline.artifacts.diff import differences
+    from clickline.artifacts.promotion import current_of
 
     _, registry = _open(config_file, overrides)
     old = registry.version(first)
@@ -157,7 +157,7 @@ def rollback(
     as_json: Json = False,
 ) -> None:
     """Make an earlier version the current one; servers follow within seconds."""
-    from clickline.artifacts.moving import roll_back
+    from clickline.artifacts.promotion import roll_back
 
     _, registry = _open(config_file, overrides, any_version=False)
     moved = roll_back(registry, to, reason)
@@ -181,7 +181,7 @@ def pin(
     as_json: Json = False,
 ) -> None:
     """Make a version the current one and hold it: publishes do not move on until `unpin`."""
-    from clickline.artifacts.moving import pin as hold
+    from clickline.artifacts.promotion import pin as hold
 
     _, registry = _open(config_file, overrides, any_version=False)
     moved = hold(registry, number, reason)
@@ -205,7 +205,7 @@ def unpin(
     as_json: Json = False,
 ) -> None:
     """Let publishes move the pointer again. The current version stays."""
-    from clickline.artifacts.moving import unpin as let_go
+    from clickline.artifacts.promotion import unpin as let_go
 
     _, registry = _open(config_file, overrides)
     moved = let_go(registry, reason)
@@ -268,7 +268,7 @@ def verify(
 
     Signatures are asked for where serve.trusted_keys_file names the keys.
     """
-    from clickline.artifacts.moving import current_of
+    from clickline.artifacts.promotion import current_of
 
     config, registry = _open(config_file, overrides, any_version=False)
     version = registry.version(number if number is not None else current_of(registry).version)
@@ -318,8 +318,8 @@ def _open(
     config_file: Path, overrides: list[str] | None, *, any_version: bool = True
 ) -> tuple[Config, Registry]:
     """`any_version`: also those that servers would refuse for their signature."""
+    from clickline.artifacts.from_config import registry_of
     from clickline.config import load_config
-    from clickline.intake.stores import registry_of
 
     config = load_config(config_file, overrides or ())
     return config, registry_of(config, any_version=any_version)
@@ -352,7 +352,7 @@ def _line(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _facts(version: Version, chain: Sequence[int], current: Move | None) -> dict[str, object]:
-    from clickline.artifacts.comparing import measures, state_of
+    from clickline.artifacts.diff import measures, state_of
 
     body = version.body
     features = body.get("features") or {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clickline.client.answers import ModelInfo, Prediction, Ranking, TensorInfo
 from clickline.client.client import AsyncClient, Client
+from clickline.client.results import ModelInfo, Prediction, Ranking, TensorInfo
 
 __all__ = ["AsyncClient", "Client", "ModelInfo", "Prediction", "Ranking", "TensorInfo"]

@@ -14,9 +14,9 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar, get_args
 
-from clickline.client.answers import ModelInfo, Prediction, Ranking
-from clickline.client.calls import Address, Ask, Attempts, Failed, Reply
-from clickline.client.columns import Rows, Table, as_table
+from clickline.client.columnar import Rows, Table, as_table
+from clickline.client.request import Address, Ask, Attempts, Failed, Reply
+from clickline.client.results import ModelInfo, Prediction, Ranking
 from clickline.errors import ClicklineError, ConfigError, Mistake, RequestRefused
 
 __all__ = ["AsyncClient", "Client", "ProtocolName"]
@@ -205,17 +205,17 @@ def _parts(protocol: ProtocolName, model: str | None) -> tuple[_Asks, dict[bool,
     """What is said, and the transports that carry it: the one that waits, and the other."""
     try:
         if protocol.endswith("grpc"):
-            from clickline.client.grpc_asks import InferenceGrpc, TfServingGrpc
+            from clickline.client.grpc_codec import InferenceGrpc, TfServingGrpc
             from clickline.client.grpc_transport import AsyncGrpc, Grpc
 
             spoken = InferenceGrpc if protocol == "v2-grpc" else TfServingGrpc
             return spoken(model), {True: Grpc, False: AsyncGrpc}
-        from clickline.client.http_asks import InferenceHttp, TfServingHttp
+        from clickline.client.http_codec import InferenceHttp, TfServingHttp
         from clickline.client.http_transport import AsyncHttp, Http
 
         transports = {True: Http, False: AsyncHttp}
         if protocol == "elasticctr":
-            from clickline.client.elasticctr import ElasticCtr
+            from clickline.client.elasticctr_codec import ElasticCtr
 
             return ElasticCtr(model), transports
         return (InferenceHttp if protocol == "v2-http" else TfServingHttp)(model), transports

@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
-from clickline.client.calls import Address, Ask, Failed, Reply
-from clickline.client.troubles import late, no_tls, read_authority, unreachable, untrusted
+from clickline.client.error_messages import late, no_tls, read_authority, unreachable, untrusted
+from clickline.client.request import Address, Ask, Failed, Reply
 from clickline.errors import ClicklineError, Refusal, RequestRefused
 
 __all__ = ["AsyncGrpc", "Grpc"]

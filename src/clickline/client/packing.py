@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.client.columns import Column, Numbers, Strings, Texts, spans
+from clickline.client.columnar import Column, Numbers, Strings, Texts, spans
 
 __all__ = ["packed"]
 

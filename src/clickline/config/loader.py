@@ -12,15 +12,15 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from clickline.config.schema_text import allowed, alternatives, dotted, shown
 from clickline.config.sections import (
     SHORT_FORMS,
     Config,
     FieldConfig,
     Kind,
 )
-from clickline.config.tree import Node, parse, set_key
-from clickline.config.values import Section, holds_password, looks_secret
-from clickline.config.wording import allowed, alternatives, dotted, shown
+from clickline.config.value_types import Section, holds_password, looks_secret
+from clickline.config.yaml_tree import Node, parse, set_key
 from clickline.errors import ConfigError, Mistake
 
 __all__ = ["json_schema", "load_config", "resolved"]

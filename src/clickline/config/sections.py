@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clickline.config.deploy import DeploySection
-from clickline.config.values import (
+from clickline.config.deploy_sections import DeploySection
+from clickline.config.value_types import (
     BYTES,
     Address,
     Complaint,

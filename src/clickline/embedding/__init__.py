@@ -2,6 +2,8 @@
 
 from clickline.embedding.admission import Admission
 from clickline.embedding.eviction import Eviction
+from clickline.embedding.lr_schedules import Constant, Cosine, Schedule, Settle, StepDrop
+from clickline.embedding.memory_estimate import TableBytes, shadow_bytes, snapshot_bytes, table_bytes
 from clickline.embedding.optimizers import (
     OPTIMIZERS,
     AdaGrad,
@@ -11,11 +13,9 @@ from clickline.embedding.optimizers import (
     RowWiseAdaGrad,
     Sgd,
 )
-from clickline.embedding.packed import Gradients, Reply, Request
-from clickline.embedding.partition import Found, ShardTables, inner_shards
-from clickline.embedding.remote import Asked, RemoteTables
-from clickline.embedding.schedules import Constant, Cosine, Schedule, Settle, StepDrop
-from clickline.embedding.sizing import TableBytes, shadow_bytes, snapshot_bytes, table_bytes
+from clickline.embedding.packed_messages import Gradients, Reply, Request
+from clickline.embedding.remote_tables import Asked, RemoteTables
+from clickline.embedding.sharded_tables import Found, ShardTables, inner_shards
 from clickline.embedding.snapshot import Saved, Snapshot, freeze, load, read_header, save, snapshot_digest
 from clickline.embedding.tables import Lookup, SlotReport, SlotShape, Tables
 

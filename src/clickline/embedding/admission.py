@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from clickline.embedding.memory import Whole
-from clickline.features.kernels import fmix64
+from clickline.embedding.raw_memory import Whole
+from clickline.features.encoder_kernels import fmix64
 
 __all__ = ["Admission", "draw", "is_admitted"]
 

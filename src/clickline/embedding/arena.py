@@ -12,7 +12,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.memory import address, allocate
+from clickline.embedding.raw_memory import address, allocate
 
 __all__ = ["BLOCK_ROWS", "CHUNK_BITS", "CHUNK_ROWS", "MAX_ROWS", "Arena"]
 

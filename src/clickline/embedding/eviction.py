@@ -12,10 +12,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from clickline.embedding.counting import FreeRows, push_row
 from clickline.embedding.index import CANDIDATE, IndexView, RowsView, address_of, erase_at, row_in
-from clickline.embedding.layout import CLICK, HOUR, SHOW, SLOT, TOUCHED
-from clickline.embedding.memory import Whole, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
+from clickline.embedding.raw_memory import Whole, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
+from clickline.embedding.row_counters import FreeRows, push_row
+from clickline.embedding.row_layout import CLICK, HOUR, SHOW, SLOT, TOUCHED
 
 __all__ = ["Eviction", "decay_shards", "evict_shard"]
 

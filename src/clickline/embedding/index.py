@@ -21,7 +21,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from clickline.embedding.arena import CHUNK_BITS, CHUNK_ROWS
-from clickline.embedding.memory import Whole, address, allocate, i64_at, u64_at
+from clickline.embedding.raw_memory import Whole, address, allocate, i64_at, u64_at
 
 __all__ = [
     "CANDIDATE",

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from clickline.embedding.memory import Whole
+from clickline.embedding.raw_memory import Whole
 
 __all__ = [
     "OPTIMIZERS",

@@ -12,11 +12,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from clickline.embedding.batch import Bags, Dealt
 from clickline.embedding.index import CANDIDATE, RowsView, address_of
-from clickline.embedding.layout import RowPlaces
-from clickline.embedding.memory import Whole, f32_at, prefetch, u32_at
+from clickline.embedding.jagged_ids import Bags, Dealt
 from clickline.embedding.optimizers import Learning, update
+from clickline.embedding.raw_memory import Whole, f32_at, prefetch, u32_at
+from clickline.embedding.row_layout import RowPlaces
 
 __all__ = [
     "POOLINGS",

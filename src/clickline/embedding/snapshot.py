@@ -4,13 +4,13 @@
     per table  default rows · count, ids of tombstones · for each shard: two counts, candidates, admitted
     trailer    SHA-256 of all that stands before it
 
-Counts are little-endian u64, rows are the records of `layout.py`, in the index's order. So the same
+Counts are little-endian u64, rows are the records of `row_layout.py`, in the index's order. So the same
 content gives the same bytes, whatever order it was learned in, and a reader needs nothing but NumPy.
 
 A delta holds the rows touched since its base and a tombstone for each id evicted since. Counters that
 only faded are not in it: it lists the decays, and a load repeats them.
 
-Tables in several places (partition.py) save a file each, with the rows of their inner shards; together they are
+Tables in several places (sharded_tables.py) save a file each, with the rows of their inner shards; together they are
 one whole snapshot. Part a of S holds what `inner_shards(a, S)` says, and the default rows of part 0 count. Parts
 load into any number of places, or into one.
 """
@@ -29,12 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.index import SHARDS
-from clickline.embedding.layout import CandidateLayout, RowLayout
 from clickline.embedding.optimizers import OPTIMIZERS
-from clickline.embedding.pace import Pace
-from clickline.embedding.partition import inner_shards
+from clickline.embedding.row_layout import CandidateLayout, RowLayout
+from clickline.embedding.sharded_tables import inner_shards
 from clickline.embedding.table import Table
 from clickline.embedding.tables import Tables, members_of
+from clickline.embedding.throttle import Pace
 from clickline.errors import ArtifactError
 
 __all__ = [

@@ -19,17 +19,13 @@ from numpy.typing import NDArray
 
 from clickline.embedding.admission import Admission
 from clickline.embedding.arena import BLOCK_ROWS, Arena
-from clickline.embedding.batch import Bags, Dealt, deal_all, find_rows, spread_rows
-from clickline.embedding.counting import Counts, FreeRows, NewRows, count_batch, fill_row
-from clickline.embedding.cut import TAGS, Shadows, copy_slice
-from clickline.embedding.digest import digest_row, digest_shards
+from clickline.embedding.checksum import digest_row, digest_shards
+from clickline.embedding.copy_on_write import TAGS, Shadows, copy_slice
 from clickline.embedding.eviction import Eviction, decay_shards, evict_shard
 from clickline.embedding.index import GOLDEN, SHARDS, Index, RowsView
-from clickline.embedding.layout import HEAD, TOUCHED, CandidateLayout, RowLayout
-from clickline.embedding.memory import address
+from clickline.embedding.jagged_ids import Bags, Dealt, deal_all, find_rows, spread_rows
 from clickline.embedding.optimizers import Learning
-from clickline.embedding.packed import apply_packed, pack_rows, step_defaults, take_rows
-from clickline.embedding.placing import place_records, remove_ids
+from clickline.embedding.packed_messages import apply_packed, pack_rows, step_defaults, take_rows
 from clickline.embedding.pooling import (
     POOLINGS,
     Columns,
@@ -38,7 +34,11 @@ from clickline.embedding.pooling import (
     lay_out,
     pool_rows,
 )
-from clickline.embedding.workers import Workers
+from clickline.embedding.raw_memory import address
+from clickline.embedding.restore import place_records, remove_ids
+from clickline.embedding.row_counters import Counts, FreeRows, NewRows, count_batch, fill_row
+from clickline.embedding.row_layout import HEAD, TOUCHED, CandidateLayout, RowLayout
+from clickline.embedding.thread_pool import Workers
 
 __all__ = ["PackedLookup", "Table", "TableLookup"]
 
@@ -239,7 +239,7 @@ class Table:
                 self._candidates.reserve(first, missing)
                 self._candidates.make_room(first, distinct)  # an admitted candidate frees its row
 
-    # ── a training step whose batch is elsewhere (packed.py) ───────────────────────────────────
+    # ── a training step whose batch is elsewhere (packed_messages.py) ───────────────────────────────────
 
     def find_packed(
         self, ids_N: NDArray[np.uint64], starts_P1: NDArray[np.int64], counts: Counts | None

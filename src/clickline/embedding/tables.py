@@ -29,14 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.admission import Admission
-from clickline.embedding.batch import bags_of
-from clickline.embedding.counting import Counts
 from clickline.embedding.eviction import Eviction
-from clickline.embedding.layout import RowLayout
+from clickline.embedding.jagged_ids import bags_of
 from clickline.embedding.optimizers import AdaGrad, Ftrl, RowOptimizer
 from clickline.embedding.pooling import POOLINGS
+from clickline.embedding.row_counters import Counts
+from clickline.embedding.row_layout import RowLayout
 from clickline.embedding.table import Table, TableLookup
-from clickline.embedding.workers import Workers
+from clickline.embedding.thread_pool import Workers
 from clickline.records import SlotIds
 
 __all__ = ["Lookup", "SlotReport", "SlotShape", "Tables", "check_buffers", "counts_of", "members_of"]

@@ -1,8 +1,7 @@
 """The one encoder: raw fields to 64-bit ids and floats, the same in prepare and in serve."""
 
-from clickline.features.columns import Fault, Faults
 from clickline.features.encoder import Encoder
-from clickline.features.spec import (
+from clickline.features.feature_spec import (
     ENCODER_FORMAT,
     DenseField,
     FeatureSpec,
@@ -10,6 +9,7 @@ from clickline.features.spec import (
     SlotField,
     slot_number,
 )
+from clickline.features.raw_columns import Fault, Faults
 
 __all__ = [
     "ENCODER_FORMAT",

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.errors import DataError
-from clickline.features import kernels
-from clickline.features.columns import (
+from clickline.features import encoder_kernels
+from clickline.features.feature_spec import MOST_SPREADS, DenseField, FeatureSpec, SlotField
+from clickline.features.raw_columns import (
     Faults,
     as_text,
     joined,
@@ -22,7 +23,6 @@ from clickline.features.columns import (
     split,
     without,
 )
-from clickline.features.spec import MOST_SPREADS, DenseField, FeatureSpec, SlotField
 from clickline.records import (
     EncodedRows,
     IntegerColumn,
@@ -87,41 +87,45 @@ class Encoder:
             return SlotIds(ids_N, np.arange(rows + 1, dtype=np.int64)), faults
         kept_N = np.empty(ids_N.size + rows, dtype=np.uint64)
         kept_offsets_B1 = np.empty(rows + 1, dtype=np.int64)
-        kept = kernels.pool_values(ids_N, offsets_B1, np.uint64(slot.missing_id), kept_N, kept_offsets_B1)
+        kept = encoder_kernels.pool_values(
+            ids_N, offsets_B1, np.uint64(slot.missing_id), kept_N, kept_offsets_B1
+        )
         return SlotIds(kept_N[:kept].copy(), kept_offsets_B1), faults
 
 
 def _transform(field: DenseField, raw_B: NDArray[np.float32], out_B: NDArray[np.float32]) -> None:
     known = field.statistics
     if field.transform == "log1p":
-        kernels.signed_log1p(raw_B, out_B)
+        encoder_kernels.signed_log1p(raw_B, out_B)
     elif field.transform == "none":
-        kernels.scale(raw_B, 0.0, 1.0, -np.inf, np.inf, out_B)
+        encoder_kernels.scale(raw_B, 0.0, 1.0, -np.inf, np.inf, out_B)
     elif known is None:
         raise DataError(
             f"{field.name}: transform {field.transform} needs statistics of the training data; there are none"
         )
     elif field.transform == "minmax":
         span = known.high - known.low
-        kernels.scale(raw_B, known.low, 1.0 / span if span > 0 else 0.0, 0.0, 1.0, out_B)
+        encoder_kernels.scale(raw_B, known.low, 1.0 / span if span > 0 else 0.0, 0.0, 1.0, out_B)
     elif field.transform == "robust":
         factor = 1.0 / known.spread if known.spread > 0 else 0.0
-        kernels.scale(raw_B, known.median, factor, -MOST_SPREADS, MOST_SPREADS, out_B)
-        kernels.signed_log1p(out_B, out_B)
+        encoder_kernels.scale(raw_B, known.median, factor, -MOST_SPREADS, MOST_SPREADS, out_B)
+        encoder_kernels.signed_log1p(out_B, out_B)
     else:
         deviation = known.deviation
-        kernels.scale(raw_B, known.mean, 1.0 / deviation if deviation > 0 else 0.0, -np.inf, np.inf, out_B)
+        encoder_kernels.scale(
+            raw_B, known.mean, 1.0 / deviation if deviation > 0 else 0.0, -np.inf, np.inf, out_B
+        )
 
 
 def _bucket(slot: SlotField, raw_B: NDArray[np.float32]) -> SlotIds:
     ids_B = np.empty(raw_B.size, dtype=np.uint64)
     if slot.source == "log2":
-        kernels.bucket_by_log2(raw_B, slot.salt, ids_B)
+        encoder_kernels.bucket_by_log2(raw_B, slot.salt, ids_B)
     elif slot.statistics is None:
         raise DataError(f"{slot.name}: quantile buckets need statistics of the training data; there are none")
     else:
         edges_E = np.array(slot.statistics.edges, dtype=np.float32)
-        kernels.bucket_by_edges(raw_B, edges_E, slot.salt, ids_B)
+        encoder_kernels.bucket_by_edges(raw_B, edges_E, slot.salt, ids_B)
     return SlotIds(ids_B)
 
 
@@ -137,21 +141,23 @@ def _ids(
     if isinstance(column, IntegerColumn):
         ids_N = np.empty(column.values_N.size, dtype=np.uint64)
         if slot.source == "feasign":  # 64 bits; a source without unsigned numbers writes some as negative
-            kernels.mix_feasigns(column.values_N, column.missing_N | (column.values_N == 0), salt, ids_N)
+            encoder_kernels.mix_feasigns(
+                column.values_N, column.missing_N | (column.values_N == 0), salt, ids_N
+            )
         else:
-            kernels.hash_integers(column.values_N, column.missing_N, column.signed, salt, ids_N)
+            encoder_kernels.hash_integers(column.values_N, column.missing_N, column.signed, salt, ids_N)
         return ids_N, []
     ids_N = np.empty(column.starts_N.size, dtype=np.uint64)
     if slot.source == "text":
-        kernels.hash_spans(column.data, column.starts_N, column.ends_N, *joined(missing), salt, ids_N)
+        encoder_kernels.hash_spans(column.data, column.starts_N, column.ends_N, *joined(missing), salt, ids_N)
         return ids_N, []
     values_N = np.empty(ids_N.size, dtype=np.uint64)
     status_N = np.empty(ids_N.size, dtype=np.uint8)
     faults: list[Faults] = []
-    if kernels.parse_feasigns(
+    if encoder_kernels.parse_feasigns(
         column.data, column.starts_N, column.ends_N, *joined(missing), values_N, status_N
     ):
-        bad_F = np.flatnonzero(status_N == kernels.NUMBER_BAD)
+        bad_F = np.flatnonzero(status_N == encoder_kernels.NUMBER_BAD)
         rows_N = np.arange(ids_N.size)
         if column.offsets_B1 is not None:
             rows_N = np.repeat(np.arange(column.offsets_B1.size - 1), np.diff(column.offsets_B1))
@@ -164,7 +170,7 @@ def _ids(
                 lambda row: f"{slot.name} is {shown_value(text, first[row])}, a 64-bit whole number expected",
             )
         ]
-    kernels.mix_feasigns(values_N, status_N != kernels.NUMBER_OK, salt, ids_N)
+    encoder_kernels.mix_feasigns(values_N, status_N != encoder_kernels.NUMBER_OK, salt, ids_N)
     return ids_N, faults
 
 

@@ -1,4 +1,4 @@
-"""All fields of a request in one call: the kernels of `kernels.py`, column after column.
+"""All fields of a request in one call: the kernels of `encoder_kernels.py`, column after column.
 
 Nothing here decides an id or a float by itself, so a request cannot be encoded otherwise than a log. A value
 that needs more than these kernels (a fault to word, a number that only Python's parser or printer gets
@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from clickline.features import kernels
+from clickline.features import encoder_kernels
 from clickline.records import ABSENT, FEASIGN, INTEGER, TEXT
 
 __all__ = [
@@ -104,26 +104,28 @@ def _encode_categories(
         if slow_C[c]:
             continue
         if kind == ABSENT:
-            ids_B[:] = kernels.fmix64(np.uint64(kernels.MISSING_FEASIGN) ^ salt)
+            ids_B[:] = encoder_kernels.fmix64(np.uint64(encoder_kernels.MISSING_FEASIGN) ^ salt)
         elif kind == TEXT:
             starts_B, ends_B = starts_CB[c], ends_CB[c]
             if not plan.feasign_S[s]:
-                kernels.hash_spans(data, starts_B, ends_B, missing.texts, missing.ends_T1, salt, ids_B)
-            elif kernels.parse_feasigns(
+                encoder_kernels.hash_spans(
+                    data, starts_B, ends_B, missing.texts, missing.ends_T1, salt, ids_B
+                )
+            elif encoder_kernels.parse_feasigns(
                 data, starts_B, ends_B, missing.texts, missing.ends_T1, values_B, status_B
             ):
                 slow_C[c] = True
             else:
                 for row in range(rows):
-                    gone_B[row] = status_B[row] != kernels.NUMBER_OK
-                kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
+                    gone_B[row] = status_B[row] != encoder_kernels.NUMBER_OK
+                encoder_kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
         elif kind == FEASIGN:
             for row in range(rows):
                 values_B[row] = np.uint64(integers_CB[c, row])
                 gone_B[row] = values_B[row] == np.uint64(0)
                 for t in range(missing.feasigns_T.size):
                     gone_B[row] |= missing.feasigns_T[t] == values_B[row]
-            kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
+            encoder_kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
         else:
             if kind == INTEGER:
                 for row in range(rows):
@@ -143,9 +145,9 @@ def _encode_categories(
             if plan.feasign_S[s]:
                 for row in range(rows):
                     gone_B[row] |= values_B[row] == np.uint64(0)
-                kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
+                encoder_kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
             else:
-                kernels.hash_integers(values_B, gone_B, True, salt, ids_B)
+                encoder_kernels.hash_integers(values_B, gone_B, True, salt, ids_B)
 
 
 @njit(cache=True, nogil=True)
@@ -173,7 +175,7 @@ def _encode_numbers(
         if slow_C[c] or kind == ABSENT:
             raw_B[:] = np.nan
         elif kind == TEXT:
-            if kernels.parse_numbers(
+            if encoder_kernels.parse_numbers(
                 data,
                 starts_CB[c],
                 ends_CB[c],
@@ -187,29 +189,29 @@ def _encode_numbers(
         elif kind == INTEGER:
             for row in range(rows):
                 raw_B[row] = np.float64(integers_CB[c, row])
-            kernels.drop_numbers(raw_B, missing.numbers_M)
+            encoder_kernels.drop_numbers(raw_B, missing.numbers_M)
         else:
             for row in range(rows):
                 raw_B[row] = numbers_CB[c, row]
                 if abs(raw_B[row]) == np.inf:
                     slow_C[c] = True
-            kernels.drop_numbers(raw_B, missing.numbers_M)
+            encoder_kernels.drop_numbers(raw_B, missing.numbers_M)
     for d in range(plan.dense_from_D.size):
         raw_B = raw_PB[plan.dense_from_D[d]]
         if plan.transform_D[d] == LOG1P:
-            kernels.signed_log1p(raw_B, dense_DB[d])
+            encoder_kernels.signed_log1p(raw_B, dense_DB[d])
         else:
             shift, factor, low, high = plan.scale_D4[d]
-            kernels.scale(raw_B, shift, factor, low, high, dense_DB[d])
+            encoder_kernels.scale(raw_B, shift, factor, low, high, dense_DB[d])
             if plan.transform_D[d] == SCALE_LOG1P:
-                kernels.signed_log1p(dense_DB[d], dense_DB[d])
+                encoder_kernels.signed_log1p(dense_DB[d], dense_DB[d])
     for k in range(plan.bucket_from_K.size):
         raw_B = raw_PB[plan.bucket_from_K[k]]
         ids_B = ids_SB[plan.places_K[k]]
         if plan.bucket_by_K[k] == LOG2:
-            kernels.bucket_by_log2(raw_B, plan.salts_K[k], ids_B)
+            encoder_kernels.bucket_by_log2(raw_B, plan.salts_K[k], ids_B)
         else:
-            kernels.bucket_by_edges(
+            encoder_kernels.bucket_by_edges(
                 raw_B, plan.edges[plan.edges_K1[k] : plan.edges_K1[k + 1]], plan.salts_K[k], ids_B
             )
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clickline.models.blocks import FirstOrder, Mlp, Network, PairSum
-from clickline.models.spec import NetworkSpec, equal_dim
+from clickline.models.layers import FirstOrder, Mlp, Network, PairSum
+from clickline.models.network_spec import NetworkSpec, equal_dim
 
 __all__ = ["DeepFM"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from clickline.models.blocks import Hidden, Mlp, Network
-from clickline.models.spec import NetworkSpec, equal_dim, refusal
+from clickline.models.layers import Hidden, Mlp, Network
+from clickline.models.network_spec import NetworkSpec, equal_dim, refusal
 
 __all__ = ["DLRM"]
 

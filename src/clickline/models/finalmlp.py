@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from clickline.models.blocks import Hidden, Network, to_logit
-from clickline.models.spec import NetworkSpec
+from clickline.models.layers import Hidden, Network, to_logit
+from clickline.models.network_spec import NetworkSpec
 
 __all__ = ["FinalMLP"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from clickline.models.blocks import FirstOrder, Network, PairSum
-from clickline.models.spec import NetworkSpec, equal_dim
+from clickline.models.layers import FirstOrder, Network, PairSum
+from clickline.models.network_spec import NetworkSpec, equal_dim
 
 __all__ = ["FactorizationMachine"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from clickline.models.blocks import FirstOrder, Network
-from clickline.models.spec import NetworkSpec
+from clickline.models.layers import FirstOrder, Network
+from clickline.models.network_spec import NetworkSpec
 
 __all__ = ["LogisticRegression"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from clickline.models.blocks import Mlp, Network
-from clickline.models.fused import affine
-from clickline.models.spec import NetworkSpec
+from clickline.models.fused_linear import affine
+from clickline.models.layers import Mlp, Network
+from clickline.models.network_spec import NetworkSpec
 
 __all__ = ["MaskNet"]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clickline.models.blocks import Mlp, Network
-from clickline.models.spec import NetworkSpec
+from clickline.models.layers import Mlp, Network
+from clickline.models.network_spec import NetworkSpec
 
 __all__ = ["WideDeep"]
 

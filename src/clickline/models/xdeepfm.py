@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from clickline.models.blocks import FieldVectors, FirstOrder, Mlp, Network, to_logit
-from clickline.models.spec import NetworkSpec, equal_dim
+from clickline.models.layers import FieldVectors, FirstOrder, Mlp, Network, to_logit
+from clickline.models.network_spec import NetworkSpec, equal_dim
 
 __all__ = ["XDeepFM"]
 

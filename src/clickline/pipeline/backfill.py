@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clickline.errors import ConfigError, Mistake
-from clickline.storage.sources import DateRange
+from clickline.storage.log_files import DateRange
 
 __all__ = ["hours_between"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from clickline.config import Config
 from clickline.errors import ClicklineError
 from clickline.pipeline.processes import Process, descendants, end_all, living
-from clickline.pipeline.state import Seen, UpFolder
+from clickline.pipeline.up_folder import Seen, UpFolder
 from clickline.progress import Progress, usual
 
 __all__ = ["Ended", "down"]

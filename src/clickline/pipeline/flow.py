@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from clickline.config import Config
+from clickline.data.prepare.run import PrepareResult, prepare
 from clickline.errors import GateRefused
 from clickline.progress import Progress, StageState
-from clickline.stages.prepare.run import PrepareResult, prepare
-from clickline.stages.publish.run import PublishResult, publish
-from clickline.stages.train.run import TrainResult, check_supported, train
+from clickline.publishing.run import PublishResult, publish
+from clickline.training.run import TrainResult, check_supported, train
 
 __all__ = ["Built", "build"]
 

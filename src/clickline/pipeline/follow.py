@@ -10,7 +10,6 @@ or a disk is waited out; an hour that cannot be used is passed over or ends the 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +19,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clickline.artifacts.dataset import Dataset
+from clickline.artifacts.from_config import registry_of, storage_of
 from clickline.artifacts.registry import Move
 from clickline.artifacts.version import Version
 from clickline.config import Config
 from clickline.config.loader import resolved
+from clickline.data.prepare.hour_dataset import PreparedHour, forget_hours, prepare_hour
 from clickline.errors import (
     ArtifactError,
     ClicklineError,
@@ -33,23 +34,22 @@ from clickline.errors import (
     Mistake,
     StorageError,
 )
-from clickline.intake.stores import registry_of, storage_of
-from clickline.learner import Diverged
-from clickline.metrics.baseline import worse_than_base_rate
-from clickline.metrics.gate import Thresholds, Verdict, judge, surely_worse
-from clickline.metrics.importance import Score
+from clickline.evaluation.baseline import worse_than_base_rate
+from clickline.evaluation.gate import Thresholds, Verdict, judge, surely_worse
+from clickline.evaluation.importance import Score
+from clickline.evaluation.live_version import check_fields, with_current
+from clickline.machine import cores
 from clickline.pipeline.flow import build
-from clickline.pipeline.hours import PASSED_OVER, HourRecords
-from clickline.pipeline.live import LivePublisher
+from clickline.pipeline.hour_records import PASSED_OVER, HourRecords
+from clickline.pipeline.live_publisher import LivePublisher
 from clickline.progress import Progress, usual
-from clickline.scoring.current import check_fields, with_current
+from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.scorer import Scorer
-from clickline.scoring.versions import open_scorer
-from clickline.stages.prepare.hours import PreparedHour, forget_hours, prepare_hour
-from clickline.stages.train.hourly import HourlyTrainer, LearnedHour
-from clickline.stages.train.tracked import tracker_of
-from clickline.storage.sources import DateRange, hour_is_complete, hour_label, hour_step
-from clickline.storage.stores import Storage
+from clickline.storage.log_files import DateRange, hour_is_complete, hour_label, hour_step
+from clickline.storage.storage import Storage
+from clickline.training.dense_optimizer import Diverged
+from clickline.training.hourly_trainer import HourlyTrainer, LearnedHour
+from clickline.training.tracker_from_config import tracker_of
 
 __all__ = ["follow"]
 
@@ -115,7 +115,7 @@ class _Following:
 
     def open(self) -> None:
         """The model where it left off; else one that begins with the history the config names; else none yet."""
-        config, threads = self._config, _threads()
+        config, threads = self._config, cores()
         self._publisher.anew()
         self._trainer = None  # its memory goes before the next one takes as much
         self._trainer = HourlyTrainer.resumed(config, self._run, threads, self._progress)
@@ -150,7 +150,7 @@ class _Following:
                 None,
                 (),
                 self._run,
-                _threads(),
+                cores(),
                 self._progress,
             )
         return self._trainer
@@ -435,7 +435,7 @@ class _Following:
                 if move.previous is None:
                     return None
                 version = registry.version(move.previous)
-            scorer = open_scorer(registry, version, Path(self._config.cache.dir), _threads())
+            scorer = open_scorer(registry, version, Path(self._config.cache.dir), cores())
             try:
                 check_fields(version.number, scorer.features, prepared.dataset.features)
             except ArtifactError:
@@ -532,7 +532,3 @@ def _told(record: dict[str, Any]) -> str:
 
 def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-def _threads() -> int:
-    return len(os.sched_getaffinity(0))

@@ -25,11 +25,11 @@ from typing import Any, Literal
 
 from clickline.config import Config
 from clickline.errors import ClicklineError
-from clickline.pipeline.board import Board, utc
-from clickline.pipeline.logs import Journal
+from clickline.pipeline.ipc import error_of, replay, told_error
 from clickline.pipeline.processes import Process, descendants, end_all, living
-from clickline.pipeline.state import Seen, UpFolder
-from clickline.pipeline.telling import error_of, replay, told_error
+from clickline.pipeline.run_state import Board, utc
+from clickline.pipeline.stage_logs import Journal
+from clickline.pipeline.up_folder import Seen, UpFolder
 from clickline.progress import Progress
 
 __all__ = ["Runner", "expected_stages"]
@@ -55,7 +55,9 @@ class _Child:
         self.role = role
         self.born = time.monotonic()
         # The studio lies above us: it is known by its name alone.
-        module = ("clickline.studio", "child") if role == "studio" else ("clickline.pipeline.child", role)
+        module = (
+            ("clickline.studio", "child") if role == "studio" else ("clickline.pipeline.child_process", role)
+        )
         self.end, theirs = socket.socketpair()
         reading, writing = os.pipe()
         try:

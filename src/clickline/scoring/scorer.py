@@ -19,15 +19,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.batch import Bags, bags_of
+from clickline.embedding.jagged_ids import Bags, bags_of
+from clickline.embedding.serving import FrozenTables, GatherPlan, PartShape, gather_plan
 from clickline.errors import ArtifactError, RequestRefused
 from clickline.features import Faults, FeatureSpec
-from clickline.features.request import EncodedRequest, PartEncoder, RequestEncoder
-from clickline.frozen import FrozenTables, GatherPlan, PartShape, gather_plan
-from clickline.metrics.calibrate import Calibration, from_json
+from clickline.features.request_encoder import EncodedRequest, PartEncoder, RequestEncoder
+from clickline.models.calibration import Calibration, from_json
 from clickline.records import ABSENT, EncodedRows, LabelledRows, RequestRows
-from clickline.scoring.network import Network, SplitNetwork
-from clickline.scoring.sample import read_sample
+from clickline.scoring.onnx_network import Network, SplitNetwork
+from clickline.scoring.stored_sample import read_sample
 
 __all__ = ["DENSE", "Answer", "RowSource", "Scorer"]
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import IO
 
 from clickline.errors import ClicklineError
-from clickline.pipeline.telling import Teller, told_error
+from clickline.pipeline.ipc import Teller, told_error
 
 __all__ = ["main"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clickline.artifacts.moving import current_of, pin, roll_back, unpin
+from clickline.artifacts.promotion import current_of, pin, roll_back, unpin
 from clickline.artifacts.registry import Registry
 from clickline.errors import RequestRefused
 

@@ -20,16 +20,16 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from clickline.errors import ClicklineError, RequestRefused, StorageError
-from clickline.studio.access import REPORT, Access, Guarded
 from clickline.studio.actions import ACTIONS, act
-from clickline.studio.answers import as_answer
 from clickline.studio.events import Watch
+from clickline.studio.home_view import NotThere, Slow, View
 from clickline.studio.homes import Home
+from clickline.studio.json_response import as_answer
 from clickline.studio.openapi import openapi
-from clickline.studio.watching import NotThere, Slow, View
+from clickline.studio.studio_auth import REPORT, Access, Guarded
 
 if TYPE_CHECKING:
-    from clickline.studio.trying import Trying
+    from clickline.studio.playground import Trying
 
 __all__ = ["PAGE", "Studio"]
 
@@ -58,7 +58,7 @@ class _Shown:
         return await self.view.once("trying", self._open_trying)
 
     def _open_trying(self) -> Trying:
-        from clickline.studio.trying import Trying
+        from clickline.studio.playground import Trying
 
         if self._trying is None:
             self._trying = Trying(self.home.config, self.view)

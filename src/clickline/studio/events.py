@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from clickline.errors import ClicklineError
-from clickline.studio.watching import View
+from clickline.studio.home_view import View
 
 __all__ = ["Watch"]
 

@@ -12,9 +12,9 @@ import yaml
 
 from clickline.config import Config, load_config
 from clickline.errors import ClicklineError, ConfigError, Mistake
-from clickline.service.access import read_token
+from clickline.serving.auth import read_token
 from clickline.storage.redaction import Redactor, secrets_in
-from clickline.storage.stores import Storage
+from clickline.storage.storage import Storage
 
 __all__ = ["Home", "home_of", "open_homes"]
 

@@ -18,10 +18,10 @@ import uvicorn
 
 from clickline.config.sections import unguarded
 from clickline.errors import ClicklineError
-from clickline.service.access import server_tls
-from clickline.studio.access import Access, Token, studio_token
+from clickline.serving.auth import server_tls
 from clickline.studio.app import Studio
 from clickline.studio.homes import Home
+from clickline.studio.studio_auth import Access, Token, studio_token
 
 __all__ = ["Address", "run"]
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from clickline.studio.files import Stamp, read_document, stamp_of
+from clickline.studio.file_reads import Stamp, read_document, stamp_of
 
 __all__ = ["Runs"]
 

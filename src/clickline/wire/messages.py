@@ -4,7 +4,7 @@
 that a process may also have TensorFlow, tritonclient or anyone else's idea of the same names.
 
 These classes are for the small messages and for tests and clients; the tensors of a request are read by
-`requests.py`, without an object for each value.
+`request_reader.py`, without an object for each value.
 """
 
 from __future__ import annotations

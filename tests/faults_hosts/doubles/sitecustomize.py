@@ -68,9 +68,9 @@ class _Finder(MetaPathFinder):
 
 
 _CHANGES = {
-    "CLICKLINE_TEST_BRAKE": ("clickline.cluster.worker", _brake_workers),
-    "CLICKLINE_TEST_WINDOW": ("clickline.learner.batches", _narrow_windows),
-    "CLICKLINE_TEST_GROUP": ("clickline.cluster.job", _hurry_groups),
+    "CLICKLINE_TEST_BRAKE": ("clickline.training.cluster.worker", _brake_workers),
+    "CLICKLINE_TEST_WINDOW": ("clickline.training.batches", _narrow_windows),
+    "CLICKLINE_TEST_GROUP": ("clickline.training.cluster.job", _hurry_groups),
 }
 _wanted = dict(change for variable, change in _CHANGES.items() if variable in os.environ)
 if _wanted:

@@ -20,7 +20,10 @@ def _take(deaths: Path) -> list | None:
     return json.loads(first) if first else None
 
 
-if "CLICKLINE_DEATHS" in os.environ and sys.orig_argv[-3:-1] == ["clickline.pipeline.child", "follow"]:
+if "CLICKLINE_DEATHS" in os.environ and sys.orig_argv[-3:-1] == [
+    "clickline.pipeline.child_process",
+    "follow",
+]:
     _death = _take(Path(os.environ["CLICKLINE_DEATHS"]))
     if _death is not None:
         sys.path.append(str(Path(__file__).parents[1]))

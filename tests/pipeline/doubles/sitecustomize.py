@@ -77,7 +77,7 @@ if "CLICKLINE_DOUBLES" in os.environ:
     for name, calls in {
         "clickline.pipeline.flow": {"build": _build},
         "clickline.pipeline.follow": {"follow": _follow},
-        "clickline.stages.serve.run": {"serve": _serve},
+        "clickline.serving.run": {"serve": _serve},
     }.items():
         sys.modules[name] = types.ModuleType(name)
         vars(sys.modules[name]).update(calls)

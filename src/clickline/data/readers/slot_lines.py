@@ -1,0 +1,315 @@
+"""Lines of `show click feasign:slot feasign:slot …`, as ElasticCTR's and PaddleRec's slot data.
+
+The first token may also be the label as `0:1` or `1:1` (PaddleRec's slot_dnn), which stands for one show.
+Feasigns are u64 and come before their slot; a slot may occur several times in a line, or not at all;
+feasign 0 is a missing value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from clickline.data.readers.byte_scan import NEWLINE, count_byte, find_byte
+from clickline.data.readers.reader import BAD_LABEL, BLOCK_BYTES, NOT_A_NUMBER
+from clickline.data.readers.text_blocks import LineBlocks, bad_rows
+from clickline.errors import ConfigError, Mistake
+from clickline.records import Block, IntegerColumn, RawRows
+
+__all__ = [
+    "COLON",
+    "Slots",
+    "distinct",
+    "is_blank",
+    "plain_integers",
+    "read_slot_conf",
+    "read_u64",
+    "slot_columns",
+    "slots_in",
+]
+
+COLON = np.uint8(ord(":"))
+
+_GOOD, _LABEL, _TOKEN = 0, 1, 2
+_SHOWN_MISTAKES = 10
+_LARGEST = np.uint64(2**64 - 1)
+
+
+class Slots:
+    """Reads the chosen slots of such lines.
+
+    Columns: `show`, `click`, and one per slot, named by its number. `modulo` reduces feasigns first.
+    """
+
+    def __init__(
+        self, *, slots: Sequence[int], modulo: int | None = None, block_bytes: int = BLOCK_BYTES
+    ) -> None:
+        self._slots = slots
+        self._modulo = modulo or 0
+        self._block_bytes = block_bytes
+
+    def blocks(self, file: str, path: Path) -> Iterator[Block]:
+        return iter(LineBlocks(file, path, block_bytes=self._block_bytes))
+
+    def parse(self, block: Block) -> RawRows:
+        data: NDArray[np.uint8] = block.payload
+        lines = count_byte(data, NEWLINE) + 1
+        shows_R, clicks_R = np.empty(lines, np.uint64), np.empty(lines, np.uint64)
+        lines_R = np.empty(lines, np.int64)
+        bad_L4 = np.empty((lines, 4), np.int64)
+        tokens = count_byte(data, COLON)
+        slots_T, values_T = np.empty(tokens, np.uint64), np.empty(tokens, np.uint64)
+        offsets_R1 = np.zeros(lines + 1, np.int64)
+        modulo = np.uint64(self._modulo)
+        rows, bad = _read_lines(
+            data, block.first_line, modulo, shows_R, clicks_R, lines_R, slots_T, values_T, offsets_R1, bad_L4
+        )
+        slots_T, values_T = slots_T[: offsets_R1[rows]], values_T[: offsets_R1[rows]]
+        return RawRows(
+            rows=rows,
+            columns={
+                "show": plain_integers(shows_R[:rows]),
+                "click": plain_integers(clicks_R[:rows]),
+                **slot_columns(self._slots, slots_T, values_T, offsets_R1[: rows + 1]),
+            },
+            lines_B=lines_R[:rows],
+            bad=bad_rows(block, data, bad_L4[:bad], _describe),
+        )
+
+
+def _describe(code: int) -> tuple[str, str]:
+    if code == _LABEL:
+        return BAD_LABEL, "a line begins with whole numbers show >= 1 and click <= show, or with 0:1 or 1:1"
+    return NOT_A_NUMBER, "a token is not feasign:slot, both of them whole numbers below 2**64"
+
+
+def slots_in(payload: NDArray[np.uint8]) -> tuple[int, ...]:
+    """The slots that occur in a block's good rows, in order."""
+    lines = count_byte(payload, NEWLINE) + 1
+    tokens = count_byte(payload, COLON)
+    slots_T, offsets_R1 = np.empty(tokens, np.uint64), np.zeros(lines + 1, np.int64)
+    counts_R, lines_R = np.empty(lines, np.uint64), np.empty(lines, np.int64)
+    bad_L4 = np.empty((lines, 4), np.int64)
+    unused_T = np.empty(tokens, np.uint64)
+    rows, _ = _read_lines(
+        payload, 1, np.uint64(0), counts_R, counts_R, lines_R, slots_T, unused_T, offsets_R1, bad_L4
+    )
+    return distinct(slots_T[: offsets_R1[rows]])
+
+
+def read_slot_conf(file: str, content: bytes) -> tuple[int, ...]:
+    """The slots a `slot.conf` chooses: one number a line; empty lines and what follows a # do not count."""
+    first_seen: dict[int, int] = {}
+    mistakes = []
+    text = content.decode("utf-8-sig", "backslashreplace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        word = line.partition("#")[0].strip()
+        if not word:
+            continue
+        if not (word.isascii() and word.isdigit() and int(word) < 2**64):
+            remedy = "write one slot number (0 to 2**64-1) a line"
+            mistakes.append(Mistake(file, number, "", f"{word!r} is not a slot number;", remedy))
+        elif (slot := int(word)) in first_seen:
+            problem = f"slot {slot} is listed already in line {first_seen[slot]};"
+            mistakes.append(Mistake(file, number, "", problem, "remove one of the two"))
+        else:
+            first_seen[slot] = number
+    if not first_seen and not mistakes:
+        mistakes.append(Mistake(file, 0, "", "no slot is listed;", "write one slot number a line"))
+    if len(mistakes) > _SHOWN_MISTAKES:  # it is another file altogether
+        more = f"and {len(mistakes) - _SHOWN_MISTAKES:,} more lines like these;"
+        mistakes[_SHOWN_MISTAKES:] = [Mistake(file, 0, "", more, "is it the right file?")]
+    if mistakes:
+        raise ConfigError(mistakes)
+    return tuple(first_seen)
+
+
+def plain_integers(values_B: NDArray[np.uint64]) -> IntegerColumn:
+    """One unsigned number a row, none of them missing."""
+    return IntegerColumn(values_B, np.zeros(len(values_B), np.bool_), signed=False)
+
+
+def slot_columns(
+    slots: Sequence[int],
+    slots_T: NDArray[np.uint64],
+    values_T: NDArray[np.uint64],
+    offsets_R1: NDArray[np.int64],
+) -> dict[str, IntegerColumn]:
+    """Tokens in line order to one column per chosen slot, each with its own offsets; 0 is missing."""
+    chosen_S = np.unique(np.array(slots, np.uint64))
+    offsets_SR1 = np.zeros((len(chosen_S), len(offsets_R1)), np.int64)
+    places_T = np.empty(len(slots_T), np.int64)
+    _place(chosen_S, slots_T, offsets_R1, places_T, offsets_SR1)
+    ends_S = np.cumsum(offsets_SR1[:, -1])
+    starts_S = ends_S - offsets_SR1[:, -1]
+    grouped_N = np.empty(int(ends_S[-1]) if len(ends_S) else 0, np.uint64)
+    _group(places_T, values_T, starts_S.copy(), grouped_N)
+    missing_N = grouped_N == 0
+    columns = {}
+    for i, slot in enumerate(chosen_S.tolist()):
+        own = slice(starts_S[i], ends_S[i])
+        columns[str(slot)] = IntegerColumn(grouped_N[own], missing_N[own], False, offsets_SR1[i])
+    return columns
+
+
+def distinct(slots_T: NDArray[np.uint64]) -> tuple[int, ...]:
+    """Every slot of these tokens once, in order."""
+    return tuple(np.unique(slots_T).tolist())
+
+
+@njit(cache=True, nogil=True)
+def is_blank(byte: np.uint8) -> bool:
+    """Between tokens: a blank, a tab, or the \\r of a line end."""
+    return bool(byte == 32 or byte == 9 or byte == 13)
+
+
+@njit(cache=True, nogil=True)
+def read_u64(data: NDArray[np.uint8], at: int, end: int) -> tuple[np.uint64, int]:
+    """The whole number at `at` and where it ends; -1 when there is none or it does not fit 64 bits."""
+    value = np.uint64(0)
+    start = at
+    while at < end:
+        digit = np.uint64(data[at]) - np.uint64(48)
+        if digit > np.uint64(9):
+            break
+        if at - start >= 19 and value > (_LARGEST - digit) // np.uint64(10):
+            return np.uint64(0), -1
+        value = value * np.uint64(10) + digit
+        at += 1
+    return value, at if at > start else -1
+
+
+@njit(cache=True, nogil=True)
+def _read_lines(
+    data: NDArray[np.uint8],
+    first_line: int,
+    modulo: np.uint64,
+    shows_R: NDArray[np.uint64],
+    clicks_R: NDArray[np.uint64],
+    lines_R: NDArray[np.int64],
+    slots_T: NDArray[np.uint64],
+    values_T: NDArray[np.uint64],
+    offsets_R1: NDArray[np.int64],
+    bad_L4: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Every line to a row of tokens or a bad row. Returns how many of each."""
+    rows = bad = at = 0
+    line = first_line
+    while at < data.size:
+        end = find_byte(data, NEWLINE, at)
+        start = at
+        while at < end and is_blank(data[at]):
+            at += 1
+        if at < end:
+            code, at, show, click = _read_label(data, at, end)
+            tokens = offsets_R1[rows]
+            if code == _GOOD:
+                code, tokens = _read_tokens(data, at, end, modulo, slots_T, values_T, tokens)
+            if code == _GOOD:
+                shows_R[rows] = show
+                clicks_R[rows] = click
+                lines_R[rows] = line
+                rows += 1
+                offsets_R1[rows] = tokens
+            else:
+                bad_L4[bad] = (line, start, end, code)
+                bad += 1
+        line += 1
+        at = end + 1
+    return rows, bad
+
+
+@njit(cache=True, nogil=True)
+def _read_label(data: NDArray[np.uint8], at: int, end: int) -> tuple[int, int, np.uint64, np.uint64]:
+    one = np.uint64(1)
+    show, at = read_u64(data, at, end)
+    if at < 0:
+        return _LABEL, at, show, show
+    if at < end and data[at] == COLON:
+        label = show
+        show, at = read_u64(data, at + 1, end)
+        if at < 0 or (at < end and not is_blank(data[at])) or show != one or label > one:
+            return _LABEL, at, show, label
+        return _GOOD, at, show, label
+    if at < end and not is_blank(data[at]):
+        return _LABEL, at, show, show
+    while at < end and is_blank(data[at]):
+        at += 1
+    click, at = read_u64(data, at, end)
+    if at < 0 or (at < end and not is_blank(data[at])) or show < one or click > show:
+        return _LABEL, at, show, click
+    return _GOOD, at, show, click
+
+
+@njit(cache=True, nogil=True)
+def _read_tokens(
+    data: NDArray[np.uint8],
+    at: int,
+    end: int,
+    modulo: np.uint64,
+    slots_T: NDArray[np.uint64],
+    values_T: NDArray[np.uint64],
+    tokens: int,
+) -> tuple[int, int]:
+    while True:
+        while at < end and is_blank(data[at]):
+            at += 1
+        if at == end:
+            return _GOOD, tokens
+        value, at = read_u64(data, at, end)
+        if at < 0 or at == end or data[at] != COLON:
+            return _TOKEN, tokens
+        slot, at = read_u64(data, at + 1, end)
+        if at < 0 or (at < end and not is_blank(data[at])):
+            return _TOKEN, tokens
+        slots_T[tokens] = slot
+        values_T[tokens] = value % modulo if modulo else value
+        tokens += 1
+
+
+@njit(cache=True, nogil=True)
+def _place(
+    chosen_S: NDArray[np.uint64],
+    slots_T: NDArray[np.uint64],
+    offsets_R1: NDArray[np.int64],
+    places_T: NDArray[np.int64],
+    offsets_SR1: NDArray[np.int64],
+) -> None:
+    """Each token's place in `chosen_S` (-1: not chosen), and the offsets of each chosen slot's column."""
+    if chosen_S.size == 0:
+        places_T[:] = -1
+        return
+    place = 0
+    for row in range(offsets_R1.size - 1):
+        for token in range(offsets_R1[row], offsets_R1[row + 1]):
+            slot = slots_T[token]
+            if chosen_S[place] != slot:  # mostly the same slot as before, or the next one
+                place = place + 1 if place + 1 < chosen_S.size else 0
+                if chosen_S[place] != slot:
+                    place = min(np.searchsorted(chosen_S, slot), chosen_S.size - 1)
+            if chosen_S[place] == slot:
+                places_T[token] = place
+                offsets_SR1[place, row + 1] += 1
+            else:
+                places_T[token] = -1
+    for place in range(chosen_S.size):
+        for row in range(offsets_R1.size - 1):
+            offsets_SR1[place, row + 1] += offsets_SR1[place, row]
+
+
+@njit(cache=True, nogil=True)
+def _group(
+    places_T: NDArray[np.int64],
+    values_T: NDArray[np.uint64],
+    next_S: NDArray[np.int64],
+    grouped_N: NDArray[np.uint64],
+) -> None:
+    for token in range(places_T.size):
+        place = places_T[token]
+        if place >= 0:
+            grouped_N[next_S[place]] = values_T[token]
+            next_S[place] += 1

@@ -1,0 +1,147 @@
+"""From the config's fields to features and targets: what a format has built in, what the user changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from clickline.config import DataSection, FieldConfig
+from clickline.config.sections import is_glob
+from clickline.data.targets import TargetFields
+from clickline.errors import ConfigError, Mistake
+from clickline.features import DenseField, FeatureSpec, SlotField, slot_number
+from clickline.records import TimeUnit
+
+__all__ = ["Layout", "layout", "named_slots", "target_fields"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the columns of a source mean."""
+
+    features: FeatureSpec
+    targets: TargetFields
+    dense: int = 0  # dense values in a paddlerec line, whether used or not
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column of the source that is needed."""
+        return tuple(dict.fromkeys((*self.targets.columns, *self.features.columns)))
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A field with everything said: built in, then changed by the user."""
+
+    name: str
+    kind: Literal["slot", "dense", "label", "weight", "time", "ignore"] = "slot"
+    column: str = ""
+    transform: Literal["none", "log1p", "minmax", "zscore", "robust", "bucket"] = "robust"
+    buckets: int = 0  # 0: log2
+    separator: str | None = None
+    multi: bool = False
+    encoding: Literal["text", "feasign"] = "text"
+    slot: int | None = None
+    positive: tuple[str, ...] = ()
+    time_format: str = ""
+    unit: TimeUnit | None = None
+
+    def changed(self, by: FieldConfig) -> _Field:
+        said = {key: value for key, value in by.model_dump().items() if value is not None}
+        if said.get("buckets") == "log2":
+            said["buckets"] = 0
+        return replace(self, **said)
+
+
+def layout(data: DataSection, slots: Iterable[int] = (), dense: int = 0) -> Layout:
+    """Features and targets of a config; `slots` and `dense` are what a slots or paddlerec source holds."""
+    fields = _fields(data, slots, dense)
+    features = FeatureSpec(
+        dense=tuple(
+            DenseField(field.name, field.column or field.name, field.transform)
+            for field in fields
+            if field.kind == "dense" and field.transform != "bucket"
+        ),
+        slots=tuple(_slot(field) for field in fields if _makes_ids(field)),
+        missing=data.missing,
+    )
+    if not features.dense and not features.slots:
+        remedy = "Declare at least one, or remove the `ignore`."
+        raise ConfigError([Mistake("data", 0, "fields", "leaves no slot and no dense field.", remedy)])
+    return Layout(features, _targets(data, fields), dense)
+
+
+def target_fields(data: DataSection) -> TargetFields:
+    """The targets of a config alone, for whoever has the features of a model."""
+    return _targets(data, _fields(data, (), 0))
+
+
+def _fields(data: DataSection, slots: Iterable[int], dense: int) -> list[_Field]:
+    fields = {field.name: field for field in _built_in(data.format, slots, dense)}
+    exact = {name: change for name, change in data.fields.items() if not is_glob(name)}
+    for name, change in data.fields.items():
+        if is_glob(name):  # stands for the format's own fields, but for those that are named
+            for known in [known for known in fields if fnmatchcase(known, name) and known not in exact]:
+                fields[known] = fields[known].changed(change)
+    for name, change in exact.items():
+        fields[name] = fields.get(name, _new(name, data.format)).changed(change)
+    return list(fields.values())
+
+
+def _targets(data: DataSection, fields: list[_Field]) -> TargetFields:
+    targets = TargetFields()
+    if data.format == "slots":
+        targets = TargetFields(shows="show", clicks="click")
+    for field in fields:
+        column = field.column or field.name
+        if field.kind == "label":
+            targets = replace(targets, label=column, positive=field.positive)
+        elif field.kind == "weight":
+            targets = replace(targets, weight=column)
+        elif field.kind == "time":
+            targets = replace(targets, time=column, time_format=field.time_format, time_unit=field.unit)
+    return targets
+
+
+def _built_in(format_name: str | None, slots: Iterable[int], dense: int) -> list[_Field]:
+    if format_name == "criteo":
+        return [
+            _Field("label", "label"),
+            *(_Field(f"I{n}", "dense", transform="log1p") for n in range(1, 14)),
+            *(_Field(f"C{n}", slot=n) for n in range(1, 27)),
+        ]
+    numbered = [_Field(str(n), encoding="feasign", multi=True, slot=n) for n in slots]
+    if format_name == "slots":
+        return numbered
+    if format_name == "paddlerec":
+        numbers = [_Field(f"dense_{n}", "dense") for n in range(1, dense + 1)]
+        return [_Field("click", "label"), *numbers, *numbered]
+    return []
+
+
+def _new(name: str, format_name: str | None) -> _Field:
+    if format_name in ("slots", "paddlerec"):
+        return _Field(name, encoding="feasign", multi=True)
+    return _Field(name)
+
+
+def _makes_ids(field: _Field) -> bool:
+    return field.kind == "slot" or (field.kind == "dense" and field.transform == "bucket")
+
+
+def _slot(field: _Field) -> SlotField:
+    number = slot_number(field.name) if field.slot is None else field.slot
+    column = field.column or field.name
+    if field.kind == "dense":
+        source: Literal["log2", "quantiles"] = "quantiles" if field.buckets else "log2"
+        return SlotField(field.name, column, number, source, buckets=field.buckets)
+    several = field.multi or field.separator is not None
+    return SlotField(field.name, column, number, field.encoding, several, field.separator)
+
+
+def named_slots(fields: Mapping[str, FieldConfig]) -> set[int]:
+    """Slot numbers that the user's own fields of a slots or paddlerec source refer to."""
+    columns = (field.column or name for name, field in fields.items())
+    return {int(column) for column in columns if column.isascii() and column.isdigit()}

@@ -1,0 +1,718 @@
+"""Bring a deployment to a cluster, and take it away again.
+
+Nothing is changed before everything was looked at: the APIs that are needed, what the objects refer to, and a dry run
+of each on the server. What cannot be changed in place is told with what to do about it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from clickline.deploy.deploy_status import finished, workload_state
+from clickline.deploy.kube_client import ApiRefused, Kube, label, shown
+from clickline.deploy.objects import Object
+from clickline.deploy.prerequisites import (
+    MissingReferences,
+    check_apis,
+    check_namespace,
+    check_references,
+    is_ours,
+    make_namespace,
+    whose,
+)
+from clickline.deploy.retained_volumes import VolumeTaken, free, reserved_in_vain
+from clickline.errors import ClusterError
+from clickline.progress import Progress, Slow
+
+__all__ = [
+    "MADE",
+    "Applied",
+    "Found",
+    "Proposal",
+    "Removed",
+    "Step",
+    "apply",
+    "content",
+    "found",
+    "going",
+    "propose",
+    "remove",
+]
+
+MADE: tuple[tuple[str, str], ...] = (
+    ("v1", "Namespace"),
+    ("v1", "ServiceAccount"),
+    ("rbac.authorization.k8s.io/v1", "Role"),
+    ("rbac.authorization.k8s.io/v1", "RoleBinding"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+    ("v1", "ConfigMap"),
+    ("v1", "PersistentVolume"),
+    ("v1", "PersistentVolumeClaim"),
+    ("v1", "Service"),
+    ("policy/v1", "PodDisruptionBudget"),
+    ("apps/v1", "StatefulSet"),
+    ("apps/v1", "Deployment"),
+    ("serving.knative.dev/v1", "Service"),
+    ("autoscaling/v2", "HorizontalPodAutoscaler"),
+    ("scheduling.volcano.sh/v1beta1", "PodGroup"),
+    ("batch.volcano.sh/v1alpha1", "Job"),
+    ("ray.io/v1", "RayCluster"),
+    ("ray.io/v1", "RayJob"),
+    ("argoproj.io/v1alpha1", "WorkflowTemplate"),
+    ("argoproj.io/v1alpha1", "CronWorkflow"),
+    ("argoproj.io/v1alpha1", "Workflow"),
+    ("batch/v1", "CronJob"),
+    ("batch/v1", "Job"),
+    ("v1", "Pod"),
+)
+"""Every kind that a deployment may have, in the order in which they are made: who may, what is read, then who runs."""
+
+_DATA = ("PersistentVolume", "PersistentVolumeClaim")
+
+
+_ONCE = {
+    ("batch/v1", "Job"),
+    ("batch.volcano.sh/v1alpha1", "Job"),
+    ("ray.io/v1", "RayJob"),
+    ("argoproj.io/v1alpha1", "Workflow"),
+}
+"""Kinds that run to their end. A changed one is made anew: their controllers refuse or ignore a change."""
+
+_KNATIVE = ("serving.knative.dev/v1", "Service")
+
+_GONE_SECONDS = 120.0
+_POLL_SECONDS = 0.5
+
+
+@dataclass
+class Applied:
+    """What an apply did. With `failed`, what stands in `untried` was not reached."""
+
+    created: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    """What ran the pipeline before in another way."""
+    pruned: list[str] = field(default_factory=list)
+    left_over: list[str] = field(default_factory=list)
+    """Of an earlier apply, and no longer part of the deployment."""
+    failed: dict[str, str] = field(default_factory=dict)
+    untried: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Found:
+    """What a deployment has on a cluster."""
+
+    objects: list[Object]
+    unseen: list[str]
+    """Kinds that could not be looked for, and why."""
+
+
+@dataclass
+class Removed:
+    removed: list[str]
+    kept: list[str]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What becomes of one object."""
+
+    item: Object
+    action: str
+    """created, changed, replaced, unchanged or removed, in the word of `Applied`."""
+    live: Object | None
+    new: Object | None = None
+    """As the server would have it; None if it was not asked, or the object goes."""
+    frees: bool = False
+    """It is a volume that is reserved for a claim that is gone."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What an apply would do."""
+
+    steps: list[Step]
+    """In the order in which they are carried out."""
+    left_over: list[Object]
+    """Of an earlier apply, no longer part of the deployment, and in nobody's way."""
+    notes: list[str]
+
+
+def propose(
+    kube: Kube, objects: Sequence[Object], *, name: str, namespace: str, progress: Progress
+) -> Proposal:
+    """What `apply` would do, without doing any of it. Raises `ClusterError` with all that would stop it."""
+    ordered = sorted(objects, key=_rank)
+    notes: list[str] = []
+    try:
+        fresh = _check_needs(kube, ordered, namespace, notes)
+    except MissingReferences as missing:
+        raise ClusterError(f"{missing}\n{_NOTHING}") from missing
+    if fresh is None:
+        proposal = _proposed(kube, ordered, name=name, namespace=namespace, progress=progress)
+        return Proposal(proposal.steps, proposal.left_over, [*notes, *proposal.notes, *kube.warnings])
+    notes.append(
+        f"namespace {namespace} does not exist yet: what lies in it is tried on the server when it is applied"
+    )
+    return Proposal([Step(item, "created", None, item) for item in ordered], [], notes)
+
+
+def apply(
+    kube: Kube,
+    objects: Sequence[Object],
+    *,
+    name: str,
+    namespace: str,
+    prune: bool,
+    progress: Progress,
+    patience: float = 0.0,
+) -> Applied:
+    """Create and change what differs. Raises `ClusterError` when nothing was changed because something is wrong.
+
+    A namespace is made first, for what others must put into it; `patience` is how many seconds that is waited for.
+    """
+    ordered = sorted(objects, key=_rank)
+    done = Applied()
+    try:
+        fresh = _check_needs(kube, ordered, namespace, done.notes)
+    except MissingReferences as missing:
+        made = _await_needs(kube, ordered, namespace, done.notes, missing, patience, progress)
+        done.created += [shown(item) for item in made]
+        ordered = [item for item in ordered if item not in made]
+        fresh = None
+    if fresh is not None:
+        # A dry run of what lies in a namespace needs the namespace. It goes again if the dry run finds anything.
+        make_namespace(kube, fresh)
+    try:
+        proposal = _proposed(kube, ordered, name=name, namespace=namespace, progress=progress)
+    except ClusterError:
+        if fresh is not None:
+            made_now = kube.live(fresh)
+            if made_now is not None:
+                kube.delete(made_now)
+        raise
+    steps = proposal.steps
+    done.notes += proposal.notes
+    if fresh is not None:
+        done.created.append(shown(fresh))
+        steps = [step for step in steps if step.item is not fresh]
+    scheduled = any(item["kind"] in _TIMED for item in ordered)
+    try:
+        if any(_runs_the_pipeline(step.item) and step.action in ("created", "replaced") for step in steps):
+            _await_ended_runs(kube, name, namespace, progress)
+        with Slow(progress, f"applying {name}") as slow:
+            for n, step in enumerate(steps):
+                slow.tick(f"{n} of {len(steps)} objects, now {shown(step.item)}")
+                try:
+                    _carry_out(kube, step, progress, scheduled=scheduled)
+                except ClusterError as error:
+                    done.failed[shown(step.item)] = str(error)
+                    later = steps[n + 1 :]
+                    done.untried = [shown(one.item) for one in later if one.action != "unchanged"]
+                    done.unchanged += [shown(one.item) for one in later if one.action == "unchanged"]
+                    return done
+                getattr(done, step.action).append(shown(step.item))
+                if step.frees:
+                    done.notes.append(
+                        f"{shown(step.item)} was still reserved for a claim that is gone; the new claim gets it, with "
+                        "the files that lie on it"
+                    )
+        _leave_over(kube, proposal.left_over, done, prune=prune)
+    finally:
+        done.notes += kube.warnings
+    return done
+
+
+_NOTHING = "Nothing was changed."
+
+
+def _check_needs(kube: Kube, ordered: Sequence[Object], namespace: str, notes: list[str]) -> Object | None:
+    """The namespace if it is ours to make and not there yet."""
+    check_apis(kube, ordered)
+    fresh = check_namespace(kube, _own_namespace(ordered), namespace)
+    check_references(kube, ordered, namespace, notes)
+    return fresh
+
+
+def _own_namespace(objects: Sequence[Object]) -> Object | None:
+    return next((item for item in objects if item["kind"] == "Namespace"), None)
+
+
+def _await_needs(
+    kube: Kube,
+    ordered: Sequence[Object],
+    namespace: str,
+    notes: list[str],
+    missing: MissingReferences,
+    patience: float,
+    progress: Progress,
+) -> list[Object]:
+    """Make the namespace that the missing things must be put into, and wait for them as long as there is patience.
+    Returns what was made."""
+    made = []
+    fresh = check_namespace(kube, _own_namespace(ordered), namespace) if missing.inside else None
+    if fresh is not None:
+        make_namespace(kube, fresh)
+        made.append(fresh)
+    told = f"Namespace {namespace} is there now; nothing else was changed." if made else _NOTHING
+    if not missing.inside or not patience:
+        again = (
+            " When all of it is there, apply again; `clickline deploy apply --wait` waits for it."
+            if missing.inside
+            else ""
+        )
+        raise ClusterError(f"{missing}\n{told}{again}") from missing
+    progress.say(str(missing))
+    deadline = time.monotonic() + patience
+    with Slow(progress, f"waiting for {', '.join(missing.missing)}") as slow:
+        while True:
+            try:
+                check_references(kube, ordered, namespace, notes)
+                slow.tick("there")
+                return made
+            except MissingReferences as still:
+                slow.tick(f"missing: {', '.join(still.missing)}")
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"{still}\nWaited {patience:.0f} s. {told}") from still
+            time.sleep(_POLL_SECONDS)
+
+
+def _proposed(
+    kube: Kube, ordered: Sequence[Object], *, name: str, namespace: str, progress: Progress
+) -> Proposal:
+    with Slow(progress, "looking at what is there") as slow:
+        there = found(kube, name=name, namespace=namespace, looking=slow.tick)
+    now = {_key(item) for item in ordered}
+    old = [
+        item for item in there.objects if _key(item) not in now and item["kind"] not in ("Namespace", "Pod")
+    ]
+    others = [item for item in old if _runs_the_pipeline(item)]
+    problems = [_not_beside(item) for item in others if _in_the_midst(item)]
+    steps = [Step(item, "removed", item) for item in others]
+    steps += _planned(kube, ordered, name, problems, progress)
+    return Proposal(steps, [item for item in old if item not in others], there.unseen)
+
+
+def _rank(item: Object) -> int:
+    key = (item["apiVersion"], item["kind"])
+    return MADE.index(key) if key in MADE else len(MADE)
+
+
+def _planned(
+    kube: Kube, objects: Sequence[Object], name: str, problems: list[str], progress: Progress
+) -> list[Step]:
+    """One step for each object, found out by a dry run on the server. All problems are told at once."""
+    steps: list[Step] = []
+    kube.warnings.clear()  # those about what is changed are meant
+    with Slow(progress, "trying it on the server") as slow:
+        for n, item in enumerate(objects):
+            slow.tick(f"{n} of {len(objects)} objects, now {shown(item)}")
+            warned = len(kube.warnings)
+            live = kube.live(item)
+            try:
+                steps.append(_step(kube, item, live, name))
+            except ApiRefused as refused:
+                problems.append(f"{shown(item)}: {_remedy(item, live, refused)}")
+            except (_Stuck, VolumeTaken) as stuck:
+                problems.append(str(stuck))
+            else:
+                if steps[-1].action == "unchanged":
+                    del kube.warnings[warned:]  # it was told when the object was made
+    if problems:
+        raise ClusterError("\n".join([*problems, _NOTHING]))
+    return steps
+
+
+# ── who runs the pipeline ──────────────────────────────────────────────────────────────────────
+
+_TIMED = ("CronJob", "CronWorkflow")
+
+
+def _runs_the_pipeline(item: Object) -> bool:
+    """Whether an object of ours learns into `home`, now or later: of those there must be one alone."""
+    kind = (item["apiVersion"], item["kind"])
+    runs = kind in _ONCE or item["kind"] in (*_TIMED, "WorkflowTemplate")
+    return runs or (item["kind"] == "Deployment" and label(item, "component") == "learner")
+
+
+def _in_the_midst(item: Object) -> bool:
+    """Whether work would be lost with it. A learner never ends, and goes on from its checkpoint."""
+    if item["kind"] in _TIMED:
+        return bool((item.get("status") or {}).get("active"))
+    return (item["apiVersion"], item["kind"]) in _ONCE and not finished(item)
+
+
+def _not_beside(item: Object) -> str:
+    return (
+        f"{shown(item)} is running, and is no longer how the pipeline is run: two would learn into the same home. "
+        f"Wait for its end (`clickline deploy status`) and apply again; or end it now and apply again: {_end(item)}."
+    )
+
+
+def _end(item: Object) -> str:
+    metadata = item["metadata"]
+    if item["apiVersion"].startswith("argoproj.io/"):
+        # What is deleted runs no exit handler, and Ray would stay: a run that is stopped lets it go.
+        runs = (item.get("status") or {}).get("active") or () if item["kind"] in _TIMED else [metadata]
+        stop = ' --type merge --patch \'{"spec": {"shutdown": "Stop"}}\''
+        commands = [f"kubectl -n {metadata['namespace']} patch workflow {one['name']}{stop}" for one in runs]
+        return f"{' && '.join(commands)} (training goes on from its checkpoint; deleting it would leave Ray running)"
+    full_name = item["kind"].lower() + ("" if item["kind"] != "Job" else f".{_group(item)}")
+    return (
+        f"kubectl -n {metadata['namespace']} delete {full_name} {metadata['name']} --cascade=foreground "
+        "(training goes on from its checkpoint)"
+    )
+
+
+def _await_ended_runs(kube: Kube, name: str, namespace: str, progress: Progress) -> None:
+    """A pod that is still ending has the lock of `home`, and lets Ray go at its very end."""
+    labels = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
+
+    def ending() -> list[Object]:
+        try:
+            pods = kube.list("v1", "Pod", namespace, labels)
+        except ApiRefused as refused:
+            if refused.status != 403:
+                raise
+            return []  # `found` has told it
+        return [
+            pod
+            for pod in pods
+            if label(pod, "component") in ("pipeline", "learner") and pod["metadata"].get("deletionTimestamp")
+        ]
+
+    _wait_gone(kube, [], progress, title="waiting for the end of the run before", also=ending)
+
+
+# ── what becomes of an object ──────────────────────────────────────────────────────────────────
+
+
+class _Stuck(ClusterError):
+    """An object that stands in the way."""
+
+
+def _step(kube: Kube, item: Object, live: Object | None, name: str) -> Step:
+    if live is None:
+        _check_free(kube, item)
+        return Step(item, "created", None, kube.apply(item, dry_run=True))
+    if not is_ours(live, name):
+        raise _Stuck(
+            f"{shown(item)} exists and was not made by this deployment ({whose(live)}). "
+            "Rename the deployment (name:), choose another deploy.namespace, or remove that object."
+        )
+    if live["metadata"].get("deletionTimestamp"):
+        raise _Stuck(f"{shown(item)} is being removed. Wait until it is gone, then apply again.")
+    frees = item["kind"] == "PersistentVolume" and reserved_in_vain(kube, item, live)
+    once = (item["apiVersion"], item["kind"]) in _ONCE
+    try:
+        new = kube.apply(item, dry_run=True)
+    except ApiRefused as refused:
+        if not once or not _fixed(refused):
+            raise
+        new = None
+    # A pipeline that failed begins again: what was wrong with it may have been the data.
+    again = once and workload_state(live)[0] == "failed"
+    if frees:
+        return Step(item, "changed", live, new, frees=True)
+    if new is not None and content(new) == content(live) and not again:
+        return Step(item, "unchanged", live, new)
+    if not once or (new is not None and new.get("spec") == live.get("spec") and not again):
+        return Step(item, "changed", live, new)
+    if not finished(live):
+        raise _Stuck(
+            f"{shown(item)} is running, and what it runs has changed; it cannot be changed while it runs. Wait for "
+            f"its end (`clickline deploy status`) and apply again; or end it now and apply again: {_end(live)}."
+        )
+    return Step(item, "replaced", live, kube.apply(_renamed(item), dry_run=True))
+
+
+def _check_free(kube: Kube, item: Object) -> None:
+    """Knative makes a Service of Kubernetes under the name of its own, and stays as it is where there is another."""
+    if (item["apiVersion"], item["kind"]) != _KNATIVE:
+        return
+    name, namespace = item["metadata"]["name"], item["metadata"]["namespace"]
+    taken = kube.get("v1", "Service", name, namespace)
+    if taken is not None and not taken["metadata"].get("ownerReferences"):
+        raise _Stuck(
+            f"Service {name} of Kubernetes has the name that Knative needs for its own. Remove it and apply again: "
+            f"kubectl -n {namespace} delete service {name} (nothing answers under that name meanwhile)."
+        )
+
+
+def _renamed(item: Object) -> Object:
+    """The object under a name that is free: whether the server would take it after the old one is gone."""
+    return {**item, "metadata": {**item["metadata"], "name": f"{item['metadata']['name'][:50]}-next"}}
+
+
+def _group(item: Object) -> str:
+    return str(item["apiVersion"]).rpartition("/")[0]
+
+
+def _fixed(refused: ApiRefused) -> bool:
+    """Whether the server refused because a part of an object cannot be changed."""
+    words = " ".join([refused.message, *(text for _, text in refused.causes)])
+    return refused.status in (400, 403, 422) and any(
+        sign in words for sign in ("immutable", "updates to", "may not change", "cannot change")
+    )
+
+
+_IN_PLACE = {
+    "PersistentVolumeClaim": (
+        "a claim keeps its class, access and volume, and can at most grow, where its class allows that. Put back what "
+        "deploy.storage said before; or copy the data, remove claim and data (`clickline deploy delete --with-data`) "
+        "and apply again."
+    ),
+    "PersistentVolume": (
+        "a volume keeps its source. Put back what deploy.storage said before; or `clickline deploy delete --with-data` "
+        "(files on NFS or on a node stay where they are) and apply again."
+    ),
+    "StatefulSet": (
+        "its claims, selector and service name are fixed. Remove it (its claims stay) and apply again: "
+        "kubectl -n {namespace} delete statefulset {name}."
+    ),
+    "Deployment": (
+        "its selector is fixed. Remove it and apply again, with a pause in serving: "
+        "kubectl -n {namespace} delete deployment {name}."
+    ),
+    "Service": "its address is fixed. Remove it and apply again: kubectl -n {namespace} delete service {name}.",
+    "RoleBinding": "its role is fixed. Remove it and apply again: kubectl -n {namespace} delete rolebinding {name}.",
+}
+
+
+def _remedy(item: Object, live: Object | None, refused: ApiRefused) -> str:
+    """What the server refused, in words, and what to do."""
+    about = f"The server's words: {refused.message or refused}"
+    kind = item["kind"]
+    if live is not None and (_fixed(refused) or (kind in _DATA and "cannot " not in refused.message)):
+        words = _IN_PLACE.get(kind, "that part cannot be changed. Remove the object and apply again.")
+        metadata = item["metadata"]
+        words = words.format(namespace=metadata.get("namespace", ""), name=metadata["name"])
+        return f"it exists and this change cannot be made in place: {words} {about}"
+    if "exceeded quota" in refused.message:
+        return (
+            "the quota of the namespace does not allow it. Lower deploy.resources or the numbers of workers and "
+            f"replicas, or ask for more. {about}"
+        )
+    if (item["apiVersion"], kind) == _KNATIVE and "support is disabled" in refused.message:
+        return (
+            "Knative does not allow what its pods need. Whoever runs the cluster can allow it (the note above has the "
+            f"command), or set deploy.serving.kind: deployment. {about}"
+        )
+    if "admission webhook" in refused.message or "PodSecurity" in refused.message:
+        return f"a rule of the cluster refuses it. Ask who runs the cluster, or change deploy. {about}"
+    if refused.status in (400, 422):
+        fields = "; ".join(f"{where}: {text}" for where, text in refused.causes if where)
+        return (
+            f"the server finds it invalid{f' ({fields})' if fields else ''}. Look for the key in "
+            f"`clickline deploy render`; a cluster older than the objects says so too. {about}"
+        )
+    return str(refused)
+
+
+_OF_SERVER = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
+
+
+def content(item: Object) -> Object:
+    """An object without what changes with every write."""
+    metadata = {key: value for key, value in item["metadata"].items() if key not in _OF_SERVER}
+    return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
+
+
+def _carry_out(kube: Kube, step: Step, progress: Progress, *, scheduled: bool) -> None:
+    if step.action == "unchanged":
+        return
+    if step.action in ("replaced", "removed") and step.live is not None:
+        kube.delete(step.live, propagation="Foreground")
+        _wait_gone(kube, [step.live], progress, title=f"removing the old {shown(step.item)}")
+    if step.action == "removed":
+        return
+    try:
+        if step.frees and step.live is not None:
+            free(kube, step.live)
+        kube.apply(step.item)
+        if scheduled and step.live is None and step.item["kind"] == "StatefulSet":
+            _leave_empty(kube, step.item)
+    except ApiRefused as refused:
+        raise ClusterError(_remedy(step.item, step.live, refused)) from refused
+
+
+def _leave_empty(kube: Kube, item: Object) -> None:
+    """Ray whose first run comes at its time: without a number, the server makes one pod of each at once."""
+    if "replicas" not in item["spec"]:
+        kube.patch(item, {"spec": {"replicas": 0}})
+
+
+def _leave_over(kube: Kube, items: Sequence[Object], done: Applied, *, prune: bool) -> None:
+    for item in items:
+        if prune and item["kind"] not in _DATA:
+            try:
+                kube.delete(item)
+            except ClusterError as error:
+                done.failed[shown(item)] = str(error)
+            else:
+                done.pruned.append(shown(item))
+        else:
+            done.left_over.append(shown(item))
+
+
+def _key(item: Object) -> tuple[str, str, str]:
+    return _group(item), item["kind"], item["metadata"]["name"]
+
+
+# ── what is ours ───────────────────────────────────────────────────────────────────────────────
+
+
+def found(
+    kube: Kube, *, name: str, namespace: str, looking: Callable[[str], None] = lambda words: None
+) -> Found:
+    """What a deployment has made, and nothing that its controllers have made in turn. `looking` hears how far it is."""
+    labels = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
+    objects: list[Object] = []
+    unseen: list[str] = []
+    for n, (api_version, kind) in enumerate(MADE):
+        looking(f"{n} of {len(MADE)} kinds, now {kind}")
+        try:
+            items = kube.list(api_version, kind, namespace, labels)
+        except ApiRefused as refused:
+            if refused.status != 403:
+                raise
+            unseen.append(f"could not look for objects of kind {kind}: {refused}")
+            continue
+        objects += [item for item in items if _of_namespace(item, namespace)]
+    return Found([item for item in objects if not item["metadata"].get("ownerReferences")], unseen)
+
+
+def _of_namespace(item: Object, namespace: str) -> bool:
+    """Whether an object that lies in no namespace belongs to this one: another may have a deployment of this name."""
+    if item["kind"] == "Namespace":
+        return bool(item["metadata"]["name"] == namespace)
+    if item["kind"] == "PersistentVolume":
+        return bool((item["spec"].get("claimRef") or {}).get("namespace") == namespace)
+    return True
+
+
+def going(there: Found, *, with_data: bool) -> list[Object]:
+    """What `remove` takes away for sure, the last made first: nothing is left without what it needs to end well."""
+    spared = ("Namespace",) if with_data else ("Namespace", *_DATA)
+    return [item for item in reversed(there.objects) if item["kind"] not in spared]
+
+
+def remove(
+    kube: Kube,
+    there: Found,
+    *,
+    name: str,
+    namespace: str,
+    with_data: bool,
+    progress: Progress,
+    seconds: float = _GONE_SECONDS,
+) -> Removed:
+    """Remove what `found` has told; claims and volumes only `with_data`, and then the namespace if it is ours and holds
+    nothing else. Returns when all of it is gone."""
+    leaving = going(there, with_data=with_data)
+    result = Removed([], [shown(item) for item in there.objects if item not in leaving], list(there.unseen))
+    for item in leaving:
+        kube.delete(item, propagation="Foreground")
+    pods = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
+    _wait_gone(
+        kube,
+        leaving,
+        progress,
+        title=f"removing {name}",
+        seconds=seconds,
+        also=lambda: kube.list("v1", "Pod", namespace, pods),
+    )
+    result.removed = [shown(item) for item in leaving]
+    own = next((item for item in there.objects if item["kind"] == "Namespace"), None)
+    if own is not None and with_data:
+        others, unknown = _others(kube, namespace)
+        if unknown:
+            result.notes.append(
+                f"namespace {namespace} stays: this user may not list {', '.join(unknown)} in it"
+            )
+        elif others:
+            result.notes.append(f"namespace {namespace} stays: it also holds {_few(others)}")
+        else:
+            kube.delete(own)
+            _wait_gone(kube, [own], progress, title=f"removing namespace {namespace}", seconds=seconds)
+            result.removed.append(shown(own))
+            result.kept.remove(shown(own))
+    return result
+
+
+_EVERYWHERE = {
+    ("ServiceAccount", "default"),
+    ("ConfigMap", "kube-root-ca.crt"),
+    ("ConfigMap", "istio-ca-root-cert"),
+    ("ConfigMap", "openshift-service-ca.crt"),
+}
+_PASSING = ("Event", "PodMetrics", "Lease", "EndpointSlice", "Endpoints")
+"""Kinds that follow others, and are of no one's making."""
+
+
+def _others(kube: Kube, namespace: str) -> tuple[list[str], list[str]]:
+    """What a namespace holds beyond what each has, and the kinds that could not be listed."""
+    others: list[str] = []
+    unknown: list[str] = []
+    for resource in kube.listable():
+        if resource.kind in _PASSING:
+            continue
+        try:
+            items = kube.list(resource.api_version, resource.kind, namespace)
+        except ApiRefused as refused:
+            if refused.status in (404, 405):
+                continue
+            unknown.append(resource.full_name)
+            continue
+        for item in items:
+            if (item["kind"], item["metadata"]["name"]) in _EVERYWHERE:
+                continue
+            if not item["metadata"].get("ownerReferences"):
+                others.append(shown(item))
+    return others, unknown
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+def _wait_gone(
+    kube: Kube,
+    items: Sequence[Object],
+    progress: Progress,
+    *,
+    title: str,
+    seconds: float = _GONE_SECONDS,
+    also: Callable[[], list[Object]] = list,
+) -> None:
+    """Until the server has none of the objects, nor what `also` lists."""
+    left = list(items)
+    deadline = time.monotonic() + seconds
+    with Slow(progress, title) as slow:
+        while True:
+            left = [item for item in left if _still(kube, item)]
+            remaining = [*left, *(pod for pod in also() if not left)]
+            if not remaining:
+                slow.tick("gone")
+                return
+            slow.tick(f"{len(remaining)} left: {_few([shown(item) for item in remaining])}")
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{_few([shown(item) for item in remaining])}: not gone {seconds:.0f} s after their removal was "
+                    "asked for. The cluster goes on removing them; `clickline deploy status` shows what is left. "
+                    "What stays has a finalizer: kubectl describe tells whose."
+                )
+            time.sleep(_POLL_SECONDS)
+
+
+def _still(kube: Kube, item: Object) -> bool:
+    live = kube.live(item)
+    return live is not None and live["metadata"].get("uid") == item["metadata"].get("uid")

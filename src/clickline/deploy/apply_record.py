@@ -1,0 +1,91 @@
+"""What an apply leaves in the ConfigMap for the next one to know: the --set values that it used, and the notes that it
+has told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from clickline.config import load_config
+from clickline.deploy.kube_client import Kube
+from clickline.deploy.objects import Object
+from clickline.errors import ConfigError
+
+__all__ = ["Memory", "forgotten", "recall", "remembering"]
+
+_SET = "clickline/set"
+_NOTES = "clickline/notes"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of the last apply; empty before the first."""
+
+    overrides: tuple[str, ...] = ()
+    told: frozenset[str] = frozenset()
+
+    def new(self, notes: Sequence[str]) -> list[str]:
+        """The notes that were not told yet."""
+        return [line for line in notes if _short(line) not in self.told]
+
+
+def remembering(objects: Sequence[Object], overrides: Sequence[str], notes: Sequence[str]) -> list[Object]:
+    """The objects, with what the next apply must know in the ConfigMap's annotations."""
+    annotations = {_SET: json.dumps(list(overrides))} if overrides else {}
+    if notes:
+        annotations[_NOTES] = ",".join(sorted(map(_short, notes)))
+    return [_annotated(one, annotations) if one["kind"] == "ConfigMap" else one for one in objects]
+
+
+def _annotated(item: Object, annotations: dict[str, str]) -> Object:
+    return {**item, "metadata": {**item["metadata"], "annotations": annotations}} if annotations else item
+
+
+def recall(kube: Kube, objects: Sequence[Object]) -> Memory:
+    """What the last apply left."""
+    config = next(one for one in objects if one["kind"] == "ConfigMap")
+    live = kube.live(config)
+    left = ((live or {}).get("metadata") or {}).get("annotations") or {}
+    told = frozenset(filter(None, left.get(_NOTES, "").split(",")))
+    try:
+        overrides = json.loads(left.get(_SET, "[]"))
+    except ValueError:  # somebody has written there
+        overrides = []
+    return Memory(tuple(map(str, overrides)) if isinstance(overrides, list) else (), told)
+
+
+def _short(words: str) -> str:
+    return sha256(words.encode()).hexdigest()[:8]
+
+
+def forgotten(config_file: Path, before: Sequence[str], now: Sequence[str]) -> list[str]:
+    """What goes back because the last apply had it from a --set that this one was not given; a line each."""
+    if not before:
+        return []
+    try:
+        old = load_config(config_file, before).model_dump(mode="json", by_alias=True)
+    except ConfigError:
+        given = " ".join(f"--set {one}" for one in before)
+        return [f"the last apply used {given}, which {config_file} does not take any more"]
+    new = load_config(config_file, now).model_dump(mode="json", by_alias=True)
+    lines = []
+    for one in before:
+        key = one.partition("=")[0].strip()
+        was, becomes = _value(old, key), _value(new, key)
+        if was != becomes:
+            lines.append(f"{key} {_text(was)} → {_text(becomes)}: the last apply used --set {one}")
+    return lines
+
+
+def _value(document: Any, key: str) -> Any:
+    for step in key.split("."):
+        document = document.get(step) if isinstance(document, dict) else None
+    return document
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

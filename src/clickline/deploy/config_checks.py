@@ -1,0 +1,557 @@
+"""Settings that cannot work on a cluster, found before any cluster sees them; and what works and is worth knowing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from posixpath import normpath
+
+from clickline.config.deploy_sections import amount
+from clickline.deploy.knative import RESERVED_PORTS, flags, revision
+from clickline.deploy.mlflow_server import tracking_uri
+from clickline.deploy.objects import WORKING_FOLDER, Plan
+from clickline.deploy.pods import SCRATCH, claim_name, data_folder
+from clickline.deploy.ray_pods import workers
+from clickline.errors import Mistake
+from clickline.progress import counted, human_size
+
+__all__ = ["mistakes", "notes"]
+
+_LONGEST_NAME = 38
+"""Of the service. KubeRay allows a job 47 characters, Kubernetes a label 63; the ends that we add take the rest."""
+_CONFIG_MAP_BYTES = 2**20
+_MIB = 2**20
+# What processes take before they hold any row, as `clickline plan` reckons.
+_TRAINER, _SHARD = 560 * _MIB, 200 * _MIB
+_SERVER, _SERVER_PROCESS = 190 * _MIB, 115 * _MIB
+
+_Found = tuple[str, str, str]
+"""Key, problem, remedy."""
+
+
+def mistakes(plan: Plan) -> list[Mistake]:
+    """All that is wrong."""
+    found = (
+        *_names(plan),
+        *_folders(plan),
+        *_inputs(plan),
+        *_own_files(plan),
+        *_secret_files(plan),
+        *_no_volume(plan),
+        *_training(plan),
+        *_serving(plan),
+        *_tracking(plan),
+        *_memory(plan),
+    )
+    return [Mistake("clickline.yaml", 0, *one) for one in found]
+
+
+# ── names and places ───────────────────────────────────────────────────────────────────────────
+
+
+def _names(plan: Plan) -> Iterator[_Found]:
+    if len(plan.name) > _LONGEST_NAME:
+        yield (
+            "name",
+            f"has {len(plan.name)} characters. Allowed on Kubernetes: at most {_LONGEST_NAME}, because the names of "
+            "all objects begin with it.",
+            "Shorten it.",
+        )
+    if not plan.name[0].isalpha():
+        yield (
+            "name",
+            f"is {plan.name}. Allowed on Kubernetes: a letter at its beginning, because Services are called by it.",
+            "Put a letter before it.",
+        )
+
+
+def _folders(plan: Plan) -> Iterator[_Found]:
+    """Where volumes are mounted: one must not hide another, nor what the pods have there."""
+    home = plan.config.home
+    if _is_uri(home):
+        yield (
+            "home",
+            f"is {home}. Allowed on Kubernetes: a folder, where the models volume is mounted.",
+            "Keep home a folder; publish.registry may be the URI.",
+        )
+        return
+    places = {"home": home}
+    if plan.deploy.storage.data.kind != "none":
+        places["deploy.storage.data.mount"] = data_folder(plan)
+    taken = {
+        key: place
+        for key, place in places.items()
+        if _inside(str(WORKING_FOLDER), place) or any(_inside(place, own) for own in (str(SCRATCH), "/tmp"))
+    }
+    for key, place in taken.items():
+        yield (
+            key,
+            f"is {place}, where the pods have files of their own. Allowed: a folder below the YAML's, or one apart "
+            "from it.",
+            "Choose a folder such as data or .clickline.",
+        )
+    data = places.get("deploy.storage.data.mount")
+    if data is not None and not taken and (_inside(data, home) or _inside(home, data)):
+        yield (
+            "deploy.storage.data.mount",
+            f"is {data}, and home is {home}: one volume would lie in the other. Allowed: folders apart.",
+            "Move one of them.",
+        )
+
+
+def _inputs(plan: Plan) -> Iterator[_Found]:
+    """What stages read must lie in a volume, or in a store that is reached by its URI."""
+    config = plan.config
+    named = [
+        *(("data.train", pattern) for pattern in config.data.train),
+        *(("data.eval", pattern) for pattern in config.data.eval or ()),
+        *(("data.slot_conf", place) for place in [config.data.slot_conf] if place),
+        *(("train.warm_start", place) for place in [config.train.warm_start] if place),
+    ]
+    volumes = _mounted(plan)
+    for key, place in named:
+        if _is_uri(place) or any(_inside(place, volume) for volume in volumes):
+            continue
+        if plan.deploy.storage.data.kind == "none":
+            yield (
+                key,
+                f"is {place}, and deploy.storage.data.kind is none: the pods have no such file. Allowed: URIs of a "
+                "store, such as s3://….",
+                "Put the files into a store and give its URI, or choose another kind of volume.",
+            )
+        else:
+            yield (
+                key,
+                f"is {place}, outside of what the pods mount ({' and '.join(volumes)}).",
+                "Set deploy.storage.data.mount to the folder that holds it, or move it.",
+            )
+    registry = config.publish.registry
+    if registry is not None and not _is_uri(registry) and not _inside(registry, config.home):
+        yield (
+            "publish.registry",
+            f"is {registry}, outside of home ({config.home}), which the pods share. Allowed: a folder in home, or the "
+            "URI of a store.",
+            "Remove it to get registry/ in home, or give a URI.",
+        )
+
+
+def _own_files(plan: Plan) -> Iterator[_Found]:
+    """Python files of the user come in the ConfigMap."""
+    config = plan.config
+    size = len(plan.written.encode()) + sum(len(text.encode()) for text in plan.files.values())
+    for key, file in (("model.file", config.model.file), ("data.reader", config.data.reader)):
+        if file is None:
+            continue
+        hidden = [place for place in _mounted(plan) if _inside(file, place)]
+        if ".." in PurePosixPath(file).parts or hidden:
+            where = f"in {hidden[0]}, where a volume is mounted" if hidden else "outside of the YAML's folder"
+            yield (
+                key,
+                f"is {file}, {where}. It travels with the config. Allowed: a file beside the YAML, or in a folder of "
+                "its own below.",
+                "Move it there.",
+            )
+        if size > _CONFIG_MAP_BYTES:
+            yield (
+                key,
+                f"makes the config {human_size(size)} large with the other files. Allowed in a ConfigMap: 1 MiB.",
+                "Keep data and weights out of Python files: put them into the data volume, or build your own image.",
+            )
+
+
+def _secret_files(plan: Plan) -> Iterator[_Found]:
+    """Files with secrets are never copied from here: the cluster must have them."""
+    given = {_clean(str(WORKING_FOLDER / path)) for path in plan.deploy.secrets.files}
+    for key, file in _secrets(plan):
+        if _clean(file) not in given:
+            written = PurePosixPath(file)
+            if written.is_relative_to(WORKING_FOLDER):
+                written = written.relative_to(WORKING_FOLDER)
+            yield (
+                key,
+                f"is {file}, and no secret of the cluster is named for it. Secrets are never copied from this machine.",
+                f"Create one (kubectl create secret generic NAME --from-file=KEY={written}) and set "
+                f'deploy.secrets.files: {{"{written}": NAME/KEY}}.',
+            )
+    for path in plan.deploy.secrets.files:
+        if ".." in PurePosixPath(path).parts:
+            yield (
+                "deploy.secrets.files",
+                f"names {path}. Allowed: paths below the YAML's folder, and absolute ones.",
+                "Move the file below the YAML's folder, here and in the key that names it.",
+            )
+
+
+def _secrets(plan: Plan) -> list[tuple[str, str]]:
+    """Keys of files that hold secrets, and the files."""
+    config = plan.config
+    named = {
+        "serve.token_file": config.serve.token_file,
+        "serve.trusted_keys_file": config.serve.trusted_keys_file,
+        "publish.signing_key_file": config.publish.signing_key_file,
+        "studio.token_file": config.studio.token_file,
+        "storage.credentials": config.storage.credentials,
+    }
+    for section, tls in (("serve", config.serve.tls), ("studio", config.studio.tls)):
+        if tls is not None:
+            named |= {f"{section}.tls.{key}": file for key, file in tls.model_dump().items()}
+    return [(key, file) for key, file in named.items() if file]
+
+
+def _no_volume(plan: Plan) -> Iterator[_Found]:
+    """Without a models volume each pod has a home of its own, for its life."""
+    config, key = plan.config, "deploy.storage.models.kind"
+    if plan.deploy.storage.models.kind != "none":
+        return
+    remedy = "Choose another kind, such as new"
+    if config.publish.registry is None or not _is_uri(config.publish.registry):
+        yield (
+            key,
+            "is none, and publish.registry is no URI: predictors would never see a version.",
+            f"{remedy}, or set publish.registry to the URI of a store.",
+        )
+    if plan.on_ray:
+        yield (
+            key,
+            "is none, and train.mode is cluster, whose pods share home.",
+            f"{remedy}, or set train.mode: local.",
+        )
+    if plan.deploy.workflow.kind == "argo":
+        yield (
+            key,
+            "is none, and deploy.workflow.kind is argo, whose steps hand results on in home.",
+            f"{remedy}, or set deploy.workflow.kind: job.",
+        )
+    if plan.deploy.tracking.enabled:
+        yield (
+            key,
+            "is none, and deploy.tracking.enabled is true: what MLflow keeps would go with its pod.",
+            f"{remedy}, or set tracking.uri to a server of yours.",
+        )
+
+
+# ── roles ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _training(plan: Plan) -> Iterator[_Found]:
+    training, workflow = plan.deploy.training, plan.deploy.workflow
+    if training.kind != "plain" and not plan.on_ray:
+        yield (
+            "deploy.training.kind",
+            f"is {training.kind}, but train.mode is local: nothing would run by it. Allowed: with train.mode cluster.",
+            "Set train.mode: cluster, or deploy.training.kind: plain.",
+        )
+    if training.gang and training.kind != "kuberay":
+        yield (
+            "deploy.training.gang",
+            f"is true, but deploy.training.kind is {training.kind}. Allowed for kuberay; volcano always schedules so.",
+            "Remove it, or change the kind.",
+        )
+    if training.queue is not None and training.kind != "volcano" and not training.gang:
+        yield (
+            "deploy.training.queue",
+            f"is {training.queue}, but Volcano schedules nothing here. Allowed for kind volcano, or kuberay with gang.",
+            "Remove it, or set deploy.training.kind: volcano.",
+        )
+    if workflow.schedule is not None and training.kind != "plain" and workflow.kind == "job":
+        yield (
+            "deploy.workflow.schedule",
+            f"is given, but deploy.training.kind is {training.kind}, whose job runs once. Allowed: with plain, or with "
+            "deploy.workflow.kind argo.",
+            "Set deploy.workflow.kind: argo, or deploy.training.kind: plain.",
+        )
+    if workflow.follow and plan.config.data.dates is None:
+        yield (
+            "deploy.workflow.follow",
+            "is true, but data.dates is missing: it says which hour to begin with.",
+            "Give data.dates: {from: YYYYMMDD/HH}, and data.train as a {date}/{hour} pattern.",
+        )
+
+
+def _serving(plan: Plan) -> Iterator[_Found]:
+    serve, section = plan.config.serve, plan.deploy.serving
+    ports = {key: getattr(serve, key) for key in ("http_port", "grpc_port", "metrics_port", "lookup_port")}
+    for key, port in (*((f"serve.{key}", port) for key, port in ports.items()), *_tracking_port(plan)):
+        if port < 1024:
+            yield (
+                key,
+                f"is {port}. Allowed in pods: 1024 to 65535, because nothing runs as root there.",
+                "Choose another one. A Service of your own, or an Ingress, can offer it as 80 or 443.",
+            )
+    if section.kind == "deployment":
+        return
+    for key in ("http_port", "grpc_port", "metrics_port"):
+        if ports[key] in RESERVED_PORTS:
+            yield (
+                f"serve.{key}",
+                f"is {ports[key]}, which Knative's own container has in every pod. Not allowed with knative: "
+                f"{', '.join(map(str, RESERVED_PORTS))}.",
+                "Choose another one.",
+            )
+    if serve.tls is not None:
+        yield (
+            "serve.tls",
+            "is given, but deploy.serving.kind is knative, which speaks to its pods without TLS.",
+            "Remove it and let Knative's gateway have the certificate, or set deploy.serving.kind: deployment.",
+        )
+    if section.service != "ClusterIP":
+        yield (
+            "deploy.serving.service",
+            f"is {section.service}, but deploy.serving.kind is knative, whose gateway opens the way in.",
+            "Remove it, or set deploy.serving.kind: deployment.",
+        )
+    yield from _canary(plan)
+
+
+def _canary(plan: Plan) -> Iterator[_Found]:
+    canary = plan.deploy.serving.canary
+    if canary is None:
+        return
+    service = plan.called("predictor")
+    if not canary.stable.startswith(f"{service}-"):
+        yield (
+            "deploy.serving.canary.stable",
+            f"is {canary.stable}. Allowed: a revision of {service}, whose names begin with {service}-.",
+            "Take one from `clickline deploy status`.",
+        )
+    elif canary.stable == revision(plan):
+        yield (
+            "deploy.serving.canary.stable",
+            f"is {canary.stable}, which is the revision that this very config makes: there is nothing to compare.",
+            "Change what the canary should try (image, resources, serve), or remove canary.",
+        )
+
+
+def _tracking_port(plan: Plan) -> list[tuple[str, int]]:
+    return [("deploy.tracking.port", plan.deploy.tracking.port)] if plan.deploy.tracking.enabled else []
+
+
+def _tracking(plan: Plan) -> Iterator[_Found]:
+    tracking, section = plan.config.tracking, plan.deploy.tracking
+    if not section.enabled:
+        return
+    if tracking.enabled is False:
+        yield (
+            "deploy.tracking.enabled",
+            "is true, but tracking.enabled is false: nothing would be sent to it.",
+            "Set one of them the other way.",
+        )
+    if tracking.uri not in (None, tracking_uri(plan.name, section.port)):
+        yield (
+            "deploy.tracking.enabled",
+            f"is true, but tracking.uri names another server, {tracking.uri}.",
+            "Remove one of the two.",
+        )
+
+
+# ── memory ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _memory(plan: Plan) -> Iterator[_Found]:
+    """Lower bounds: what is above them may still be too little, and `clickline plan` tells how much the tables take."""
+    config, takes = plan.config, plan.deploy.resources
+    processes = config.serve.processes or 1
+    needed, limit = _SERVER + processes * _SERVER_PROCESS, amount(takes.predictor.memory_limit)
+    if needed > limit:
+        yield (
+            "serve.processes",
+            f"is {processes}, which takes {human_size(needed)} before any table. Allowed by "
+            f"deploy.resources.predictor.memory_limit {takes.predictor.memory_limit}: "
+            f"{max(1, int((limit - _SERVER) // _SERVER_PROCESS))}.",
+            "Lower it, or raise memory_limit.",
+        )
+    if plan.on_ray:
+        yield from _training_memory(plan)
+
+
+def _training_memory(plan: Plan) -> Iterator[_Found]:
+    """Training begins on as few pods as train.workers.min, so all shards must fit there: what their processes take, and
+    what they ask Ray for."""
+    config = plan.config
+    least, _ = workers(config)
+    written = plan.deploy.resources.ray_worker.memory_limit
+    limit, per_pod = amount(written), math.ceil(config.train.shards / least)
+    asked = [
+        0 if memory == "auto" else int(memory)
+        for memory in (config.cluster.worker.memory, config.cluster.shard.memory)
+    ]
+    worker, shard = max(((_TRAINER, _SHARD), tuple(asked)), key=lambda both: both[0] + per_pod * both[1])
+    if worker + per_pod * shard <= limit:
+        return
+    yield (
+        "train.shards",
+        f"is {config.train.shards}: with train.workers.min {least} a pod holds {per_pod} of them, "
+        f"{human_size(shard)} each at least, beside a worker of {human_size(worker)}. Allowed by "
+        f"deploy.resources.ray_worker.memory_limit {written}: {max(0, int((limit - worker) // shard)) * least} shards.",
+        "Lower train.shards or cluster.shard.memory, or raise memory_limit or train.workers.min. `clickline plan` "
+        "tells what the tables take.",
+    )
+
+
+# ── worth knowing ──────────────────────────────────────────────────────────────────────────────
+
+
+def notes(plan: Plan) -> list[str]:
+    """What works, and may surprise."""
+    return [*_storage_notes(plan), *_access_notes(plan), *_knative_notes(plan), *_resource_notes(plan)]
+
+
+def _storage_notes(plan: Plan) -> Iterator[str]:
+    config, storage = plan.config, plan.deploy.storage
+    models = storage.models
+    if models.kind == "new" and models.access != "ReadWriteMany":
+        yield (
+            "deploy.storage.models is ReadWriteOnce: all pods that mount it run on one node"
+            + (", Ray's workers too" if plan.on_ray else "")
+            + ". For several nodes set access: ReadWriteMany, with a storage class that has it, or kind: nfs."
+        )
+    for name in ("data", "models"):
+        volume = getattr(storage, name)
+        if volume.kind == "host":
+            yield (
+                f"deploy.storage.{name} is {volume.path} on whichever node a pod runs: right for a cluster of one. "
+                f"The folder must belong to {plan.deploy.identity.user}:{plan.deploy.identity.fs_group}, or take its "
+                "files."
+            )
+    if claim_name(plan, "models") is None:
+        yield "deploy.storage.models.kind is none: checkpoints go with the pod, so that a lost pod begins anew."
+    if claim_name(plan, "data") is not None and storage.data.kind == "new":
+        yield ("deploy.storage.data is a new, empty volume: `clickline deploy data push FOLDER` fills it.")
+    places = (*config.data.train, *(config.data.eval or ()), config.publish.registry or "")
+    remote = any(map(_is_uri, places))
+    if remote and not plan.deploy.secrets.environment and config.storage.credentials is None:
+        yield (
+            "data or versions lie in a store, and no secret is named for it (deploy.secrets.environment, or "
+            "storage.credentials): that works if the store is open, or the nodes have access by themselves."
+        )
+    if storage.cache is not None:
+        if not remote:
+            yield "deploy.storage.cache is given, but nothing is read from a store: it stays empty."
+        yield (
+            f"deploy.storage.cache: the pods that read the logs run on node {storage.cache.node} (by its label "
+            f"kubernetes.io/hostname), where {storage.cache.path} must exist."
+        )
+
+
+def _access_notes(plan: Plan) -> Iterator[str]:
+    config, named = plan.config, {_clean(file) for _, file in _secrets(plan)}
+    for path in plan.deploy.secrets.files:
+        if _clean(str(WORKING_FOLDER / path)) not in named:
+            yield f"deploy.secrets.files: {path} is mounted, but no key of the config names it."
+    missing = [
+        key
+        for key, value in (("serve.tls", config.serve.tls), ("serve.token_file", config.serve.token_file))
+        if value is None
+    ]
+    if missing and plan.deploy.serving.service != "ClusterIP":
+        yield (
+            f"deploy.serving.service is {plan.deploy.serving.service} without {' and '.join(missing)}: whoever reaches "
+            "the nodes can ask for predictions."
+        )
+    if config.serve.token_file is not None:
+        yield "serve.token_file guards /metrics too: Prometheus needs the token."
+    if config.serve.tls is not None and plan.deploy.serving.lookup is not None:
+        name = plan.called("lookup")
+        yield f"serve.tls: the certificate must also be for the lookup servers, *.{name}."
+    if plan.deploy.tracking.enabled and plan.deploy.tracking.image is None:
+        yield (
+            "deploy.tracking: this image's MLflow takes and tells runs by its API and has no web pages; for those set "
+            "deploy.tracking.image to one with the complete MLflow."
+        )
+
+
+def _knative_notes(plan: Plan) -> Iterator[str]:
+    section = plan.deploy.serving
+    if section.kind != "knative":
+        return
+    needed = flags(plan)
+    if needed:
+        yield (
+            "Knative must allow what the pods need: in its ConfigMap config-features (namespace knative-serving) set "
+            + ", ".join(f"{flag}: enabled" for flag in needed)
+            + f". {_patch('config-features', dict.fromkeys(needed, 'enabled'))}"
+        )
+    registry = _registry(plan.deploy.image)
+    if "@" not in plan.deploy.image and registry not in _UNASKED:
+        skipped = {"registries-skipping-tag-resolving": ",".join((*_UNASKED, registry))}
+        yield (
+            f"Knative asks the registry of {plan.deploy.image} ({registry}) which image the tag means. For one that "
+            "lies on the nodes alone call it dev.local/…, or let Knative not ask: "
+            f"{_patch('config-deployment', skipped)}"
+        )
+    yield (
+        "Knative takes requests once a version is published. Without one for an hour the revision counts as failed: "
+        f"remove it (kubectl -n {plan.deploy.namespace} delete ksvc {plan.called('predictor')}) and apply again."
+    )
+    if section.protocol == "grpc":
+        yield "deploy.serving.protocol is grpc: Knative opens that one port, and HTTP is not reached from outside."
+    if section.canary is not None:
+        yield "Both revisions read the same ConfigMap: a pod of the stable one that starts anew has the new config."
+
+
+_UNASKED = ("kind.local", "ko.local", "dev.local")
+"""Registries that Knative never asks: images that were built beside it."""
+
+
+def _registry(image: str) -> str:
+    """Whom an image's name means, as Knative spells it."""
+    first, slash, _ = image.partition("/")
+    named = slash and ("." in first or ":" in first or first == "localhost")
+    return first if named else "index.docker.io"
+
+
+def _patch(config_map: str, data: dict[str, str]) -> str:
+    return f"kubectl -n knative-serving patch configmap {config_map} --type merge -p '{json.dumps({'data': data})}'"
+
+
+def _resource_notes(plan: Plan) -> Iterator[str]:
+    config, deploy = plan.config, plan.deploy
+    for role in ("pipeline", "ray_head", "ray_worker", "predictor", "lookup", "tracking"):
+        gpus = getattr(deploy.resources, role).gpu
+        if gpus:
+            yield f"deploy.resources.{role}.gpu is {gpus}: this release computes on CPUs and leaves them idle."
+    section = deploy.serving
+    if (
+        section.kind == "deployment"
+        and section.max_replicas is not None
+        and section.max_replicas > section.replicas
+    ):
+        yield (
+            "The autoscaler needs the cluster's metrics server; without one it stays at "
+            f"{counted(section.replicas, 'predictor')}."
+        )
+    if section.lookup is not None:
+        pods = config.publish.shards * section.lookup.replicas
+        yield (
+            f"deploy.serving.lookup: {counted(pods, 'pod')}, publish.shards {config.publish.shards} x replicas "
+            f"{section.lookup.replicas}. Versions that are published with another number of shards do not fit them."
+        )
+    least, most = workers(config)
+    if plan.on_ray and deploy.training.kind == "volcano":
+        yield (
+            f"Volcano starts nothing before {2 + least} of {2 + most} pods fit at once (train.workers.min {least}, the "
+            "head and the driver)."
+        )
+
+
+# ── paths ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _mounted(plan: Plan) -> list[str]:
+    """Where volumes are in the pods."""
+    data = [] if plan.deploy.storage.data.kind == "none" else [data_folder(plan)]
+    return data if _is_uri(plan.config.home) else [*data, plan.config.home]
+
+
+def _is_uri(place: str) -> bool:
+    return "://" in place or "::" in place
+
+
+def _clean(path: str) -> str:
+    return normpath(path)
+
+
+def _inside(path: str, folder: str) -> bool:
+    return PurePosixPath(_clean(path)).is_relative_to(_clean(folder))

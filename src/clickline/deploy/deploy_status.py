@@ -1,0 +1,743 @@
+"""How a deployment does: fetched from the cluster, then told role by role by a function of what was fetched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clickline.deploy.kube_client import ApiRefused, Kube, label, shown
+from clickline.deploy.objects import Object
+from clickline.deploy.retained_volumes import holder
+from clickline.errors import ClusterError
+
+__all__ = [
+    "WORKLOADS",
+    "desired_pods",
+    "fetch",
+    "finished",
+    "meaning",
+    "summarise",
+    "unbound",
+    "workload_state",
+]
+
+WORKLOADS: tuple[tuple[str, str], ...] = (
+    ("apps/v1", "Deployment"),
+    ("apps/v1", "StatefulSet"),
+    ("serving.knative.dev/v1", "Service"),
+    ("batch/v1", "CronJob"),
+    ("batch/v1", "Job"),
+    ("batch.volcano.sh/v1alpha1", "Job"),
+    ("ray.io/v1", "RayJob"),
+    ("argoproj.io/v1alpha1", "CronWorkflow"),
+    ("argoproj.io/v1alpha1", "Workflow"),
+)
+_READ = (
+    ("v1", "Pod"),
+    ("v1", "Service"),
+    ("v1", "PersistentVolumeClaim"),
+    ("autoscaling/v2", "HorizontalPodAutoscaler"),
+)
+_ASKED_PODS = 20  # of each role that tells its version
+_SHOWN_ERRORS = 10
+_SERVING = ("predictor", "lookup")
+_ORDER = ("failed", "waiting", "running", "scheduled", "done")
+"""States, those first that decide for the whole."""
+_SCALER = "HorizontalPodAutoscaler"
+_ENDLESS = ("Deployment", "StatefulSet", "Service")
+
+
+def fetch(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool) -> dict[str, Any]:
+    """What the cluster knows of a deployment, as `summarise` takes it."""
+    labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/name": "clickline"}
+    objects: list[Object] = []
+    notes: list[str] = []
+    for api_version, kind in (*WORKLOADS, *_READ):
+        try:
+            objects += kube.list(api_version, kind, namespace, labels)
+        except ApiRefused as refused:
+            if refused.status != 403:
+                raise
+            notes.append(str(refused))
+    if any(_is_service(one) and one["spec"].get("type") == "NodePort" for one in objects):
+        try:
+            objects += kube.list("v1", "Node")
+        except ApiRefused as refused:
+            if refused.status != 403:
+                raise
+            notes.append("the addresses of the nodes are not told: this user may not list nodes (403)")
+    try:
+        events = [one for one in kube.list("v1", "Event", namespace) if _telling(one)]
+    except ApiRefused as refused:
+        if refused.status != 403:
+            raise
+        events = []
+        notes.append("the last errors are not told: this user may not list events (403)")
+    events, unmeasured = _without_metrics(kube, events, objects)
+    return {
+        "name": name,
+        "namespace": namespace,
+        "objects": objects,
+        "events": events,
+        "volumes": _volumes(kube, objects, notes),
+        "served": _served(kube, namespace, objects, metrics_port, notes, tls=tls),
+        "notes": [*notes, *unmeasured],
+    }
+
+
+def _telling(event: Object) -> bool:
+    """Warnings; and what the cluster says of a claim, where also the reasons for waiting are no warnings."""
+    return event.get("type") == "Warning" or event["involvedObject"].get("kind") == "PersistentVolumeClaim"
+
+
+def _without_metrics(
+    kube: Kube, events: list[Object], objects: Sequence[Object]
+) -> tuple[list[Object], list[str]]:
+    """Where no metrics server runs, an autoscaler warns of it twice a minute: said once, it is enough."""
+    ours = {one["metadata"]["name"] for one in objects if one["kind"] == _SCALER}
+    told = [one for one in events if one["involvedObject"].get("kind") == _SCALER]
+    if not ours.intersection(one["involvedObject"].get("name") for one in told) or kube.versions(
+        "metrics.k8s.io"
+    ):
+        return events, []
+    note = (
+        "the number of predictors is not scaled: autoscaling needs a metrics server, and this cluster has none. "
+        "Install one, or set deploy.serving.max_replicas: null"
+    )
+    return [one for one in events if one not in told], [note]
+
+
+def _volumes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> dict[str, str]:
+    """For volumes that a claim names and does not get, why it does not."""
+    found: dict[str, str] = {}
+    for claim in objects:
+        if claim["kind"] != "PersistentVolumeClaim" or _phase(claim) == "Bound":
+            continue
+        name = claim["spec"].get("volumeName")
+        if not name:
+            continue
+        try:
+            volume = kube.get("v1", "PersistentVolume", name)
+            held = None if volume is None else holder(kube, volume)
+        except ApiRefused as refused:
+            if refused.status != 403:
+                raise
+            notes.append(
+                f"why {shown(claim)} waits is not told in full: this user may not read its volume (403)"
+            )
+            continue
+        if volume is None:
+            found[name] = f"volume {name} does not exist: `clickline deploy apply` makes it"
+        elif held is not None and held.gone:
+            found[name] = (
+                f"volume {name} is still reserved for a claim that is gone: `clickline deploy apply` frees it, "
+                "and the files stay"
+            )
+        elif held is not None:
+            found[name] = f"volume {name} is bound to {held}"
+    return found
+
+
+def unbound(kube: Kube, claims: Sequence[Object]) -> list[tuple[str, str, str]]:
+    """Of those claims that have no volume: name, phase, and why it is so where the volume tells."""
+    why = _volumes(kube, claims, [])
+    return [
+        (one["metadata"]["name"], _phase(one), why.get(one["spec"].get("volumeName", ""), ""))
+        for one in claims
+        if _phase(one) != "Bound"
+    ]
+
+
+def _served(
+    kube: Kube, namespace: str, objects: Sequence[Object], port: int, notes: list[str], *, tls: bool
+) -> dict[str, dict[str, Any]]:
+    """For each pod that serves, its version or what it says instead; through the API server, which reaches all pods."""
+    served: dict[str, dict[str, Any]] = {}
+    for role in _SERVING:
+        pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == role]
+        running = [one for one in pods if one.get("status", {}).get("phase") == "Running"]
+        for pod in running[:_ASKED_PODS]:
+            name = pod["metadata"]["name"]
+            try:
+                served[name] = _asked(kube, namespace, name, port, tls=tls)
+            except ApiRefused as refused:
+                if refused.status == 403:
+                    notes.append(
+                        "versions are not told: this user may not reach pods through the API server (403)"
+                    )
+                    return served
+                unreached = "version not told: the API server does not reach the pod"
+                served[name] = {"words": unreached if _ready(pod) else "not reachable yet"}
+            except ClusterError as error:
+                served[name] = {"words": f"did not answer: {error}"}
+                break  # the others would take as long to say the same
+    return served
+
+
+def _asked(kube: Kube, namespace: str, pod: str, port: int, *, tls: bool) -> dict[str, Any]:
+    status, text = kube.ask(namespace, pod, port, "/metrics", tls=tls)
+    told = re.search(r"^clickline_(?:lookup_)?version (\d+)", text, re.MULTILINE)
+    if status == 200 and told and int(told[1]):
+        return {"version": int(told[1])}
+    status, text = kube.ask(namespace, pod, port, "/readyz", tls=tls)
+    told = re.search(r"^version (\d+)", text, re.MULTILINE)
+    if status == 200 and told:  # /metrics asks for a token, which the API server does not pass on
+        return {"version": int(told[1])}
+    if status == 200:
+        return {"words": "version not told: it is of an older release, and asks for a token"}
+    return {"words": text.strip().partition("\n")[0] if status == 503 else f"it answers {status}"}
+
+
+# ── what it means ──────────────────────────────────────────────────────────────────────────────
+
+
+def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of `clickline deploy status`. `state`: absent, failed, waiting, running, scheduled or done."""
+    name, objects = found["name"], found["objects"]
+    pods = [one for one in objects if one["kind"] == "Pod"]
+    claims = [
+        _claim(one, found.get("volumes", {}), found["events"])
+        for one in objects
+        if one["kind"] == "PersistentVolumeClaim"
+    ]
+    workloads = [one for one in objects if (one["apiVersion"], one["kind"]) in WORKLOADS and not _owned(one)]
+    wanted: dict[str, int | None] = {}
+    for one in workloads:
+        for role, desired in desired_pods(one).items():
+            before = wanted.get(role, 0)
+            wanted[role] = None if desired is None or before is None else before + desired
+    for pod in pods:
+        wanted.setdefault(label(pod, "component") or "other", None)
+    roles = [
+        _role(
+            role,
+            desired,
+            [one for one in workloads if role in desired_pods(one)],
+            [one for one in pods if (label(one, "component") or "other") == role],
+            found["served"],
+            found["events"],
+            {one["claim"]: one["why"] for one in claims if one["why"]},
+        )
+        for role, desired in wanted.items()
+    ]
+    states = [role["state"] for role in roles]
+    return {
+        "name": name,
+        "namespace": found["namespace"],
+        "state": next((state for state in _ORDER if state in states), "absent"),
+        "roles": roles,
+        "versions": _versions(roles),
+        "endpoints": _endpoints(objects),
+        "claims": claims,
+        "errors": _errors(found["events"], objects, roles, name),
+        "notes": list(found["notes"]),
+    }
+
+
+def _owned(item: Object) -> bool:
+    return bool(item["metadata"].get("ownerReferences"))
+
+
+def _is_service(item: Object) -> bool:
+    return (item["apiVersion"], item["kind"]) == ("v1", "Service")
+
+
+def desired_pods(workload: Object) -> dict[str, int | None]:
+    """How many pods a workload is meant to have of each role; None where nobody says."""
+    spec, kind = workload.get("spec") or {}, workload["kind"]
+    own = label(workload, "component") or "other"
+    if kind in ("Deployment", "StatefulSet"):
+        return {own: spec.get("replicas", 1)}
+    if workload["apiVersion"] == "batch.volcano.sh/v1alpha1":
+        return _by_role(
+            own, [(one.get("template"), one.get("replicas", 1)) for one in spec.get("tasks") or ()]
+        )
+    if kind == "RayJob":
+        cluster = spec.get("rayClusterSpec") or {}
+        groups = [(cluster.get("headGroupSpec", {}).get("template"), 1)]
+        for group in cluster.get("workerGroupSpecs") or ():
+            groups.append((group.get("template"), group.get("replicas", group.get("minReplicas", 0))))
+        submitter = spec.get("submitterPodTemplate")
+        return _by_role(own, [*groups, *([(submitter, 1)] if submitter else [])])
+    if kind == "Job":
+        return {own: spec.get("completions", spec.get("parallelism", 1))}
+    return {own: None}
+
+
+def _by_role(own: str, groups: Sequence[tuple[Object | None, int]]) -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
+    for template, count in groups:
+        labels = ((template or {}).get("metadata") or {}).get("labels") or {}
+        role = labels.get("app.kubernetes.io/component", own)
+        found[role] = (found.get(role) or 0) + count
+    return {**found, own: found.get(own)}
+
+
+def _role(
+    role: str,
+    desired: int | None,
+    workloads: Sequence[Object],
+    pods: Sequence[Object],
+    served: Mapping[str, Mapping[str, Any]],
+    events: Sequence[Object],
+    claims: Mapping[str, str],
+) -> dict[str, Any]:
+    alive = [pod for pod in pods if _phase(pod) not in ("Succeeded", "Failed")]
+    shown_pods = [_pod(pod, role, served, events, claims) for pod in pods]
+    ready = sum(_ready(pod) for pod in alive)
+    states = [workload_state(one) for one in workloads]
+    state, why = _worst(states)
+    newest = max(pods, key=_age_key, default=None)
+    if state == "scheduled" and newest is not None and _phase(newest) == "Failed":
+        state = "failed"  # the last run; the next begins at its time
+    if state not in ("done", "failed"):
+        live = [one for one in shown_pods if one["alive"]]
+        troubled = [one for one in live if one["state"] != "running"]
+        failing = [one for one in troubled if one["state"] == "failed"]
+        if troubled and (failing or ready < (desired or len(live))):
+            worst = (failing or troubled)[0]
+            state, why = worst["state"], worst["why"] or why
+        elif not live and not workloads:
+            state, why = ("done", "") if pods else ("waiting", "no pod yet")
+        elif live and not troubled:
+            restarted = next((one["why"] for one in live if one["why"]), "")
+            state, why = ("running", restarted) if ready >= (desired or 0) else ("waiting", why)
+        tried = _last_try(workloads, pods, role)
+        if tried:
+            again = [words for _, words in states if words and words not in why]
+            why = "; ".join(part for part in (why, *again, f"last try: {tried}") if part)
+    elif state == "failed":
+        ended = [pod for pod in pods if _phase(pod) == "Failed"]
+        last = _pod_state(max(ended, key=_age_key), role)[1] if ended else ""
+        why = "; ".join(part for part in (why, last) if part)
+    if state == "done":
+        ready = desired or 0
+    versions = sorted(
+        {served[pod["pod"]]["version"] for pod in shown_pods if "version" in served.get(pod["pod"], {})}
+    )
+    return {
+        "role": role,
+        "ready": ready,
+        "desired": desired,
+        "restarts": sum(one["restarts"] for one in shown_pods),
+        "state": state,
+        "why": why,
+        "versions": versions,
+        "workloads": [
+            {"object": shown(one), "state": told[0], "why": told[1]}
+            for one, told in zip(workloads, states, strict=True)
+        ],
+        "pods": shown_pods,
+    }
+
+
+def _last_try(workloads: Sequence[Object], pods: Sequence[Object], role: str) -> str:
+    """Why the last pod failed of what is tried again; the pods of a Deployment or StatefulSet only come back."""
+    if all(one["kind"] in _ENDLESS for one in workloads):
+        return ""
+    run = _run(max(pods, key=_age_key, default={}))
+    failed = [pod for pod in pods if _phase(pod) == "Failed" and _run(pod) == run]
+    return _pod_state(max(failed, key=_age_key), role)[1] if failed else ""
+
+
+_RUN_LABELS = ("batch.kubernetes.io/job-name", "workflows.argoproj.io/workflow")
+
+
+def _run(pod: Object) -> str | None:
+    """The Job or Workflow that a pod is of: a CronJob or CronWorkflow has one each time."""
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    return next((str(labels[key]) for key in _RUN_LABELS if key in labels), None)
+
+
+def _worst(states: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    for wanted in _ORDER:
+        for state, why in states:
+            if state == wanted:
+                return state, why
+    return "waiting", ""
+
+
+def _versions(roles: Sequence[Mapping[str, Any]]) -> list[int]:
+    return next((role["versions"] for role in roles if role["role"] == "predictor"), [])
+
+
+# ── workloads ──────────────────────────────────────────────────────────────────────────────────
+
+_VOLCANO = {
+    "Completed": "done",
+    "Failed": "failed",
+    "Aborted": "failed",
+    "Terminated": "failed",
+    "Running": "running",
+}
+_RAY_JOB = {"Complete": "done", "Failed": "failed", "Running": "running", "ValidationFailed": "failed"}
+_ARGO = {"Succeeded": "done", "Failed": "failed", "Error": "failed", "Running": "running"}
+
+
+def finished(workload: Object) -> bool:
+    """Whether a workload that runs to its end has got there."""
+    return workload_state(workload)[0] in ("done", "failed")
+
+
+def workload_state(workload: Object) -> tuple[str, str]:
+    """running, waiting, failed, scheduled or done, and why."""
+    status = workload.get("status") or {}
+    kind, api = workload["kind"], workload["apiVersion"]
+    conditions = {
+        one["type"]: one for one in status.get("conditions") or () if isinstance(one, dict) and "type" in one
+    }
+    if kind in ("Deployment", "StatefulSet"):
+        desired = (workload.get("spec") or {}).get("replicas", 1)
+        refused = conditions.get("ReplicaFailure", {})
+        if refused.get("status") == "True":
+            return "failed", f"its pods are refused: {refused.get('message', refused.get('reason', ''))}"
+        if desired == 0 and (label(workload, "component") or "").startswith("ray-"):
+            return "done", "Ray is there while a pipeline runs"
+        if status.get("readyReplicas", 0) >= desired:
+            return "running", ""
+        return "waiting", f"{status.get('readyReplicas', 0)} of {desired} are ready"
+    if api == "batch/v1" and kind == "Job":
+        if conditions.get("Failed", {}).get("status") == "True":
+            failed = conditions["Failed"]
+            return "failed", ": ".join(part for part in (failed.get("reason"), failed.get("message")) if part)
+        if conditions.get("Complete", {}).get("status") == "True":
+            return "done", ""
+        if (workload.get("spec") or {}).get("suspend"):
+            return "waiting", "it is suspended"
+        again = f"failed {_times(status['failed'])}, tries again" if status.get("failed") else ""
+        return ("running" if status.get("active") else "waiting"), again
+    if kind == "CronJob":
+        if status.get("active"):
+            return "running", ""
+        last = status.get("lastScheduleTime")
+        ran = f", last run {last}" if last else ", no run yet"
+        return "scheduled", f"at {workload['spec']['schedule']}{ran}"
+    if kind == "CronWorkflow":
+        schedules = workload["spec"].get("schedules") or [workload["spec"].get("schedule", "")]
+        if status.get("active"):
+            return "running", ""
+        last = status.get("lastScheduledTime")
+        ran = f", last run {last}" if last else ", no run yet"
+        return "scheduled", f"at {', '.join(schedules)}{ran}"
+    if api == "batch.volcano.sh/v1alpha1":
+        phase = (status.get("state") or {}).get("phase", "")
+        told = (status.get("state") or {}).get("message") or (status.get("state") or {}).get("reason") or ""
+        least = (workload.get("spec") or {}).get("minAvailable")
+        gang = (
+            f"Volcano starts it when {least} pods find room at once"
+            if phase in ("", "Pending", "Inqueue")
+            else ""
+        )
+        return _VOLCANO.get(phase, "waiting"), "; ".join(part for part in (told, gang) if part)
+    if kind == "RayJob":
+        phase = status.get("jobDeploymentStatus", "")
+        told = status.get("message") or status.get("reason") or ""
+        if phase == "Complete" and status.get("jobStatus") in ("FAILED", "STOPPED"):
+            return "failed", f"{status['jobStatus']}: {told}" if told else str(status["jobStatus"])
+        words = (
+            f"KubeRay: {phase or 'not seen by the operator yet'}"
+            if phase not in ("Running", "Complete")
+            else ""
+        )
+        return _RAY_JOB.get(phase, "waiting"), "; ".join(part for part in (words, told) if part)
+    if kind == "Workflow":
+        phase = status.get("phase", "")
+        words = status.get("message") or ("" if phase else "not seen by Argo's controller yet")
+        return _ARGO.get(phase, "waiting"), str(words)
+    ready = conditions.get("Ready", {})  # Knative
+    if ready.get("status") == "True":
+        return "running", ""
+    words = ": ".join(part for part in (ready.get("reason"), ready.get("message")) if part)
+    state = "failed" if ready.get("status") == "False" else "waiting"
+    return state, words or "not seen by Knative yet"
+
+
+# ── pods ───────────────────────────────────────────────────────────────────────────────────────
+
+_HOPELESS = {
+    "ImagePullBackOff": "the image cannot be pulled: check deploy.image, deploy.pull and deploy.pull_secrets",
+    "ErrImagePull": "the image cannot be pulled: check deploy.image, deploy.pull and deploy.pull_secrets",
+    "ErrImageNeverPull": "the image is not on the node, and deploy.pull is Never: load it there",
+    "InvalidImageName": "deploy.image is not the name of an image",
+    "CreateContainerConfigError": "a secret or config that it needs is missing",
+    "CreateContainerError": "the node could not create the container",
+    "RunContainerError": "the node could not start the container",
+}
+_CODES = {
+    1: "it failed, see its log",
+    2: "bad config",
+    3: "the gate refused the model",
+    4: "bad data",
+    130: "it was interrupted",
+}
+_FAILED = 1
+_SIGNALS = {
+    134: "it crashed (SIGABRT)",
+    137: "it was killed (SIGKILL)",
+    139: "it crashed (SIGSEGV)",
+    143: "it was ended (SIGTERM)",
+}
+
+
+def meaning(code: int, reason: str | None, role: str, container: str, message: str = "") -> str:
+    """An exit code in words, and the last that the container said. Clickline's own codes are its own: Ray's processes
+    mean others by them."""
+    if reason == "OOMKilled":
+        section = "pipeline" if role == "learner" else "lookup" if role == "data" else role.replace("-", "_")
+        return f"OOMKilled: out of memory, raise deploy.resources.{section}.memory_limit"
+    words = _SIGNALS.get(code)
+    if words is None and (container == "ready" or not role.startswith("ray-")):
+        words = _CODES.get(code)
+    said = _last_line(message)
+    if said and code == _FAILED:
+        words = said  # better than to say that it is in the log
+    elif said:
+        words = f"{words} ({said})" if words else said
+    return f"exit code {code}" + (f": {words}" if words else "")
+
+
+def _last_line(message: str) -> str:
+    """What a container said last: its termination message is the end of its log. Servers log JSON: no words."""
+    lines = [line.strip() for line in message.splitlines()]
+    return next((line for line in reversed(lines) if line and not line.startswith("{")), "")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _age_key(pod: Object) -> str:
+    return str(pod["metadata"].get("creationTimestamp", ""))
+
+
+def _phase(item: Object) -> str:
+    """Of a pod or a claim."""
+    return str((item.get("status") or {}).get("phase", "Pending"))
+
+
+def _ready(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _containers(pod: Object) -> list[Object]:
+    status = pod.get("status") or {}
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def _pod(
+    pod: Object,
+    role: str,
+    served: Mapping[str, Mapping[str, Any]],
+    events: Sequence[Object],
+    claims: Mapping[str, str],
+) -> dict[str, Any]:
+    """`claims`: why those wait that do."""
+    name = pod["metadata"]["name"]
+    state, why = _pod_state(pod, role)
+    if state == "waiting" and not why:
+        why = _event_words(name, events)
+    if state == "waiting":
+        mounted = [
+            one.get("persistentVolumeClaim", {}) for one in (pod.get("spec") or {}).get("volumes") or ()
+        ]
+        waits = [
+            f"claim {one['claimName']}: {claims[one['claimName']]}"
+            for one in mounted
+            if one.get("claimName") in claims
+        ]
+        why = "; ".join(part for part in (why, *waits) if part)
+    told = served.get(name, {})
+    if state == "waiting" and "words" in told:
+        why = "; ".join(part for part in (why, told["words"]) if part)
+    return {
+        "pod": name,
+        "node": (pod.get("spec") or {}).get("nodeName"),
+        "alive": _phase(pod) not in ("Succeeded", "Failed"),
+        "state": state,
+        "why": why,
+        "restarts": sum(one.get("restartCount", 0) for one in _containers(pod)),
+        "version": told.get("version"),
+        "words": told.get("words"),
+    }
+
+
+def _pod_state(pod: Object, role: str) -> tuple[str, str]:
+    status = pod.get("status") or {}
+    phase = _phase(pod)
+    if phase == "Succeeded":
+        return "done", ""
+    if phase == "Failed":
+        return "failed", _ended(pod, role) or ": ".join(
+            part for part in (status.get("reason"), status.get("message")) if part
+        )
+    if pod["metadata"].get("deletionTimestamp"):
+        return "waiting", "it is ending"
+    for one in status.get("conditions") or ():
+        if one["type"] == "PodScheduled" and one["status"] == "False":
+            return "waiting", f"Pending: {one.get('message') or one.get('reason') or 'no node yet'}"
+    for one in _containers(pod):
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason == "CrashLoopBackOff":
+            return "failed", f"CrashLoopBackOff in {one['name']}, last {_last_end(one, role)}"
+        if reason in _HOPELESS:
+            words = f" ({waiting['message']})" if waiting.get("message") else ""
+            return "failed", f"{reason} in {one['name']}: {_HOPELESS[reason]}{words}"
+    restarted = [one for one in _containers(pod) if one.get("restartCount")]
+    if phase == "Running" and _ready(pod):
+        told = [one for one in restarted if (one.get("lastState") or {}).get("terminated")]
+        ends = [f"restarted {_times(one['restartCount'])}, last {_last_end(one, role)}" for one in told]
+        return "running", "; ".join(ends)
+    ends = [f"last {_last_end(one, role)}" for one in restarted if not one.get("ready")]
+    return "waiting", ", ".join([*(["not ready"] if phase == "Running" else []), *ends])
+
+
+def _last_end(container: Object, role: str) -> str:
+    state = container.get("state") or {}
+    ended = (container.get("lastState") or {}).get("terminated") or state.get("terminated") or {}
+    if not ended:
+        return "end unknown"
+    return _meaning(ended, role, container)
+
+
+def _ended(pod: Object, role: str) -> str:
+    """Why a pod that is over has failed: the first container that did. Sidecars are ended with it, and do not count."""
+    initial = (pod.get("spec") or {}).get("initContainers") or ()
+    sidecars = {one["name"] for one in initial if one.get("restartPolicy") == "Always"}
+    for one in _containers(pod):
+        if one["name"] in sidecars:
+            continue
+        ended = (one.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            return f"{one['name']}: {_meaning(ended, role, one)}"
+    return ""
+
+
+def _meaning(ended: Object, role: str, container: Object) -> str:
+    code, reason, said = ended.get("exitCode", 0), ended.get("reason"), ended.get("message") or ""
+    return meaning(code, reason, role, container["name"], said)
+
+
+def _event_words(name: str, events: Sequence[Object]) -> str:
+    """The last warning about an object."""
+    about = [one for one in events if one["involvedObject"].get("name") == name]
+    if not about:
+        return ""
+    last = max(about, key=_moment)
+    return f"{last.get('reason', '')}: {last.get('message', '')}"
+
+
+# ── the rest ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _endpoints(objects: Sequence[Object]) -> list[dict[str, Any]]:
+    nodes = [address for one in objects if one["kind"] == "Node" if (address := _address(one))]
+    found = []
+    for one in objects:
+        role = label(one, "component")
+        if one["kind"] == "Service" and one["apiVersion"] == "serving.knative.dev/v1":
+            url = (one.get("status") or {}).get("url")
+            found.append(
+                {"role": role, "service": shown(one), "type": "Knative", "addresses": [url or "pending"]}
+            )
+        elif _is_service(one) and not _owned(one) and one["spec"].get("clusterIP") != "None":
+            addresses = [
+                text for port in one["spec"].get("ports") or () for text in _addresses(one, port, nodes)
+            ]
+            kind = one["spec"].get("type", "ClusterIP")
+            found.append({"role": role, "service": shown(one), "type": kind, "addresses": addresses})
+    return found
+
+
+def _addresses(service: Object, port: Object, nodes: Sequence[str]) -> list[str]:
+    kind = service["spec"].get("type", "ClusterIP")
+    title = f"{port['name']} " if port.get("name") else ""
+    if kind == "NodePort":
+        number = port.get("nodePort")
+        return [f"{title}{_joined(node, number)}" for node in nodes] or [
+            f"{title}any node's address, port {number}"
+        ]
+    if kind == "LoadBalancer":
+        given = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress") or ()
+        told = [_joined(one.get("hostname") or one.get("ip"), port["port"]) for one in given]
+        return [f"{title}{one}" for one in told] or [f"{title}pending"]
+    metadata = service["metadata"]
+    return [f"{title}{metadata['name']}.{metadata['namespace']}.svc:{port['port']}"]
+
+
+def _joined(host: str, port: int | None) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _address(node: Object) -> str | None:
+    addresses = {one["type"]: one["address"] for one in (node.get("status") or {}).get("addresses") or ()}
+    found = addresses.get("ExternalIP") or addresses.get("InternalIP") or addresses.get("Hostname")
+    return None if found is None else str(found)
+
+
+def _claim(claim: Object, volumes: Mapping[str, str], events: Sequence[Object]) -> dict[str, Any]:
+    status = claim.get("status") or {}
+    name, volume, state = claim["metadata"]["name"], claim["spec"].get("volumeName"), _phase(claim)
+    why = ""
+    if state == "Lost":
+        why = f"its volume {volume} is gone"
+    elif state != "Bound":
+        why = volumes.get(volume or "") or _event_words(name, events)
+    return {
+        "claim": name,
+        "state": state,
+        "why": why,
+        "size": (status.get("capacity") or {}).get("storage"),
+        "class": claim["spec"].get("storageClassName"),
+    }
+
+
+def _moment(event: Object) -> str:
+    series = event.get("series") or {}
+    found = event.get("lastTimestamp") or series.get("lastObservedTime") or event.get("eventTime")
+    return str(found or event["metadata"].get("creationTimestamp") or "")
+
+
+def _errors(
+    events: Sequence[Object], objects: Sequence[Object], roles: Sequence[Mapping[str, Any]], name: str
+) -> list[dict[str, Any]]:
+    """The last warnings about what is ours and not over, also about what is gone; equal ones once."""
+    there = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    names = {key[1] for key in there}
+    over = tuple(f"{name}-{role['role']}-" for role in roles if role["state"] == "done")
+    well = (*over, *(f"{name}-{role['role']}-" for role in roles if role["state"] == "running"))
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for event in sorted(events, key=_moment):
+        about = event["involvedObject"]
+        called = str(about.get("name", ""))
+        if event.get("type") != "Warning" or (called not in names and not called.startswith(f"{name}-")):
+            continue
+        live = there.get((about.get("kind"), called))
+        if called.startswith(well if live is None else over) or (live is not None and _past(live, event)):
+            continue
+        key = (f"{about.get('kind')} {called}", str(event.get("reason", "")))
+        found.pop(key, None)
+        found[key] = {
+            "at": _moment(event),
+            "object": key[0],
+            "reason": key[1],
+            "message": str(event.get("message", "")).strip(),
+            "count": event.get("count") or (event.get("series") or {}).get("count") or 1,
+        }
+    return list(found.values())[-_SHOWN_ERRORS:]
+
+
+def _past(item: Object, event: Object) -> bool:
+    """Whether a warning is from before its object was well: a pod that is ready has failed its probes while it started,
+    a claim that is bound has waited, an autoscaler that scales had no figures at first."""
+    if item["kind"] == "PersistentVolumeClaim":
+        return _phase(item) == "Bound"
+    if (item["apiVersion"], item["kind"]) in WORKLOADS:
+        return workload_state(item)[0] in ("running", "done")
+    sign = {"Pod": "Ready", _SCALER: "ScalingActive"}.get(item["kind"])
+    for one in (item.get("status") or {}).get("conditions") or ():
+        if one["type"] == sign and one["status"] == "True":
+            return _moment(event) <= str(one.get("lastTransitionTime", ""))
+    return False

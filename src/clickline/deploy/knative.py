@@ -1,0 +1,144 @@
+"""Predictors as a Service of Knative, which scales them with the requests and can split those between two revisions.
+
+Knative allows less in a pod than Kubernetes does. What it refuses without a setting of its own is done otherwise here:
+the first container's work comes before the server in the same command, who the process is stands with the container,
+and Knative itself lets requests end. `flags` names what remains to be allowed.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+
+from clickline.deploy.objects import Object, Plan
+from clickline.deploy.predictors import lookup_servers, predictor_pod
+
+__all__ = ["RESERVED_PORTS", "flags", "knative_service", "queue_ports", "revision"]
+
+RESERVED_PORTS = (8008, 8012, 8013, 8022, 8112, 9090, 9091)
+"""In every pod they are of Knative's own container."""
+
+_READY_SECONDS = 3600  # the first predictors are ready with the first version
+
+_FLAGGED = {
+    "nodeSelector": "kubernetes.podspec-nodeselector",
+    "tolerations": "kubernetes.podspec-tolerations",
+}
+
+
+def knative_service(plan: Plan) -> list[Object]:
+    """The Service, and the lookup servers if there are any."""
+    role, name, canary = "predictor", plan.called("predictor"), plan.deploy.serving.canary
+    template = _template(plan)
+    template["metadata"] = {"name": _called(name, template), **template["metadata"]}
+    newest: Object = {"latestRevision": True, "percent": 100}
+    traffic = [newest]
+    if canary is not None:
+        newest |= {"percent": canary.percent, "tag": "canary"}
+        stable = {"revisionName": canary.stable, "percent": 100 - canary.percent, "tag": "stable"}
+        traffic = [stable, newest]
+    spec = {"template": template, "traffic": traffic}
+    service = plan.object("serving.knative.dev/v1", "Service", name, role, {"spec": spec})
+    return [service, *lookup_servers(plan)]
+
+
+def revision(plan: Plan) -> str:
+    """The name of the revision that this config makes. It follows from what the revision is, so that applying the same
+    again makes no other, and that a canary can be told from what was there."""
+    return _called(plan.called("predictor"), _template(plan))
+
+
+def flags(plan: Plan) -> list[str]:
+    """Keys of Knative's ConfigMap config-features that must be `enabled` for this Service."""
+    spec = _template(plan)["spec"]
+    needed = [flag for key, flag in _FLAGGED.items() if key in spec]
+    if any("persistentVolumeClaim" in volume for volume in spec["volumes"]):
+        needed.append("kubernetes.podspec-persistent-volume-claim")
+    return sorted(needed)
+
+
+def queue_ports(plan: Plan) -> list[int]:
+    """Where requests, probes and the autoscaler's questions arrive: at Knative's container, in plain and over TLS."""
+    return [8013 if plan.deploy.serving.protocol == "grpc" else 8012, 8022, 8112, 9090, 9091]
+
+
+def _called(service: str, template: Object) -> str:
+    return f"{service}-{sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:8]}"
+
+
+def _template(plan: Plan) -> Object:
+    usual = predictor_pod(plan)
+    spec = usual["spec"]
+    (container,) = spec["containers"]
+    (first,) = spec["initContainers"]
+    allowed = (
+        "env",
+        "envFrom",
+        "image",
+        "imagePullPolicy",
+        "name",
+        "resources",
+        "terminationMessagePolicy",
+        "volumeMounts",
+        "workingDir",
+    )
+    inside: Object = {key: container[key] for key in allowed if key in container}
+    begin = " ".join(first["command"])
+    inside["command"] = ["/bin/sh", "-c", f"{begin} && exec {' '.join(container['command'])}"]
+    inside["ports"] = [_port(plan)]
+    inside["securityContext"] = {**container["securityContext"], "runAsUser": plan.deploy.identity.user}
+    inside |= _probes(plan)
+    kept = ("automountServiceAccountToken", "enableServiceLinks", "imagePullSecrets", "serviceAccountName")
+    return {
+        "metadata": {
+            "labels": usual["metadata"]["labels"],
+            "annotations": {**usual["metadata"]["annotations"], **_scale(plan)},
+        },
+        "spec": {
+            **{key: spec[key] for key in (*kept, *_FLAGGED) if key in spec},
+            "containers": [inside],
+            "volumes": [_volume(volume) for volume in spec["volumes"]],
+        },
+    }
+
+
+def _volume(volume: Object) -> Object:
+    if "persistentVolumeClaim" in volume:  # it may be written to only by another flag
+        return {**volume, "persistentVolumeClaim": {**volume["persistentVolumeClaim"], "readOnly": True}}
+    if "secret" in volume:  # without fsGroup the files have no group that the process is in
+        return {**volume, "secret": {**volume["secret"], "defaultMode": 0o444}}
+    return volume
+
+
+def _port(plan: Plan) -> Object:
+    serve = plan.config.serve
+    if plan.deploy.serving.protocol == "grpc":
+        return {"name": "h2c", "containerPort": serve.grpc_port}
+    return {"name": "http1", "containerPort": serve.http_port}
+
+
+def _probes(plan: Plan) -> dict[str, Object]:
+    """On the port of requests, the one that Knative asks. A server without a version lives, and is not ready."""
+    port = _port(plan)["containerPort"]
+    ready: Object = {"httpGet": {"path": "/v2/health/ready", "port": port}}
+    live: Object = {"httpGet": {"path": "/v2/health/live", "port": port}}
+    if plan.deploy.serving.protocol == "grpc":
+        ready, live = {"grpc": {"port": port}}, {"tcpSocket": {"port": port}}
+    timing = {"timeoutSeconds": 5, "successThreshold": 1}
+    patient = {"initialDelaySeconds": 60, "periodSeconds": 10, "failureThreshold": 12}
+    return {
+        "readinessProbe": {**ready, **timing, "periodSeconds": 3, "failureThreshold": 2},
+        "livenessProbe": {**live, **timing, **patient},
+    }
+
+
+def _scale(plan: Plan) -> dict[str, str]:
+    section = plan.deploy.serving
+    most = section.replicas if section.max_replicas is None else section.max_replicas
+    return {
+        "autoscaling.knative.dev/min-scale": str(section.replicas),
+        "autoscaling.knative.dev/max-scale": str(max(1, most)),
+        "autoscaling.knative.dev/metric": "concurrency",
+        "autoscaling.knative.dev/target": str(section.concurrency),
+        "serving.knative.dev/progress-deadline": f"{_READY_SECONDS}s",
+    }

@@ -1,0 +1,72 @@
+"""MLflow beside the pipeline: one server, its database and files in the models volume."""
+
+from __future__ import annotations
+
+from clickline.deploy.objects import Object, Plan
+from clickline.deploy.pods import http_probe, pod
+
+__all__ = ["tracking_server", "tracking_uri"]
+
+
+def tracking_uri(name: str, port: int) -> str:
+    """Where runs are sent to."""
+    return f"http://{name}-tracking:{port}"
+
+
+def tracking_server(plan: Plan) -> list[Object]:
+    """The server and how it is reached. Its database is the file that runs use without a server, so that what was
+    tracked before is there."""
+    role, section, home = "tracking", plan.deploy.tracking, plan.config.home
+    name, port = plan.called(role), section.port
+    command = [
+        "mlflow",
+        "server",
+        "--host=0.0.0.0",
+        f"--port={port}",
+        "--workers=1",  # one writer: SQLite has no more
+        f"--backend-store-uri=sqlite:///{home}/mlflow.db",
+        f"--artifacts-destination={home}/mlflow-artifacts",
+        f"--allowed-hosts={_hosts(plan)}",
+    ]
+    probe = http_probe("/health", "http", timeoutSeconds=5)
+    template = pod(
+        plan,
+        role,
+        command,
+        takes=plan.deploy.resources.tracking,
+        ports={"http": port},
+        probes={
+            "startupProbe": {**probe, "periodSeconds": 5, "failureThreshold": 120},
+            "readinessProbe": {**probe, "periodSeconds": 10},
+            "livenessProbe": {**probe, "periodSeconds": 20, "failureThreshold": 6},
+        },
+        more_environment=[
+            {"name": "GIT_PYTHON_REFRESH", "value": "quiet"},
+            {"name": "MLFLOW_DISABLE_TELEMETRY", "value": "true"},
+            {"name": "MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "value": "false"},
+        ],
+    )
+    if section.image is not None:
+        template["spec"]["containers"][0]["image"] = section.image
+    spec = {
+        "replicas": 1,
+        "strategy": {"type": "Recreate"},  # never two on one database
+        "selector": {"matchLabels": plan.selector(role)},
+        "template": template,
+    }
+    service = {
+        "selector": plan.selector(role),
+        "ports": [{"name": "http", "port": port, "targetPort": "http", "appProtocol": "http"}],
+    }
+    return [
+        plan.object("apps/v1", "Deployment", name, role, {"spec": spec}),
+        plan.object("v1", "Service", name, role, {"spec": service}),
+    ]
+
+
+def _hosts(plan: Plan) -> str:
+    """Names that a request may be addressed to, as MLflow compares them; localhost is for kubectl port-forward."""
+    service = plan.called("tracking")
+    inside = [service, f"{service}.{plan.deploy.namespace}", f"{service}.{plan.deploy.namespace}.svc"]
+    names = [*inside, f"{inside[-1]}.cluster.local", "localhost", "127.0.0.1"]
+    return ",".join(f"{name}:*" for name in names)

@@ -1,0 +1,165 @@
+"""What the pods of a deployment say: of all containers in the order of time, and on as they say more."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from clickline.deploy.deploy_status import WORKLOADS, desired_pods, workload_state
+from clickline.deploy.kube_client import ApiRefused, Kube
+from clickline.deploy.objects import Object
+from clickline.errors import ClusterError
+
+__all__ = ["Line", "follow", "last", "pods"]
+
+_LOOK_SECONDS = 2.0
+_ENDLESS = ("Deployment", "StatefulSet", "Service", "CronJob", "CronWorkflow")
+
+
+class Line(NamedTuple):
+    at: str
+    pod: str
+    container: str
+    text: str
+
+
+class _Source(NamedTuple):
+    """One run of a container: after a restart it is another."""
+
+    pod: str
+    uid: str
+    container: str
+    restarts: int
+
+
+def pods(kube: Kube, *, name: str, namespace: str, role: str | None) -> list[Object]:
+    """The pods of a role, or all; the oldest first."""
+    found = kube.list("v1", "Pod", namespace, _labels(name, role))
+    return sorted(
+        found, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"])
+    )
+
+
+def _labels(name: str, role: str | None) -> dict[str, str]:
+    labels = {"app.kubernetes.io/name": "clickline", "app.kubernetes.io/instance": name}
+    return labels if role is None else {**labels, "app.kubernetes.io/component": role}
+
+
+def last(
+    kube: Kube, found: Sequence[Object], *, namespace: str, lines: int, previous: bool = False
+) -> list[Line]:
+    """The last lines of all containers together, or of their runs before the last restart."""
+    told: list[Line] = []
+    for pod in found:
+        for source in _sources(pod):
+            if previous and not source.restarts:
+                continue
+            told += _read(kube, namespace, source, tail=lines, previous=previous)
+    told.sort(key=lambda line: line.at)
+    return told[-lines:] if lines else []
+
+
+def _sources(pod: Object) -> list[_Source]:
+    """The containers that have begun."""
+    status = pod.get("status") or {}
+    metadata = pod["metadata"]
+    return [
+        _Source(metadata["name"], metadata.get("uid", ""), one["name"], one.get("restartCount", 0))
+        for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+        if not (one.get("state") or {}).get("waiting") or one.get("restartCount", 0)
+    ]
+
+
+def _read(
+    kube: Kube,
+    namespace: str,
+    source: _Source,
+    *,
+    tail: int | None = None,
+    previous: bool = False,
+    following: bool = False,
+    since: str | None = None,
+) -> Iterator[Line]:
+    """Nothing from a container that has nothing to say yet, or whose pod is gone."""
+    try:
+        for text in kube.log(
+            namespace,
+            source.pod,
+            source.container,
+            follow=following,
+            previous=previous,
+            tail=tail,
+            since=since,
+        ):
+            at, _, words = text.partition(" ")
+            if since is None or at > since:
+                yield Line(at, source.pod, source.container, words)
+    except ApiRefused as refused:
+        if refused.status not in (400, 404):
+            raise
+
+
+def follow(
+    kube: Kube, *, name: str, namespace: str, role: str | None, after: Sequence[Line]
+) -> Iterator[Line]:
+    """What is said after the lines `after`, also by pods that come later. Ends when nothing runs or will run."""
+    told: queue.SimpleQueue[Line | ClusterError] = queue.SimpleQueue()
+    heard: dict[tuple[str, str], str] = {}
+    for line in after:
+        heard[line.pod, line.container] = max(line.at, heard.get((line.pod, line.container), ""))
+    readers: dict[_Source, threading.Thread] = {}
+
+    def listen(source: _Source) -> None:
+        try:
+            since = heard.get((source.pod, source.container))
+            for line in _read(kube, namespace, source, following=True, since=since):
+                heard[source.pod, source.container] = line.at
+                told.put(line)
+        except ApiRefused as refused:
+            told.put(refused)
+        except ClusterError:
+            return  # cut, or silent for long: the next look takes it up where it was
+
+    done: set[_Source] = set()
+    while True:
+        found = pods(kube, name=name, namespace=namespace, role=role)
+        for pod in found:
+            ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+            for source in _sources(pod):
+                reader = readers.get(source)
+                if source in done or (reader is not None and reader.is_alive()):
+                    continue
+                if reader is not None and ended:
+                    done.add(source)  # read to its end after the pod had ended
+                    continue
+                readers[source] = threading.Thread(target=listen, args=(source,), daemon=True)
+                readers[source].start()
+        deadline = time.monotonic() + _LOOK_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                heard_of = told.get(timeout=left)
+            except queue.Empty:
+                break
+            if isinstance(heard_of, ClusterError):
+                raise heard_of
+            yield heard_of
+        listening = any(reader.is_alive() for reader in readers.values())
+        if not listening and _over(kube, found, name=name, namespace=namespace, role=role) and told.empty():
+            return
+
+
+def _over(kube: Kube, found: Sequence[Object], *, name: str, namespace: str, role: str | None) -> bool:
+    """Whether no pod runs and none will come."""
+    if any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in found):
+        return False
+    workloads = [
+        one for api, kind in WORKLOADS for one in kube.list(api, kind, namespace, _labels(name, None))
+    ]
+    if role is not None:
+        workloads = [one for one in workloads if role in desired_pods(one)]
+    return bool(workloads) and all(
+        one["kind"] not in _ENDLESS and workload_state(one)[0] in ("done", "failed") for one in workloads
+    )

@@ -1,0 +1,306 @@
+"""Pods: every role's process with the same identity, the same folders and the same way to begin.
+
+Any user id works, the root file system is read-only, nothing can gain rights: the restricted Pod Security Standard.
+Volumes are claims throughout, because that standard allows neither NFS nor host folders in a pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from clickline.config.deploy_sections import Resources
+from clickline.config.sections import ServeSection, StudioSection
+from clickline.deploy.objects import SERVING_ROLES, Object, Plan
+
+__all__ = [
+    "SCRATCH",
+    "TOKEN_FILE",
+    "claim_name",
+    "data_folder",
+    "data_pod",
+    "environment",
+    "http_probe",
+    "pod",
+    "resources",
+    "security",
+]
+
+SCRATCH = PurePosixPath("/scratch")
+TOKEN_FILE = "ray-token"
+"""In `home`: what Ray's processes know each other by. The first pod makes it."""
+
+_SHARED_MEMORY = "/dev/shm"
+
+_SecretFiles = dict[str, tuple[str, str]]
+
+
+def pod(
+    plan: Plan,
+    role: str,
+    command: Sequence[str],
+    *,
+    takes: Resources,
+    ports: Mapping[str, int] | None = None,
+    probes: Mapping[str, Object] | None = None,
+    ray: bool = False,
+    data: bool = False,
+    fills: bool = False,
+    writes: bool = True,
+    more_environment: Sequence[Object] = (),
+    restart: str | None = None,
+    grace: int | None = None,
+    account: bool = False,
+    before_stop: Object | None = None,
+    awaits: str | None = None,
+    serves: bool = False,
+) -> Object:
+    """A pod template with one process.
+
+    `data`: it reads the click logs; `fills`: it writes them. `writes`: it writes to `home`. `ray`: it is a node of Ray.
+    `account`: it calls the API of Kubernetes. `awaits` is a host:port that must answer before it begins. `restart` is
+    the pod's restartPolicy, where it is not Always. `serves`: it asks predictors, and needs the files of a server as
+    the roles that are servers do.
+    """
+    signs = writes and role != "tracking"
+    secret_files = _secret_files(plan, signs=signs, serves=serves or role in SERVING_ROLES)
+    mounts = _mounts(plan, ray=ray, data=data, fills=fills, writes=writes, secret_files=secret_files)
+    shared: Object = {
+        "image": plan.deploy.image,
+        "imagePullPolicy": plan.deploy.pull,
+        "workingDir": "/clickline",
+        "env": [*environment(plan, ray=ray), *more_environment],
+        **_secret_environment(plan),
+        "volumeMounts": mounts,
+        "securityContext": security(),
+        # Why a container has failed then stands in its pod's status, also when the next one runs already.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    checked = [] if writes else ["--read-only"]
+    checked += ["--data", data_folder(plan)] if fills and claim_name(plan, "data") is not None else []
+    checked += [] if awaits is None else ["--await", awaits]
+    ready = {
+        "name": "ready",
+        "command": ["clickline", "deploy", "check-pod", *checked],
+        **shared,
+        "resources": {
+            "requests": {"cpu": "50m", "memory": "128Mi"},
+            "limits": {"memory": "512Mi"},
+        },
+    }
+    main: Object = {"name": role, "command": list(command), **shared, "resources": resources(takes)}
+    if ports:
+        main["ports"] = [{"name": name, "containerPort": port} for name, port in ports.items()]
+    if probes:
+        main |= probes
+    if before_stop is not None:
+        main["lifecycle"] = {"preStop": before_stop}
+    spec: Object = {
+        "serviceAccountName": plan.called("access"),
+        "automountServiceAccountToken": account,
+        "enableServiceLinks": False,  # one variable for each Service of the namespace, of no use
+        "securityContext": _pod_security(plan),
+        "initContainers": [ready],
+        "containers": [main],
+        "volumes": _volumes(plan, ray=ray, data=data, secret_files=secret_files),
+        **_placement(plan),
+    }
+    if restart is not None:
+        spec["restartPolicy"] = restart
+    if grace is not None:
+        spec["terminationGracePeriodSeconds"] = grace
+    return {
+        "metadata": {
+            "labels": plan.labels(role),
+            "annotations": {"clickline/config": plan.config_hash(role)},
+        },
+        "spec": spec,
+    }
+
+
+def data_pod(plan: Plan) -> Object:
+    """A pod to put click logs into the data volume with: `kubectl cp`, or `kubectl exec … clickline sample`. It is
+    ready once it can write there; until then it looks again and again."""
+    template = pod(
+        plan,
+        "data",
+        ["sleep", "86400"],
+        takes=plan.deploy.resources.lookup,
+        data=True,
+        fills=True,
+        writes=False,
+        restart="OnFailure",
+        grace=0,
+    )
+    return plan.object("v1", "Pod", plan.called("data"), "data", {"spec": template["spec"]})
+
+
+# ── what a process is and has ──────────────────────────────────────────────────────────────────
+
+
+def security() -> Object:
+    """Of a container."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _pod_security(plan: Plan) -> Object:
+    who = plan.deploy.identity
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": who.user,
+        "runAsGroup": who.group,
+        "fsGroup": who.fs_group,
+        "fsGroupChangePolicy": "OnRootMismatch",  # a volume with many files is not walked at every start
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def environment(plan: Plan, *, ray: bool) -> list[Object]:
+    """Variables of every process."""
+    variables = {
+        "HOME": str(SCRATCH),
+        "USER": "clickline",  # a user id without a name has no other
+        "NUMBA_CACHE_DIR": str(SCRATCH / "kernels"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if ray:
+        variables |= {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(PurePosixPath(plan.config.home, TOKEN_FILE)),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+def _secret_environment(plan: Plan) -> Object:
+    named = plan.deploy.secrets.environment
+    return {"envFrom": [{"secretRef": {"name": name}} for name in named]} if named else {}
+
+
+def resources(takes: Resources) -> Object:
+    """Requests and limits of a container."""
+    limits: Object = {"memory": takes.memory_limit}
+    if takes.cpu_limit is not None:
+        limits["cpu"] = takes.cpu_limit
+    if takes.gpu:
+        limits["nvidia.com/gpu"] = str(takes.gpu)
+    return {"requests": {"cpu": takes.cpu, "memory": takes.memory}, "limits": limits}
+
+
+def http_probe(path: str, port: str | int, *, tls: bool = False, **timing: int) -> Object:
+    """A probe by HTTP."""
+    call: Object = {"path": path, "port": port}
+    if tls:
+        call["scheme"] = "HTTPS"
+    return {"httpGet": call, **timing}
+
+
+# ── folders ────────────────────────────────────────────────────────────────────────────────────
+
+
+def data_folder(plan: Plan) -> str:
+    """Where the data volume is mounted."""
+    return plan.deploy.storage.data.mount or "/clickline/data"
+
+
+def claim_name(plan: Plan, volume: str) -> str | None:
+    """The claim of `data` or `models`; None: there is no such volume."""
+    section = getattr(plan.deploy.storage, volume)
+    if section.kind == "none":
+        return None
+    return section.claim or plan.called(volume)
+
+
+def _mounts(
+    plan: Plan, *, ray: bool, data: bool, fills: bool, writes: bool, secret_files: _SecretFiles
+) -> list[Object]:
+    mounts: list[Object] = [
+        {"name": "config", "mountPath": path, "subPath": key, "readOnly": True}
+        for path, key in plan.mounted_files().items()
+    ]
+    mounts += [
+        {"name": f"secret-{secret}", "mountPath": path, "subPath": key, "readOnly": True}
+        for path, (secret, key) in secret_files.items()
+    ]
+    if data and claim_name(plan, "data") is not None:
+        logs: Object = {"name": "data", "mountPath": data_folder(plan)}
+        mounts.append(logs if fills else {**logs, "readOnly": True})
+    models: Object = {"name": "models", "mountPath": plan.config.home}
+    mounts.append(models if writes else {**models, "readOnly": True})
+    mounts.append({"name": "scratch", "mountPath": str(SCRATCH)})
+    mounts.append({"name": "tmp", "mountPath": "/tmp"})
+    if data and plan.deploy.storage.cache is not None:
+        mounts.append({"name": "cache", "mountPath": plan.config.cache.dir})
+    if ray:
+        mounts.append({"name": "shm", "mountPath": _SHARED_MEMORY})
+    return mounts
+
+
+def _volumes(plan: Plan, *, ray: bool, data: bool, secret_files: _SecretFiles) -> list[Object]:
+    volumes: list[Object] = [{"name": "config", "configMap": {"name": plan.called("config")}}]
+    volumes += [
+        {"name": f"secret-{secret}", "secret": {"secretName": secret, "defaultMode": 0o440}}
+        for secret in sorted({secret for secret, _ in secret_files.values()})
+    ]
+    claims = {"models": claim_name(plan, "models")}
+    if data and claim_name(plan, "data") is not None:
+        claims = {"data": claim_name(plan, "data"), **claims}
+    for name, claim in claims.items():
+        volumes.append(
+            {"name": name, "emptyDir": {}}
+            if claim is None
+            else {"name": name, "persistentVolumeClaim": {"claimName": claim}}
+        )
+    volumes += [{"name": "scratch", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}]
+    if data and plan.deploy.storage.cache is not None:
+        volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": plan.called("cache")}})
+    if ray:
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}})
+    return volumes
+
+
+def _secret_files(plan: Plan, *, signs: bool, serves: bool) -> _SecretFiles:
+    """Path in a pod to secret and key. The key that signs versions is for those who make them, never for servers; a
+    server's certificate and token are for those who serve, or ask servers: the pipeline is not another for them."""
+    config = plan.config
+    hidden = {None if signs else config.publish.signing_key_file}
+    if not serves:
+        hidden |= _files_of_servers(config.serve) | _files_of_servers(config.studio)
+        hidden -= {config.serve.trusted_keys_file, config.publish.signing_key_file if signs else None}
+    found: _SecretFiles = {}
+    for path, source in sorted(plan.deploy.secrets.files.items()):
+        place = PurePosixPath("/clickline", path)
+        secret, _, key = source.partition("/")
+        if str(place) not in hidden:
+            found[str(place)] = (secret, key)
+    return found
+
+
+def _files_of_servers(section: ServeSection | StudioSection) -> set[str | None]:
+    tls = section.tls
+    return {section.token_file, *(() if tls is None else (tls.certificate, tls.key, tls.authority))}
+
+
+# ── nodes ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _placement(plan: Plan) -> dict[str, Any]:
+    placed: dict[str, Any] = {}
+    nodes = plan.deploy.nodes
+    if plan.deploy.pull_secrets:
+        placed["imagePullSecrets"] = [{"name": name} for name in plan.deploy.pull_secrets]
+    if nodes.selector:
+        placed["nodeSelector"] = dict(nodes.selector)
+    if nodes.tolerations:
+        placed["tolerations"] = [
+            {key: value for key, value in one.model_dump().items() if value is not None}
+            for one in nodes.tolerations
+        ]
+    return placed

@@ -1,0 +1,290 @@
+"""What a cluster must have before a deployment comes to it: APIs, the namespace, secrets, claims, storage classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from clickline.deploy.kube_client import ApiRefused, Kube, label, shown
+from clickline.deploy.objects import WORKING_FOLDER, Object
+from clickline.errors import ClusterError
+
+__all__ = [
+    "MissingReferences",
+    "check_apis",
+    "check_namespace",
+    "check_references",
+    "is_ours",
+    "make_namespace",
+    "whose",
+]
+
+
+class _Operator(NamedTuple):
+    name: str
+    site: str
+    instead: str
+
+
+_OPERATORS = {
+    "batch.volcano.sh": _Operator("Volcano", "volcano.sh", "deploy.training.kind: plain"),
+    "scheduling.volcano.sh": _Operator("Volcano", "volcano.sh", "deploy.training.gang: false"),
+    "ray.io": _Operator("KubeRay", "docs.ray.io, Ray on Kubernetes", "deploy.training.kind: plain"),
+    "argoproj.io": _Operator("Argo Workflows", "argo-workflows.readthedocs.io", "deploy.workflow.kind: job"),
+    "serving.knative.dev": _Operator("Knative Serving", "knative.dev", "deploy.serving.kind: deployment"),
+}
+"""Who brings an API group that a bare cluster does not have, and what to choose to do without."""
+
+
+def check_apis(kube: Kube, objects: Sequence[Object]) -> None:
+    missing: dict[tuple[str, str], list[Object]] = {}
+    for item in objects:
+        if kube.resource(item["apiVersion"], item["kind"]) is None:
+            missing.setdefault((item["apiVersion"], item["kind"]), []).append(item)
+    problems = [_missing_api(kube, api, kind, items) for (api, kind), items in missing.items()]
+    if problems:
+        raise ClusterError("\n".join([*problems, "Nothing was changed."]))
+
+
+def _missing_api(kube: Kube, api_version: str, kind: str, items: Sequence[Object]) -> str:
+    group, _, version = api_version.rpartition("/")
+    needed = (
+        f"{', '.join(shown(item) for item in items)} needs {api_version}, and the cluster of {kube.where}"
+    )
+    has = kube.versions(group) if group else []
+    operator = _OPERATORS.get(group)
+    if has:
+        lacks = f"has {group} in {', '.join(has)} only" if version not in has else f"has no {kind} in it"
+        remedy = f"Bring {operator.name} up to date ({operator.site})" if operator else "Update the cluster"
+    else:
+        lacks = "does not have it"
+        remedy = f"Install {operator.name} ({operator.site})" if operator else "Update the cluster"
+    instead = f", or set {operator.instead}" if operator else ""
+    return f"{needed} {lacks}. {remedy}{instead}."
+
+
+def check_namespace(kube: Kube, item: Object | None, namespace: str) -> Object | None:
+    """The namespace if it is ours to make and not there yet."""
+    try:
+        live = kube.get("v1", "Namespace", namespace)
+    except ApiRefused as refused:
+        if refused.status != 403:
+            raise
+        if item is None:
+            return None  # who may not look at namespaces may still work in one
+        raise ClusterError(f"{refused} {_GIVEN}") from refused
+    if live is not None and live["metadata"].get("deletionTimestamp"):
+        raise ClusterError(
+            f"namespace {namespace} is being removed. Wait until it is gone, then apply again."
+        )
+    if item is None:
+        if live is None:
+            raise ClusterError(
+                f"namespace {namespace} does not exist, and deploy.create_namespace is false. "
+                f"Make it (kubectl create namespace {namespace}), or set deploy.create_namespace: true."
+            )
+        return None
+    if live is None:
+        return item
+    if not is_ours(live, label(item, "instance")):
+        raise ClusterError(
+            f"namespace {namespace} exists and was not made by this deployment ({whose(live)}). To deploy into it "
+            "as it is, set deploy.create_namespace: false; or choose another deploy.namespace."
+        )
+    return None
+
+
+_GIVEN = "To deploy into a namespace that somebody made for you, set deploy.create_namespace: false."
+
+
+def make_namespace(kube: Kube, item: Object) -> None:
+    try:
+        kube.apply(item)
+    except ApiRefused as refused:
+        raise ClusterError(f"{refused} {_GIVEN}") from refused
+
+
+def is_ours(item: Object, name: str | None) -> bool:
+    """What a controller has made has the labels of its owner, and is the controller's."""
+    made = label(item, "managed-by") == "clickline" and label(item, "instance") == name
+    return made and not item["metadata"].get("ownerReferences")
+
+
+def whose(item: Object) -> str:
+    by, instance = label(item, "managed-by"), label(item, "instance")
+    owners = item["metadata"].get("ownerReferences")
+    if owners:
+        return f"it belongs to {owners[0]['kind']} {owners[0]['name']}, and goes with it"
+    if by == "clickline":
+        return f"it is of the deployment {instance}"
+    return f"app.kubernetes.io/managed-by is {by}" if by else "it has no label app.kubernetes.io/managed-by"
+
+
+class _Reference(NamedTuple):
+    api_version: str
+    kind: str
+    name: str
+    section: str
+    """Of the config, that names it."""
+
+
+def _references(value: Any, key: str = "") -> Iterator[_Reference]:
+    """What an object names that must exist, wherever in it that stands."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _references(one, key)
+    if not isinstance(value, dict):
+        return
+    if key in ("secretKeyRef", "secretRef", "imagePullSecrets") and "name" in value:
+        if not value.get("optional"):
+            yield _Reference("v1", "Secret", value["name"], "deploy.secrets or deploy.pull_secrets")
+    elif key == "secret" and ("secretName" in value or "name" in value):
+        if not value.get("optional"):
+            yield _Reference("v1", "Secret", value.get("secretName") or value["name"], "deploy.secrets")
+    elif key == "persistentVolumeClaim" and "claimName" in value:
+        yield _Reference("v1", "PersistentVolumeClaim", value["claimName"], "deploy.storage")
+    if value.get("priorityClassName"):
+        name = value["priorityClassName"]
+        yield _Reference("scheduling.k8s.io/v1", "PriorityClass", name, "deploy.nodes.priority_class")
+    for inner, one in value.items():
+        yield from _references(one, inner)
+
+
+class MissingReferences(ClusterError):
+    """What objects name, and the cluster does not have. `inside`: all of it would lie in the namespace."""
+
+    def __init__(self, problems: Sequence[str], missing: Sequence[str], *, inside: bool) -> None:
+        super().__init__("\n".join(problems))
+        self.missing = tuple(missing)
+        self.inside = inside
+
+
+def check_references(kube: Kube, objects: Sequence[Object], namespace: str, notes: list[str]) -> None:
+    """Raises MissingReferences with all that is missing, and how to make it."""
+    ours = {(item["apiVersion"], item["kind"], item["metadata"]["name"]) for item in objects}
+    wanted: dict[tuple[str, str, str], tuple[str, Object]] = {}
+    for item in objects:
+        for api_version, kind, name, section in _references(item):
+            if (api_version, kind, name) not in ours:
+                wanted.setdefault((api_version, kind, name), (section, item))
+        queue = (
+            item.get("spec", {}).get("queue") if item["apiVersion"] == "batch.volcano.sh/v1alpha1" else None
+        )
+        if queue:
+            wanted.setdefault(
+                ("scheduling.volcano.sh/v1beta1", "Queue", queue), ("deploy.training.queue", item)
+            )
+    missing: list[str] = []
+    problems: list[str] = []
+    inside = True
+    for (api_version, kind, name), (section, item) in wanted.items():
+        resource = kube.resource(api_version, kind)
+        if resource is None:
+            _once(notes, f"could not check that {kind} {name} exists: the cluster has no {api_version}")
+            continue
+        try:
+            there = kube.get(api_version, kind, name, namespace)
+        except ApiRefused as refused:
+            if refused.status != 403:
+                raise
+            _once(notes, f"could not check that {kind} {name} exists: this user may not read it (403)")
+            continue
+        if there is None:
+            inside = inside and resource.namespaced
+            missing.append(f"{kind} {name}")
+            how = f":\n  kubectl {_secret(objects, name, namespace)}" if kind == "Secret" else "."
+            problems.append(
+                f"{shown(item)} needs {kind} {name}, and the cluster has none. Create it, or correct {section}{how}"
+            )
+    classes = _storage_classes(kube, objects, notes)
+    if problems or classes:
+        raise MissingReferences([*problems, *classes], missing, inside=inside and not classes)
+
+
+def _once(notes: list[str], words: str) -> None:
+    if words not in notes:
+        notes.append(words)
+
+
+def _secret(objects: Sequence[Object], name: str, namespace: str) -> str:
+    """The arguments with which kubectl creates a Secret that has what the pods take from it."""
+    create = f"-n {namespace} create secret"
+    used = [one for item in objects for one in _uses(item, name)]
+    files = {key: path for key, path in used if path is not None}
+    if files:
+        return f"{create} generic {name} " + " ".join(
+            f"--from-file={key}={path}" for key, path in sorted(files.items())
+        )
+    if ("envFrom", None) in used:
+        return f"{create} generic {name} --from-env-file=FILE   # a line NAME=VALUE for each variable"
+    if ("imagePullSecrets", None) in used:
+        return (
+            f"{create} docker-registry {name} --docker-server=REGISTRY --docker-username=USER "
+            "--docker-password=PASSWORD"
+        )
+    return f"{create} generic {name} …"
+
+
+def _uses(value: Any, secret: str) -> Iterator[tuple[str, str | None]]:
+    """How pods use a Secret: its keys with the files that they become, or in which list it is named."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _uses(one, secret)
+    if not isinstance(value, dict):
+        return
+    mounted = {
+        volume["name"]
+        for volume in value.get("volumes") or ()
+        if (volume.get("secret") or {}).get("secretName") == secret
+    }
+    single = [value["container"]] if isinstance(value.get("container"), dict) else []  # a step of Argo
+    for container in (*(value.get("initContainers") or ()), *(value.get("containers") or ()), *single):
+        if any((one.get("secretRef") or {}).get("name") == secret for one in container.get("envFrom") or ()):
+            yield "envFrom", None
+        for mount in container.get("volumeMounts") or ():
+            if mount["name"] in mounted and "subPath" in mount:
+                yield mount["subPath"], mount["mountPath"].removeprefix(f"{WORKING_FOLDER}/")
+    if any(one.get("name") == secret for one in value.get("imagePullSecrets") or ()):
+        yield "imagePullSecrets", None
+    for one in value.values():
+        yield from _uses(one, secret)
+
+
+def _storage_classes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> list[str]:
+    claims = [item for item in objects if item["kind"] == "PersistentVolumeClaim"]
+    for item in objects:
+        templates = item.get("spec", {}).get("volumeClaimTemplates") or ()
+        claims += [{**one, "kind": "claim template"} for one in templates]
+    if not claims:
+        return []
+    try:
+        classes = kube.list("storage.k8s.io/v1", "StorageClass")
+    except ApiRefused as refused:
+        if refused.status != 403:
+            raise
+        _once(notes, "could not check the storage classes: this user may not read them (403)")
+        return []
+    names = sorted(one["metadata"]["name"] for one in classes)
+    default = any(
+        (one["metadata"].get("annotations") or {}).get("storageclass.kubernetes.io/is-default-class")
+        == "true"
+        for one in classes
+    )
+    allowed = f"Allowed: {', '.join(names)}." if names else "There is none at all."
+    problems = []
+    for claim in claims:
+        spec = claim["spec"]
+        wanted = spec.get("storageClassName")
+        if spec.get("volumeName") or wanted == "":
+            continue  # it is bound to a volume by name
+        if wanted is None and not default:
+            problems.append(
+                f"{shown(claim)} names no storage class, and the cluster has no default one. {allowed} "
+                "Set deploy.storage.*.storage_class, or use another kind of volume."
+            )
+        elif wanted is not None and wanted not in names:
+            problems.append(
+                f"{shown(claim)} needs storage class {wanted}, and the cluster has none of that name. {allowed} "
+                "Correct deploy.storage.*.storage_class."
+            )
+    return problems

@@ -1,0 +1,102 @@
+"""Who may do what: the namespace, the account of the pods, and who may talk to whom.
+
+Only what arrives at the pods is limited. Where they go to (object stores, DNS, MLflow) is different in every cluster
+and mostly known by name, which a NetworkPolicy cannot say; a list of ours would break more than it guards.
+"""
+
+from __future__ import annotations
+
+from clickline.deploy.argo import rules
+from clickline.deploy.knative import queue_ports
+from clickline.deploy.objects import Object, Plan
+from clickline.deploy.ray_lifecycle import rules as hold_rules
+
+__all__ = ["access"]
+
+_TRAINING = ("pipeline", "learner", "ray-head", "ray-worker")
+_RAY_DASHBOARD = 8265
+_STANDARD = "pod-security.kubernetes.io"
+
+
+def access(plan: Plan) -> list[Object]:
+    """Namespace, account, rights and network policies."""
+    made = [_namespace(plan)] if plan.deploy.create_namespace else []
+    name = plan.called("access")
+    body = {"automountServiceAccountToken": False}
+    made.append(plan.object("v1", "ServiceAccount", name, "access", body))
+    allowed = [*rules(plan), *hold_rules(plan)]
+    if allowed:
+        made += _rights(plan, name, allowed)
+    if plan.deploy.network_policy:
+        made += _network(plan)
+    return made
+
+
+def _namespace(plan: Plan) -> Object:
+    made = plan.object("v1", "Namespace", plan.deploy.namespace, "access", {}, namespaced=False)
+    made["metadata"]["labels"] |= {
+        f"{_STANDARD}/{mode}": "restricted" for mode in ("enforce", "audit", "warn")
+    }
+    return made
+
+
+def _rights(plan: Plan, name: str, allowed: list[Object]) -> list[Object]:
+    """What those pods may ask of the API that ask anything of it."""
+    api = "rbac.authorization.k8s.io"
+    binding = {
+        "roleRef": {"apiGroup": api, "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": plan.deploy.namespace}],
+    }
+    return [
+        plan.object(f"{api}/v1", "Role", name, "access", {"rules": allowed}),
+        plan.object(f"{api}/v1", "RoleBinding", name, "access", binding),
+    ]
+
+
+# ── who may talk to whom ───────────────────────────────────────────────────────────────────────
+
+
+def _network(plan: Plan) -> list[Object]:
+    serve, deploy = plan.config.serve, plan.deploy
+    made = [_policy(plan, "deny", _pods(plan), [])]
+    if plan.on_ray:  # it chooses many of its ports itself
+        members = _pods(plan, *_TRAINING)
+        made.append(_policy(plan, "training", members, [_from(members)]))
+    if plan.on_ray and deploy.training.kind == "kuberay":
+        # The operator asks the head how the job is, from a namespace of its own.
+        asked = {"from": [{"namespaceSelector": {}}], **_ports(_RAY_DASHBOARD)}
+        made.append(_policy(plan, "operator", _pods(plan, "ray-head"), [asked]))
+    ports = [serve.http_port, serve.grpc_port, serve.metrics_port]
+    if deploy.serving.kind == "knative":
+        ports += queue_ports(plan)
+    made.append(_policy(plan, "predictor", _pods(plan, "predictor"), [_ports(*ports)]))
+    if deploy.serving.lookup is not None:
+        asked = _from(_pods(plan, "predictor"), serve.lookup_port)
+        made.append(_policy(plan, "lookup", _pods(plan, "lookup"), [asked, _ports(serve.metrics_port)]))
+    if deploy.tracking.enabled:
+        told = _from(_pods(plan), deploy.tracking.port)
+        made.append(_policy(plan, "tracking", _pods(plan, "tracking"), [told]))
+    return made
+
+
+def _policy(plan: Plan, name: str, pods: Object, ingress: list[Object]) -> Object:
+    spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": ingress}
+    return plan.object("networking.k8s.io/v1", "NetworkPolicy", plan.called(name), "access", {"spec": spec})
+
+
+def _pods(plan: Plan, *roles: str) -> Object:
+    """Those of some roles; without a role all of this deployment's."""
+    labels = plan.selector("")
+    del labels["app.kubernetes.io/component"]
+    if not roles:
+        return {"matchLabels": labels}
+    one_of = {"key": "app.kubernetes.io/component", "operator": "In", "values": list(roles)}
+    return {"matchLabels": labels, "matchExpressions": [one_of]}
+
+
+def _from(pods: Object, *ports: int) -> Object:
+    return {"from": [{"podSelector": pods}], **(_ports(*ports) if ports else {})}
+
+
+def _ports(*ports: int) -> Object:
+    return {"ports": [{"protocol": "TCP", "port": port} for port in ports]}

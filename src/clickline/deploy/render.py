@@ -1,0 +1,226 @@
+"""From clickline.yaml to the objects of Kubernetes, and to files that kubectl and kustomize take as they are.
+
+DIR/kustomization.yaml      what the YAML says: base + chosen
+DIR/base/                   what all ways to run it share
+DIR/chosen/                 the rest of what the YAML says
+DIR/overlays/…              the same service in other ways: one pod trains, or the whole pipeline; NFS, or claims
+DIR/tools/data-pod.yaml     a pod to put click logs into the data volume with
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clickline.config import Config, load_config, resolved
+from clickline.config.deploy_sections import DataVolume, DeploySection, Volume
+from clickline.deploy.argo import workflow
+from clickline.deploy.claims import storage
+from clickline.deploy.config_checks import mistakes, notes
+from clickline.deploy.knative import knative_service
+from clickline.deploy.kuberay import ray_job
+from clickline.deploy.mlflow_server import tracking_server
+from clickline.deploy.objects import WORKING_FOLDER, Object, Plan, text
+from clickline.deploy.pipeline_jobs import pipeline
+from clickline.deploy.pods import SCRATCH, claim_name, data_folder, data_pod
+from clickline.deploy.predictors import predictors, serve_overrides
+from clickline.deploy.ray_pods import cluster_overrides, ray_cluster
+from clickline.deploy.rbac import access
+from clickline.deploy.volcano import volcano_job
+from clickline.errors import ConfigError
+
+__all__ = ["Rendered", "rendered", "write"]
+
+_ABSENT_NFS = {"server": "nfs.invalid", "path": "/clickline"}
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A deployment before any cluster has seen it."""
+
+    name: str
+    namespace: str
+    objects: list[Object]
+    """What `apply` applies, in this order."""
+    files: dict[str, str]
+    notes: list[str]
+    filling: list[Object]
+    """A pod with the data volume, and before it all that it needs."""
+    data_folder: str | None
+    """Where pods have the data volume; None: there is none."""
+    local_folder: Path
+    """The folder of this machine that the data volume stands for."""
+
+
+def rendered(config_file: Path, overrides: Sequence[str] = ()) -> Rendered:
+    """Everything, or a ConfigError with all that is wrong."""
+    here = load_config(config_file, overrides)
+    there = _in_pods(config_file, overrides)
+    files = _own_files(here, there)
+    plan = Plan(there, files, _written(there))
+    found = mistakes(plan)
+    if found:
+        raise ConfigError(found)
+    chosen = _objects(plan)
+    others = {name: _objects(one) for name, one in _variants(config_file, overrides, plan).items()}
+    return Rendered(
+        plan.name,
+        there.deploy.namespace,
+        chosen,
+        _layout(plan, chosen, others),
+        notes(plan),
+        _to_fill(plan),
+        data_folder(plan) if claim_name(plan, "data") is not None else None,
+        Path(here.deploy.storage.data.mount or config_file.absolute().parent / "data"),
+    )
+
+
+def write(files: Mapping[str, str], folder: Path) -> None:
+    """What an earlier render left and this one does not have goes: `kubectl apply -f` would still take it."""
+    known = {folder / name for name in files}
+    for old in [
+        *folder.glob("base/*.yaml"),
+        *folder.glob("chosen/*.yaml"),
+        *folder.glob("overlays/*/*.yaml"),
+    ]:
+        if old not in known:
+            old.unlink()
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+
+
+# ── the config in the pods ─────────────────────────────────────────────────────────────────────
+
+
+def _in_pods(config_file: Path, overrides: Sequence[str]) -> Config:
+    """The same config where it will be used: paths begin in the pods' folder, and what a cluster must have otherwise is
+    otherwise."""
+    folder = Path(WORKING_FOLDER)
+    config = load_config(config_file, overrides, folder=folder)
+    changes: dict[str, Any] = {
+        "cache.dir": "/cache" if config.deploy.storage.cache else str(SCRATCH / "cache"),
+        **serve_overrides(config),
+        **cluster_overrides(config),
+    }
+    more = [f"{key}={_as_text(value)}" for key, value in changes.items()]
+    return load_config(config_file, [*overrides, *more], folder=folder)
+
+
+def _written(config: Config) -> str:
+    """How it is deployed is no matter of the pods: what changes there alone must not replace all of them."""
+    return resolved(config.model_copy(update={"deploy": DeploySection()}))
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _own_files(here: Config, there: Config) -> dict[str, str]:
+    """The user's Python files, by their path in the pods."""
+    pairs = ((here.model.file, there.model.file), (here.data.reader, there.data.reader))
+    return {
+        path: Path(source).read_text(encoding="utf-8")
+        for source, path in pairs
+        if source is not None and path is not None
+    }
+
+
+# ── objects ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _objects(plan: Plan) -> list[Object]:
+    deploy = plan.deploy
+    made = [*access(plan), plan.config_map(), *storage(plan)]
+    if deploy.tracking.enabled:
+        made += tracking_server(plan)
+    made += knative_service(plan) if deploy.serving.kind == "knative" else predictors(plan)
+    by_operator = plan.on_ray and deploy.training.kind != "plain" and not deploy.workflow.follow
+    if plan.on_ray and not by_operator:
+        made += ray_cluster(plan)
+    if deploy.workflow.kind == "argo":
+        made += workflow(plan)
+    elif by_operator:
+        made += volcano_job(plan) if deploy.training.kind == "volcano" else ray_job(plan)
+    else:
+        made += pipeline(plan)
+    return made
+
+
+def _variants(config_file: Path, overrides: Sequence[str], plan: Plan) -> dict[str, Plan]:
+    """The overlays. Their pods' config is that of the YAML but for how it trains."""
+    found = {}
+    for way in ("single-node", "pipeline"):
+        config = plan.config
+        if way == "single-node" and plan.on_ray:
+            config = _in_pods(config_file, [*overrides, "train.mode=local"])
+        written = _written(config)
+        for kind in ("nfs", "pvc"):
+            volumes = config.deploy.storage
+            stored = volumes.model_copy(
+                update={"data": _as(kind, volumes.data), "models": _as(kind, volumes.models)}
+            )
+            deploy = config.deploy.model_copy(update={"storage": stored})
+            if way == "single-node":
+                job = deploy.workflow.model_copy(update={"kind": "job"})
+                deploy = deploy.model_copy(update={"workflow": job})
+            found[f"{way}-{kind}"] = Plan(config.model_copy(update={"deploy": deploy}), plan.files, written)
+    return found
+
+
+def _as(kind: str, volume: Volume) -> Volume:
+    """A volume in an overlay's way: an NFS server's, or a claim, made or yours."""
+    mounted = {"mount": volume.mount} if isinstance(volume, DataVolume) else {}
+    if kind == "pvc":
+        return volume if volume.kind in ("new", "existing") else type(volume)(size=volume.size, **mounted)
+    return (
+        volume
+        if volume.kind == "nfs"
+        else type(volume)(kind="nfs", size=volume.size, **_ABSENT_NFS, **mounted)
+    )
+
+
+# ── files ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _layout(plan: Plan, chosen: list[Object], others: Mapping[str, list[Object]]) -> dict[str, str]:
+    """Base holds what is the same in all of them, so that no patch is needed to get from it to any."""
+    base = [one for one in chosen if all(one in other for other in others.values())]
+    files = {
+        **_folder("base", base),
+        **_folder("chosen", [one for one in chosen if one not in base]),
+        "kustomization.yaml": _kustomization(["base", "chosen"]),
+        "tools/data-pod.yaml": text(_to_fill(plan)),
+    }
+    for name, objects in others.items():
+        own = [one for one in objects if one not in base]
+        files |= _folder(f"overlays/{name}", own, "../../base")
+    return dict(sorted(files.items()))
+
+
+def _to_fill(plan: Plan) -> list[Object]:
+    """A pod with the data volume and all that it needs: logs come first, the rest of the deployment after them."""
+    needed = [one for one in access(plan) if one["kind"] in ("Namespace", "ServiceAccount")]
+    return [*needed, plan.config_map(), *storage(plan), data_pod(plan)]
+
+
+def _folder(folder: str, objects: Iterable[Object], *below: str) -> dict[str, str]:
+    by_role: dict[str, list[Object]] = {}
+    for one in objects:
+        role = one["metadata"]["labels"]["app.kubernetes.io/component"]
+        by_role.setdefault(f"{role}.yaml", []).append(one)
+    written = {f"{folder}/{name}": text(own) for name, own in by_role.items()}
+    return {**written, f"{folder}/kustomization.yaml": _kustomization([*below, *sorted(by_role)])}
+
+
+def _kustomization(resources: list[str]) -> str:
+    return yaml.safe_dump(
+        {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources},
+        sort_keys=False,
+    )

@@ -1,0 +1,368 @@
+"""The file of one shard: written from front to end, read by mapping it.
+
+    preamble   magic, format number; 64 bytes
+    per part   rows (see packed_rows.py), then their directory; each begins at a multiple of 64
+    footer     JSON: precision, shard i of n, for each part its shape, counts and where its sections begin,
+               and the SHA-256 of all that stands before the footer
+    trailer    length and CRC-32 of the footer, magic
+
+The directory cuts a shard's range of `mix(id)` into equal buckets of about one row. Entry b, a u32, is the number
+of the first row at or after bucket b; so a bucket's rows stand between two neighbouring entries, and an id is found
+with one cache miss in the directory and one in the rows.
+
+The footer comes last because only then the counts are known; where sections begin follows from them, so a footer
+that fits the file's size can not point outside it. Kernels take entries that are too large as the number of rows:
+whatever the bits are, nothing outside the rows is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import operator
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickline.embedding.raw_memory import address
+from clickline.embedding.serving.packed_rows import (
+    PRECISIONS,
+    PartShape,
+    Precision,
+    RowBlock,
+    is_gone,
+    mixed,
+    pack,
+    row_type,
+    shard_bounds,
+)
+from clickline.errors import ArtifactError
+
+__all__ = [
+    "MappedShard",
+    "Piece",
+    "Section",
+    "ShardFile",
+    "files_bytes",
+    "shard_name",
+    "write_packed",
+    "write_shards",
+]
+
+FORMAT = 1
+_MAGIC = b"CLKFROZE"
+_PREAMBLE = struct.Struct("<8sI52x")
+_TRAILER = struct.Struct("<QI4x8s")
+_ALIGN = 64
+_ROWS_A_BUCKET = 1
+_MOST_ROWS = 2**32 - 2  # a directory entry is 32 bits
+_PIECE_ROWS = 1 << 16  # read back at once to make the directory
+_PIECE_BUCKETS = 1 << 20
+_FOOTER_BYTES = 500  # about
+_MOST_DIM = 1 << 16  # a row of more would be larger than anybody asks for at once
+_MOST_SHARDS = 99_999  # as many digits as a name has
+
+
+class Section(NamedTuple):
+    """Where the rows and the directory of a part stand in the file."""
+
+    rows: int  # that hold weights
+    tombstones: int
+    buckets: int
+    rows_at: int
+    directory_at: int
+    end: int
+
+    @property
+    def entries(self) -> int:
+        return self.rows + self.tombstones
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """A file that was written."""
+
+    name: str
+    size: int
+    sha256: str
+    rows: int
+    tombstones: int
+
+
+class Piece(NamedTuple):
+    """Packed rows of one part and shard."""
+
+    part: int
+    shard: int
+    packed_N: NDArray[np.void]
+
+
+def shard_name(shard: int, shards: int) -> str:
+    return f"table-{shard:05d}-of-{shards:05d}.bin"
+
+
+def write_shards(
+    folder: Path, parts: Sequence[PartShape], precision: Precision, shards: int, blocks: Iterable[RowBlock]
+) -> tuple[ShardFile, ...]:
+    """Write a table from its rows: part after part, rising in `mix(id)`. Memory does not grow with the rows. Who
+    names the folder also decides when its files are whole, and safe from a power cut."""
+    if shards < 1 or precision not in PRECISIONS:
+        raise ValueError(f"{shards} shards of {precision!r}: at least 1 of {', '.join(PRECISIONS)}")
+    return write_packed(
+        folder, parts, precision, shards, range(shards), _pieces(parts, precision, shards, blocks)
+    )
+
+
+def write_packed(
+    folder: Path,
+    parts: Sequence[PartShape],
+    precision: Precision,
+    shards: int,
+    wanted: Sequence[int],
+    pieces: Iterable[Piece],
+) -> tuple[ShardFile, ...]:
+    """Write the `wanted` ones of `shards` files from packed rows: part after part, shard after shard."""
+    writers = [_Writer(folder, tuple(parts), precision, shard, shards) for shard in wanted]
+    coming = iter(pieces)
+    piece = next(coming, None)
+    for part in range(len(parts)):
+        for writer in writers:
+            with writer.part(part):
+                while piece is not None and (piece.part, piece.shard) == (part, writer.shard):
+                    writer.add(piece.packed_N)
+                    piece = next(coming, None)
+    if piece is not None:
+        raise ArtifactError(
+            f"rows of part {piece.part} came out of order, or it is not one of {len(parts)}. Make the table again."
+        )
+    return tuple(writer.finish() for writer in writers)
+
+
+def files_bytes(parts: Sequence[PartShape], precision: Precision, shards: int, rows: Sequence[int]) -> int:
+    """About what the files of a table take together that has so many rows of each part."""
+    sections = _lay_out(parts, precision, [(-(-count // shards), 0) for count in rows])
+    return shards * ((sections[-1].end if sections else _PREAMBLE.size) + _FOOTER_BYTES + _TRAILER.size)
+
+
+def _pieces(
+    parts: Sequence[PartShape], precision: Precision, shards: int, blocks: Iterable[RowBlock]
+) -> Iterator[Piece]:
+    """Blocks, packed and cut where shards end."""
+    bounds = shard_bounds(shards)
+    part, last = 0, -1
+    for block in blocks:
+        if not part <= block.part < len(parts):
+            raise ArtifactError(
+                f"rows of part {block.part} came after part {part} of {len(parts)}. Make the table again."
+            )
+        if block.part > part:
+            part, last = block.part, -1
+        if not block.ids_N.size:
+            continue
+        mixed_N = mixed(block.ids_N)
+        if int(mixed_N[0]) <= last or not (mixed_N[1:] > mixed_N[:-1]).all():
+            raise ArtifactError(
+                f"rows of part {part} are out of order, or an id stands there twice. Make the snapshot again."
+            )
+        last = int(mixed_N[-1])
+        packed_N = pack(block, parts[part], precision)
+        cuts = [0, *np.searchsorted(mixed_N, bounds).tolist(), packed_N.size]
+        for shard in range(shards):
+            if cuts[shard] < cuts[shard + 1]:
+                yield Piece(part, shard, packed_N[cuts[shard] : cuts[shard + 1]])
+
+
+class _Writer:
+    """One file. It is open only while rows are added: there may be more shards than files a process may open."""
+
+    def __init__(
+        self, folder: Path, parts: tuple[PartShape, ...], precision: Precision, shard: int, shards: int
+    ) -> None:
+        self.shard = shard
+        self._parts, self._precision, self._shards = parts, precision, shards
+        self._path = folder / shard_name(shard, shards)
+        self._path.unlink(missing_ok=True)
+        self._digest = hashlib.sha256()
+        self._counts: list[tuple[int, int]] = []
+        self._size = 0
+        self._file: IO[bytes]
+        with self._path.open("xb") as self._file:
+            self._put(_PREAMBLE.pack(_MAGIC, FORMAT))
+
+    @contextmanager
+    def part(self, part: int) -> Iterator[None]:
+        """Inside it rows are added; at its end they get their directory."""
+        self._rows = self._tombstones = 0
+        kind = row_type(self._parts[part], self._precision)
+        with self._path.open("ab+") as self._file:
+            yield
+            if self._rows + self._tombstones > _MOST_ROWS:
+                raise ArtifactError(
+                    f"{self._path.name} gets {self._rows + self._tombstones} rows; a file holds up to {_MOST_ROWS}. "
+                    "Raise publish.shards."
+                )
+            self._counts.append((self._rows, self._tombstones))
+            section = _lay_out(self._parts, self._precision, self._counts)[part]
+            self._align()
+            self._file.flush()
+            for entries in _directory(self._file, section, kind, self._shards):
+                self._put(entries)
+            self._align()
+
+    def add(self, packed_N: NDArray[np.void]) -> None:
+        gone = int(is_gone(packed_N).sum())
+        self._tombstones += gone
+        self._rows += packed_N.size - gone
+        self._put(packed_N.view(np.uint8).data)
+
+    def finish(self) -> ShardFile:
+        sections = _lay_out(self._parts, self._precision, self._counts)
+        footer = json.dumps(
+            {
+                "precision": self._precision,
+                "shard": self.shard,
+                "shards": self._shards,
+                "parts": [{"dim": shape.dim, "wide": shape.wide} for shape in self._parts],
+                "sections": [section._asdict() for section in sections],
+                "content": self._digest.hexdigest(),
+            },
+            sort_keys=True,
+        ).encode()
+        with self._path.open("ab") as self._file:
+            self._put(footer)
+            self._put(_TRAILER.pack(len(footer), zlib.crc32(footer), _MAGIC))
+        return ShardFile(
+            self._path.name,
+            self._size,
+            self._digest.hexdigest(),
+            sum(rows for rows, _ in self._counts),
+            sum(tombstones for _, tombstones in self._counts),
+        )
+
+    def _put(self, payload: bytes | memoryview) -> None:
+        self._file.write(payload)
+        self._digest.update(payload)
+        self._size += len(payload)
+
+    def _align(self) -> None:
+        self._put(bytes(-self._size % _ALIGN))
+
+
+def _lay_out(
+    parts: Sequence[PartShape], precision: Precision, counts: Sequence[tuple[int, int]]
+) -> list[Section]:
+    """Where everything stands in a file with so many rows and tombstones of its first parts."""
+    sections, at = [], _PREAMBLE.size
+    for shape, (rows, tombstones) in zip(parts, counts, strict=False):
+        entries = rows + tombstones
+        buckets = max(1, entries // _ROWS_A_BUCKET)
+        directory_at = _aligned(at + entries * row_type(shape, precision).itemsize)
+        end = _aligned(directory_at + 4 * (buckets + 1))
+        sections.append(Section(rows, tombstones, buckets, at, directory_at, end))
+        at = end
+    return sections
+
+
+def _aligned(at: int) -> int:
+    return -(-at // _ALIGN) * _ALIGN
+
+
+def _directory(file: IO[bytes], section: Section, kind: np.dtype[Any], shards: int) -> Iterator[memoryview]:
+    """The directory of rows that were just written, piece by piece."""
+    bucket = 0  # the next one to say something about
+    for first in range(0, section.entries, _PIECE_ROWS):
+        count = min(_PIECE_ROWS, section.entries - first)
+        payload = os.pread(file.fileno(), count * kind.itemsize, section.rows_at + first * kind.itemsize)
+        ids_N = np.frombuffer(payload, dtype=kind)["id"]
+        within_N = (mixed(ids_N) * np.uint64(shards)) >> np.uint64(32)
+        buckets_N = (within_N * np.uint64(section.buckets)) >> np.uint64(32)
+        while bucket <= (stop := int(buckets_N[-1])):
+            wanted = np.arange(bucket, min(stop + 1, bucket + _PIECE_BUCKETS), dtype=np.uint64)
+            yield (np.searchsorted(buckets_N, wanted) + first).astype("<u4").view(np.uint8).data
+            bucket += wanted.size
+    while bucket <= section.buckets:
+        count = min(section.buckets + 1 - bucket, _PIECE_BUCKETS)
+        yield np.full(count, section.entries, dtype="<u4").view(np.uint8).data
+        bucket += count
+
+
+class MappedShard:
+    """A file's sections in shared, read-only memory. The memory goes with the last reference to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self.size = os.fstat(file.fileno()).st_size
+                if self.size < _PREAMBLE.size + _TRAILER.size:
+                    raise ArtifactError(f"{path} is {self.size} bytes long: it was cut off. {_AGAIN}")
+                pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be opened: {error}") from error
+        if len(pages) != self.size:
+            raise ArtifactError(f"{path} changed its size while it was opened. {_AGAIN}")
+        self._bytes = np.frombuffer(pages, dtype=np.uint8)
+        footer, footer_at = _read_footer(path, pages)
+        try:
+            self.precision: Precision = footer["precision"]
+            self.shard, self.shards = int(footer["shard"]), int(footer["shards"])
+            self.parts = tuple(PartShape(int(part["dim"]), bool(part["wide"])) for part in footer["parts"])
+            self.content = str(footer["content"])
+            sections = (Section(**section) for section in footer["sections"])
+            self.sections = tuple(Section(*map(operator.index, section)) for section in sections)
+            counts = [(section.rows, section.tombstones) for section in self.sections]
+            sound = self.precision in PRECISIONS and 0 <= self.shard < self.shards
+            sound = sound and all(0 < part.dim <= _MOST_DIM for part in self.parts)
+            sound = sound and len(counts) == len(self.parts) and self.shards <= _MOST_SHARDS
+            sound = sound and all(0 <= count <= _MOST_ROWS for both in counts for count in both)
+            expected = tuple(_lay_out(self.parts, self.precision, counts)) if sound else ()
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ArtifactError(f"the footer of {path} is not one of ours: {error!r}. {_AGAIN}") from error
+        if not sound or self.sections != expected:
+            raise ArtifactError(f"the footer of {path} contradicts itself. {_AGAIN}")
+        if (expected[-1].end if expected else _PREAMBLE.size) != footer_at:
+            raise ArtifactError(f"the size of {path} does not fit its rows: {self.size} bytes. {_AGAIN}")
+
+    def rows(self, part: int) -> NDArray[np.void]:
+        """The packed rows of a part."""
+        section, kind = self.sections[part], row_type(self.parts[part], self.precision)
+        return self._bytes[section.rows_at : section.rows_at + section.entries * kind.itemsize].view(kind)
+
+    @property
+    def address(self) -> int:
+        return address(self._bytes)
+
+
+_AGAIN = "Fetch it again, or publish again."
+
+
+def _read_footer(path: Path, pages: mmap.mmap) -> tuple[dict[str, Any], int]:
+    """The footer and where it begins."""
+    magic, number = _PREAMBLE.unpack_from(pages)
+    if magic != _MAGIC:
+        raise ArtifactError(f"{path} is not a frozen table. {_AGAIN}")
+    if number != FORMAT:
+        raise ArtifactError(f"{path} has format {number}; this release reads {FORMAT}. Publish again.")
+    size, checksum, magic = _TRAILER.unpack_from(pages, len(pages) - _TRAILER.size)
+    footer_at = len(pages) - _TRAILER.size - size
+    if magic != _MAGIC or footer_at < _PREAMBLE.size:
+        raise ArtifactError(f"{path} was cut off: its end is not there. {_AGAIN}")
+    text = pages[footer_at : footer_at + size]
+    if zlib.crc32(text) != checksum:
+        raise ArtifactError(f"the footer of {path} is damaged. {_AGAIN}")
+    try:
+        footer = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"the footer of {path} is not one of ours: {error}. {_AGAIN}") from error
+    if not isinstance(footer, dict):
+        raise ArtifactError(f"the footer of {path} is not one of ours: {footer!r:.80}. {_AGAIN}")
+    return footer, footer_at

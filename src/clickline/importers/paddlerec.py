@@ -1,0 +1,214 @@
+"""PaddleRec: the `config.yaml` of a model, with `runner` and `hyper_parameters`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clickline.config.yaml_tree import Node, parse
+from clickline.errors import ConfigError, Mistake
+from clickline.importers.config_draft import Draft
+from clickline.importers.source_files import Origin, all_files, read, relative, wrong
+
+__all__ = ["paddlerec"]
+
+_NETWORKS = {
+    "logistic_regression": "lr",
+    **{n: n for n in ("fm", "wide_deep", "deepfm", "dcn_v2", "xdeepfm", "autoint", "dlrm", "finalmlp")},
+    "dcn": "dcn_v2",
+}
+
+# Key of PaddleRec to ours, where the value stays as it is.
+_SAME = {
+    "runner.train_batch_size": "train.batch_size",
+    "runner.epochs": "train.epochs",
+    "runner.seed": "train.seed",
+    "runner.data_donefile": "data.donefile",
+    "runner.data_sleep_second": "follow.poll",
+    "hyper_parameters.sparse_feature_dim": "model.embedding_dim",
+    "hyper_parameters.fc_sizes": "model.hidden",
+    "hyper_parameters.reg": "train.embedding.l2",
+}
+# Likewise, for the last word of a key below table_parameters.
+_SAME_IN_ACCESSOR = {
+    "embedx_threshold": "train.admission.shows",
+    "show_click_decay_rate": "train.eviction.decay",
+    "delete_threshold": "train.eviction.threshold",
+    "click_coeff": "train.eviction.click_weight",
+    "nonclk_coeff": "train.eviction.nonclick_weight",
+}
+_EVALUATE = "`clickline evaluate` measures any checkpoint or version; batches there are chosen by themselves."
+_EXPORTED = "every version holds what a server needs, proven before it is published: docs/versions.md."
+_HARDWARE = "there is none: training runs on processors, on several machines with train.mode: cluster."
+_STREAM = (
+    "`clickline up --follow` learns hour by hour, measures each before it is learned: docs/continuous.md."
+)
+_NONE = {
+    "runner.train_reader_path": "the layout is read as data.format says; for lines of another layout write a reader "
+    "and name it by data.reader: docs/data.md.",
+    "runner.infer_reader_path": "the same fields are read everywhere; docs/data.md.",
+    "runner.reader_type": "there is one reader for each format, which streams on all cores.",
+    "runner.num_workers": "prepare uses all cores by itself.",
+    "runner.thread_num": "all cores are used.",
+    "runner.model_save_path": "datasets, checkpoints and versions lie in home.",
+    "runner.model_init_path": "weights of Paddle cannot be read. train.warm_start takes a checkpoint of ours.",
+    "runner.infer_batch_size": _EVALUATE,
+    "runner.infer_load_path": _EVALUATE,
+    "runner.infer_start_epoch": _EVALUATE,
+    "runner.infer_end_epoch": _EVALUATE,
+    "runner.use_gpu": _HARDWARE,
+    "runner.use_xpu": _HARDWARE,
+    "runner.use_npu": _HARDWARE,
+    "runner.print_interval": "progress is shown once a second; `clickline logs` has it afterwards.",
+    "runner.use_auc": "AUC, log loss and calibration are always measured.",
+    "runner.use_visual": "`clickline studio` and the report of each run show the curves; tracking: MLflow has them.",
+    "runner.use_inference": _EXPORTED,
+    "runner.save_inference_feed_varnames": _EXPORTED,
+    "runner.save_inference_fetch_varnames": _EXPORTED,
+    "runner.split_interval": _STREAM,
+    "runner.split_per_pass": _STREAM,
+    "runner.checkpoint_per_pass": _STREAM,
+    "runner.save_delta_frequency": "each hour is published as a delta; publish.deltas says when a base is due.",
+    "hyper_parameters.sparse_inputs_slots": "slots are found in the data; data.slot_conf chooses among them.",
+    "hyper_parameters.sparse_feature_number": "tables grow as ids come. Readers that hash by themselves keep their "
+    "ids; raw text gets 64-bit ids here, which do not collide.",
+    "hyper_parameters.dense_input_dim": "dense fields are found in the data.",
+    "hyper_parameters.distributed_embedding": "train.mode: cluster puts the table into train.shards.",
+}
+_ACCESSOR = (
+    "there is none: see train.admission and train.eviction for when ids come and go, and docs/training.md."
+)
+
+
+class _Value(NamedTuple):
+    value: Any
+    origin: Origin
+
+
+def paddlerec(config: Path, folder: Path) -> Draft:
+    """The draft for `folder` from a model's config."""
+    draft = Draft(f"PaddleRec's {config}")
+    given = _flat(config)
+    _network(draft, config)
+    draft.put("data.format", "paddlerec", why="click:0 dense_feature:v … slot:id …")
+    _rows(draft, given, config, folder)
+    why = "PaddleRec's numbers are scaled but not clipped, and reach hundreds; `none` takes them as they are"
+    draft.put("data.fields", {"dense_*": "log1p"}, why=why)
+    for name, (value, origin) in given.items():
+        if name in _SAME:
+            draft.put(_SAME[name], value, origin)
+        elif name in _NONE:
+            draft.leave(origin, _NONE[name])
+        elif name.startswith("table_parameters."):
+            _accessor(draft, name, value, origin)
+        elif name not in _TOGETHER:
+            draft.leave(origin, "is not a key that this import knows. Its value was not looked at.")
+    _optimizer(draft, given)
+    draft.hint(
+        "PaddleRec's step sizes stay the same for the whole run, and so they do here with `train: {schedule: {kind: "
+        "constant}, embedding: {schedule: {kind: constant}}}`. It has no gate; `gate: {auc: 0.6}` keeps what is worse "
+        "from being published."
+    )
+    return draft
+
+
+# Keys that several of ours depend on.
+_TOGETHER = (
+    "runner.train_data_dir",
+    "runner.test_data_dir",
+    "runner.start_day",
+    "runner.end_day",
+    "runner.use_fleet",
+    "runner.sync_mode",
+    "hyper_parameters.optimizer.class",
+    "hyper_parameters.optimizer.learning_rate",
+    "hyper_parameters.optimizer.strategy",
+)
+
+
+def _flat(path: Path) -> dict[str, _Value]:
+    """All keys with dots between their parts. The file's own ${ stays what it is."""
+    mistakes: list[Mistake] = []
+    root = parse(read(path).replace("${", "$${"), str(path), mistakes)
+    if mistakes:
+        raise ConfigError(mistakes)
+    place = Origin(str(path), root.line, "")
+    if not isinstance(root.value, dict) or "runner" not in root.value:
+        found = "has no group `runner:`. Allowed: the config of a model of PaddleRec."
+        raise wrong(place, found, "Name models/…/config.yaml.")
+    found_values: dict[str, _Value] = {}
+
+    def walk(node: Node, name: str) -> None:
+        if isinstance(node.value, dict):
+            for key, below in node.value.items():
+                walk(below, f"{name}.{key}" if name else key)
+        else:
+            found_values[name] = _Value(node.plainly(typed=True), Origin(str(path), node.line, name))
+
+    for group in ("runner", "hyper_parameters"):
+        node = root.value.get(group)
+        if node is not None and not isinstance(node.value, dict):
+            raise wrong(
+                Origin(str(path), node.line, group), "is not a group of keys.", "Indent its keys below it."
+            )
+    walk(root, "")
+    return found_values
+
+
+def _network(draft: Draft, config: Path) -> None:
+    draft.put("name", "ads", why="the model's name in requests")
+    folder = config.absolute().parent.name
+    known = _NETWORKS.get(folder)
+    if known:
+        draft.put("model.name", known, Origin(str(config), 0, "(its folder)"))
+    else:
+        networks = "lr, fm, deepfm, dcn_v2, xdeepfm, autoint, dlrm, finalmlp, masknet"
+        draft.put("model.name", "wide_deep", why=f"the file does not name its network; others: {networks}")
+
+
+def _rows(draft: Draft, given: dict[str, _Value], config: Path, folder: Path) -> None:
+    for name, key in (("runner.train_data_dir", "data.train"), ("runner.test_data_dir", "data.eval")):
+        if name not in given:
+            if key == "data.train":
+                raise wrong(Origin(str(config), 0, name), "is missing.", "Give the folder of the rows.")
+            continue
+        value, origin = given[name]
+        if not isinstance(value, str) or not value:
+            raise wrong(origin, "is not a folder.", "Give the folder of the rows.")
+        place = relative(value, config.parent, folder)
+        hourly = key == "data.train" and "runner.start_day" in given
+        draft.put(key, all_files(f"{place}/{{date}}/{{hour}}" if hourly else place), origin)
+    for name, key in (("runner.start_day", "data.dates.from"), ("runner.end_day", "data.dates.to")):
+        if name in given:
+            value, origin = given[name]
+            draft.put(key, str(value), origin, why="folders by day and hour; passes of minutes are no hours")
+
+
+def _optimizer(draft: Draft, given: dict[str, _Value]) -> None:
+    fleet = given.get("runner.use_fleet")
+    strategy = given.get("runner.sync_mode") or given.get("hyper_parameters.optimizer.strategy")
+    if fleet is not None:
+        draft.put("train.mode", "cluster" if fleet.value is True else "local", fleet.origin)
+    if strategy is not None and fleet is not None and fleet.value is True:
+        why = "" if strategy.value in ("sync", "async") else f"{strategy.value} is nearest to async"
+        draft.put("train.sync", strategy.value == "sync", strategy.origin, why=why)
+    elif strategy is not None:
+        draft.leave(strategy.origin, "says nothing on one machine; on a cluster it is train.sync.")
+    rate = given.get("hyper_parameters.optimizer.learning_rate")
+    if rate is not None:
+        draft.put("train.learning_rate", rate.value, rate.origin)
+        draft.put("train.embedding.learning_rate", rate.value, rate.origin)
+    kind = given.get("hyper_parameters.optimizer.class")
+    if kind is not None:
+        why = "the dense part learns by Adam" + ("" if kind.value == "Adam" else ", always")
+        draft.put("train.embedding.optimizer", str(kind.value).lower(), kind.origin, why=why)
+
+
+def _accessor(draft: Draft, name: str, value: Any, origin: Origin) -> None:
+    last = name.rpartition(".")[2]
+    if last in _SAME_IN_ACCESSOR:
+        draft.put(_SAME_IN_ACCESSOR[last], value, origin)
+    elif last == "delete_after_unseen_days" and isinstance(value, int):
+        draft.put("train.eviction.hours_unseen", value * 24, origin, why=f"{value} days")
+    else:
+        draft.leave(origin, _ACCESSOR)

@@ -1,0 +1,137 @@
+"""A model that scores: tables, network, and what makes probabilities of its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from clickline.artifacts.checkpoint import Checkpoint
+from clickline.embedding import Lookup, Tables, load
+from clickline.errors import ArtifactError
+from clickline.features import FeatureSpec
+from clickline.models.calibration import Calibration, from_json
+from clickline.models.custom_network import CustomModel, load_custom
+from clickline.models.model_plan import ModelPlan
+from clickline.models.network_spec import NetworkSpec
+from clickline.models.registry import NETWORKS, build
+from clickline.models.torch_runtime import keep_memory
+from clickline.models.weights import load_network, network_arrays
+from clickline.records import LabelledRows
+
+__all__ = ["Model", "open_checkpoint"]
+
+_SCORED_ROWS = 8192  # at a time: activations of more would not stay in the caches
+
+
+@dataclass
+class Model:
+    """Tables and network built as the plan says; what follows from the plan's seed alone, until it learns."""
+
+    features: FeatureSpec
+    plan: ModelPlan
+    spec: NetworkSpec
+    tables: Tables
+    network: nn.Module
+    custom: CustomModel | None  # what the user's file decides, if it is theirs
+    calibration: Calibration | None = None
+
+    @classmethod
+    def build(cls, features: FeatureSpec, plan: ModelPlan, threads: int, file: Path | None = None) -> Model:
+        """A model that has learned nothing yet. `file` is the user's network where the plan names none."""
+        torch.set_num_threads(threads)
+        keep_memory()
+        spec = NetworkSpec(
+            tuple(slot.dim for slot in plan.slots),
+            len(features.dense),
+            plan.hidden,
+            plan.dropout,
+            plan.batch_norm,
+        )
+        custom = None
+        if plan.network is None:
+            if file is None:
+                raise ArtifactError("the model is a network of yours: name its file as model.file.")
+            custom = load_custom(file, spec, plan.seed, multi=[slot.multi for slot in features.slots])
+            network, uses_wide = custom.network, custom.uses_wide
+        else:
+            network, uses_wide = build(plan.network, spec, plan.seed), NETWORKS[plan.network].uses_wide
+        tables = Tables(**plan.tables(uses_wide), threads=threads)
+        return cls(features, plan, spec, tables, network, custom)
+
+    def score(self, rows: LabelledRows) -> NDArray[np.float32]:
+        """Click probabilities, without learning anything."""
+        self.network.eval()
+        probability_B = np.empty(rows.rows, dtype=np.float32)
+        for start in range(0, rows.rows, _SCORED_ROWS):
+            stop = min(start + _SCORED_ROWS, rows.rows)
+            part = rows.part(start, stop)
+            inputs_BI, wide_B = self.buffers(part)
+            self.tables.gather(part.encoded.slots, inputs_BI, wide_B, train=False)
+            with torch.no_grad():
+                logit_B = self.network(torch.from_numpy(inputs_BI), torch.from_numpy(wide_B))
+            probability_B[start:stop] = self.probabilities(logit_B)
+        return probability_B
+
+    def probabilities(self, logit_B: torch.Tensor) -> NDArray[np.float32]:
+        """What the logits mean for all rows, not for those that were sampled and weighted to learn from."""
+        probability_B: NDArray[np.float32] = torch.sigmoid(logit_B.float() + self.plan.logit_shift).numpy()
+        return probability_B if self.calibration is None else self.calibration.apply(probability_B)
+
+    def buffers(self, rows: LabelledRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The network's inputs, with the dense fields filled in and room for the vectors."""
+        inputs_BI = np.empty((rows.rows, self.spec.width), dtype=np.float32)
+        inputs_BI[:, self.tables.width :] = rows.encoded.dense_DB.T
+        return inputs_BI, np.empty(rows.rows, dtype=np.float32)
+
+    def pool(self, lookup: Lookup, rows: LabelledRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The inputs of rows that were looked up."""
+        inputs_BI, wide_B = self.buffers(rows)
+        self.tables.pool(lookup, inputs_BI, wide_B)
+        return inputs_BI, wide_B
+
+    # ── state ──────────────────────────────────────────────────────────────────────────────────
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """The network's weights as plain arrays."""
+        return network_arrays(self.network)
+
+    def load_weights(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        load_network(self.network, arrays)
+
+    def restore(self, checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
+        """Take over what a checkpoint holds; returns its arrays, for who wants more of them than the weights."""
+        load(self.tables, checkpoint.tables)
+        arrays = checkpoint.dense()
+        self.load_weights(arrays)
+        found = checkpoint.body.get("calibration")
+        self.calibration = None if found is None else from_json(found)
+        return arrays
+
+
+def open_checkpoint(checkpoint: Checkpoint, threads: int, model_file: Path | None = None) -> Model:
+    """The model of a checkpoint, ready to score. `model_file` is needed where the network is the user's own:
+    artifacts hold no code."""
+    plan = ModelPlan.from_json(checkpoint.body.get("plan", {}))
+    if plan.network is None:
+        if model_file is None:
+            raise ArtifactError(
+                f"the network of {checkpoint.folder} came from a file of yours, and model.file names none. "
+                "Set model.file to it."
+            )
+        if sha256(model_file.read_bytes()).hexdigest() != plan.network_sha256:
+            raise ArtifactError(
+                f"{model_file} is not the file that {checkpoint.folder} was trained with: its checksum differs. "
+                "Set model.file to that one, or train again."
+            )
+    features = FeatureSpec.from_json(checkpoint.body["features"])
+    model = Model.build(features, plan, threads, model_file)
+    model.restore(checkpoint)
+    return model

@@ -1,1 +1,0 @@
-"""What every server of ours needs: who may ask, ports, and lines of a log."""

@@ -1,0 +1,169 @@
+"""ElasticCTR's HTTP interface: slots by number, values as feasigns, probabilities back.
+
+    {"instances": [{"slots": [{"slot_name": "3", "feasigns": [7, 9]}]}]}
+    {"predictions": [{"prob0": 0.9, "prob1": 0.1}], "err_code": 0, "err_msg": ""}
+
+A feasign is 64 bits, as a number or as decimal text; 0 is "no value", which its clients send for absent slots.
+A slot is named by its number, its name or its column. In a slot of texts the feasign is the text's hash (XXH64),
+as in ElasticCTR's logs; a field of numbers takes it as the number. A column that is read as text and as a number
+is refused: of a hash nobody can tell the number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from clickline.errors import Refusal, RequestRefused
+from clickline.serving.protocols.call import OUTPUTS, Call, Limits, Model, Scores
+from clickline.serving.protocols.http_common import (
+    STATUS,
+    Reply,
+    Request,
+    json_reply,
+    number_texts,
+    parse_json,
+    refusal,
+    shown,
+    similar_name,
+    version_header,
+    wrong_method,
+)
+from clickline.serving.protocols.json_rows import RowsBuilder, check_rows, fields_of, kind_name
+
+__all__ = ["read_inference", "refuse_inference", "refuse_method", "write_inference"]
+
+
+@dataclass(frozen=True)
+class _Slot:
+    column: str
+    hashed: bool  # its values are texts, so a feasign is the hash of one
+    number: bool  # its values are numbers and nothing else
+    both: bool  # its values are texts that are read as numbers, too
+
+
+_slots: WeakKeyDictionary[Any, Mapping[str, _Slot]] = WeakKeyDictionary()
+
+
+def _slots_of(model: Model) -> Mapping[str, _Slot]:
+    """A model's slots by all that they may be called; a name goes before a number."""
+    found = _slots.get(model)
+    if found is None:
+        slots = model.features.slots
+        texts = {slot.column for slot in slots if slot.source == "text"}
+        categories = {slot.column for slot in slots if slot.source in ("text", "feasign")}
+        numbers = {field.column for field in model.features.dense}
+        numbers |= {slot.column for slot in slots if slot.source not in ("text", "feasign")}
+        by_column = {
+            column: _Slot(column, column in texts, column not in categories, column in texts & numbers)
+            for column in model.columns
+        }
+        by_name = {field.name: by_column[field.column] for field in model.features.fields}
+        by_number = {str(slot.number): by_column[slot.column] for slot in slots if slot.column in categories}
+        found = _slots[model] = {**by_number, **by_column, **by_name}
+    return found
+
+
+def read_inference(request: Request, model: Model, limits: Limits) -> Call:
+    document = parse_json(request.body)
+    if type(document) is not dict or type(document.get("instances")) is not list:
+        raise RequestRefused("invalid", "the body must be an object with a list of instances.")
+    instances = document["instances"]
+    check_rows(len(instances), limits)
+    known = _slots_of(model)
+    given: dict[str, tuple[_Slot, list[list[int]]]] = {}  # the feasigns of each row, by column
+    for row, instance in enumerate(instances):
+        for slot in _given_slots(instance, row):
+            name = slot.get("slot_name")
+            field = known.get(name if type(name) is str else _as_text(name, row))
+            if field is not None:
+                if field.both:
+                    raise _not_a_number(field.column, row)
+                if field.column not in given:
+                    given[field.column] = (field, [[] for _ in instances])
+                given[field.column][1][row].extend(_feasigns(slot, row))
+            elif not limits.ignore_unknown:
+                hint = similar_name(str(name), known)
+                raise RequestRefused(
+                    "invalid", f"the model has no slot {shown(name)} (instances[{row}]).{hint}"
+                )
+    builder = RowsBuilder(fields_of(model), len(instances))
+    for field, values in given.values():
+        if field.number:
+            builder.values(field.column, values)
+        else:
+            builder.feasigns(field.column, values, field.hashed)
+    return Call(builder.build())
+
+
+def _not_a_number(column: str, row: int) -> RequestRefused:
+    return RequestRefused(
+        "invalid",
+        f"{shown(column)} has a feasign in instances[{row}], but this model reads it as a category and as a number: "
+        "a feasign is a hash of the category, and does not tell the number. Ask by another protocol, which takes the "
+        "value itself (/v1/models/NAME:predict, /v2/models/NAME/infer or gRPC), or leave the slot out, as missing.",
+    )
+
+
+def write_inference(_: None, answer: Scores) -> Reply:
+    both_B2 = OUTPUTS["probabilities"].values(answer)
+    pairs = zip(number_texts(both_B2[:, 0]), number_texts(both_B2[:, 1]), strict=True)
+    rows = b",".join(map(b'{"prob0":%b,"prob1":%b}'.__mod__, pairs))
+    body = b'{"predictions":[%b],"err_code":0,"err_msg":""}' % rows
+    return json_reply(body, headers=[version_header(answer)])
+
+
+def refuse_method(method: str, path: str) -> Reply:
+    """Another method than POST."""
+    return wrong_method(method, path, ("POST",), {"predictions": [], "err_code": 405}, "err_msg")
+
+
+def refuse_inference(kind: Refusal, message: str) -> Reply:
+    """A refused request: `err_code` is the HTTP status."""
+    return refusal(kind, message, {"predictions": [], "err_code": STATUS[kind]}, "err_msg")
+
+
+def _given_slots(instance: Any, row: int) -> list[dict[str, Any]]:
+    slots = instance.get("slots") if type(instance) is dict else None
+    if type(slots) is not list or not all(type(slot) is dict for slot in slots):
+        raise RequestRefused(
+            "invalid",
+            f'instances[{row}] must be {{"slots": [{{"slot_name": …, "feasigns": […]}}, …]}}.',
+        )
+    return slots
+
+
+def _as_text(name: Any, row: int) -> str:
+    if type(name) is int:
+        return str(name)
+    raise RequestRefused(
+        "invalid", f"slot_name is {kind_name(name)} in instances[{row}]; text or a number is allowed."
+    )
+
+
+def _feasigns(slot: dict[str, Any], row: int) -> list[int]:
+    given = slot.get("feasigns")
+    if type(given) is not list:
+        name = shown(slot["slot_name"])
+        raise RequestRefused(
+            "invalid",
+            f"feasigns of slot {name} is {kind_name(given)} in instances[{row}]; a list is allowed.",
+        )
+    for place, value in enumerate(given):
+        if type(value) is not int:  # as JSON has it, an int is one of 64 bits
+            given[place] = _feasign(value, slot["slot_name"], row)
+    return given
+
+
+def _feasign(given: Any, slot: Any, row: int) -> int:
+    if type(given) is str and len(given) <= 20 and given.isascii() and given.removeprefix("-").isdigit():
+        value = int(given)
+        if -(2**63) <= value < 2**64:
+            return value
+    raise RequestRefused(
+        "invalid",
+        f"slot {shown(slot)} has the feasign {shown(given)} in instances[{row}]; "
+        "a whole number of 64 bits is allowed.",
+    )

@@ -1,0 +1,379 @@
+"""The Open Inference Protocol (KServe v2) over HTTP, with the binary tensor data extension.
+
+Tensors stand in the JSON as flat or nested lists, or as bytes after it: the header Inference-Header-Content-Length
+says where the JSON ends, `binary_data_size` how many bytes an input has. A BYTES value there is its length in
+4 bytes and then itself; such texts are never made into Python objects.
+
+Inputs are [N], [N, 1], or [N, K] for a slot with several values; null, NaN and empty text are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from math import prod
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import orjson
+from numba import njit
+from numpy.typing import NDArray
+
+from clickline.embedding.raw_memory import Whole
+from clickline.errors import RequestRefused
+from clickline.records import NUMBER
+from clickline.serving.protocols.call import (
+    OUTPUTS,
+    Call,
+    Limits,
+    Model,
+    Scores,
+    Target,
+    chosen_outputs,
+    number_columns,
+    several_columns,
+)
+from clickline.serving.protocols.http_common import (
+    Known,
+    Reply,
+    Request,
+    check_target,
+    json_reply,
+    parse_json,
+    shown,
+    version_header,
+)
+from clickline.serving.protocols.json_rows import (
+    FLOATS,
+    RowsBuilder,
+    check_rows,
+    fields_of,
+    kind_name,
+    known_field,
+)
+
+__all__ = ["live", "metadata", "model_ready", "read_infer", "ready", "server", "write_infer"]
+
+_DTYPES: Mapping[str, Any] = {
+    "BYTES": None,
+    "BOOL": np.dtype("?"),
+    **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"FP{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
+}
+_VERSION = version("clickline")  # the package's own name for it would import every stage, says import-linter
+_HEADER = b"inference-header-content-length"
+
+
+# ── requests ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Details:
+    """What an answer needs of its request."""
+
+    model: str
+    id: str | None
+    outputs: tuple[tuple[str, bool], ...]  # names, and whether they are wanted as bytes
+
+
+@dataclass(frozen=True)
+class _Input:
+    name: str
+    datatype: str
+    rows: int
+    each: int  # values a row
+    data: Any  # from the JSON
+    start: int  # in the body, if the values stand there
+    end: int
+
+
+def read_infer(request: Request, model: Model, limits: Limits) -> Call:
+    body = request.body
+    split = _json_size(request)
+    document = parse_json(body if split is None else body[:split])
+    if type(document) is not dict:
+        raise RequestRefused("invalid", f"the request is {kind_name(document)}; an object is allowed.")
+    details = _details(document, request.target.model)
+    inputs = _inputs(document, len(body) if split is None else split, len(body))
+    rows = inputs[0].rows
+    for given in inputs:
+        if given.rows != rows:
+            raise RequestRefused(
+                "invalid",
+                f"{shown(given.name)} has {given.rows} rows, but {shown(inputs[0].name)} has {rows}; "
+                "all inputs must have as many.",
+            )
+    check_rows(rows, limits)
+    fields = fields_of(model)
+    builder = RowsBuilder(fields, rows, body if split is not None else b"")
+    for given in inputs:
+        if known_field(given.name, fields, limits):
+            if given.data is None:
+                _add_bytes(builder, given, body)
+            else:
+                _add_json(builder, given)
+    return Call(builder.build(), details=details)
+
+
+def _json_size(request: Request) -> int | None:
+    """Where the JSON ends and binary data begins; None: there is no binary data."""
+    text = request.headers.get(_HEADER)
+    if text is None:
+        return None
+    if not text.isdigit() or len(text) > 12 or int(text) > len(request.body):
+        found = shown(text.decode("latin-1"))
+        raise RequestRefused(
+            "invalid",
+            f"Inference-Header-Content-Length is {found}; a length within the body's "
+            f"{len(request.body)} bytes is allowed.",
+        )
+    return int(text)
+
+
+def _details(document: Mapping[str, Any], model: str) -> _Details:
+    given_id = document.get("id")
+    if type(given_id) not in (str, NoneType):
+        raise RequestRefused("invalid", f"id is {kind_name(given_id)}; text is allowed.")
+    binary = _parameters(document, "the request").get("binary_data_output", False)
+    asked = document.get("outputs") or []
+    if type(asked) is not list or not all(
+        type(out) is dict and type(out.get("name")) is str for out in asked
+    ):
+        raise RequestRefused("invalid", "outputs must be a list of objects with a name.")
+    wants = {out["name"]: _parameters(out, out["name"]).get("binary_data", binary) for out in asked}
+    return _Details(
+        model, given_id, tuple((name, wants.get(name, binary) is True) for name in chosen_outputs(wants))
+    )
+
+
+def _inputs(document: Mapping[str, Any], start: int, end: int) -> list[_Input]:
+    """The inputs, each with where its bytes stand; `start`, `end`: where binary data may."""
+    given = document.get("inputs")
+    if type(given) is not list or not given:
+        raise RequestRefused("invalid", "inputs must be a list with at least one tensor.")
+    inputs: dict[str, _Input] = {}
+    for tensor in given:
+        if type(tensor) is not dict or type(tensor.get("name")) is not str:
+            raise RequestRefused("invalid", "each of inputs must be an object with a name.")
+        name = tensor["name"]
+        if name in inputs:
+            raise RequestRefused("invalid", f"{shown(name)} stands twice in inputs; once is allowed.")
+        one = inputs[name] = _input(tensor, name, start, end)
+        start = one.end
+    if start != end:
+        raise RequestRefused(
+            "invalid", f"{end - start} bytes follow the last input's data; check each binary_data_size."
+        )
+    return list(inputs.values())
+
+
+def _input(tensor: Mapping[str, Any], name: str, start: int, end: int) -> _Input:
+    datatype = tensor.get("datatype")
+    if type(datatype) is not str or datatype not in _DTYPES:
+        allowed = ", ".join(_DTYPES)
+        raise RequestRefused(
+            "invalid", f"{shown(name)} has the datatype {shown(datatype)}; allowed: {allowed}."
+        )
+    shape = tensor.get("shape")
+    if (
+        type(shape) is not list
+        or len(shape) not in (1, 2)
+        or not all(type(size) is int and size >= 0 for size in shape)
+        or shape[1:] == [0]
+    ):
+        raise RequestRefused(
+            "invalid",
+            f"{shown(name)} has the shape {shown(shape)}; [rows], [rows, 1] or, for several values, "
+            "[rows, values] is allowed.",
+        )
+    parameters = _parameters(tensor, name)
+    if "shared_memory_region" in parameters:
+        raise RequestRefused("invalid", f"{shown(name)} lies in shared memory; send its data in the request.")
+    size = parameters.get("binary_data_size")
+    data = tensor.get("data")
+    if (data is None) == (size is None):
+        raise RequestRefused("invalid", f"{shown(name)} must have either data or a binary_data_size.")
+    if size is not None and (type(size) is not int or not 0 <= size <= end - start):
+        raise RequestRefused(
+            "invalid",
+            f"{shown(name)} has the binary_data_size {shown(size)}, but {end - start} bytes of binary data "
+            "are left. Is Inference-Header-Content-Length right?",
+        )
+    return _Input(name, datatype, shape[0], prod(shape[1:]), data, start, start + (size or 0))
+
+
+def _parameters(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    parameters = given.get("parameters")
+    if type(parameters) not in (dict, NoneType):
+        found = kind_name(parameters)
+        raise RequestRefused("invalid", f"the parameters of {shown(name)} are {found}; an object is allowed.")
+    return parameters or {}
+
+
+# ── values ─────────────────────────────────────────────────────────────────────────────────────
+
+_JSON_KINDS: Mapping[str, set[type]] = {  # by the kind of the NumPy type
+    "b": {bool, int, NoneType},
+    "i": {int, NoneType},
+    "u": {int, NoneType},
+    "f": {int, float, NoneType},
+}
+
+
+def _add_json(builder: RowsBuilder, given: _Input) -> None:
+    values = given.data
+    if type(values) is list and set(map(type, values)) == {list}:
+        values = [value for row in values for value in row]
+    if type(values) is not list or len(values) != given.rows * given.each:
+        found = f"{len(values)} values" if type(values) is list else kind_name(values)
+        raise RequestRefused(
+            "invalid",
+            f"{shown(given.name)} has the shape {_shape(given)}, but {found} as data; "
+            f"a list of {given.rows * given.each} values is allowed.",
+        )
+    dtype = _DTYPES[given.datatype]
+    other = set(map(type, values)) - ({str, NoneType} if dtype is None else _JSON_KINDS[dtype.kind])
+    if other:
+        place = next(place for place, value in enumerate(values) if type(value) in other)
+        raise RequestRefused(
+            "invalid",
+            f"{shown(given.name)} is said to be {given.datatype}, but is {kind_name(values[place])} in row "
+            f"{place // given.each} (counted from 0).",
+        )
+    if given.each > 1:
+        values = [values[at : at + given.each] for at in range(0, len(values), given.each)]
+    # A float that is said to have 32 bits and comes as text has the text of 32 bits, as among bytes.
+    builder.values(given.name, values, NUMBER if dtype is None else FLOATS.get(dtype.name, NUMBER))
+
+
+def _add_bytes(builder: RowsBuilder, given: _Input, body: bytes) -> None:
+    count = given.rows * given.each
+    dtype = _DTYPES[given.datatype]
+    size = given.end - given.start
+    if size != count * dtype.itemsize if dtype is not None else size < count * 4:
+        raise RequestRefused(
+            "invalid",
+            f"{shown(given.name)} has the shape {_shape(given)} as {given.datatype}, but {size} bytes.",
+        )
+    if dtype is not None:
+        builder.array(given.name, np.frombuffer(body, dtype, count, given.start), given.each)
+        return
+    starts_N = np.empty(count, dtype=np.int64)
+    ends_N = np.empty(count, dtype=np.int64)
+    place = walk_texts(np.frombuffer(body, np.uint8), given.start, given.end, starts_N, ends_N)
+    if place >= 0:
+        where = f"in row {place // given.each} (counted from 0)" if place < count else "after the last row"
+        raise RequestRefused(
+            "invalid", f"the lengths of the texts in {shown(given.name)} do not fit its {size} bytes {where}."
+        )
+    builder.spans(given.name, starts_N, ends_N, given.each)
+
+
+def _shape(given: _Input) -> str:
+    return f"[{given.rows}]" if given.each == 1 else f"[{given.rows}, {given.each}]"
+
+
+@njit(cache=True, nogil=True)
+def walk_texts(
+    data: NDArray[np.uint8], at: Whole, end: Whole, starts_N: NDArray[np.int64], ends_N: NDArray[np.int64]
+) -> int:
+    """Spans of texts that each follow their length in 4 bytes. Returns which one does not fit, -1: all do."""
+    for n in range(starts_N.size):
+        if end - at < 4:
+            return n
+        length = np.int64(0)
+        for byte in range(4):
+            length |= np.int64(data[at + byte]) << (8 * byte)
+        at += 4
+        if length > end - at:
+            return n
+        starts_N[n] = at
+        at += length
+        ends_N[n] = at
+    return -1 if at == end else starts_N.size
+
+
+# ── answers ────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_infer(details: _Details, answer: Scores) -> Reply:
+    tensors = []
+    binary = []
+    for name, as_bytes in details.outputs:
+        output = OUTPUTS[name]
+        values_N = np.ascontiguousarray(output.values(answer).reshape(-1))
+        shape = [values_N.size // output.width, output.width]
+        tensor: dict[str, Any] = {
+            "name": name,
+            "datatype": "INT64" if output.whole else "FP32",
+            "shape": shape,
+        }
+        if as_bytes:
+            binary.append(values_N.tobytes())
+            tensor["parameters"] = {"binary_data_size": values_N.nbytes}
+        else:
+            tensor["data"] = values_N
+        tensors.append(tensor)
+    document = {"model_name": details.model, "model_version": str(answer.version), "outputs": tensors}
+    if details.id is not None:
+        document["id"] = details.id
+    if not binary:
+        return json_reply(document, headers=[version_header(answer)])
+    head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    headers = (
+        (b"content-type", b"application/octet-stream"),
+        (_HEADER, b"%d" % len(head)),
+        version_header(answer),
+    )
+    return Reply(200, headers, b"".join([head, *binary]))
+
+
+# ── pages ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def server(_: Target, known: Known) -> Reply:
+    return json_reply({"name": "clickline", "version": _VERSION, "extensions": ["binary_tensor_data"]})
+
+
+def live(_: Target, known: Known) -> Reply:
+    return json_reply({"live": True})
+
+
+def ready(_: Target, known: Known) -> Reply:
+    is_ready = known.current is not None
+    return json_reply({"ready": is_ready}, 200 if is_ready else 503)
+
+
+def model_ready(target: Target, known: Known) -> Reply:
+    if known.current is None and target.model in known.models:
+        return json_reply({"name": target.model, "ready": False}, 503)
+    check_target(target, known)
+    return json_reply({"name": target.model, "ready": True})
+
+
+def metadata(target: Target, known: Known) -> Reply:
+    model = check_target(target, known)
+    numbers = number_columns(model.features)
+    several = several_columns(model.features)
+    return json_reply(
+        {
+            "name": target.model,
+            "versions": [str(model.number)],
+            "platform": "clickline",
+            "inputs": [
+                {
+                    "name": name,
+                    "datatype": "FP32" if name in numbers else "BYTES",
+                    "shape": [-1, -1] if name in several else [-1],
+                }
+                for name in model.columns
+            ],
+            "outputs": [
+                {"name": name, "datatype": "INT64" if output.whole else "FP32", "shape": [-1, output.width]}
+                for name, output in OUTPUTS.items()
+            ],
+        }
+    )

@@ -1,0 +1,125 @@
+"""Requests that a process asks itself before anybody else does: kernels are compiled or read from their cache, and
+what doors and scorers set up at first use is set up."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import orjson
+
+from clickline.errors import RequestRefused
+from clickline.scoring.scorer import Answer
+from clickline.serving.grpc_server import GrpcDoor
+from clickline.serving.open_versions import ScorerLike
+from clickline.serving.protocols import kserve_grpc, ranking_grpc, tfserving_grpc
+from clickline.serving.protocols.call import Call, Limits, number_columns
+from clickline.serving.protocols.http_routes import Door, HttpLimits, route
+from clickline.wire.messages import ModelInferRequest, PredictRequest, RankRequest, TensorProto
+
+__all__ = ["example_row", "warm"]
+
+_ROWS = 2
+_FLOAT, _STRING = 1, 7  # numbers of DataType
+
+
+def warm(scorer: ScorerLike) -> None:
+    """Answer one request of every kind, to nobody."""
+    for door, body in _grpc_requests(scorer):
+        with suppress(RequestRefused):  # a field may not like our value; most of the way was gone
+            call = door.decode(body, scorer, Limits())
+            door.encode(call, _scored(scorer, call))
+    for path, document in _rest_requests(scorer):
+        found = route("POST", path)
+        assert isinstance(found, Door), path
+        with suppress(RequestRefused):
+            call = found.decode(orjson.dumps(document), {}, scorer, HttpLimits())
+            found.encode(call, _scored(scorer, call))
+    scorer.misses_S[:] = 0
+    scorer.lookups_S[:] = 0
+
+
+def example_row(scorer: ScorerLike) -> dict[str, float | str]:
+    """A row to try the service with: a few fields, the others may be missing."""
+    numbers = number_columns(scorer.features)
+    few = [name for name in scorer.columns if name in numbers][:2]
+    few += [name for name in scorer.columns if name not in numbers][:2]
+    return {name: 1 if name in numbers else "1" for name in few}
+
+
+def _scored(scorer: ScorerLike, call: Call) -> Answer:
+    if call.context is None:
+        return scorer.predict(call.rows)
+    return scorer.rank(call.context, call.rows)
+
+
+def _halves(scorer: ScorerLike) -> tuple[Sequence[str], Sequence[str]]:
+    """Columns of a ranking's context and of its candidates."""
+    return scorer.columns[::2], scorer.columns[1::2]
+
+
+def _grpc_requests(scorer: ScorerLike) -> Iterator[tuple[GrpcDoor, bytes]]:
+    numbers = number_columns(scorer.features)
+    predict = PredictRequest()
+    for column in scorer.columns:
+        _fill(predict.inputs[column], column in numbers, _ROWS)
+    yield tfserving_grpc, predict.SerializeToString()
+    shared, own = _halves(scorer)
+    rank = RankRequest()
+    for column in shared:
+        _fill(rank.context[column], column in numbers, 1)
+    for column in own:
+        _fill(rank.candidates[column], column in numbers, _ROWS)
+    if own:
+        yield ranking_grpc, rank.SerializeToString()
+    typed, raw = ModelInferRequest(), ModelInferRequest()
+    for column in scorer.columns:
+        number = column in numbers
+        for request in (typed, raw):
+            request.inputs.add(name=column, datatype="FP32" if number else "BYTES", shape=[_ROWS])
+        if number:
+            typed.inputs[-1].contents.fp32_contents.extend([1.0] * _ROWS)
+            raw.raw_input_contents.append(struct.pack("<2f", 1.0, 1.0))
+        else:
+            typed.inputs[-1].contents.bytes_contents.extend([b"1"] * _ROWS)
+            raw.raw_input_contents.append(struct.pack("<I1sI1s", 1, b"1", 1, b"1"))
+    yield kserve_grpc, typed.SerializeToString()
+    yield kserve_grpc, raw.SerializeToString()
+
+
+def _fill(tensor: TensorProto, number: bool, rows: int) -> None:
+    tensor.dtype = _FLOAT if number else _STRING
+    tensor.tensor_shape.dim.add().size = rows
+    if number:
+        tensor.float_val.extend([1.0] * rows)
+    else:
+        tensor.string_val.extend([b"1"] * rows)
+
+
+def _rest_requests(scorer: ScorerLike) -> Iterator[tuple[str, object]]:
+    numbers = number_columns(scorer.features)
+
+    def value(column: str) -> float | str:
+        return 1.5 if column in numbers else "1"
+
+    row = {column: value(column) for column in scorer.columns}
+    yield "/v1/models/warm:predict", {"instances": [row] * _ROWS}
+    yield "/v1/models/warm:predict", {"inputs": {column: [found] * _ROWS for column, found in row.items()}}
+    shared, own = _halves(scorer)
+    if own:
+        context = {column: row[column] for column in shared}
+        yield (
+            "/v1/models/warm:rank",
+            {"context": context, "candidates": [{column: row[column] for column in own}] * _ROWS},
+        )
+    inputs = [
+        {
+            "name": column,
+            "datatype": "FP32" if column in numbers else "BYTES",
+            "shape": [_ROWS],
+            "data": [row[column]] * _ROWS,
+        }
+        for column in scorer.columns
+    ]
+    yield "/v2/models/warm/infer", {"inputs": inputs}

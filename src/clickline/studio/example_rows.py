@@ -1,0 +1,154 @@
+"""Rows to begin with: values that are frequent, and real rows of the logs where they lie on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickline.artifacts.from_config import storage_of
+from clickline.config import Config
+from clickline.data.input_blocks import open_reader
+from clickline.data.schema import Layout, layout, target_fields
+from clickline.errors import ClicklineError
+from clickline.features import FeatureSpec
+from clickline.features.raw_columns import numbers as read_numbers
+from clickline.features.raw_columns import without
+from clickline.records import IntegerColumn, NumberColumn, RawColumn, RawRows, category_text
+from clickline.serving.protocols.call import number_columns, several_columns
+from clickline.storage.storage import Storage
+
+__all__ = ["form_fields", "rows_of_logs"]
+
+_EXACT = 2**53  # whole numbers that a browser keeps
+_TOP = 10
+_MOST_BYTES = 256 * 2**20  # of a file whose beginning is read
+
+Row = dict[str, Any]
+
+
+def form_fields(features: FeatureSpec, home: Path, examples: list[Row]) -> list[dict[str, Any]]:
+    """What can be told of each raw column. `examples`: rows of logs; an invented one is added if there is none."""
+    numbers, several = number_columns(features), several_columns(features)
+    top = _frequent(home)
+    fields: dict[str, dict[str, Any]] = {}
+    for field in features.fields:
+        known = fields.get(field.column)
+        if known is not None:
+            known["fields"].append(field.name)
+            continue
+        frequent = top.get(field.name, [])
+        statistics = field.statistics
+        fields[field.column] = {
+            "name": field.name,
+            "kind": "dense" if field.column in numbers else "slot",
+            "column": field.column,
+            "multi": field.column in several,
+            "top": frequent,
+            "example": next(iter(frequent), None if statistics is None else round(statistics.mean, 3)),
+            "fields": [field.name],
+        }
+    for column, told in fields.items():
+        if told["kind"] == "dense":
+            told["top"] = [_number(value) for value in told["top"]]
+            told["example"] = 1 if told["example"] is None else _number(told["example"])
+        told["example"] = next((row[column] for row in examples if column in row), told["example"])
+    return [fields[column] for column in features.columns]
+
+
+def rows_of_logs(config: Config, features: FeatureSpec, count: int) -> list[Row]:
+    """The first rows of a file of logs, as a caller would send them; [] if none can be read quickly."""
+    try:
+        path = _file(config)
+        if path is None:
+            return []
+        data = config.data
+        slots = [int(column) for column in features.columns if column.isascii() and column.isdigit()]
+        told = layout(data, slots, sum(column.startswith("dense_") for column in features.columns))
+        reader = open_reader(data, Layout(features, target_fields(data), told.dense))
+        block = next(reader.blocks(path.name, path), None)
+        if block is None or block.payload is None:
+            return []
+        return list(islice(_rows(reader.parse(block), features), count))
+    except (ClicklineError, OSError, ValueError, KeyError, StopIteration):
+        return []  # only examples: whoever tries can type
+
+
+def _file(config: Config) -> Path | None:
+    """The newest file of the logs, by its name, if it is on this machine."""
+    storage = storage_of(config)
+    for pattern in (*(config.data.eval or ()), *config.data.train):
+        if not Storage.is_local(pattern):
+            continue
+        for place in storage.list(pattern.replace("{date}", "*").replace("{hour}", "*"))[::-1]:
+            path = Path(place.uri)
+            if place.size <= _MOST_BYTES and path.name != config.data.donefile and place.size:
+                return path
+    return None
+
+
+def _rows(raw: RawRows, features: FeatureSpec) -> Iterator[Row]:
+    numbers = number_columns(features)
+    columns = {name: raw.columns[name] for name in features.columns if name in raw.columns}
+    there: dict[str, NDArray[np.bool_]] = {}
+    for name, column in columns.items():
+        if name in numbers:
+            there[name] = ~np.isnan(read_numbers(column, name, raw.rows, features.missing)[0])
+        else:
+            columns[name] = without(column, features.missing)
+    for b in range(raw.rows):
+        row: Row = {}
+        for name, column in columns.items():
+            values = list(_values(column, b))
+            if name in numbers:
+                values = [_number(value) for value in values if there[name][b]]
+            if values:
+                row[name] = values[0] if column.offsets_B1 is None else values
+        yield row
+
+
+def _values(column: RawColumn, b: int) -> Iterator[Any]:
+    offsets = column.offsets_B1
+    for n in [b] if offsets is None else range(int(offsets[b]), int(offsets[b + 1])):
+        if isinstance(column, NumberColumn):
+            if not np.isnan(column.values_N[n]):
+                yield float(category_text(float(column.values_N[n]), column.precision))
+        elif isinstance(column, IntegerColumn):
+            if not column.missing_N[n]:
+                whole = int(column.values_N[n].astype(np.int64) if column.signed else column.values_N[n])
+                yield whole if abs(whole) < _EXACT else str(whole)
+        else:
+            text = bytes(column.data[column.starts_N[n] : column.ends_N[n]]).decode("utf-8", "replace")
+            if text := text.strip(" \t\r\n"):
+                yield text
+
+
+def _number(value: Any) -> float | int | None:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return int(found) if found.is_integer() and abs(found) < _EXACT else found
+
+
+def _frequent(home: Path) -> Mapping[str, list[str]]:
+    """The most frequent values of each slot, as the newest dataset or hour counted them."""
+    folders = []
+    try:
+        folders.append(home / "datasets" / Path((home / "datasets" / "current").read_text().strip()).name)
+    except (OSError, ValueError):
+        folders += sorted((home / "hours").glob("*"), reverse=True)[:3]
+    for folder in folders:
+        try:
+            report = json.loads((folder / "manifest.json").read_bytes())["splits"]["train"]["report"]
+            return {
+                slot["name"]: [str(one["value"]) for one in slot["top"][:_TOP]] for slot in report["slots"]
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return {}

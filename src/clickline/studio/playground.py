@@ -1,0 +1,207 @@
+"""Try it: rows that somebody types go to the live server, and what they come to is taken apart.
+
+A column's contribution is how much the probability changes when the column is missing: all these rows go in the same
+request as the ones that were asked for. What the version before would have said is scored in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from clickline.artifacts.registry import Registry
+from clickline.artifacts.version import Version
+from clickline.client import AsyncClient
+from clickline.config import Config
+from clickline.errors import ClicklineError, RequestRefused
+from clickline.features import FeatureSpec
+from clickline.scoring.open_scorer import open_scorer
+from clickline.scoring.scorer import Scorer
+from clickline.serving.auth import read_token
+from clickline.serving.protocols.http_routes import Door, HttpLimits, route
+from clickline.studio.example_rows import form_fields, rows_of_logs
+from clickline.studio.home_view import Slow, View
+from clickline.studio.serving_view import trust
+
+__all__ = ["Trying"]
+
+MOST_ROWS = 50
+_EXAMPLES = 20
+_OPEN_VERSIONS = 2  # kept for the next question: their tables are mapped, not in memory
+_PATIENCE = 4.0  # seconds that an answer waits for the version before to be opened
+_MISSING: tuple[object, ...] = (None, "", [])
+
+Row = Mapping[str, Any]
+
+
+class Trying:
+    """Answers for one home."""
+
+    def __init__(self, config: Config, view: View) -> None:
+        self._config = config
+        self._view = view
+        self._scorers: OrderedDict[tuple[int, str], Scorer] = OrderedDict()
+        self._form: tuple[object, dict[str, Any]] = (None, {})
+
+    # ── the form ───────────────────────────────────────────────────────────────────────────────
+
+    async def form(self) -> dict[str, Any]:
+        """A field for each raw column that the current version takes, and rows to begin with."""
+        try:
+            return await self._view.once("form", self._make_form)
+        except (ClicklineError, OSError) as error:
+            return {"fields": [], "examples": [], "version": None, "error": str(error)}
+
+    def _make_form(self) -> dict[str, Any]:
+        registry = self._view.versions.registry
+        move = registry.current()
+        if move is None:
+            raise ClicklineError("there is no current version yet: the form is made from one.")
+        if self._form[0] != move:
+            features = FeatureSpec.from_json(registry.version(move.version).body["features"])
+            examples = rows_of_logs(self._config, features, _EXAMPLES)
+            fields = form_fields(features, Path(self._config.home), examples)
+            invented = [
+                {field["column"]: field["example"] for field in fields if field["example"] is not None}
+            ]
+            found = {"fields": fields, "examples": examples or invented, "version": move.version}
+            self._form = (move, {**found, "error": None})
+        return self._form[1]
+
+    # ── the answer ─────────────────────────────────────────────────────────────────────────────
+
+    async def ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """`asked`: rows, and whether to explain them."""
+        rows = _checked(asked)
+        variants = [
+            (n, column)
+            for n, row in enumerate(rows)
+            if asked.get("explain")
+            for column, value in row.items()
+            if value not in _MISSING
+        ]
+        without = [_without(rows[n], column) for n, column in variants]
+        began = time.perf_counter()
+        async with self._client() as client:
+            question = client.ask([*rows, *without])
+            began = time.perf_counter()
+            answer = await client.send(question)
+        latency = time.perf_counter() - began
+        scores = [float(score) for score in answer.probability]
+        contributions: list[list[dict[str, Any]]] = [[] for _ in rows]
+        for (n, column), score in zip(variants, scores[len(rows) :], strict=True):
+            change = scores[n] - score
+            contributions[n].append({"column": column, "without": score, "change": change})
+        for one in contributions:
+            one.sort(key=lambda told: -abs(told["change"]))
+        before, note = await self._before(answer.version, rows)
+        return {
+            "version": answer.version,
+            "rows": [
+                {
+                    "probability": scores[n],
+                    "previous": None
+                    if before is None
+                    else {"version": before[0], "probability": before[1][n]},
+                    "contributions": contributions[n],
+                }
+                for n in range(len(rows))
+            ],
+            "ranking": sorted(range(len(rows)), key=lambda n: -scores[n]),
+            "latency_ms": 1000 * latency,
+            "note": note,
+        }
+
+    def close(self) -> None:
+        while self._scorers:
+            self._scorers.popitem()[1].close()
+
+    def _client(self) -> AsyncClient:
+        serve = self._config.serve
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)
+        return AsyncClient(
+            f"[{host}]:{serve.http_port}" if ":" in host else f"{host}:{serve.http_port}",
+            protocol="http",
+            model=self._config.name,
+            token=read_token(serve.token_file),
+            tls=serve.tls is not None and trust(self._config),
+            retries=0,
+        )
+
+    # ── what the version before would have said ────────────────────────────────────────────────
+
+    async def _before(
+        self, live: int | None, rows: Sequence[Row]
+    ) -> tuple[tuple[int, list[float]] | None, str | None]:
+        """Its number and scores; or why there are none."""
+        try:
+            version = await self._view.once("previous", lambda: self._previous(live), _PATIENCE)
+            if version is None:
+                return None, "no version was current before this one"
+            key = f"open version {version.number}"
+            scorer = await self._view.once(key, lambda: self._open(version), _PATIENCE)
+            return (version.number, await asyncio.to_thread(_scored, scorer, rows)), None
+        except Slow:
+            return None, "the version before is still being opened: ask again in a moment"
+        except (ClicklineError, OSError) as error:
+            return None, f"the version before cannot be asked: {error}"
+
+    def _previous(self, live: int | None) -> Version | None:
+        registry = self._view.versions.registry
+        move = registry.current()
+        if move is None:
+            return None
+        trail = [*move.before, move.version]
+        earlier = trail[: trail.index(live)] if live in trail else move.before  # a server may lag behind
+        return registry.version(earlier[-1]) if earlier else None
+
+    def _open(self, version: Version) -> Scorer:
+        key = (version.number, version.created)
+        found = self._scorers.get(key)
+        if found is None:
+            found = self._opened(self._view.versions.registry, version)
+            self._scorers[key] = found
+            while len(self._scorers) > _OPEN_VERSIONS:
+                # Whoever still scores with it holds it; its files are unmapped when the last one is done.
+                self._scorers.popitem(last=False)
+        self._scorers.move_to_end(key)
+        return found
+
+    def _opened(self, registry: Registry, version: Version) -> Scorer:
+        return open_scorer(registry, version, Path(self._config.cache.dir), threads=1)
+
+
+def _scored(scorer: Scorer, rows: Sequence[Row]) -> list[float]:
+    """As the server does: the same reading of the same JSON. Columns that the version does not have are left out."""
+    door = route("POST", "/v1/models/before:predict")
+    assert isinstance(door, Door)
+    known = [{name: value for name, value in row.items() if name in scorer.columns} for row in rows]
+    call = door.decode(orjson.dumps({"instances": known}), {}, scorer, HttpLimits())
+    return [float(score) for score in scorer.predict(call.rows).probability_B]
+
+
+def _without(row: Row, column: str) -> Row:
+    return {name: value for name, value in row.items() if name != column}
+
+
+def _checked(asked: Mapping[str, Any]) -> list[Row]:
+    rows = asked.get("rows")
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_ROWS:
+        raise RequestRefused("invalid", f"rows is not a list of 1 to {MOST_ROWS} rows.")
+    for row in rows:
+        if not isinstance(row, dict) or not row:
+            raise RequestRefused("invalid", "a row is no object of columns and values, or an empty one.")
+        for column, value in row.items():
+            if not all(_is_plain(one) for one in (value if isinstance(value, list) else [value])):
+                raise RequestRefused("invalid", f"{column[:80]} is no text, number, null, or list of these.")
+    return rows
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))

@@ -1,0 +1,219 @@
+"""How the server is doing: its Prometheus page, read once a second while somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from clickline.config import Config
+from clickline.errors import ClicklineError
+from clickline.pipeline.endpoint import endpoint
+from clickline.serving.auth import read_token
+
+__all__ = ["Serving", "trust"]
+
+_POINTS = 300
+_SECONDS = 2.0  # for the server to answer
+_GAP_SECONDS = 5.0  # nobody looked meanwhile: what happened then is no speed of now
+_MOST_BYTES = 8 * 2**20
+_FINE = ("OK", "200")
+
+Series = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """One reading of the page."""
+
+    at: float
+    counts: Mapping[Series, float]  # by name and labels
+    buckets: Mapping[tuple[Series, float], float]  # requests so fast or faster, by series and seconds
+    version: int | None
+
+
+class Serving:
+    """The server of one home."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._where = endpoint(config)
+        self._history: deque[dict[str, Any]] = deque(maxlen=_POINTS)
+        self._last: Scrape | None = None
+        self._reason: str | None = None
+        self._client: httpx.AsyncClient | None = None
+        self._sampled_at = float("-inf")  # of the monotonic clock; whether it answered or not
+        self._turn = asyncio.Lock()
+
+    async def sample(self, seconds: float = 0.0) -> dict[str, Any] | None:
+        """Read the page, unless that was done in the last `seconds`. The point that this adds; None for the first one
+        and where nobody answers."""
+        async with self._turn:
+            if time.monotonic() - self._sampled_at < seconds:
+                return None
+            self._sampled_at = time.monotonic()
+            return await self._sample()
+
+    async def _sample(self) -> dict[str, Any] | None:
+        try:
+            scrape = _parsed(await self._page(), time.time())
+        except (ClicklineError, httpx.HTTPError, OSError, ValueError) as error:
+            self._last, self._reason = None, _words(error)
+            return None
+        before, self._last, self._reason = self._last, scrape, None
+        if before is None or not 0 < scrape.at - before.at <= _GAP_SECONDS:
+            return None
+        point = _point(before, scrape)
+        self._history.append(point)
+        return point
+
+    def document(self) -> dict[str, Any]:
+        """What is known now."""
+        last = self._last
+        counts: Mapping[Series, float] = {} if last is None else last.counts
+        by_code, by_protocol = _summed(counts, "requests", 2), _summed(counts, "requests", 1)
+        lookups, misses = _summed(counts, "lookups", 1), _summed(counts, "lookup_misses", 1)
+        requests = sum(by_code.values())
+        return {
+            "alive": last is not None,
+            "reason": self._reason,
+            "version": None if last is None else last.version,
+            "url": self._where.http,
+            "history": list(self._history),
+            "totals": {
+                "requests": requests,
+                "errors": requests - sum(by_code[code] for code in _FINE),
+                "rows": sum(_summed(counts, "rows", 1).values()),
+            },
+            "slots": [
+                {
+                    "slot": slot,
+                    "lookups": looked,
+                    "misses": misses[slot],
+                    "miss_rate": misses[slot] / looked if looked else None,
+                }
+                for slot, looked in lookups.items()
+            ],
+            "by_code": by_code,
+            "by_protocol": by_protocol,
+        }
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _page(self) -> str:
+        if self._client is None:
+            self._client = httpx.AsyncClient(timeout=_SECONDS, verify=trust(self._config), trust_env=False)
+        token = read_token(self._config.serve.token_file)
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        url = self._where.metrics.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        async with self._client.stream("GET", url, headers=headers) as answer:
+            page = b""
+            async for piece in answer.aiter_bytes():
+                page += piece
+                if len(page) > _MOST_BYTES:
+                    raise ClicklineError("what answers there is no clickline server: its page has no end")
+        text = page.decode(errors="replace")
+        if answer.status_code != 200:
+            raise ClicklineError(f"it answered {answer.status_code}: {text[:200].strip()}")
+        return text
+
+
+def trust(config: Config) -> ssl.SSLContext | bool:
+    """The server's own certificate, or who signed it; under which name it is called does not matter here."""
+    tls = config.serve.tls
+    if tls is None:
+        return True
+    context = ssl.create_default_context(cafile=tls.authority or tls.certificate)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def _parsed(page: str, at: float) -> Scrape:
+    counts: dict[Series, float] = {}
+    buckets: dict[tuple[Series, float], float] = {}
+    version = None
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            name = sample.name.removeprefix("clickline_")
+            if name == "request_seconds_bucket":
+                series = (sample.labels["protocol"], sample.labels["version"])
+                buckets[series, float(sample.labels["le"])] = sample.value
+            elif name == "version":
+                version = int(sample.value)
+            elif name.endswith("_total"):
+                order = [sample.labels[label] for label in _LABELS if label in sample.labels]
+                counts[(name.removesuffix("_total"), *order)] = sample.value
+    return Scrape(at, counts, buckets, version)
+
+
+_LABELS = ("protocol", "slot", "code", "kind")
+
+
+def _point(before: Scrape, now: Scrape) -> dict[str, Any]:
+    seconds = now.at - before.at
+
+    def grown(name: str) -> dict[Series, float]:
+        return {
+            series: _growth(before.counts.get(series, 0.0), value)
+            for series, value in now.counts.items()
+            if series[0] == name
+        }
+
+    requests = grown("requests")
+    errors = sum(value for series, value in requests.items() if series[2] not in _FINE)
+    faster: dict[float, float] = {}
+    for (series, end), value in now.buckets.items():
+        faster[end] = faster.get(end, 0.0) + _growth(before.buckets.get((series, end), 0.0), value)
+    return {
+        "at": datetime.fromtimestamp(now.at, UTC).isoformat(timespec="milliseconds"),
+        "qps": sum(requests.values()) / seconds,
+        "rows_per_second": sum(grown("rows").values()) / seconds,
+        "p50_ms": _quantile(faster, 0.5),
+        "p99_ms": _quantile(faster, 0.99),
+        "errors_per_second": errors / seconds,
+    }
+
+
+def _growth(before: float, now: float) -> float:
+    return now - before if now >= before else now  # it counts from zero again: the server was started anew
+
+
+def _quantile(faster: Mapping[float, float], share: float) -> float | None:
+    """Milliseconds that so many of the requests took at most; evenly spread within a bucket, as Prometheus has it."""
+    ends = sorted(faster)
+    total = faster[ends[-1]] if ends else 0.0
+    if not total:
+        return None
+    rank = share * total
+    n = bisect_left([faster[end] for end in ends], rank)
+    if ends[n] == float("inf"):  # slower than all buckets tell
+        return 1000 * ends[n - 1] if n else None
+    start, below = (ends[n - 1], faster[ends[n - 1]]) if n else (0.0, 0.0)
+    inside = faster[ends[n]] - below
+    return 1000 * (start + (ends[n] - start) * ((rank - below) / inside if inside else 1.0))
+
+
+def _summed(counts: Mapping[Series, float], name: str, label: int) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for series, value in counts.items():
+        if series[0] == name:
+            found[series[label]] += int(value)
+    return found
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer within {_SECONDS:g} s"
+    return f"no answer: {error}" if isinstance(error, httpx.HTTPError) else str(error)

@@ -1,0 +1,133 @@
+"""The registry as a document: versions, the pointer, its moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from clickline.artifacts.diff import differences, measures, state_of, summary
+from clickline.artifacts.from_config import registry_of
+from clickline.artifacts.registry import Move, Registry
+from clickline.config import Config
+from clickline.errors import ArtifactError, ClicklineError
+from clickline.storage.storage import Storage
+
+__all__ = ["Versions"]
+
+_SHOWN_MOVES = 100
+_TOLD = ("sequence", "version", "reason", "at", "pinned", "by")
+
+
+class Versions:
+    """The versions of one home. What was read of one is kept: versions never change."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._registry: Registry | None = None
+        self._shown: Registry | None = None
+        self._known: dict[int, dict[str, Any]] = {}
+        self._moves: list[Move] = []
+        self._numbers: tuple[object, list[int]] = (None, [])
+
+    @property
+    def registry(self) -> Registry:
+        """Opened when it is asked for: its credentials may be wrong, which is no reason not to show the rest."""
+        if self._registry is None:
+            self._registry = registry_of(self._config)
+        return self._registry
+
+    @property
+    def shown(self) -> Registry:
+        """The same, to tell of all versions, whoever made them."""
+        if self._shown is None:
+            self._shown = registry_of(self._config, any_version=True)
+        return self._shown
+
+    def all(self) -> dict[str, Any]:
+        """`error` says why nothing could be read."""
+        try:
+            return {**self._read(), "error": None}
+        except (ClicklineError, OSError) as error:
+            return {
+                "current": None,
+                "pinned": False,
+                "previous": None,
+                "list": [],
+                "moves": [],
+                "error": str(error),
+            }
+
+    def difference(self, first: int, second: int) -> dict[str, Any]:
+        """As `clickline versions diff --json`. Raises ArtifactError for one that is not there."""
+        old, new = self.shown.version(first), self.shown.version(second)
+        return {"versions": [old.number, new.number], **differences(old, new)}
+
+    def _read(self) -> dict[str, Any]:
+        registry = self.shown
+        current = registry.current()
+        numbers = self._listed(registry)
+        if current != (self._moves[-1] if self._moves else None):
+            moves = registry.moves()[-_SHOWN_MOVES:]
+            if self._moves and not set(moves) & set(self._moves):
+                self._known.clear()  # it is another registry by the same name
+            self._moves = moves
+        there = set(numbers)
+        self._known = {number: line for number, line in self._known.items() if number in there}
+        listed = [
+            {**self._line(number), "state": [*state_of(number, current), *self._damage(number)]}
+            for number in reversed(numbers)
+        ]
+        return {
+            "current": None if current is None else current.version,
+            "pinned": current is not None and current.pinned,
+            "previous": None if current is None else current.previous,
+            "list": listed,
+            "moves": [{key: getattr(move, key) for key in _TOLD} for move in reversed(self._moves)],
+        }
+
+    def stamp(self) -> object:
+        """Changes when something is published, moved or removed; None where only a look at all can tell."""
+        uri = self.shown.uri
+        if not Storage.is_local(uri):
+            return None
+        try:
+            return [Path(uri, name).stat().st_mtime_ns for name in ("versions", "moves")]
+        except OSError:
+            return None  # nothing yet
+
+    def _listed(self, registry: Registry) -> list[int]:
+        stamp = self.stamp()
+        if stamp is None or stamp != self._numbers[0]:
+            self._numbers = (stamp, registry.numbers())
+        return self._numbers[1]
+
+    def _line(self, number: int) -> dict[str, Any]:
+        known = self._known.get(number)
+        if known is None:
+            try:
+                version = self.shown.version(number)
+            except ArtifactError:
+                return _UNREADABLE | {"version": number}
+            found = measures(version)
+            known = {**summary(version), **{name: found.get(name) for name in ("logloss", "calibration")}}
+            self._known[number] = known
+        return known
+
+    def _damage(self, number: int) -> list[str]:
+        return [] if number in self._known else ["damaged"]
+
+
+_UNREADABLE: dict[str, Any] = dict.fromkeys(
+    (
+        "version",
+        "table",
+        "parent",
+        "created",
+        "rows",
+        "tombstones",
+        "bytes",
+        "auc",
+        "logloss",
+        "calibration",
+    )
+)

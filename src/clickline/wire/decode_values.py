@@ -1,0 +1,263 @@
+"""The values of the tensors that `parse_tensors.py` has found, poured into arrays.
+
+The same bytes are walked again. What they are is known by now; still no more is written than there is room for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from clickline.embedding.raw_memory import Whole
+from clickline.protobuf_wire import (
+    Octets,
+    bits_f32,
+    load_f32,
+    load_f64,
+    load_u16,
+    load_u32,
+    load_u64,
+    skip,
+    span,
+    tag,
+    varint,
+)
+from clickline.records import ABSENT
+from clickline.wire.tensor_layout import (
+    BEGIN,
+    BF16,
+    BOOL,
+    BYTES,
+    CONTENT_BEGIN,
+    COUNT,
+    ELEMENT,
+    END,
+    F16,
+    F32,
+    F64,
+    I8,
+    I16,
+    I32,
+    I64,
+    LIST,
+    U8,
+    U16,
+    U32,
+    U64,
+)
+
+__all__ = ["fill", "pour"]
+
+Indices = NDArray[np.int64]
+Facts = NDArray[np.int64]
+
+
+@njit(cache=True, nogil=True)
+def _half(bits: Whole) -> Whole:
+    """The float that these 16 bits of an IEEE half are."""
+    sign = np.uint32(bits >> 15 & 1) << np.uint32(31)
+    exponent = np.uint32(bits >> 10 & 31)
+    fraction = np.uint32(bits & 1023)
+    if exponent == np.uint32(0):  # zero, or too small for a leading one
+        value = np.float32(fraction) * np.float32(2.0**-24)
+        return -value if sign else value
+    if exponent == np.uint32(31):
+        return bits_f32(sign | np.uint32(0x7F800000) | fraction << np.uint32(13))
+    return bits_f32(sign | (exponent + np.uint32(112)) << np.uint32(23) | fraction << np.uint32(13))
+
+
+@njit(cache=True, nogil=True)
+def _put_varint(
+    element: Whole, value: np.uint64, n: Whole, numbers_N: NDArray[np.float64], integers_N: Indices
+) -> None:
+    if element == BOOL:
+        integers_N[n] = value != np.uint64(0)
+    elif element == F16:
+        numbers_N[n] = _half(np.int64(value & np.uint64(0xFFFF)))
+    elif element == BF16:
+        numbers_N[n] = bits_f32(np.uint32(value & np.uint64(0xFFFF)) << np.uint32(16))
+    elif element in (I64, U64):
+        integers_N[n] = np.int64(value)
+    elif element == U32:
+        integers_N[n] = np.int64(value & np.uint64(0xFFFFFFFF))
+    else:
+        integers_N[n] = np.int64(np.int32(value & np.uint64(0xFFFFFFFF)))
+
+
+@njit(cache=True, nogil=True)
+def _pour_content(
+    data: Octets,
+    facts: Facts,
+    starts_N: Indices,
+    ends_N: Indices,
+    numbers_N: NDArray[np.float64],
+    integers_N: Indices,
+) -> None:
+    """Values as memory holds them."""
+    pos = facts[CONTENT_BEGIN]
+    count = facts[COUNT]
+    element = facts[ELEMENT]
+    if element == F32:
+        for n in range(count):
+            numbers_N[n] = load_f32(data, pos + 4 * n)
+    elif element == F64:
+        for n in range(count):
+            numbers_N[n] = load_f64(data, pos + 8 * n)
+    elif element in (I64, U64):
+        for n in range(count):
+            integers_N[n] = np.int64(load_u64(data, pos + 8 * n))
+    elif element == I32:
+        for n in range(count):
+            integers_N[n] = np.int64(np.int32(load_u32(data, pos + 4 * n)))
+    elif element == U32:
+        for n in range(count):
+            integers_N[n] = np.int64(load_u32(data, pos + 4 * n))
+    elif element == I16:
+        for n in range(count):
+            integers_N[n] = np.int64(np.int16(load_u16(data, pos + 2 * n)))
+    elif element == U16:
+        for n in range(count):
+            integers_N[n] = np.int64(load_u16(data, pos + 2 * n))
+    elif element == I8:
+        for n in range(count):
+            integers_N[n] = np.int64(np.int8(data[pos + n]))
+    elif element == U8:
+        for n in range(count):
+            integers_N[n] = np.int64(data[pos + n])
+    elif element == BOOL:
+        for n in range(count):
+            integers_N[n] = np.int64(data[pos + n] != 0)
+    elif element == F16:
+        for n in range(count):
+            numbers_N[n] = _half(np.int64(load_u16(data, pos + 2 * n)))
+    elif element == BF16:
+        for n in range(count):
+            numbers_N[n] = bits_f32(np.uint32(load_u16(data, pos + 2 * n)) << np.uint32(16))
+    else:
+        for n in range(count):
+            length = np.int64(load_u32(data, pos))
+            starts_N[n] = pos + 4
+            pos += 4 + length
+            ends_N[n] = pos
+
+
+@njit(cache=True, nogil=True)
+def _pour_list(
+    data: Octets,
+    facts: Facts,
+    pos: Whole,
+    end: Whole,
+    n: Whole,
+    starts_N: Indices,
+    ends_N: Indices,
+    numbers_N: NDArray[np.float64],
+    integers_N: Indices,
+) -> Whole:
+    """Values of the list that the facts name, from one piece of the inner message. Returns how many there are now."""
+    element = facts[ELEMENT]
+    packed = facts[LIST] << 3 | 2
+    written = 5 if element == F32 else 1 if element == F64 else 0
+    single = facts[LIST] << 3 | written
+    room = numbers_N.size
+    while 0 <= pos < end and n < room:
+        if element == BYTES and data[pos] == packed and data[pos + 1] < 0x80:  # a short text
+            starts_N[n] = pos + 2
+            pos += 2 + np.int64(data[pos + 1])
+            ends_N[n] = pos
+            n += 1
+            continue
+        key, pos = tag(data, pos, end)
+        if key == packed:
+            pos, stop = span(data, pos, end)
+            if element == BYTES:
+                starts_N[n] = pos
+                ends_N[n] = stop
+                n += 1
+            elif element == F32:
+                for at in range(pos, min(stop, pos + 4 * (room - n)), 4):
+                    numbers_N[n] = load_f32(data, at)
+                    n += 1
+            elif element == F64:
+                for at in range(pos, min(stop, pos + 8 * (room - n)), 8):
+                    numbers_N[n] = load_f64(data, at)
+                    n += 1
+            else:
+                while 0 <= pos < stop and n < room:
+                    value, pos = varint(data, pos, stop)
+                    _put_varint(element, value, n, numbers_N, integers_N)
+                    n += 1
+            pos = stop
+        elif key == single and element != BYTES:
+            if element == F32:
+                numbers_N[n] = load_f32(data, pos)
+                pos += 4
+            elif element == F64:
+                numbers_N[n] = load_f64(data, pos)
+                pos += 8
+            else:
+                value, pos = varint(data, pos, end)
+                _put_varint(element, value, n, numbers_N, integers_N)
+            n += 1
+        else:
+            pos = skip(data, key, pos, end)
+    return n
+
+
+@njit(cache=True, nogil=True)
+def pour(
+    data: Octets,
+    inner: Whole,
+    facts: Facts,
+    starts_N: Indices,
+    ends_N: Indices,
+    numbers_N: NDArray[np.float64],
+    integers_N: Indices,
+) -> bool:
+    """All values of one column. Returns whether one of them is infinite."""
+    if facts[LIST] == 0:
+        _pour_content(data, facts, starts_N, ends_N, numbers_N, integers_N)
+    else:
+        n = 0
+        pos = facts[BEGIN]
+        end = facts[END]
+        while 0 <= pos < end:
+            key, pos = tag(data, pos, end)
+            if key == inner:
+                pos, stop = span(data, pos, end)
+                n = _pour_list(data, facts, pos, stop, n, starts_N, ends_N, numbers_N, integers_N)
+                pos = stop
+            else:
+                pos = skip(data, key, pos, end)
+        if n == 1:  # one value may stand for all rows
+            for row in range(1, facts[COUNT]):
+                starts_N[row] = starts_N[0]
+                ends_N[row] = ends_N[0]
+                numbers_N[row] = numbers_N[0]
+                integers_N[row] = integers_N[0]
+    infinite = False
+    element = facts[ELEMENT]
+    if F16 <= element <= F64:
+        for n in range(facts[COUNT]):
+            infinite |= abs(numbers_N[n]) == np.inf
+    return infinite
+
+
+@njit(cache=True, nogil=True)
+def fill(
+    data: Octets,
+    inner: Whole,
+    facts_CF: Facts,
+    kind_C: Octets,
+    starts_CB: Indices,
+    ends_CB: Indices,
+    numbers_CB: NDArray[np.float64],
+    integers_CB: Indices,
+) -> Whole:
+    """The values of every column with one value a row. Returns a column that holds infinity, or -1."""
+    for c in range(kind_C.size):
+        if kind_C[c] != ABSENT and pour(
+            data, inner, facts_CF[c], starts_CB[c], ends_CB[c], numbers_CB[c], integers_CB[c]
+        ):
+            return c
+    return -1
