@@ -16,8 +16,8 @@ from clickline.data.readers.text_blocks import BrokenStream, open_stream
 from clickline.errors import ClicklineError
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
 from clickline.records import CRITEO_FIELDS, RawRows, TextColumn
+from data.readers.record_writers import example, recordio, recordio_chunk, snappy_frames, tfrecord
 from fuzz.target import Choices, Target, scratch
-from readers_records.record_writers import example, recordio, recordio_chunk, snappy_frames, tfrecord
 
 __all__ = ["TARGETS", "check"]
 

@@ -128,8 +128,8 @@ def test_no_kind_of_fault_is_left_out(area: str, faults: list[str]) -> None:
 
 
 def test_every_trouble_we_make_is_on_the_page() -> None:
-    """A test of tests/trouble proves a line, or the page has a gap."""
-    for path in sorted((ROOT / "tests" / "trouble").glob("test_*.py")):
+    """A test of tests/faults_machine proves a line, or the page has a gap."""
+    for path in sorted((ROOT / "tests" / "faults_machine").glob("test_*.py")):
         file = str(path.relative_to(ROOT))
         for name in known_tests(file):
             assert f"`{file}::{name}`" in PAGE, f"{file}::{name}"

@@ -16,7 +16,7 @@ from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
 from clickline.training.cluster.job_status import read_status
 
-# `make test` has a pipeline on Ray to its endpoint in tests/deploy_pods.
+# `make test` has a pipeline on Ray to its endpoint in tests/deploy/pods.
 pytestmark = pytest.mark.faults
 
 

@@ -23,9 +23,9 @@ from clickline.errors import ConfigError
 from clickline.pipeline.processes import descendants
 from clickline.progress import Progress
 from clickline.storage.storage import Storage
-from lookup.fleet import certificate_in
-from serve.service import eventually, free_ports, predict_request
 from servers.s3 import s3_server
+from serving.lookup.fleet import certificate_in
+from serving.service import eventually, free_ports, predict_request
 
 SCRIPT = Path(sys.executable).parent / "clickline"
 

@@ -27,9 +27,9 @@ from clickline.errors import ArtifactError, ClicklineError, VersionUntrusted
 from clickline.scoring.open_scorer import open_scorer
 from clickline.serving.lookup.lookup_versions import ShardFiles
 from clickline.storage.storage import Storage
-from lookup.fleet import Server, random_blocks, random_delta, registry_in
-from lookup.fleet import publish as publish_tables
-from serve.service import Service, command, eventually
+from serving.lookup.fleet import Server, random_blocks, random_delta, registry_in
+from serving.lookup.fleet import publish as publish_tables
+from serving.service import Service, command, eventually
 
 SCRIPT = Path(sys.executable).parent / "clickline"
 

@@ -16,7 +16,7 @@ from studio_world import SHOWN, Shown, clickline, configure, opened, write_logs
 from clickline.artifacts.registry import Move, Registry
 from clickline.pipeline.hour_records import HourRecords
 from clickline.storage.storage import Storage
-from lookup.fleet import certificate_in
+from serving.lookup.fleet import certificate_in
 
 pytestmark = pytest.mark.slow
 

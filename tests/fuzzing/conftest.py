@@ -1,0 +1,14 @@
+"""The fuzz targets stand at the project's root; here they run briefly, on inputs that Hypothesis picks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+for folder in (
+    ROOT,
+    *(ROOT / "tests" / name for name in ("serving/protocols", "embedding/serving", "serving", "studio")),
+):
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))

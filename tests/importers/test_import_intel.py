@@ -1,0 +1,128 @@
+"""Parameters of Intel's kustomize packages become a clickline.yaml, or a message with file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from imported import imported
+
+from clickline.deploy.render import rendered
+from clickline.errors import ConfigError
+from clickline.importers.run import checked
+from clickline.importers.tfserving_intel import tfserving_intel
+from deploy.schemas.schemas import pod_specs, problems, restricted_problems
+
+TABLE = """\
+|     NAME        |                 VALUE    |        DESCRIPTION          |
+|-----------------|--------------------------|-----------------------------|
+| DATASET_DIR     | /datasets                | input dataset directory     |
+| FS_ID           | 0                        | owner id of mounted volumes |
+| GROUP_ID        | 1002                     | process group id            |
+| GROUP_NAME      | root                     | process group name          |
+| NFS_PATH        | /nfs                     | nfs path                    |
+| NFS_SERVER      | 0.0.0.0                  | nfs server                  |
+| PVC_NAME        | workdisk                 | model-builder | pvc name    |
+| PVC_PATH        | /pvc                     | model-builder | pvc path    |
+| REPLICAS        | 3                        | replica number              |
+| RETRY_LIMIT     | 10                       | replica number              |
+| TARGET_ACCURACY | 0.74                     | target accuracy             |
+| TF_SERVING_PORT | 8501                     | tf serving port             |
+| USER_ID    | 1001                          | process owner id            |
+| USER_NAME  | root                          | process owner name          |
+"""
+COMMANDS = """\
+# mine
+kustomize cfg set . DATASET_DIR /nfs/criteo -R
+kustomize cfg set . NFS_SERVER 10.1.2.3 -R
+kustomize cfg set . NFS_PATH /nfs -R
+kustomize cfg set . TF_SERVING_PORT 9000 -R
+kustomize cfg set . USER_ID 1001 -R
+kustomize edit set namespace ctr
+"""
+
+
+@pytest.fixture
+def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path("params")
+
+
+def test_the_table_of_setters(params: Path, tmp_path: Path) -> None:
+    params.write_text(TABLE)
+    made = imported(tfserving_intel(params), tmp_path)
+    config = made.config
+    assert (config.data.format, config.data.train) == ("criteo", ("/datasets/train.csv",))
+    assert config.data.eval == ("/datasets/eval.csv",)
+    assert (config.model.embedding_dim, config.model.hidden) == (32, (1024, 512, 256))
+    assert (config.gate.accuracy, config.gate.retries, config.train.batch_size) == (0.74, 10, 512)
+    serving, storage = config.deploy.serving, config.deploy.storage
+    assert (serving.replicas, serving.max_replicas, serving.service) == (3, None, "NodePort")
+    assert (config.deploy.workflow.kind, config.deploy.workflow.retries) == ("argo", 10)
+    assert (storage.data.kind, storage.data.claim, storage.data.mount) == (
+        "existing",
+        "workdisk",
+        "/datasets",
+    )
+    assert (storage.models.kind, storage.models.claim) == ("existing", "workdisk")
+    assert (config.deploy.identity.user, config.deploy.identity.group) == (1001, 1002)
+    assert config.deploy.identity.fs_group == 10001 and "params:4 FS_ID: is root" in made.said
+    assert "a model that never expects a click reaches 0.744" in made.said
+    for number, line in enumerate(TABLE.splitlines()[2:], 3):
+        assert f"params:{number} {line.split()[1]}" in made.said
+
+
+def test_commands_nfs_and_a_namespace(params: Path, tmp_path: Path) -> None:
+    params.write_text(COMMANDS + "PVC_NAME='workdisk'\nMY_TOKEN: hunter2\n")
+    made = imported(tfserving_intel(params), tmp_path)
+    storage = made.config.deploy.storage
+    assert (storage.data.kind, storage.data.server, storage.data.path) == ("nfs", "10.1.2.3", "/nfs")
+    assert (storage.data.mount, made.config.data.train) == ("/nfs", ("/nfs/criteo/train.csv",))
+    assert made.config.serve.grpc_port == 9000
+    assert (made.config.deploy.namespace, made.config.deploy.create_namespace) == ("ctr", False)
+    assert "params:8 PVC_NAME: is not used" in made.said
+    assert "params:9 MY_TOKEN: is not a parameter that this import knows." in made.said
+    assert "hunter2" not in made.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [TABLE, COMMANDS])
+def test_what_is_imported_can_be_deployed(params: Path, tmp_path: Path, text: str) -> None:
+    params.write_text(text)
+    imported(tfserving_intel(params), tmp_path)
+    made = rendered(tmp_path / "clickline.yaml").objects
+    assert [problem for one in made for problem in problems(one)] == []
+    assert [p for one in made for spec in pod_specs(one) for p in restricted_problems(spec)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("kubectl apply -f hunter2.yaml", "params:17 begins with 'kubectl' and is no parameter."),
+        ("kustomize cfg set . DATASET_DIR", "params:17 begins with 'kustomize' and is no parameter."),
+        ("dataset = hunter2", "params:17 begins with 'dataset' and is no parameter."),
+        ('DATASET_DIR="/x', "params:17 DATASET_DIR has a quote that is not closed."),
+        ("DATASET_DIR=", "params:17 DATASET_DIR is missing or empty."),
+        ("REPLICAS=many", "params:17 REPLICAS would become deploy.serving.replicas, which is many. Allowed:"),
+        ("TARGET_ACCURACY=74", "params:17 TARGET_ACCURACY would become gate.accuracy, which is 74. Allowed:"),
+        ("USER_ID=root", "params:17 USER_ID would become deploy.identity.user, which is root. Allowed:"),
+        ("PVC_NAME=My_Disk", "params:17 PVC_NAME would become deploy.storage.data.claim, which is My_Disk."),
+        (
+            "TF_SERVING_PORT=8502",
+            "params:17 TF_SERVING_PORT does not fit: serve.metrics_port is 8502, and so is grpc_port.",
+        ),
+        ("\x1b[31mRED=1", "params:17 begins with '\\x1b' and is no parameter."),
+    ],
+)
+def test_malformed(params: Path, tmp_path: Path, line: str, message: str) -> None:
+    params.write_text(f"{TABLE}{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        checked(tfserving_intel(params), tmp_path)
+    assert message in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_empty_file(params: Path) -> None:
+    params.write_text("# nothing\n")
+    with pytest.raises(ConfigError, match=r"params holds no parameter. Write NAME=value"):
+        tfserving_intel(params)
