@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Panel", "figure"]
-
 Points = Sequence[tuple[float, float]]
 
 WIDE, TALL = 330, 250  # of a panel's grid

@@ -29,7 +29,8 @@ from clickline.embedding.jagged_ids import bags_of
 from clickline.embedding.serving import FrozenTables, PartShape, RowBlock, gather_plan, write_shards
 from clickline.embedding.serving.packed_rows import mixed
 from clickline.records import SlotIds
-from clickline.scoring.remote_rows import LookupPool, RemoteRows
+from clickline.scoring.lookup_pool import LookupPool
+from clickline.scoring.remote_rows import RemoteRows
 from clickline.scoring.scorer import RowSource
 from clickline.storage.storage import Storage
 from clickline.wire.frames import HEADER, answer_bytes, hello, lookup_keys_at, write_lookup_head

@@ -18,8 +18,6 @@ from clickline.publishing.run import PublishResult, publish_release
 from clickline.records import EncodedRows, LabelledRows, RawRows, TextColumn
 from clickline.wire.messages import PredictRequest, RankRequest
 
-__all__ = ["Live", "predict_body", "rank_body"]
-
 DENSE, SLOTS = 13, 26
 FEATURES = FeatureSpec(
     dense=tuple(DenseField(f"I{n}", f"I{n}", "log1p") for n in range(1, DENSE + 1)),

@@ -11,8 +11,6 @@ from clickline.errors import ClicklineError
 from clickline.storage.filesystems import _load_credentials
 from fuzz.target import Choices, Target, scratch
 
-__all__ = ["TARGETS"]
-
 _PRESETS = Path(__file__).parents[1] / "src" / "clickline" / "config" / "presets"
 _SETS = (
     "data.train=x",

@@ -18,8 +18,6 @@ from clickline.errors import ClicklineError
 from clickline.records import SlotIds
 from fuzz.target import Choices, Target, scratch, spoiled
 
-__all__ = ["TARGETS"]
-
 _PARTS = [PartShape(3, True), PartShape(1, False)]
 _TRAILER = struct.Struct("<QI4x8s")
 _PLAN = gather_plan(_PARTS, [(0, 0, "sum", 0.0, [0.0] * 3), (1, 3, "mean", 0.0, [0.0])])

@@ -11,8 +11,6 @@ from hpack import Encoder
 from clickline.serving.http2 import PREFACE, Arriving, Connection, Stream
 from fuzz.target import Choices, Target
 
-__all__ = ["TARGETS"]
-
 _MOST = 4096
 
 

@@ -33,8 +33,6 @@ from clickline.wire.frames import (
 )
 from fuzz.target import Choices, Target, scratch
 
-__all__ = ["TARGETS"]
-
 _PARTS = [PartShape(3, True), PartShape(1, False)]
 _SIZE = answer_bytes([2, 1], [16, 8])
 

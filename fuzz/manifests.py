@@ -29,8 +29,6 @@ from clickline.scoring.stored_sample import write_sample
 from clickline.storage.storage import Storage
 from fuzz.target import Choices, Target, scratch, spoiled
 
-__all__ = ["FEATURES", "TARGETS", "make_version"]
-
 FEATURES = FeatureSpec(
     dense=(DenseField("I1", "I1", "none"),),
     slots=(SlotField("C1", "C1", 1), SlotField("C2", "C2", 2, multi=True)),

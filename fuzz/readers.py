@@ -19,8 +19,6 @@ from clickline.records import CRITEO_FIELDS, RawRows, TextColumn
 from data.readers.record_writers import example, recordio, recordio_chunk, snappy_frames, tfrecord
 from fuzz.target import Choices, Target, scratch
 
-__all__ = ["TARGETS", "check"]
-
 _BLOCKS = (1 << 21, 7, 64, 1000)
 _WANTED = ("label", "C1", "I1")
 _ENCODER = Encoder(

@@ -11,11 +11,10 @@ import rest_model
 
 from clickline.errors import RequestRefused
 from clickline.records import RequestRows
-from clickline.serving.protocols.http_routes import Door, HttpLimits, Known, Page, Reply, route
+from clickline.serving.protocols.http_common import Door, HttpLimits, Known, Page, Reply
+from clickline.serving.protocols.http_routes import route
 from clickline.wire.messages import ModelInferRequest, PredictRequest
 from fuzz.target import Choices, Target, spoiled
-
-__all__ = ["TARGETS"]
 
 _PATHS = (
     "/v1/models/ads:predict",

@@ -16,8 +16,6 @@ from clickline.studio.studio_auth import Access, Guarded, Token
 from fuzz.manifests import make_version
 from fuzz.target import HOSTILE, Choices, Target, scratch, spoiled
 
-__all__ = ["TARGETS"]
-
 _BELOW = "/api/homes/home"
 _PATHS = (
     "/api/homes",

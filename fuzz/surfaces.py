@@ -6,8 +6,6 @@ import importlib
 
 from fuzz.target import Target
 
-__all__ = ["SURFACES", "load"]
-
 SURFACES = {
     **dict.fromkeys(
         ("criteo", "csv", "slots", "paddlerec", "tfrecord", "recordio", "parquet", "compressed"), "readers"

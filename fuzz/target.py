@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HOSTILE", "Choices", "Target", "scratch", "spoiled"]
-
 
 @dataclass(frozen=True)
 class Target:

@@ -17,23 +17,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "ADULT",
-    "ADULT_NUMBERS",
-    "BANDIT_AFFINITIES",
-    "BANDIT_WORDS",
-    "FILES",
-    "TRAIN_ROWS",
-    "Encoded",
-    "Rows",
-    "contest",
-    "encode",
-    "measure",
-    "number_floats",
-    "number_words",
-    "read",
-]
-
 FILES = {
     "criteo": ("criteo_137k_train.tsv.gz",),
     "adult": ("adult_train.csv.gz", "adult_test.csv.gz"),

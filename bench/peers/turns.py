@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["DENSE", "DIM", "HIDDEN", "ROWS", "SLOTS", "Batch", "batches", "serve", "values_of_a_slot"]
-
 ROWS, SLOTS, DENSE, DIM, HIDDEN = 4096, 26, 13, 9, (512, 256, 128, 32)
 
 

@@ -9,8 +9,6 @@ from fuxictr.features import FeatureMap
 from fuxictr.pytorch.layers import FeatureEmbedding, LogisticRegression, MLP_Block
 from fuxictr.pytorch.models import BaseModel
 
-__all__ = ["WideDeep", "feature_map"]
-
 
 class WideDeep(BaseModel):
     def __init__(

@@ -30,8 +30,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a process of its own, star
 
 from peers.serving.load import Connection, Failed, GrpcConnection, HttpConnection
 
-__all__ = ["Answered", "Asked", "Asking"]
-
 PATIENCE = 15.0  # seconds for an answer
 LIFE = 10.0  # of a connection, about: so that workers that were started again get some
 BACKLOG = 5.0  # seconds by which a request may be late before it is given up

@@ -19,8 +19,6 @@ from clickline.client.request import Reply
 from soaking.project import Ports, Probe
 from soaking.system import Death
 
-__all__ = ["Answer", "Load", "Second", "blamed", "percentiles"]
-
 _CONNECTIONS = {"grpc": (16, 4), "http": (8, 2), "lookup": (8, 2)}  # of the open and of the closed loop
 _WINDOW = 3.0  # seconds after a death until its last client has noticed
 _SLACK = 2.0  # seconds between a role that is there again and the last client that has noticed

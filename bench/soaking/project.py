@@ -18,17 +18,6 @@ from clickline.client.http_codec import TfServingHttp
 from clickline.client.request import Ask
 from measure import free_ports
 
-__all__ = [
-    "DENSE",
-    "EVICTION_HOURS",
-    "FIRST_HOUR",
-    "LOOKUPS",
-    "SLOTS",
-    "Ports",
-    "Probe",
-    "Project",
-]
-
 NAME = "ads"
 SLOTS, DENSE = 8, 4
 CARDINALITY = 30_000

@@ -27,8 +27,6 @@ from pathlib import Path
 from clickline.pipeline.processes import Process, descendants
 from soaking.project import LOOKUPS, SHARDS, Project
 
-__all__ = ["ROLES", "Death", "System", "until"]
-
 ROLES = {
     # role: the doors that are closed until it is there again
     "worker": (),

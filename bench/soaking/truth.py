@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import xxhash
 
-__all__ = ["Counters", "Published", "counters_of_checkpoint", "counters_of_logs", "id_of"]
-
 _MASK = 2**64 - 1
 _TRAILER = struct.Struct("<QI4x8s")
 

@@ -28,27 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = [
-    "ArtifactError",
-    "CacheFull",
-    "ClicklineError",
-    "ClusterError",
-    "ConfigError",
-    "DataError",
-    "Fenced",
-    "GateRefused",
-    "HourNotReady",
-    "Mistake",
-    "ReaderFault",
-    "Refusal",
-    "RegistryMoved",
-    "RequestRefused",
-    "SourceNotFound",
-    "StorageError",
-    "TooManyBadRows",
-    "VersionUntrusted",
-]
-
 
 class ClicklineError(Exception):
     """Anything Clickline reports to its user; the message is meant to be read as it is."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cores", "memory_limit"]
-
 
 def cores() -> int:
     """Cores this process may run on."""

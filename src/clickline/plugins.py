@@ -19,8 +19,6 @@ from types import FunctionType, ModuleType
 
 from clickline.errors import ConfigError, Mistake
 
-__all__ = ["execute", "is_async", "kind_of", "line_of", "own_functions", "parse", "takes"]
-
 
 def parse(path: Path, remedy: str) -> ast.Module:
     """The file's syntax tree; `remedy` says what to do when there is no such file."""

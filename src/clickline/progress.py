@@ -8,21 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-__all__ = [
-    "Lines",
-    "Notes",
-    "Progress",
-    "Slow",
-    "StageState",
-    "Watched",
-    "Work",
-    "counted",
-    "figures",
-    "human_size",
-    "printable",
-    "usual",
-]
-
 LINE_SECONDS = 10.0
 SLOW_SECONDS = 2.0
 

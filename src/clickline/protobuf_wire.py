@@ -14,21 +14,6 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-__all__ = [
-    "Octets",
-    "Whole",
-    "bits_f32",
-    "load_f32",
-    "load_f64",
-    "load_u16",
-    "load_u32",
-    "load_u64",
-    "skip",
-    "span",
-    "tag",
-    "varint",
-]
-
 Octets = NDArray[np.uint8]
 Whole = Any  # an integer of any of Numba's kinds
 

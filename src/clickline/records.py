@@ -15,33 +15,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "ABSENT",
-    "BFLOAT",
-    "CRITEO_FIELDS",
-    "FEASIGN",
-    "HALF",
-    "INTEGER",
-    "NUMBER",
-    "PRECISION",
-    "SINGLE",
-    "TEXT",
-    "BadRow",
-    "Block",
-    "EncodedRows",
-    "IntegerColumn",
-    "LabelledRows",
-    "NumberColumn",
-    "RawColumn",
-    "RawRows",
-    "RequestRows",
-    "SlotIds",
-    "SourceFile",
-    "TextColumn",
-    "TimeUnit",
-    "category_text",
-]
-
 TimeUnit = Literal["s", "ms", "us", "ns"]
 CRITEO_FIELDS = ("label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27)))
 

@@ -9,8 +9,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from clickline.errors import ArtifactError
 
-__all__ = ["checked"]
-
 Kind = TypeVar("Kind")
 
 

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["SCRIPT", "environment", "run", "start"]
-
 SCRIPT = Path(sys.executable).parent / "clickline"
 
 

@@ -18,9 +18,8 @@ from clickline.features.request_encoder import RequestEncoder
 from clickline.records import EncodedRows, RequestRows
 from clickline.serving.protocols import kserve_grpc, ranking_grpc, tfserving_grpc
 from clickline.serving.protocols.call import Call, Limits
-from clickline.serving.protocols.http_routes import Door, HttpLimits, Known, Page, route
-
-__all__ = ["ASKS", "FEATURES", "MODEL", "Scores", "answered", "decoded", "encoded", "page"]
+from clickline.serving.protocols.http_common import Door, HttpLimits, Known, Page
+from clickline.serving.protocols.http_routes import route
 
 FEATURES = FeatureSpec(
     dense=(DenseField("I1", "I1", "log1p"), DenseField("I2", "I2", "none")),

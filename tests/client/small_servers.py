@@ -17,10 +17,9 @@ from asked_model import MODEL, Scores
 from clickline.client import AsyncClient, Client
 from clickline.serving.protocols import tfserving_grpc
 from clickline.serving.protocols.call import Limits
-from clickline.serving.protocols.http_routes import Door, HttpLimits, route
+from clickline.serving.protocols.http_common import Door, HttpLimits
+from clickline.serving.protocols.http_routes import route
 from servers.serving import QuietHandler, served
-
-__all__ = ["Asking", "Script", "free_port", "grpc_server", "http_server", "silent_port"]
 
 
 def _scores(rows: int) -> Scores:

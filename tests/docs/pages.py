@@ -14,8 +14,6 @@ from pathlib import Path
 
 import yaml
 
-__all__ = ["DOCS", "ROOT", "Block", "Reader", "blocks", "pages"]
-
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SECONDS = 600  # for one block, on a machine that may have much else to do

@@ -21,8 +21,6 @@ from clickline.embedding import (
 )
 from clickline.records import SlotIds
 
-__all__ = ["Batch", "Parted", "as_sent", "batch_of", "learn_locally"]
-
 Message = TypeVar("Message", Request, Reply, Gradients)
 
 

@@ -21,7 +21,8 @@ from naive_measures import (
 )
 
 from clickline.errors import ClicklineError, DataError
-from clickline.evaluation.binary_metrics import CLIP, Counts
+from clickline.evaluation.binary_metrics import Counts
+from clickline.models.calibration import CLIP
 
 SCORES = st.one_of(
     st.sampled_from([0.0, 1.0, 0.5, 0.25, 1e-30]),

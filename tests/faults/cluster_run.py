@@ -25,18 +25,6 @@ from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load
 from clickline.embedding.table import Table
 from clickline.storage.storage import Storage
 
-__all__ = [
-    "BOTH",
-    "SETTINGS",
-    "ClusterRun",
-    "Ended",
-    "Fault",
-    "all_processes_end",
-    "descendants",
-    "poll",
-    "roles_left",
-]
-
 CLICKLINE = Path(sys.executable).with_name("clickline")
 MOMENTS = Path(__file__).parent / "moments"
 BOTH = ("sync", "async")

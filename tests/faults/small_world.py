@@ -9,8 +9,6 @@ from clickline.data.prepare.run import prepare
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
 
-__all__ = ["make_world", "share_world"]
-
 CONFIG = """
 data: {format: criteo, train: data/train.tsv, eval: data/eval.tsv, shard_size: 1MiB}
 cache: {dir: cache}

@@ -28,8 +28,6 @@ from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load
 from clickline.embedding.table import Table
 from clickline.storage.storage import Storage
 
-__all__ = ["Cluster", "Host", "Training", "counted", "expected_counts", "processes", "settle"]
-
 _BIN = Path(sys.executable).parent
 _DOUBLES = Path(__file__).parent / "doubles"
 _MARK = "CLICKLINE_TEST_HOST"

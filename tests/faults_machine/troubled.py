@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["DAY", "Disk", "Line", "Machine", "small_disk", "troubled_machine"]
-
 DAY = 86_400
 
 

@@ -38,8 +38,9 @@ from clickline.features.raw_columns import raw_column
 from clickline.features.request_encoder import RequestEncoder
 from clickline.records import Block, EncodedRows, NumberColumn, RawRows, RequestRows, SourceFile
 from clickline.serving.protocols import kserve_grpc, kserve_http, tfserving_grpc, tfserving_http
-from clickline.serving.protocols.http_common import Known, Target
-from clickline.serving.protocols.http_routes import Door, HttpLimits, Page, route
+from clickline.serving.protocols.call import Target
+from clickline.serving.protocols.http_common import Door, HttpLimits, Known, Page
+from clickline.serving.protocols.http_routes import route
 from clickline.wire.messages import (
     GetModelMetadataResponse,
     ModelInferRequest,

@@ -34,7 +34,7 @@ from clickline.features import DenseField, FeatureSpec
 from clickline.scoring.onnx_network import Network
 from clickline.scoring.scorer import Scorer
 from clickline.serving.json_log import Log
-from clickline.serving.protocols.http_routes import HttpLimits
+from clickline.serving.protocols.http_common import HttpLimits
 from clickline.storage import storage
 from clickline.storage.filesystems import _load_credentials
 from clickline.storage.storage import Storage

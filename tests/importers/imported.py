@@ -11,8 +11,6 @@ from clickline.config import Config, load_config
 from clickline.importers.config_draft import Draft
 from clickline.importers.run import checked
 
-__all__ = ["Imported", "flowing", "imported"]
-
 
 class Imported(NamedTuple):
     text: str

@@ -38,20 +38,15 @@ def test_importing_the_package_loads_nothing_heavy_and_changes_nothing():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_every_module_says_what_it_exports():
+def test_only_packages_list_what_they_export():
+    """A module exports what it defines, and mypy refuses names that it only imports: a list would say it twice."""
     for path in SOURCE.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        if any(not isinstance(node, ast.Expr) for node in tree.body):
-            names = {
-                t.id for node in tree.body for t in getattr(node, "targets", []) if isinstance(t, ast.Name)
-            }
-            names |= {node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)}
-            assert "__all__" in names, path
+        assert path.name == "__init__.py" or "__all__" not in path.read_text(), path
 
 
 def test_no_error_of_ours_is_built_and_not_raised():
     """ruff sees only built-in exceptions (PLW0133); a bare `ConfigError(...)` line would be a swallowed fault."""
-    ours = set(errors.__all__)
+    ours = {name for name, found in vars(errors).items() if isinstance(found, type)}
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):

@@ -6,8 +6,6 @@ import importlib
 import os
 import signal
 
-__all__ = ["die_at"]
-
 
 def die_at(place: str, name: str, calls: int, after: bool) -> None:
     """When `name` of `place`, a module or module:class, is called for so many times; or `after` that call."""

@@ -22,8 +22,6 @@ from clickline.data.sample.generate import SampleOptions, generate
 from clickline.pipeline.follow import follow
 from clickline.progress import Progress
 
-__all__ = ["HourWorld", "Stop", "Watcher", "make_hours", "same_model"]
-
 YAML = """
 name: ads
 data:

@@ -18,8 +18,6 @@ import yaml
 from clickline.pipeline.processes import Process, descendants, living
 from servers.waiting import eventually, free_ports
 
-__all__ = ["DOUBLES", "SCRIPT", "Home", "eventually", "free_ports", "home_of_doubles"]
-
 SCRIPT = Path(sys.executable).parent / "clickline"
 DOUBLES = Path(__file__).parent / "doubles"
 

@@ -21,7 +21,8 @@ from clickline.scoring import scorer as scoring
 from clickline.scoring.onnx_network import Network
 from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.scorer import Scorer
-from clickline.serving.protocols.http_routes import Door, HttpLimits, route
+from clickline.serving.protocols.http_common import Door, HttpLimits
+from clickline.serving.protocols.http_routes import route
 
 FIELDS = [*(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
 CANDIDATES = FIELDS[13:29]  # C1 to C16

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["s3_server"]
-
 
 @contextmanager
 def s3_server() -> Iterator[str]:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-__all__ = ["QuietHandler", "served"]
-
 
 class QuietHandler(BaseHTTPRequestHandler):
     """HTTP/1.1, without a line on stderr for every request."""

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-__all__ = ["eventually", "free_ports"]
-
 
 def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """What `condition` returns as soon as it is true."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from servers.serving import QuietHandler, served
 
-__all__ = ["Web", "web_server"]
-
 
 @dataclass
 class Web:

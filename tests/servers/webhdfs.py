@@ -16,8 +16,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from servers.serving import QuietHandler, served
 
-__all__ = ["NameNode", "webhdfs_server"]
-
 _API = "/webhdfs/v1"
 _DATA = "/data-node"
 

@@ -10,9 +10,7 @@ import time
 
 import uvloop
 
-from clickline.serving.http2 import PREFACE, Arriving, Connection, Stream
-
-__all__ = ["ECHO", "MESSAGE", "MOST", "PREFACE", "Echo", "Server", "frame", "literal", "spoken"]
+from clickline.serving.http2 import Arriving, Connection, Stream
 
 MOST = 1 << 20
 

@@ -20,20 +20,7 @@ import numpy as np
 import yaml
 
 from clickline.wire.messages import PredictRequest, PredictResponse
-from servers.waiting import eventually, free_ports
-
-__all__ = [
-    "Load",
-    "Service",
-    "answered",
-    "command",
-    "eventually",
-    "free_ports",
-    "predict_request",
-    "predictor",
-    "running",
-    "standing_in",
-]
+from servers.waiting import free_ports
 
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 

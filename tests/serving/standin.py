@@ -25,10 +25,9 @@ from clickline.records import EncodedRows, RequestRows
 from clickline.scoring.scorer import Answer
 from clickline.serving import supervisor
 from clickline.serving.rollout import Offer
-from clickline.serving.run import Up, serve
+from clickline.serving.run import serve
+from clickline.serving.supervisor import Up
 from clickline.storage.atomic import put_atomically
-
-__all__ = ["FEATURES", "PointerFile", "StandIn", "load", "publish"]
 
 FEATURES = FeatureSpec(
     dense=(DenseField("I1", "I1", "none"),),

@@ -21,19 +21,6 @@ from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
 from servers.waiting import eventually, free_ports
 
-__all__ = [
-    "SCRIPT",
-    "SECRETS",
-    "SHOWN",
-    "Shown",
-    "clickline",
-    "configure",
-    "eventually",
-    "free_ports",
-    "opened",
-    "write_logs",
-]
-
 SCRIPT = Path(sys.executable).parent / "clickline"
 SECRETS = ("planted-store-secret-4711", "planted-serve-token-0815")
 SHOWN = (

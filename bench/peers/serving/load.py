@@ -25,16 +25,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "Connection",
-    "GrpcConnection",
-    "HttpConnection",
-    "RawConnection",
-    "read_bodies",
-    "run",
-    "write_bodies",
-]
-
 GIVE_UP = 20.0  # seconds without any answer
 
 

@@ -7,8 +7,6 @@ import os
 import numpy as np
 import onnxruntime
 
-__all__ = ["WIDTH", "Network", "split"]
-
 WIDTH = 247  # 26 slots of dim 9 and 13 dense floats
 
 

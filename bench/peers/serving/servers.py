@@ -27,8 +27,6 @@ from tritonclient.grpc import service_pb2
 
 from measure import free_ports
 
-__all__ = ["PEERS", "Door", "Peer", "Protocol", "Server", "start_peer"]
-
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[2] / ".venv-peers"
 DEBIAN_PYTHON = "/usr/bin/python3.11"

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from clickline.errors import ArtifactError
 
-__all__ = ["read_arrays"]
-
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """All arrays by name. What the file claims to hold must fit into it, so memory is bounded by its size."""

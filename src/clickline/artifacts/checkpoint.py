@@ -27,21 +27,6 @@ from clickline.errors import ArtifactError
 from clickline.storage.storage import Storage
 from clickline.validation import checked
 
-__all__ = [
-    "CHECKPOINT_FORMAT",
-    "Checkpoint",
-    "Written",
-    "begin_checkpoint",
-    "checkpoint_folder",
-    "finish_checkpoint",
-    "latest",
-    "open_checkpoint_folder",
-    "part_names",
-    "prune",
-    "result_of",
-    "write_checkpoint",
-]
-
 CHECKPOINT_FORMAT = 1
 
 _STEP = re.compile(r"step-[0-9]+")

@@ -33,22 +33,6 @@ from clickline.records import EncodedRows, LabelledRows, SlotIds
 from clickline.storage.storage import Storage
 from clickline.validation import checked
 
-__all__ = [
-    "DATASET_FORMAT",
-    "Dataset",
-    "Shard",
-    "ShardWriter",
-    "Split",
-    "concat",
-    "current_id",
-    "data_identity",
-    "dataset_folder",
-    "finish",
-    "from_table",
-    "schema",
-    "to_table",
-]
-
 DATASET_FORMAT = 2
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")

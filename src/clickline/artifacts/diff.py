@@ -10,8 +10,6 @@ import yaml
 from clickline.artifacts.registry import Move
 from clickline.artifacts.version import Version
 
-__all__ = ["Pairs", "differences", "differing_settings", "measures", "state_of", "summary"]
-
 _MEASURES = ("auc", "logloss", "normalised_entropy", "accuracy", "calibration", "ece", "brier", "base_rate")
 _PLAIN = ("table", "parent", "rows", "tombstones", "precision", "dense", "shards", "parts", "width")
 _ALSO_COMPARED = ("logit_shift", "calibration", "model", "cost")

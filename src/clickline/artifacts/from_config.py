@@ -13,8 +13,6 @@ from clickline.storage.storage import Storage
 if TYPE_CHECKING:
     from clickline.artifacts.signing import Signer, Trusted
 
-__all__ = ["registry_of", "signer_of", "storage_of"]
-
 
 def storage_of(config: Config) -> Storage:
     """Any store, with the config's options and credentials."""

@@ -11,17 +11,6 @@ from typing import Any
 from clickline.errors import ArtifactError, StorageError
 from clickline.storage.storage import Storage
 
-__all__ = [
-    "MANIFEST",
-    "SIGNATURE",
-    "as_json",
-    "digest",
-    "fingerprint",
-    "manifest_bytes",
-    "read_manifest",
-    "write_manifest",
-]
-
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"  # beside it, where a version is signed
 

@@ -8,8 +8,6 @@ from clickline.artifacts.registry import Move, Registry
 from clickline.errors import ArtifactError
 from clickline.storage.redaction import shown
 
-__all__ = ["Moved", "current_of", "pin", "roll_back", "unpin"]
-
 
 @dataclass(frozen=True)
 class Moved:

@@ -55,8 +55,6 @@ from clickline.storage.storage_errors import explained
 if TYPE_CHECKING:
     from clickline.artifacts.signing import Trusted
 
-__all__ = ["Garbage", "Move", "Registry"]
-
 _KEPT_MOVES = 100
 _TRAIL = 100  # versions that a move remembers to have been current before
 _LEFTOVER_SECONDS = 3600.0  # nobody takes that long to write a small file

@@ -10,8 +10,6 @@ from clickline.artifacts.checkpoint import Checkpoint, open_checkpoint_folder, r
 from clickline.artifacts.manifest import MANIFEST
 from clickline.errors import ArtifactError
 
-__all__ = ["find_checkpoint", "make_newest"]
-
 
 def find_checkpoint(text: str | None, home: str) -> Checkpoint:
     """The checkpoint that a text names: its folder, a run's folder or the run's name in `home`, whose result is

@@ -23,8 +23,6 @@ from clickline.storage.storage import Storage
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = ["Signer", "Trusted", "make_keys"]
-
 PRIVATE_NAME, PUBLIC_NAME = "signing-key.pem", "public-key.pem"
 _PUBLIC = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
 _HOW = "`clickline versions keygen --out DIR` makes a pair of keys."

@@ -42,26 +42,6 @@ from clickline.storage.storage_errors import explained
 if TYPE_CHECKING:
     from clickline.artifacts.signing import Signer, Trusted
 
-__all__ = [
-    "SCRATCH_PREFIX",
-    "VERSION_FORMAT",
-    "Claim",
-    "Draft",
-    "Verifier",
-    "Version",
-    "claim_file",
-    "created_once",
-    "draft_folder",
-    "local_folder",
-    "number_name",
-    "open_version",
-    "remove_version",
-    "utc_now",
-    "verify",
-    "version_folder",
-    "wrong_files",
-]
-
 VERSION_FORMAT = 1
 SCRATCH_PREFIX = "clickline-draft-"
 

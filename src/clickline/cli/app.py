@@ -30,8 +30,6 @@ from clickline.cli.train import train
 from clickline.cli.up import up
 from clickline.cli.versions import versions
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="clickline",
     help="Click logs in, a click-through-rate service out.",

@@ -14,8 +14,6 @@ from clickline.cli.options import ConfigFile, Json, Overrides
 if TYPE_CHECKING:
     from clickline.config import Config, DataSection
 
-__all__ = ["check"]
-
 
 def check(
     config_file: ConfigFile = Path("clickline.yaml"),

@@ -21,22 +21,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = [
-    "drawn",
-    "emit",
-    "fact_lines",
-    "facts",
-    "needing",
-    "note",
-    "result",
-    "say",
-    "stage_rows",
-    "table",
-    "watching",
-    "watching_stages",
-    "work_words",
-]
-
 
 def emit(document: Any) -> None:
     """The one JSON document of a `--json` command."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from clickline.storage.file_cache import Cache
     from clickline.storage.storage import Storage
 
-__all__ = ["data"]
-
 data = typer.Typer(help="Show, fetch or remove the local copies of remote logs.", no_args_is_help=False)
 
 Which = Annotated[

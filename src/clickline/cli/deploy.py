@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from clickline.deploy.render import Rendered
     from clickline.deploy.wait import Outcome
 
-__all__ = ["deploy"]
-
 deploy = typer.Typer(help="Run the whole system on Kubernetes, from the same config.", no_args_is_help=False)
 data = typer.Typer(help="Move files to and from the data volume.", no_args_is_help=False)
 deploy.add_typer(data, name="data")

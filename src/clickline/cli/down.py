@@ -9,8 +9,6 @@ import typer
 from clickline.cli.console import emit, note, watching
 from clickline.cli.options import ConfigFile, Json, Overrides
 
-__all__ = ["down"]
-
 
 def down(
     config_file: ConfigFile = Path("clickline.yaml"), overrides: Overrides = None, as_json: Json = False

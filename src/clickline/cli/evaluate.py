@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from clickline.evaluation.binary_metrics import Metrics
     from clickline.evaluation.run import EvaluateResult
 
-__all__ = ["evaluate"]
-
 _MEASURES = ("ROWS", "CLICKS", "AUC", "LOG LOSS", "CALIBRATION")
 
 

@@ -6,8 +6,6 @@ from enum import IntEnum
 
 from clickline.errors import ClicklineError, ConfigError, DataError, GateRefused
 
-__all__ = ["ExitCode", "Undecided", "exit_code"]
-
 
 class ExitCode(IntEnum):
     DONE = 0

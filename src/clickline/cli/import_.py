@@ -13,8 +13,6 @@ from clickline.errors import ConfigError, Mistake
 if TYPE_CHECKING:
     from clickline.importers.config_draft import Draft
 
-__all__ = ["import_"]
-
 import_ = typer.Typer(help="Write a clickline.yaml from the config of another system.", no_args_is_help=False)
 
 Output = Annotated[

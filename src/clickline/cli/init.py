@@ -10,8 +10,6 @@ import typer
 
 from clickline.errors import ConfigError, Mistake
 
-__all__ = ["init"]
-
 
 def init(
     folder: Annotated[

@@ -11,8 +11,6 @@ from clickline.cli.console import note, say
 from clickline.cli.options import ConfigFile, Overrides
 from clickline.errors import ConfigError, Mistake
 
-__all__ = ["logs"]
-
 
 def logs(
     stage: Annotated[

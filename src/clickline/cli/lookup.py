@@ -14,8 +14,6 @@ from clickline.progress import human_size
 if TYPE_CHECKING:
     from clickline.serving.lookup.run import Up
 
-__all__ = ["lookup"]
-
 
 def lookup(
     shard: Annotated[int, typer.Option("--shard", metavar="I", min=0, help="Which one, counted from 0.")],

@@ -13,8 +13,6 @@ from clickline.cli.signals import leave, listen
 from clickline.errors import ClicklineError, ConfigError
 from clickline.progress import printable
 
-__all__ = ["main"]
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["ConfigFile", "Json", "Overrides", "Quiet"]
-
 ConfigFile = Annotated[Path, typer.Option("-c", "--config", metavar="FILE", help="The config to use.")]
 Overrides = Annotated[
     list[str] | None,

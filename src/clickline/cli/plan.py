@@ -14,8 +14,6 @@ from clickline.progress import human_size
 if TYPE_CHECKING:
     from clickline.pipeline.planning.plan_result import Plan
 
-__all__ = ["plan"]
-
 _SHOWN_SLOTS = 8
 
 

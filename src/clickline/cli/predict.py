@@ -16,8 +16,6 @@ from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 if TYPE_CHECKING:
     from clickline.client.predict.run import Iteration, PredictResult
 
-__all__ = ["predict"]
-
 
 def predict(
     inputs: Annotated[

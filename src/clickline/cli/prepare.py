@@ -7,8 +7,6 @@ from pathlib import Path
 from clickline.cli.console import emit, facts, watching
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 
-__all__ = ["prepare"]
-
 
 def prepare(
     config_file: ConfigFile = Path("clickline.yaml"),

@@ -11,8 +11,6 @@ from clickline.cli.console import emit, facts, needing, watching
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.progress import human_size
 
-__all__ = ["publish"]
-
 
 def publish(
     model: Annotated[

@@ -18,8 +18,6 @@ from clickline.errors import ArtifactError, StorageError
 if TYPE_CHECKING:
     from clickline.storage.storage import Storage
 
-__all__ = ["report"]
-
 _REPORT = "report.json"
 _SHOWN_NAMES = 20
 _WHICH = "A run's name or folder, an evaluation's name, or a report's JSON file."

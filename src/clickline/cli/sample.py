@@ -10,8 +10,6 @@ import typer
 from clickline.cli.console import emit, facts, watching
 from clickline.cli.options import Json, Quiet
 
-__all__ = ["sample"]
-
 
 def sample(
     format_name: Annotated[

@@ -11,8 +11,6 @@ from clickline.cli.console import emit
 from clickline.cli.options import ConfigFile, Json, Overrides
 from clickline.errors import ConfigError, Mistake
 
-__all__ = ["scale"]
-
 
 def scale(
     workers: Annotated[

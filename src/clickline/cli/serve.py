@@ -15,9 +15,7 @@ from clickline.pipeline.endpoint import endpoint
 
 if TYPE_CHECKING:
     from clickline.config import Config
-    from clickline.serving.run import Up
-
-__all__ = ["serve"]
+    from clickline.serving.supervisor import Up
 
 
 def serve(

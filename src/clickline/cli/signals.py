@@ -13,8 +13,6 @@ from typing import NoReturn
 
 from clickline.cli.exit_codes import ExitCode
 
-__all__ = ["leave", "listen", "take_stop"]
-
 GRACE_SECONDS = 1.5
 MESSAGE = "interrupted; run the same command again to go on"
 

@@ -15,8 +15,6 @@ from clickline.cli.options import ConfigFile, Json, Overrides
 from clickline.pipeline.status_text import age, cluster_facts, cluster_rows, moment
 from clickline.progress import printable
 
-__all__ = ["status"]
-
 _WATCH_SECONDS = 1.0
 
 

@@ -13,8 +13,6 @@ from clickline.cli.options import Json, Overrides
 if TYPE_CHECKING:
     from clickline.studio.run import Address
 
-__all__ = ["studio"]
-
 
 def studio(
     config_files: Annotated[

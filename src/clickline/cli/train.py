@@ -7,8 +7,6 @@ from pathlib import Path
 from clickline.cli.console import emit, facts, needing, watching
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 
-__all__ = ["train"]
-
 
 def train(
     config_file: ConfigFile = Path("clickline.yaml"),

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from clickline.pipeline.up_folder import Seen, UpFolder
     from clickline.progress import Progress
 
-__all__ = ["up"]
-
 _POLL_SECONDS = 0.05
 _START_SECONDS = 60.0  # for a run in the background to take its lock
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from clickline.artifacts.version import Version
     from clickline.config import Config
 
-__all__ = ["versions"]
-
 versions = typer.Typer(
     help="Show the published versions, choose the current one, remove old ones.", no_args_is_help=False
 )

@@ -19,8 +19,6 @@ from clickline.client.request import Address, Ask, Attempts, Failed, Reply
 from clickline.client.results import ModelInfo, Prediction, Ranking
 from clickline.errors import ClicklineError, ConfigError, Mistake, RequestRefused
 
-__all__ = ["AsyncClient", "Client", "ProtocolName"]
-
 ProtocolName = Literal["grpc", "http", "v2-grpc", "v2-http", "elasticctr"]
 """TensorFlow Serving over gRPC or REST, the Open Inference Protocol over either, ElasticCTR's over HTTP."""
 

@@ -28,8 +28,6 @@ from clickline.records import (
     category_text,
 )
 
-__all__ = ["Column", "Numbers", "Rows", "Strings", "Table", "Texts", "as_doubles", "as_table", "spans"]
-
 Rows = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """Rows of field: value; or columns of field: values, each a list, a NumPy or an Arrow array, or a reader's column.
 A value is text, bytes, a number, None for missing, or a list of these."""

@@ -20,8 +20,6 @@ from clickline.client.results import Prediction
 from clickline.errors import RequestRefused
 from clickline.features.encoder_kernels import canonical_spans, xxh64
 
-__all__ = ["ElasticCtr"]
-
 
 class ElasticCtr(TfServingHttp):
     """Predictions as ElasticCTR's clients ask for them; everything else as TensorFlow Serving's."""

@@ -8,8 +8,6 @@ from pathlib import Path
 from clickline.client.request import Address, Failed
 from clickline.errors import ClicklineError, RequestRefused
 
-__all__ = ["late", "no_tls", "read_authority", "unreachable", "untrusted"]
-
 
 def late(address: Address, seconds: float) -> Failed:
     return Failed(RequestRefused("late", f"{address} did not answer within {seconds:.3g} seconds."))

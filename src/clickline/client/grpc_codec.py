@@ -28,8 +28,6 @@ from clickline.wire.messages import (
 )
 from clickline.wire.protobuf_writer import block, number, text
 
-__all__ = ["InferenceGrpc", "TfServingGrpc"]
-
 _OUTPUTS = ("logistic", "logits")
 _DTYPES = {"float32": 1, "float64": 2, "int64": 9, "uint64": 23, "text": 7}  # numbers of DataType
 _DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "uint64": "UINT64", "text": "BYTES"}

@@ -12,8 +12,6 @@ from clickline.client.error_messages import late, no_tls, read_authority, unreac
 from clickline.client.request import Address, Ask, Failed, Reply
 from clickline.errors import ClicklineError, Refusal, RequestRefused
 
-__all__ = ["AsyncGrpc", "Grpc"]
-
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # a client is a connection of its own
     ("grpc.enable_retries", 0),  # we try again ourselves

@@ -16,8 +16,6 @@ from clickline.client.packing import packed
 from clickline.client.request import Ask, Reply
 from clickline.client.results import ModelInfo, Prediction, Ranking, TensorInfo
 
-__all__ = ["InferenceHttp", "TfServingHttp", "answering_version"]
-
 _OUTPUTS = ("logistic", "logits")
 _JSON = {"content-type": "application/json"}
 _DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "uint64": "UINT64"}

@@ -18,8 +18,6 @@ from clickline.client.error_messages import late, no_tls, read_authority, unreac
 from clickline.client.request import Address, Ask, Failed, Reply
 from clickline.errors import ClicklineError, Refusal, RequestRefused
 
-__all__ = ["AsyncHttp", "Http"]
-
 _KINDS: dict[int, Refusal] = {
     401: "unauthenticated",
     403: "unauthenticated",

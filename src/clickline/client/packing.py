@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from clickline.client.columnar import Column, Numbers, Strings, Texts, spans
 
-__all__ = ["packed"]
-
 Framing = Literal["field 8", "sized", "bare"]
 """What stands before each text: tag and length as values of protobuf's field 8 have it; its length in 4 bytes;
 nothing."""

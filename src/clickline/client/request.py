@@ -14,8 +14,6 @@ from typing import Generic, TypeVar
 
 from clickline.errors import ClicklineError, ConfigError, Mistake
 
-__all__ = ["Address", "Ask", "Attempts", "Failed", "Reply"]
-
 Answer = TypeVar("Answer")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds

@@ -14,27 +14,6 @@ from pydantic import AfterValidator, Field
 
 from clickline.config.value_types import Complaint, LocalPath, Section, as_type
 
-__all__ = [
-    "SERVICE_VARIABLE",
-    "CanarySection",
-    "DataVolume",
-    "DeploySection",
-    "IdentitySection",
-    "LookupRole",
-    "NodeCache",
-    "NodesSection",
-    "Resources",
-    "ResourcesSection",
-    "SecretsSection",
-    "ServingSection",
-    "StorageVolumes",
-    "Toleration",
-    "TrackingServer",
-    "TrainingSection",
-    "Volume",
-    "WorkflowSection",
-]
-
 SERVICE_VARIABLE = "CLICKLINE_SERVICE"
 """Set in the pods of predictors: the name that others reach them by, or nothing. A pod's own addresses are no use."""
 

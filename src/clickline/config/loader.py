@@ -23,8 +23,6 @@ from clickline.config.value_types import Section, holds_password, looks_secret
 from clickline.config.yaml_tree import Node, parse, set_key
 from clickline.errors import ConfigError, Mistake
 
-__all__ = ["json_schema", "load_config", "resolved"]
-
 MAX_BYTES = 2**20
 
 KeyPath = tuple[str | int, ...]

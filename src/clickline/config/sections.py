@@ -41,36 +41,6 @@ from clickline.config.value_types import (
     parse_bytes,
 )
 
-__all__ = [
-    "AdmissionSection",
-    "BatchingSection",
-    "CacheSection",
-    "CalibrationSection",
-    "ClassWeights",
-    "Config",
-    "DataSection",
-    "Dates",
-    "EarlyStop",
-    "EmbeddingSection",
-    "EvictionSection",
-    "FieldConfig",
-    "FollowSection",
-    "GateSection",
-    "LookupSection",
-    "ModelSection",
-    "PublishSection",
-    "ScheduleSection",
-    "ServeSection",
-    "SlotModel",
-    "StorageSection",
-    "TlsSection",
-    "TrackingSection",
-    "TrainSection",
-    "WideSection",
-    "is_glob",
-    "unguarded",
-]
-
 Format = Literal["criteo", "slots", "paddlerec", "csv", "parquet", "recordio", "tfrecord"]
 Kind = Literal["slot", "dense", "label", "weight", "time", "ignore"]
 Transform = Literal["none", "log1p", "minmax", "zscore", "robust", "bucket"]

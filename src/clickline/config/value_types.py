@@ -22,32 +22,6 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-__all__ = [
-    "BYTES",
-    "Address",
-    "Complaint",
-    "Hour",
-    "LocalPath",
-    "ModelAlias",
-    "Name",
-    "Pattern",
-    "Patterns",
-    "Place",
-    "Port",
-    "Seconds",
-    "Section",
-    "Separator",
-    "Size",
-    "Texts",
-    "TimeFormat",
-    "as_type",
-    "complain",
-    "holds_password",
-    "is_loopback",
-    "looks_secret",
-    "parse_bytes",
-]
-
 _SECRET = re.compile(
     r"secret|token|passw|pwd|credential|authoriz|signature|connection_string"
     r"|(api|access|account|private|shared)_?key|(^|[^a-z])(key|auth|sas|sig)s?([^a-z]|$)",

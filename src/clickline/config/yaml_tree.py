@@ -17,8 +17,6 @@ import yaml
 from clickline.config.value_types import looks_secret
 from clickline.errors import Mistake
 
-__all__ = ["OVERRIDE", "Node", "parse", "set_key"]
-
 OVERRIDE = "--set"
 """The place of a value given on the command line."""
 

@@ -1,5 +1,1 @@
 """Logs as a config describes them, become labelled rows: for every stage that reads raw logs."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

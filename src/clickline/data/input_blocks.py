@@ -23,8 +23,6 @@ from clickline.storage.file_cache import Cache
 from clickline.storage.redaction import shown
 from clickline.storage.storage import Storage
 
-__all__ = ["Inputs", "Part", "in_order", "open_reader"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -16,8 +16,6 @@ from clickline.progress import Progress
 from clickline.records import BadRow, Block, LabelledRows, RawRows, SourceFile
 from clickline.storage.redaction import shown
 
-__all__ = ["Labelled", "LabelledReader"]
-
 
 @dataclass(frozen=True)
 class Labelled:

@@ -14,8 +14,6 @@ from clickline.errors import ConfigError, Mistake
 from clickline.features import DenseField, FeatureSpec, SlotField, slot_number
 from clickline.records import TimeUnit
 
-__all__ = ["Layout", "layout", "named_slots", "target_fields"]
-
 
 @dataclass(frozen=True)
 class Layout:

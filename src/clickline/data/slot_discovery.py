@@ -14,8 +14,6 @@ from clickline.records import Block, SourceFile
 from clickline.storage.file_cache import Cache
 from clickline.storage.storage import Storage
 
-__all__ = ["Discovered", "discover"]
-
 
 @dataclass(frozen=True)
 class Discovered:

@@ -32,8 +32,6 @@ from clickline.records import (
     TimeUnit,
 )
 
-__all__ = ["FileTimes", "TargetFields", "Targets", "targets", "unit_finder"]
-
 _MOST_SHOWS = 2**24  # counts up to here are exact in the float32 of a weight
 
 

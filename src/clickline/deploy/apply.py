@@ -26,21 +26,6 @@ from clickline.deploy.retained_volumes import VolumeTaken, free, reserved_in_vai
 from clickline.errors import ClusterError
 from clickline.progress import Progress, Slow
 
-__all__ = [
-    "MADE",
-    "Applied",
-    "Found",
-    "Proposal",
-    "Removed",
-    "Step",
-    "apply",
-    "content",
-    "found",
-    "going",
-    "propose",
-    "remove",
-]
-
 MADE: tuple[tuple[str, str], ...] = (
     ("v1", "Namespace"),
     ("v1", "ServiceAccount"),

@@ -15,8 +15,6 @@ from clickline.deploy.kube_client import Kube
 from clickline.deploy.objects import Object
 from clickline.errors import ConfigError
 
-__all__ = ["Memory", "forgotten", "recall", "remembering"]
-
 _SET = "clickline/set"
 _NOTES = "clickline/notes"
 

@@ -18,8 +18,6 @@ from clickline.deploy.ray_pods import by_operator, comes_and_goes, driver, ray_s
 from clickline.deploy.rollout_wait import rollout_service
 from clickline.deploy.volcano import volcano_job_running
 
-__all__ = ["rules", "workflow"]
-
 _API = "argoproj.io/v1alpha1"
 _RAY, _WITHOUT = "ray", "without-ray"
 _REFUSED = 3

@@ -12,8 +12,6 @@ from clickline.config.deploy_sections import Volume
 from clickline.deploy.objects import Object, Plan
 from clickline.deploy.pods import claim_name
 
-__all__ = ["storage"]
-
 
 def storage(plan: Plan) -> list[Object]:
     """The claims of data, models and cache, with their volumes."""

@@ -17,8 +17,6 @@ from clickline.deploy.ray_pods import workers
 from clickline.errors import Mistake
 from clickline.progress import counted, human_size
 
-__all__ = ["mistakes", "notes"]
-
 _LONGEST_NAME = 38
 """Of the service. KubeRay allows a job 47 characters, Kubernetes a label 63; the ends that we add take the rest."""
 _CONFIG_MAP_BYTES = 2**20

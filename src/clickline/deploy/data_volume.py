@@ -27,8 +27,6 @@ from clickline.deploy.retained_volumes import free, reserved_in_vain
 from clickline.errors import ClusterError, ConfigError, Mistake, StorageError
 from clickline.progress import Progress, Slow
 
-__all__ = ["Moved", "pull", "push"]
-
 _READY_SECONDS = 300.0
 _FAILED_SECONDS = 30.0
 """That a pod may be in a state that says failed: an image may come at the second try."""

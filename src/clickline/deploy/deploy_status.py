@@ -11,17 +11,6 @@ from clickline.deploy.objects import Object
 from clickline.deploy.retained_volumes import holder
 from clickline.errors import ClusterError
 
-__all__ = [
-    "WORKLOADS",
-    "desired_pods",
-    "fetch",
-    "finished",
-    "meaning",
-    "summarise",
-    "unbound",
-    "workload_state",
-]
-
 WORKLOADS: tuple[tuple[str, str], ...] = (
     ("apps/v1", "Deployment"),
     ("apps/v1", "StatefulSet"),

@@ -12,8 +12,6 @@ from typing import Any
 
 from clickline.errors import ClusterError
 
-__all__ = ["Process"]
-
 _IN, _OUT, _ERRORS, _END = 0, 1, 2, 3
 _SILENT_SECONDS = 300.0
 _MOST_ERRORS = 8192

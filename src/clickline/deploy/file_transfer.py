@@ -23,8 +23,6 @@ from clickline.errors import ClusterError, StorageError
 from clickline.progress import human_size
 from clickline.storage.atomic import hidden_name, is_hidden_name, remove_leftovers
 
-__all__ = ["Reader", "Total", "Writer", "files_of", "receive", "send", "total_of"]
-
 CHUNK = 256 << 10
 _PART_SECONDS = 86_400  # a pod for data lives no longer, so what is older has lost its writer
 _LINE = 64 << 10

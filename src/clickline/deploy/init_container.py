@@ -17,8 +17,6 @@ from pathlib import Path
 from clickline.errors import ClicklineError, StorageError
 from clickline.progress import human_size
 
-__all__ = ["await_server", "check_pod"]
-
 _POLL_SECONDS = 1.0
 _TELL_SECONDS = 30.0
 

@@ -13,8 +13,6 @@ from hashlib import sha256
 from clickline.deploy.objects import Object, Plan
 from clickline.deploy.predictors import lookup_servers, predictor_pod
 
-__all__ = ["RESERVED_PORTS", "flags", "knative_service", "queue_ports", "revision"]
-
 RESERVED_PORTS = (8008, 8012, 8013, 8022, 8112, 9090, 9091)
 """In every pod they are of Knative's own container."""
 

@@ -15,8 +15,6 @@ from clickline.deploy.exec_process import Process
 from clickline.deploy.objects import Object
 from clickline.errors import ClusterError
 
-__all__ = ["ApiRefused", "Kube", "Resource", "connect", "label", "shown"]
-
 MANAGER = "clickline"
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 30

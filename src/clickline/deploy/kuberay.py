@@ -24,8 +24,6 @@ from clickline.deploy.ray_pods import (
     workers,
 )
 
-__all__ = ["ray_job", "ray_job_running"]
-
 _RAY_VERSION = "2.60.0"
 """The operator asks for it to know what this Ray can do; the smallest that we run with."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from clickline.deploy.objects import Object, Plan
 from clickline.deploy.pods import http_probe, pod
 
-__all__ = ["tracking_server", "tracking_uri"]
-
 
 def tracking_uri(name: str, port: int) -> str:
     """Where runs are sent to."""

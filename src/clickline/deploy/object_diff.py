@@ -12,8 +12,6 @@ from clickline.deploy.apply import Step, content
 from clickline.deploy.kube_client import shown
 from clickline.deploy.objects import Object, text
 
-__all__ = ["Difference", "differences"]
-
 
 @dataclass(frozen=True)
 class Difference:

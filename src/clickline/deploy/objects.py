@@ -14,8 +14,6 @@ from clickline.config import Config, resolved
 from clickline.config.deploy_sections import DeploySection
 from clickline.config.sections import ServeSection, StudioSection
 
-__all__ = ["SERVING_ROLES", "WORKING_FOLDER", "Object", "Plan", "text"]
-
 Object = dict[str, Any]
 
 SERVING_ROLES = ("predictor", "lookup")

@@ -6,8 +6,6 @@ from clickline.deploy.objects import Object, Plan
 from clickline.deploy.ray_lifecycle import holder_container, holder_volume
 from clickline.deploy.ray_pods import by_operator, comes_and_goes, driver, driver_command
 
-__all__ = ["FINAL_CODES", "pipeline"]
-
 FINAL_CODES = (2, 3, 4)
 """Exit codes that another try would end with too: a bad config, a refused model, bad data."""
 

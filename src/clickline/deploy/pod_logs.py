@@ -13,8 +13,6 @@ from clickline.deploy.kube_client import ApiRefused, Kube
 from clickline.deploy.objects import Object
 from clickline.errors import ClusterError
 
-__all__ = ["Line", "follow", "last", "pods"]
-
 _LOOK_SECONDS = 2.0
 _ENDLESS = ("Deployment", "StatefulSet", "Service", "CronJob", "CronWorkflow")
 

@@ -14,19 +14,6 @@ from clickline.config.deploy_sections import Resources
 from clickline.config.sections import ServeSection, StudioSection
 from clickline.deploy.objects import SERVING_ROLES, Object, Plan
 
-__all__ = [
-    "SCRATCH",
-    "TOKEN_FILE",
-    "claim_name",
-    "data_folder",
-    "data_pod",
-    "environment",
-    "http_probe",
-    "pod",
-    "resources",
-    "security",
-]
-
 SCRATCH = PurePosixPath("/scratch")
 TOKEN_FILE = "ray-token"
 """In `home`: what Ray's processes know each other by. The first pod makes it."""

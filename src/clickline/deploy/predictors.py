@@ -15,8 +15,6 @@ from clickline.deploy.mlflow_server import tracking_uri
 from clickline.deploy.objects import Object, Plan
 from clickline.deploy.pods import http_probe, pod
 
-__all__ = ["lookup_servers", "predictor_pod", "predictors", "serve_overrides"]
-
 _LEAVING_SECONDS = 5
 """Between the word that a pod goes and its SIGTERM: for everyone who still sends requests to hear of it."""
 _LAST_SECONDS = 10

@@ -9,16 +9,6 @@ from clickline.deploy.kube_client import ApiRefused, Kube, label, shown
 from clickline.deploy.objects import WORKING_FOLDER, Object
 from clickline.errors import ClusterError
 
-__all__ = [
-    "MissingReferences",
-    "check_apis",
-    "check_namespace",
-    "check_references",
-    "is_ours",
-    "make_namespace",
-    "whose",
-]
-
 
 class _Operator(NamedTuple):
     name: str

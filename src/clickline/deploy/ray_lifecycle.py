@@ -17,17 +17,6 @@ from clickline.deploy.pods import SCRATCH, environment, security
 from clickline.deploy.ray_pods import comes_and_goes, workers
 from clickline.errors import ClusterError
 
-__all__ = [
-    "Stopped",
-    "ask_for",
-    "holder_command",
-    "holder_container",
-    "holder_volume",
-    "keep",
-    "let_go",
-    "rules",
-]
-
 Stopped = Callable[[float], bool]
 """Waits for so many seconds at most; True as soon as it is time to end."""
 

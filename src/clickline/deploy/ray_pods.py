@@ -17,28 +17,6 @@ from clickline.config.deploy_sections import amount
 from clickline.deploy.objects import Object, Plan
 from clickline.deploy.pods import pod
 
-__all__ = [
-    "HEAD_PORTS",
-    "NO_MEMORY",
-    "OBJECT_STORE",
-    "WORKER_PORTS",
-    "by_operator",
-    "cluster_overrides",
-    "comes_and_goes",
-    "driver",
-    "driver_command",
-    "driver_role",
-    "head",
-    "head_address",
-    "ray_cluster",
-    "ray_service",
-    "tcp_probe",
-    "worker",
-    "worker_cpus",
-    "worker_memory",
-    "workers",
-]
-
 HEAD_PORTS = {"gcs": 6379, "node-manager": 6380, "object-manager": 6381}
 WORKER_PORTS = {"node-manager": 6382, "object-manager": 6383}
 """Beside these, processes of Ray and of training open ports of their own among each other."""

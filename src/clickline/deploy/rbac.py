@@ -11,8 +11,6 @@ from clickline.deploy.knative import queue_ports
 from clickline.deploy.objects import Object, Plan
 from clickline.deploy.ray_lifecycle import rules as hold_rules
 
-__all__ = ["access"]
-
 _TRAINING = ("pipeline", "learner", "ray-head", "ray-worker")
 _RAY_DASHBOARD = 8265
 _STANDARD = "pod-security.kubernetes.io"

@@ -34,8 +34,6 @@ from clickline.deploy.rbac import access
 from clickline.deploy.volcano import volcano_job
 from clickline.errors import ConfigError
 
-__all__ = ["Rendered", "rendered", "write"]
-
 _ABSENT_NFS = {"server": "nfs.invalid", "path": "/clickline"}
 
 

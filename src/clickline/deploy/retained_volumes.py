@@ -13,8 +13,6 @@ from clickline.deploy.kube_client import Kube, shown
 from clickline.deploy.objects import Object
 from clickline.errors import ClusterError
 
-__all__ = ["Holder", "VolumeTaken", "free", "holder", "reserved_in_vain"]
-
 
 class VolumeTaken(ClusterError):
     """A volume that another claim has."""

@@ -18,8 +18,6 @@ from clickline.deploy.objects import Object, Plan
 from clickline.errors import ClicklineError
 from clickline.progress import Progress, counted
 
-__all__ = ["await_rollout", "leave_version", "left_version", "rollout_host", "rollout_service"]
-
 TERMINATION_LOG = Path("/dev/termination-log")
 """In a container of Kubernetes: what is written here stands in its pod's status when it has ended."""
 

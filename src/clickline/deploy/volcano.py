@@ -19,8 +19,6 @@ from clickline.deploy.ray_pods import (
     workers,
 )
 
-__all__ = ["volcano_job", "volcano_job_running"]
-
 _RESTART_POD: Object = {"event": "PodFailed", "action": "RestartPod"}
 _DRIVER_POLICIES: list[Object] = [
     {"event": "TaskCompleted", "action": "CompleteJob"},

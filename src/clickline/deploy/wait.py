@@ -15,8 +15,6 @@ from clickline.deploy.rollout_wait import left_version
 from clickline.errors import ClusterError
 from clickline.progress import Progress, Slow
 
-__all__ = ["Outcome", "await_deployed", "verdict"]
-
 _POLL_SECONDS = 2.0
 _STUCK_SECONDS = 60.0
 """That a pod may be in a state that says failed, as an image that cannot be pulled, before it counts as stuck."""

@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 
 from clickline.errors import ClusterError
 
-__all__ = ["answers", "joined"]
-
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 5.0
 _STORE_BYTES = 96 << 20  # the network's weights on their way to and from the driver

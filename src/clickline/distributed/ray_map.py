@@ -16,8 +16,6 @@ from ray.exceptions import RayError, RayTaskError
 from clickline.distributed.session import Session
 from clickline.errors import ClicklineError, ClusterError
 
-__all__ = ["deal"]
-
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 

@@ -28,8 +28,6 @@ from clickline.errors import ClusterError
 from clickline.machine import memory_limit
 from clickline.progress import Progress, human_size
 
-__all__ = ["ROOM_SECONDS", "Node", "Session", "session"]
-
 ROOM_SECONDS = 600.0  # to wait for a cluster that is full
 _STORE_SHARE = 0.15  # of the memory, for arrays on their way between processes
 _LARGEST_STORE = 4 << 30

@@ -16,8 +16,6 @@ from numba import njit
 from clickline.embedding.raw_memory import Whole
 from clickline.features.encoder_kernels import fmix64
 
-__all__ = ["Admission", "draw", "is_admitted"]
-
 _COMPONENT = np.uint64(0x9E3779B97F4A7C15)
 
 

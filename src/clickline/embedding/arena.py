@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from clickline.embedding.raw_memory import address, allocate
 
-__all__ = ["BLOCK_ROWS", "CHUNK_BITS", "CHUNK_ROWS", "MAX_ROWS", "Arena"]
-
 CHUNK_BITS = 18
 CHUNK_ROWS = 1 << CHUNK_BITS
 BLOCK_ROWS = 256

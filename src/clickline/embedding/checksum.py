@@ -10,8 +10,6 @@ from clickline.embedding.index import CANDIDATE, IndexView, RowsView, address_of
 from clickline.embedding.raw_memory import Whole, i64_at, prefetch, u32_at, u64_at
 from clickline.embedding.row_layout import HEAD, TOUCHED
 
-__all__ = ["digest_row", "digest_shards"]
-
 _AHEAD = 16
 
 

@@ -30,8 +30,6 @@ from clickline.embedding.raw_memory import Whole, address, allocate, i64_at, pre
 from clickline.embedding.row_counters import SHADOW_BLOCK, ShadowView, shadow_at
 from clickline.embedding.row_layout import HEAD, TOUCHED
 
-__all__ = ["TAGS", "Shadows", "copy_slice"]
-
 TAGS = 1 << 32  # how many different tags a shard's index can hold
 
 _AHEAD = 16

@@ -17,8 +17,6 @@ from clickline.embedding.raw_memory import Whole, f64_at, i32_at, i64_at, prefet
 from clickline.embedding.row_counters import FreeRows, push_row
 from clickline.embedding.row_layout import CLICK, HOUR, SHOW, SLOT, TOUCHED
 
-__all__ = ["Eviction", "decay_shards", "evict_shard"]
-
 _AHEAD = 16
 
 

@@ -23,28 +23,6 @@ from numpy.typing import NDArray
 from clickline.embedding.arena import CHUNK_BITS, CHUNK_ROWS
 from clickline.embedding.raw_memory import Whole, address, allocate, i64_at, u64_at
 
-__all__ = [
-    "CANDIDATE",
-    "GOLDEN",
-    "NO_ROW",
-    "SHARDS",
-    "Index",
-    "IndexView",
-    "RowsView",
-    "address_of",
-    "entries_for",
-    "erase_at",
-    "has_room",
-    "home_of",
-    "insert",
-    "mix",
-    "row_in",
-    "search",
-    "shard_of",
-    "tag_in",
-    "tag_of",
-]
-
 SHARDS = 64
 NO_ROW = 0xFFFFFFFF
 CANDIDATE = 1 << 31  # set in the number of a row that lies in the candidates' arena

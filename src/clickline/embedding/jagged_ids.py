@@ -37,20 +37,6 @@ from clickline.embedding.raw_memory import Whole, i64_at, prefetch, u32_at, u64_
 from clickline.embedding.thread_pool import Workers
 from clickline.records import SlotIds
 
-__all__ = [
-    "Bags",
-    "Dealt",
-    "bags_of",
-    "count_shards",
-    "deal",
-    "deal_all",
-    "find_rows",
-    "find_shard",
-    "number_distinct",
-    "room_for_numbers",
-    "spread_rows",
-]
-
 _GROUP = 256  # ids whose cache lines are asked for before the first is used
 
 

@@ -9,8 +9,6 @@ from clickline.embedding.index import SHARDS, entries_for
 from clickline.embedding.row_layout import CandidateLayout, RowLayout
 from clickline.embedding.snapshot import MOST_SHADOWS
 
-__all__ = ["TableBytes", "shadow_bytes", "snapshot_bytes", "table_bytes"]
-
 
 @dataclass(frozen=True)
 class TableBytes:

@@ -17,19 +17,6 @@ from numpy.typing import NDArray
 
 from clickline.embedding.raw_memory import Whole
 
-__all__ = [
-    "OPTIMIZERS",
-    "AdaGrad",
-    "Adam",
-    "Ftrl",
-    "Learning",
-    "RowOptimizer",
-    "RowWiseAdaGrad",
-    "Sgd",
-    "start_state",
-    "update",
-]
-
 _SGD, _ADAGRAD, _ROWWISE, _ADAM, _FTRL = range(5)
 
 

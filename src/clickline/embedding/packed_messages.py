@@ -25,25 +25,6 @@ from clickline.embedding.raw_memory import Whole, f32_at, i64_at, prefetch, u8_a
 from clickline.embedding.row_counters import Counts
 from clickline.embedding.row_layout import RowPlaces
 
-__all__ = [
-    "NO_FLOATS",
-    "NO_MARKS",
-    "Gradients",
-    "Reply",
-    "Request",
-    "apply_packed",
-    "check_floats",
-    "name_rows",
-    "number_ids",
-    "pack_rows",
-    "starts_of",
-    "step_defaults",
-    "sum_default_gradients",
-    "sum_gradients",
-    "take_rows",
-    "write_request",
-]
-
 NO_FLOATS: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
 NO_MARKS: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 

@@ -18,19 +18,6 @@ from clickline.embedding.optimizers import Learning, update
 from clickline.embedding.raw_memory import Whole, f32_at, prefetch, u32_at
 from clickline.embedding.row_layout import RowPlaces
 
-__all__ = [
-    "POOLINGS",
-    "Columns",
-    "apply_defaults",
-    "apply_shards",
-    "lay_out",
-    "pool_rows",
-    "step_row",
-    "step_shard",
-    "sum_default",
-    "sum_shard",
-]
-
 SUM, MEAN, MAX = 0, 1, 2
 POOLINGS = {"sum": SUM, "mean": MEAN, "max": MAX}
 

@@ -18,20 +18,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-__all__ = [
-    "Whole",
-    "address",
-    "allocate",
-    "f32_at",
-    "f64_at",
-    "i32_at",
-    "i64_at",
-    "prefetch",
-    "u8_at",
-    "u32_at",
-    "u64_at",
-]
-
 Whole = Any
 """An integer inside a kernel: Numba sees no difference between int and np.int64, a type checker does."""
 

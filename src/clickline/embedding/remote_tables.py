@@ -34,8 +34,6 @@ from clickline.embedding.tables import SlotShape, check_buffers, counts_of, memb
 from clickline.embedding.thread_pool import Workers
 from clickline.records import SlotIds
 
-__all__ = ["Asked", "RemoteTables"]
-
 
 @dataclass
 class _AskedTable:

@@ -22,8 +22,6 @@ from clickline.embedding.raw_memory import Whole, i64_at, u32_at, u64_at
 from clickline.embedding.row_counters import FreeRows, pop_row, push_row
 from clickline.embedding.row_layout import HEAD, SLOT, TOUCHED
 
-__all__ = ["place_records", "remove_ids"]
-
 
 @njit(cache=True, nogil=True)
 def place_records(

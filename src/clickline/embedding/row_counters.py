@@ -25,19 +25,6 @@ from clickline.embedding.optimizers import Learning, start_state
 from clickline.embedding.raw_memory import Whole, f32_at, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
 from clickline.embedding.row_layout import CLICK, HOUR, SHOW, SLOT, TOUCHED, RowPlaces
 
-__all__ = [
-    "SHADOW_BLOCK",
-    "Counts",
-    "FreeRows",
-    "NewRows",
-    "ShadowView",
-    "count_batch",
-    "fill_row",
-    "pop_row",
-    "push_row",
-    "shadow_at",
-]
-
 SHADOW_BLOCK = 256  # shadows that lie side by side
 
 _AHEAD = 12

@@ -20,8 +20,6 @@ import numpy as np
 
 from clickline.embedding.optimizers import RowOptimizer
 
-__all__ = ["CLICK", "HEAD", "HOUR", "SHOW", "SLOT", "TOUCHED", "CandidateLayout", "RowLayout", "RowPlaces"]
-
 SHOW, CLICK, HOUR, SLOT, TOUCHED, HEAD = 8, 16, 24, 28, 32, 36  # byte offsets, and the head's size
 _CACHE_LINE = 64
 _HEAD_FIELDS: list[Any] = [

@@ -36,8 +36,6 @@ from clickline.embedding.row_counters import Counts
 from clickline.embedding.table import PackedLookup
 from clickline.embedding.tables import Tables
 
-__all__ = ["Found", "ShardTables", "inner_shards"]
-
 
 def inner_shards(number: int, of: int) -> range:
     """The tables' own shards that shard `number` of so many has: those h with h · of // 64 == number."""

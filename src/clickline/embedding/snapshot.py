@@ -37,19 +37,6 @@ from clickline.embedding.tables import Tables, members_of
 from clickline.embedding.throttle import Pace
 from clickline.errors import ArtifactError
 
-__all__ = [
-    "MOST_SHADOWS",
-    "Saved",
-    "Snapshot",
-    "SnapshotReader",
-    "SnapshotTable",
-    "freeze",
-    "load",
-    "read_header",
-    "save",
-    "snapshot_digest",
-]
-
 _FORMAT = 2  # 1 had the weights before the optimizers' state
 _DIGEST_BYTES = 32
 _READ_BYTES = 1 << 22

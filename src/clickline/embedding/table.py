@@ -40,8 +40,6 @@ from clickline.embedding.row_counters import Counts, FreeRows, NewRows, count_ba
 from clickline.embedding.row_layout import HEAD, TOUCHED, CandidateLayout, RowLayout
 from clickline.embedding.thread_pool import Workers
 
-__all__ = ["PackedLookup", "Table", "TableLookup"]
-
 _PIECE = 1 << 14  # records placed at once; bounds what the index keeps free beyond its load
 _INDEX_BYTES = 15  # an id at the index's lowest load, just after it grew
 _STACK_BYTES = 8  # an id: a place on the stack of free rows, which doubles when it grows

@@ -39,8 +39,6 @@ from clickline.embedding.table import Table, TableLookup
 from clickline.embedding.thread_pool import Workers
 from clickline.records import SlotIds
 
-__all__ = ["Lookup", "SlotReport", "SlotShape", "Tables", "check_buffers", "counts_of", "members_of"]
-
 
 @dataclass(frozen=True)
 class SlotShape:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["Workers"]
-
 
 class Workers:
     """Cuts a range into one piece a thread. What a piece computes must not depend on where the cuts are."""

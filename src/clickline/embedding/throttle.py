@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Pace"]
-
 _BURST = 0.001  # seconds of work between two rests; shorter ones would be spent on waking up
 
 

@@ -10,8 +10,6 @@ from clickline.evaluation.binary_metrics import Metrics
 from clickline.features import FeatureSpec
 from clickline.records import LabelledRows
 
-__all__ = ["worse_than_base_rate"]
-
 LARGE = 100.0
 """A number that reaches the network as more than this is not scaled: others are around 1."""
 

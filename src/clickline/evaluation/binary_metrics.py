@@ -25,19 +25,6 @@ from clickline.errors import ClicklineError, DataError
 from clickline.evaluation.score_digest import Bins, ScoreDigest
 from clickline.models.calibration import CLIP, Probabilities
 
-__all__ = [
-    "CLIP",
-    "ECE_BINS",
-    "MOST_HOURS",
-    "Counts",
-    "Hour",
-    "HourlyCounts",
-    "Metrics",
-    "auc_of",
-    "calibration_bin",
-    "utc_of",
-]
-
 Floats = NDArray[np.float32]
 ECE_BINS = 20
 HOUR_LIMIT = 1 << 13

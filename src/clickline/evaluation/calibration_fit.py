@@ -10,8 +10,6 @@ from clickline.errors import DataError
 from clickline.evaluation.score_digest import Bins
 from clickline.models.calibration import CLIP, Isotonic, Platt
 
-__all__ = ["fit_isotonic", "fit_platt"]
-
 Doubles = NDArray[np.float64]
 
 MOST_STEPS = 500

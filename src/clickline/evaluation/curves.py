@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from clickline.evaluation.binary_metrics import ECE_BINS, calibration_bin
 from clickline.evaluation.score_digest import Bins
 
-__all__ = ["POINTS", "Curves", "curves"]
-
 Doubles = NDArray[np.float64]
 Curves = dict[str, dict[str, list[float]] | None]
 """By curve, its columns; None where the rows do not give one."""

@@ -20,8 +20,6 @@ from clickline.artifacts.dataset import concat
 from clickline.features import DenseField, FeatureSpec
 from clickline.records import LabelledRows
 
-__all__ = ["HEAVIEST", "FieldDrift", "Moved", "RowSample", "drift"]
-
 HEAVIEST = 50
 """Values of a slot that are compared one by one."""
 

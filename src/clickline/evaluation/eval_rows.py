@@ -30,8 +30,6 @@ from clickline.storage.log_files import DateRange, resolve
 from clickline.storage.redaction import shown
 from clickline.storage.storage import Storage
 
-__all__ = ["DatasetRows", "LogRows", "Rows", "open_rows"]
-
 _SHOWN_BAD = 20  # bad rows in a report, with their words
 
 Ids = Mapping[str, Sequence[int]]

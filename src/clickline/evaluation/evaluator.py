@@ -17,8 +17,6 @@ from clickline.evaluation.slices import Slice, SliceCounts
 from clickline.models.calibration import Probabilities
 from clickline.records import LabelledRows, SlotIds
 
-__all__ = ["BLOCK_ROWS", "Evaluation", "Evaluator", "OwnMetric", "in_blocks", "measure"]
-
 OwnMetric = Callable[[Floats, Floats, Floats], float]
 """A measure of the user's: labels, probabilities, weights of all rows."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from clickline.evaluation.binary_metrics import Metrics
 
-__all__ = ["Thresholds", "Verdict", "judge", "surely_worse"]
-
 LEAST_AUC = 0.51
 """Below it a model tells clicks from non-clicks no better than chance, however sure the measurement is."""
 

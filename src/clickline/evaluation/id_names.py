@@ -10,8 +10,6 @@ import numpy as np
 
 from clickline.features import Encoder, FeatureSpec, SlotField
 
-__all__ = ["names_of"]
-
 _SHOWN = 60  # characters of a value
 _POWERS = range(-20, 64)  # of two, that a log2 bucket is named for
 

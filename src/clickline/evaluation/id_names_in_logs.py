@@ -13,8 +13,6 @@ from clickline.features.raw_columns import as_text, split
 from clickline.progress import Progress
 from clickline.records import RawColumn, SlotIds
 
-__all__ = ["names_in_blocks"]
-
 
 def names_in_blocks(
     inputs: Inputs, features: FeatureSpec, ids: Mapping[str, Sequence[int]]

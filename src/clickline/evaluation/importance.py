@@ -18,8 +18,6 @@ from clickline.evaluation.binary_metrics import Counts, Metrics
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.records import LabelledRows
 
-__all__ = ["FieldImportance", "ImportanceCounts", "Score"]
-
 Score = Callable[[LabelledRows], NDArray[np.float32]]
 """Click probabilities of rows."""
 

@@ -9,8 +9,6 @@ from clickline.artifacts.registry import Move, Registry
 from clickline.errors import ArtifactError
 from clickline.features import FeatureSpec
 
-__all__ = ["check_fields", "with_current"]
-
 T = TypeVar("T")
 
 

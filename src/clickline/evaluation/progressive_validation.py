@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from clickline.evaluation.binary_metrics import MOST_HOURS, Floats, Hour, HourlyCounts
 from clickline.models.calibration import Probabilities
 
-__all__ = ["OPEN_HOURS", "Progressive"]
-
 OPEN_HOURS = 48
 """Hours that still take rows: at most 0.7 MB each."""
 

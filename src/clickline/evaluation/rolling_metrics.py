@@ -7,8 +7,6 @@ import numpy as np
 from clickline.evaluation.binary_metrics import Counts, Floats
 from clickline.models.calibration import Probabilities
 
-__all__ = ["Window"]
-
 
 class Window:
     """The last `rows` rows, as they were predicted before they were learned. Measured only when asked."""

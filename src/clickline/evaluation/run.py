@@ -41,8 +41,6 @@ from clickline.records import LabelledRows
 from clickline.storage.file_cache import Cache
 from clickline.storage.storage import Storage
 
-__all__ = ["EvaluateResult", "evaluate"]
-
 
 @dataclass(frozen=True)
 class EvaluateResult:

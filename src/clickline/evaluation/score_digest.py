@@ -19,8 +19,6 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["Bins", "ScoreDigest"]
-
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 

@@ -25,8 +25,6 @@ from clickline.models.model import open_checkpoint
 from clickline.records import LabelledRows
 from clickline.scoring.open_scorer import open_scorer
 
-__all__ = ["Judged", "find_model"]
-
 
 @dataclass(frozen=True)
 class Judged:

@@ -20,8 +20,6 @@ from clickline.evaluation.binary_metrics import Counts, Floats, Metrics
 from clickline.models.calibration import Probabilities
 from clickline.records import SlotIds
 
-__all__ = ["Slice", "SliceCounts"]
-
 TRACKED = 8
 SLICE_LIMIT = 1 << 11
 """Scores a slice tells apart: AUC to about 4e-4, with the error stated."""

@@ -33,8 +33,6 @@ from clickline.records import (
     TextColumn,
 )
 
-__all__ = ["Encoder"]
-
 
 class Encoder:
     """Encodes raw rows as one `FeatureSpec` says. Holds no state: safe to share between threads."""

@@ -15,35 +15,6 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-__all__ = [
-    "MISSING_FEASIGN",
-    "NUMBER_BAD",
-    "NUMBER_MISSING",
-    "NUMBER_OK",
-    "NUMBER_SLOW",
-    "bucket_by_edges",
-    "bucket_by_log2",
-    "canonical",
-    "canonical_spans",
-    "count_pieces",
-    "drop_numbers",
-    "find_texts",
-    "fmix64",
-    "hash_integers",
-    "hash_spans",
-    "leading_zeros",
-    "log1p",
-    "mix_feasigns",
-    "parse_feasigns",
-    "parse_numbers",
-    "pool_values",
-    "scale",
-    "signed_log1p",
-    "slot_salt",
-    "split_spans",
-    "xxh64",
-]
-
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
 Ids = NDArray[np.uint64]

@@ -17,16 +17,6 @@ from clickline.errors import ArtifactError
 from clickline.features import encoder_kernels
 from clickline.validation import checked
 
-__all__ = [
-    "ENCODER_FORMAT",
-    "MOST_SPREADS",
-    "DenseField",
-    "FeatureSpec",
-    "FieldStatistics",
-    "SlotField",
-    "slot_number",
-]
-
 ENCODER_FORMAT = 2
 """Counts up whenever the same raw row would get other ids or floats. Never reuse a number."""
 

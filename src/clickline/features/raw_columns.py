@@ -21,24 +21,6 @@ from clickline.errors import DataError
 from clickline.features import encoder_kernels
 from clickline.records import IntegerColumn, NumberColumn, RawColumn, TextColumn, category_text
 
-__all__ = [
-    "Fault",
-    "Faults",
-    "as_text",
-    "canonical_text",
-    "equals_any",
-    "joined",
-    "missing_numbers",
-    "nothing",
-    "number_of",
-    "numbers",
-    "raw_column",
-    "shown_value",
-    "single",
-    "split",
-    "without",
-]
-
 Offsets = NDArray[np.int64]
 
 

@@ -48,8 +48,6 @@ from clickline.records import (
     category_text,
 )
 
-__all__ = ["EncodedRequest", "PartEncoder", "RequestEncoder"]
-
 _PARTS = 64  # that are remembered
 _KERNELS = {"log1p": LOG1P, "robust": SCALE_LOG1P}  # the others only scale
 

@@ -16,18 +16,6 @@ from numpy.typing import NDArray
 from clickline.features import encoder_kernels
 from clickline.records import ABSENT, FEASIGN, INTEGER, TEXT
 
-__all__ = [
-    "LOG1P",
-    "LOG2",
-    "QUANTILES",
-    "SCALE",
-    "SCALE_LOG1P",
-    "CategoryPlan",
-    "Missing",
-    "NumberPlan",
-    "encode_fields",
-]
-
 LOG1P, SCALE, SCALE_LOG1P = 0, 1, 2
 LOG2, QUANTILES = 0, 1
 

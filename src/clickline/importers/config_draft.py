@@ -16,8 +16,6 @@ from clickline.config import Config
 from clickline.config.value_types import holds_password
 from clickline.importers.source_files import Origin
 
-__all__ = ["Draft", "Entry"]
-
 WIDTH = 110
 
 _USER_INFO = re.compile(r"(\w+://)[^/@]*@")

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from clickline.importers.config_draft import Draft
 from clickline.importers.source_files import Origin, all_files, slug, wrong
 
-__all__ = ["elasticdl"]
-
 _COMMAND = "the command"
 
 # Flag to our key, where the value stays as it is.

@@ -12,8 +12,6 @@ from clickline.data.readers.slot_lines import read_slot_conf
 from clickline.importers.config_draft import Draft
 from clickline.importers.source_files import Origin, all_files, read, relative, wrong
 
-__all__ = ["elasticrec"]
-
 KEYS = ("HDFS_ADDRESS", "HDFS_UGI", "START_DATE_HR", "END_DATE_HR", "DATASET_PATH", "SPARSE_DIM")
 
 _EXPORT = re.compile(r"\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.ASCII)

@@ -10,8 +10,6 @@ from clickline.errors import ConfigError, Mistake
 from clickline.importers.config_draft import Draft
 from clickline.importers.source_files import Origin, all_files, read, relative, wrong
 
-__all__ = ["paddlerec"]
-
 _NETWORKS = {
     "logistic_regression": "lr",
     **{n: n for n in ("fm", "wide_deep", "deepfm", "dcn_v2", "xdeepfm", "autoint", "dlrm", "finalmlp")},

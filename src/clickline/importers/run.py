@@ -9,8 +9,6 @@ from clickline.config import load_config
 from clickline.errors import ConfigError, Mistake
 from clickline.importers.config_draft import Draft, Entry
 
-__all__ = ["checked"]
-
 
 def checked(draft: Draft, folder: Path) -> str:
     """The text of a draft that will lie in `folder`, proven to load."""

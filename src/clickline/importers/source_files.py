@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from clickline.errors import ConfigError, Mistake
 
-__all__ = ["Origin", "all_files", "read", "relative", "slug", "wrong"]
-
 MAX_BYTES = 2**20
 
 _URI = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)

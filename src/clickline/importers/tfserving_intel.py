@@ -13,8 +13,6 @@ from typing import NamedTuple
 from clickline.importers.config_draft import Draft
 from clickline.importers.source_files import Origin, read, wrong
 
-__all__ = ["tfserving_intel"]
-
 _NAME = r"[A-Z][A-Z0-9_]*"
 _COMMAND = re.compile(r"(?:kustomize|kpt) +cfg +set +(\S+) +(\S+) +(\S+)(?: +-R)?", re.ASCII)
 _NAMESPACE = re.compile(r"kustomize +edit +set +namespace +(\S+)", re.ASCII)

@@ -13,8 +13,6 @@ from clickline.models.fused_linear import affine
 from clickline.models.layers import FieldVectors, Mlp, Network, to_logit
 from clickline.models.network_spec import NetworkSpec, equal_dim
 
-__all__ = ["AutoInt"]
-
 LAYERS = 3
 HEADS = 2
 HEAD_DIM = 16

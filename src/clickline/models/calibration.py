@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from clickline.errors import ArtifactError
 
-__all__ = ["CLIP", "Calibration", "Isotonic", "Platt", "Probabilities", "from_json"]
-
 Probabilities = NDArray[np.float32] | NDArray[np.float64]
 Doubles = NDArray[np.float64]
 P = TypeVar("P", NDArray[np.float32], NDArray[np.float64])

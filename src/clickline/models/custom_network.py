@@ -41,8 +41,6 @@ from clickline.models.onnx_export import dummy_batch
 from clickline.plugins import execute, kind_of, line_of, own_functions, parse, takes
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 
-__all__ = ["CustomModel", "Loss", "Metric", "load_custom"]
-
 Floats = NDArray[np.float32]
 Metric = Callable[[Floats, Floats, Floats], float]  # labels, probabilities, weights
 

@@ -13,8 +13,6 @@ from clickline.models.fused_linear import affine
 from clickline.models.layers import Hidden, Network, to_logit
 from clickline.models.network_spec import NetworkSpec
 
-__all__ = ["DCNv2"]
-
 CROSSES = 3  # products of up to four inputs
 
 

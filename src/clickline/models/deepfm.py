@@ -10,8 +10,6 @@ from torch import Tensor
 from clickline.models.layers import FirstOrder, Mlp, Network, PairSum
 from clickline.models.network_spec import NetworkSpec, equal_dim
 
-__all__ = ["DeepFM"]
-
 
 class DeepFM(Network):
     """A factorization machine and hidden layers over the same vectors."""

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from clickline.models.layers import Hidden, Mlp, Network
 from clickline.models.network_spec import NetworkSpec, equal_dim, refusal
 
-__all__ = ["DLRM"]
-
 
 class DLRM(Network):
     """Learns from the products of vectors alone; `hidden` are the widths of both stacks."""

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from clickline.models.layers import Hidden, Network, to_logit
 from clickline.models.network_spec import NetworkSpec
 
-__all__ = ["FinalMLP"]
-
 HEADS = 4
 
 

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from clickline.models.layers import FirstOrder, Network, PairSum
 from clickline.models.network_spec import NetworkSpec, equal_dim
 
-__all__ = ["FactorizationMachine"]
-
 
 class FactorizationMachine(Network):
     """Has no hidden layers."""

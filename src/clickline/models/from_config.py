@@ -33,8 +33,6 @@ from clickline.features import FeatureSpec
 from clickline.models.model_plan import OPTIMIZERS, ModelPlan
 from clickline.models.registry import NETWORKS
 
-__all__ = ["batch_size_of", "held_out_of", "learned_rows", "plan_of"]
-
 _LARGEST_BATCH = 4096
 _SMALLEST_BATCH = 128
 _STEPS_AN_EPOCH = 200

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["affine"]
-
 _MIN_ROWS = 1024
 
 

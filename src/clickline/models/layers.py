@@ -15,18 +15,6 @@ from torch import Tensor, nn
 from clickline.models.fused_linear import affine
 from clickline.models.network_spec import NetworkSpec
 
-__all__ = [
-    "USUAL_DIM",
-    "FieldVectors",
-    "FirstOrder",
-    "Hidden",
-    "Mlp",
-    "Network",
-    "PairSum",
-    "seeded",
-    "to_logit",
-]
-
 
 class Network(nn.Module):
     """A network: rows of inputs and the sums of their wide weights in, logits out."""

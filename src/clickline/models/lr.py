@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from clickline.models.layers import FirstOrder, Network
 from clickline.models.network_spec import NetworkSpec
 
-__all__ = ["LogisticRegression"]
-
 
 class LogisticRegression(Network):
     """Has no use for the slots' vectors, nor for hidden layers."""

@@ -13,8 +13,6 @@ from clickline.models.fused_linear import affine
 from clickline.models.layers import Mlp, Network
 from clickline.models.network_spec import NetworkSpec
 
-__all__ = ["MaskNet"]
-
 BLOCKS = 3
 BLOCK_WIDTH = 64
 

@@ -26,8 +26,6 @@ from clickline.models.torch_runtime import keep_memory
 from clickline.models.weights import load_network, network_arrays
 from clickline.records import LabelledRows
 
-__all__ = ["Model", "open_checkpoint"]
-
 _SCORED_ROWS = 8192  # at a time: activations of more would not stay in the caches
 
 

@@ -24,8 +24,6 @@ from clickline.embedding import (
 from clickline.embedding.optimizers import RowOptimizer
 from clickline.errors import ArtifactError
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "ModelPlan"]
-
 OPTIMIZERS: dict[str, type[RowOptimizer]] = {
     "sgd": Sgd,
     "adagrad": AdaGrad,

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from clickline.errors import ConfigError, Mistake
 
-__all__ = ["NetworkSpec", "equal_dim", "refusal"]
-
 
 @dataclass(frozen=True)
 class NetworkSpec:

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from clickline.errors import ConfigError, Mistake
 from clickline.models.network_spec import NetworkSpec
 
-__all__ = ["check_export", "dummy_batch", "export_onnx", "with_weights"]
-
 OPSET = 20
 TOLERANCE = 1e-5
 CHECKED_ROWS = (1, 7)

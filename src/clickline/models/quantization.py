@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["quantise"]
-
 _CALIBRATED_ROWS = 512  # at a time
 
 

@@ -9,8 +9,6 @@ import ctypes
 import os
 import sys
 
-__all__ = ["finds_ahead", "keep_memory"]
-
 # After each piece of work OpenMP's threads spin for milliseconds in wait of the next, on the cores that the tables'
 # threads want now. It reads this when PyTorch is loaded; what the user has set stays.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")

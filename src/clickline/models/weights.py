@@ -11,8 +11,6 @@ from torch import nn
 
 from clickline.errors import ArtifactError
 
-__all__ = ["load_network", "network_arrays"]
-
 _PREFIX = "network/"
 
 

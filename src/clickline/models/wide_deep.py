@@ -10,8 +10,6 @@ from torch import Tensor
 from clickline.models.layers import Mlp, Network
 from clickline.models.network_spec import NetworkSpec
 
-__all__ = ["WideDeep"]
-
 
 class WideDeep(Network):
     """The wide weights remember single ids, the hidden layers generalise over vectors and dense floats."""

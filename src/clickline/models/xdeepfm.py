@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from clickline.models.layers import FieldVectors, FirstOrder, Mlp, Network, to_logit
 from clickline.models.network_spec import NetworkSpec, equal_dim
 
-__all__ = ["XDeepFM"]
-
 MAPS = (16, 16)  # feature maps of each CIN layer; its cost grows with maps times fields
 ROWS = 128  # worked on at a time
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from clickline.errors import ConfigError, Mistake
 from clickline.storage.log_files import DateRange
 
-__all__ = ["hours_between"]
-
 
 def hours_between(text: str) -> DateRange:
     """`YYYYMMDD[/HH]..YYYYMMDD[/HH]`, both ends included, in UTC."""

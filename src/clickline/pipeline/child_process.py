@@ -25,9 +25,7 @@ from clickline.errors import ClicklineError
 from clickline.pipeline.ipc import Teller, told_error
 
 if TYPE_CHECKING:
-    from clickline.serving.run import Up
-
-__all__ = ["main"]
+    from clickline.serving.supervisor import Up
 
 _LAST_SECONDS = 8.0  # after the time to drain: the endpoint is gone by then, or never will be
 

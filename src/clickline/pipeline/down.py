@@ -12,8 +12,6 @@ from clickline.pipeline.processes import Process, descendants, end_all, living
 from clickline.pipeline.up_folder import Seen, UpFolder
 from clickline.progress import Progress, usual
 
-__all__ = ["Ended", "down"]
-
 _MARGIN_SECONDS = 8.0  # beyond the time to drain: more than the parent itself takes to kill its children
 _LINE_SECONDS = 2.0
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clickline.config import Config
 
-__all__ = ["Endpoint", "endpoint", "readiness"]
-
 _HEALTH_SECONDS = 1.0
 
 

@@ -13,8 +13,6 @@ from clickline.progress import Progress, StageState
 from clickline.publishing.run import PublishResult, publish
 from clickline.training.run import TrainResult, check_supported, train
 
-__all__ = ["Built", "build"]
-
 
 @dataclass(frozen=True)
 class Built:

@@ -51,8 +51,6 @@ from clickline.training.dense_optimizer import Diverged
 from clickline.training.hourly_trainer import HourlyTrainer, LearnedHour
 from clickline.training.tracker_from_config import tracker_of
 
-__all__ = ["follow"]
-
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 

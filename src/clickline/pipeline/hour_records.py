@@ -15,8 +15,6 @@ from clickline.artifacts.manifest import as_json
 from clickline.storage.log_files import hour_label
 from clickline.storage.storage import Storage
 
-__all__ = ["PASSED_OVER", "HourRecords"]
-
 PASSED_OVER = ("skipped", "corrupt", "empty")
 """States of an hour that was not learned and is not waited for any more."""
 

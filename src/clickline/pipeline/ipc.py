@@ -20,8 +20,6 @@ from clickline import errors
 from clickline.errors import ClicklineError, ConfigError, Mistake
 from clickline.progress import Progress, StageState
 
-__all__ = ["Teller", "error_of", "replay", "told_error"]
-
 _SECONDS = 0.1  # between two lines about the same work: a step of training may take a millisecond
 
 

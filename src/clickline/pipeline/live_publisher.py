@@ -22,8 +22,6 @@ from clickline.publishing.run import PublishResult, make_current, publish_releas
 from clickline.records import LabelledRows
 from clickline.training.hourly_trainer import HourlyTrainer
 
-__all__ = ["LivePublisher"]
-
 _SAMPLE_ROWS = 4096
 _COST_ROWS = 100_000
 

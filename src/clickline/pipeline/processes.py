@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Process", "descendants", "end_all", "living"]
-
 
 @dataclass(frozen=True)
 class Process:

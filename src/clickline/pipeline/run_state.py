@@ -9,8 +9,6 @@ from typing import Any
 
 from clickline.progress import Progress, StageState, Work
 
-__all__ = ["STAGES", "Board", "utc"]
-
 STAGES = ("prepare", "train", "evaluate", "gate", "publish", "follow", "serve")
 """In the order of the flow."""
 

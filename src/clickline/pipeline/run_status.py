@@ -15,8 +15,6 @@ from clickline.training.cluster.job_status import read_status
 if TYPE_CHECKING:
     from clickline.artifacts.registry import Registry
 
-__all__ = ["registered", "status"]
-
 _NEWEST = 3
 _MEASURES = ("auc", "logloss", "calibration")
 

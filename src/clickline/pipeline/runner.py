@@ -32,8 +32,6 @@ from clickline.pipeline.stage_logs import Journal
 from clickline.pipeline.up_folder import Seen, UpFolder
 from clickline.progress import Progress
 
-__all__ = ["Runner", "expected_stages"]
-
 Role = Literal["flow", "follow", "serve", "studio"]
 
 _TICK = 0.5  # seconds between two looks at what needs no event: processes, pauses, the state on disk

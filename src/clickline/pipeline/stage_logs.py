@@ -18,8 +18,6 @@ from clickline.pipeline.run_state import STAGES, Board
 from clickline.progress import Progress, StageState, figures
 from clickline.training.cluster.job_status import logs_of, newest_run
 
-__all__ = ["LOGS", "Journal", "Line", "LogReader", "is_role", "role_logs"]
-
 LOGS = ("up", *STAGES, "studio")
 """The stages, the page, and the run itself: what it starts, what ends, what happens outside of stages."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from clickline.progress import human_size
 
-__all__ = ["age", "cluster_facts", "cluster_rows", "duration", "moment", "stage_seconds", "stage_words"]
-
 
 def stage_words(name: str, stage: Mapping[str, Any]) -> str:
     """What people want to know of a stage in its state."""

@@ -14,8 +14,6 @@ from clickline.pipeline.endpoint import Endpoint
 from clickline.pipeline.runner import Runner
 from clickline.progress import Progress, usual
 
-__all__ = ["Running", "up"]
-
 
 @dataclass(frozen=True)
 class Running:

@@ -27,8 +27,6 @@ from clickline.pipeline.status_text import moment
 from clickline.storage.file_lock import holder_of, sign, take
 from clickline.storage.filesystems import protocol_of
 
-__all__ = ["Seen", "UpFolder"]
-
 _PID_SECONDS = 1.0  # from the lock to the pid in it
 
 

@@ -20,8 +20,6 @@ from clickline.models.onnx_export import export_onnx, with_weights
 from clickline.models.quantization import quantise
 from clickline.records import LabelledRows
 
-__all__ = ["Release"]
-
 
 @dataclass(frozen=True)
 class Release:

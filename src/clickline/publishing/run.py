@@ -48,8 +48,6 @@ from clickline.scoring.scorer import DENSE, Scorer
 from clickline.scoring.stored_sample import write_sample
 from clickline.storage.storage import Storage
 
-__all__ = ["PublishResult", "make_current", "publish", "publish_release"]
-
 TOLERANCE = {"fp32": 1e-6, "fp16": 2e-3, "int8": 5e-2}
 """Largest difference of a score from the checkpoint's, by the lower of the two precisions."""
 

@@ -24,8 +24,6 @@ from clickline.wire.frames import (
     read_words,
 )
 
-__all__ = ["Connection", "Endpoint", "resolve"]
-
 
 class Endpoint(NamedTuple):
     """Where a server is, its name resolved."""

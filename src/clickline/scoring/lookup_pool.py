@@ -25,8 +25,6 @@ from clickline.errors import ClicklineError
 from clickline.scoring.lookup_connection import Connection, Endpoint, resolve
 from clickline.wire.frames import NOT_HERE, OK, Garbled, read_numbers, read_words
 
-__all__ = ["LookupPool", "Question", "Readiness", "Stats", "client_tls"]
-
 _CHECK_SECONDS = 0.5  # between two checks of a replica
 _CHECK_TIMEOUT = 1.0  # of a check, where a lookup may take longer
 _READY_SECONDS = 0.05  # and while somebody waits for a version

@@ -19,8 +19,6 @@ from clickline.embedding.raw_memory import Whole, u64_at
 from clickline.embedding.serving import shards_of
 from clickline.embedding.serving.low_precision import tiny_at
 
-__all__ = ["CacheView", "CallView", "deal", "settle"]
-
 _FOUND, _USED = 1, 2
 
 

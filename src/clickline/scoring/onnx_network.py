@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from clickline.errors import ArtifactError
 
-__all__ = ["Network", "SplitNetwork"]
-
 Floats = NDArray[np.float32]
 
 

@@ -8,8 +8,6 @@ from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import Version, verify
 from clickline.scoring.scorer import Scorer
 
-__all__ = ["open_scorer"]
-
 
 def open_scorer(registry: Registry, version: Version, cache: Path, threads: int) -> Scorer:
     """A version that can score, from files that were checked; `cache` holds copies of remote ones."""

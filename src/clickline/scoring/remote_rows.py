@@ -19,7 +19,7 @@ from clickline.embedding.jagged_ids import Bags
 from clickline.embedding.raw_memory import address
 from clickline.embedding.serving import GatherPlan, PartShape, Precision, pool, row_bytes
 from clickline.errors import ArtifactError, RequestRefused
-from clickline.scoring.lookup_pool import LookupPool, Question, Readiness, Stats, client_tls
+from clickline.scoring.lookup_pool import LookupPool, Question, Stats
 from clickline.scoring.lookup_request_kernels import CacheView, CallView, deal, settle
 from clickline.wire.frames import (
     LOOKUP_ROWS_AT,
@@ -28,8 +28,6 @@ from clickline.wire.frames import (
     lookup_keys_at,
     write_lookup_head,
 )
-
-__all__ = ["LookupPool", "Missing", "Readiness", "RemoteRows", "Stats", "client_tls"]
 
 Missing = Literal["default", "unavailable"]
 

@@ -29,8 +29,6 @@ from clickline.records import ABSENT, EncodedRows, LabelledRows, RequestRows
 from clickline.scoring.onnx_network import Network, SplitNetwork
 from clickline.scoring.stored_sample import read_sample
 
-__all__ = ["DENSE", "Answer", "RowSource", "Scorer"]
-
 DENSE = "dense.onnx"
 _SCORED_ROWS = 8192  # at a time: activations of more would not stay in the caches
 _ROOMS = 4  # matrices kept for the next requests

@@ -12,8 +12,6 @@ from clickline.artifacts.arrays import read_arrays
 from clickline.errors import ArtifactError
 from clickline.records import EncodedRows, SlotIds
 
-__all__ = ["SAMPLE", "read_sample", "write_sample"]
-
 SAMPLE = "sample.npz"
 
 

@@ -9,8 +9,6 @@ from clickline.errors import RequestRefused
 from clickline.serving.auth import Guard
 from clickline.serving.http_server import respond
 
-__all__ = ["admin_app"]
-
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 _PLAIN = b"text/plain; charset=utf-8"
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from clickline.config.sections import ServeSection, TlsSection, unguarded
 from clickline.errors import ClicklineError, RequestRefused
 
-__all__ = ["Guard", "exposure", "read_token", "server_tls"]
-
 
 def read_token(file: str | None) -> str | None:
     """The first line of the token file; None when no token is asked for."""

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from numba.core import event
 
-__all__ = ["patience"]
-
 _SECONDS = 2.0
 
 

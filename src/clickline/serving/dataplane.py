@@ -26,8 +26,6 @@ from clickline.scoring.scorer import Answer
 from clickline.serving.open_versions import Lease, ScorerLike, Versions
 from clickline.serving.server_log import Log
 
-__all__ = ["CallLike", "Dataplane", "Done", "Job", "Outcome", "Work", "concatenated"]
-
 
 class TargetLike(Protocol):
     @property

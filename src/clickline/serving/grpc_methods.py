@@ -10,8 +10,6 @@ from clickline.serving.grpc_server import GrpcDoor, GrpcPage
 from clickline.serving.open_versions import Versions
 from clickline.serving.protocols import kserve_grpc, ranking_grpc, tfserving_grpc
 
-__all__ = ["GRPC_DOORS", "GRPC_PAGES"]
-
 _RELEASE = version("clickline")
 
 GRPC_DOORS: Mapping[str, tuple[str, GrpcDoor]] = {

@@ -24,8 +24,6 @@ from clickline.serving.server_log import Log
 from clickline.serving.server_metrics import Tally
 from clickline.wire.messages import METHODS, POOL
 
-__all__ = ["STATUS", "GrpcDoor", "GrpcPage", "GrpcServer"]
-
 STATUS: Mapping[Refusal, tuple[int, str]] = {
     "invalid": (3, "INVALID_ARGUMENT"),
     "not_found": (5, "NOT_FOUND"),

@@ -12,8 +12,6 @@ import re
 
 from hpack import Decoder, HPACKDecodingError
 
-__all__ = ["HeaderDecoder", "TooMuchWork"]
-
 _SMALL = 2048  # bytes of a block that `hpack` takes as a whole
 _MOST_LITERALS = 16384  # of one block: about 0.1 seconds
 _MOST_HUFFMAN = 1 << 18  # bytes for the table, after a block was found to be too large: 0.05 seconds

@@ -12,9 +12,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from clickline.errors import Refusal
-from clickline.serving.protocols.http_routes import refusal
-
-__all__ = ["Http1", "Tell"]
+from clickline.serving.protocols.http_common import refusal
 
 _MOST_CONNECTIONS = 16384  # of one process
 _MOST_HEAD = 1 << 16  # bytes of a request before its body, beside what came at once

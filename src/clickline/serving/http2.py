@@ -22,8 +22,6 @@ from hpack import HPACKError
 
 from clickline.serving.hpack_decoder import HeaderDecoder, TooMuchWork
 
-__all__ = ["Arriving", "Connection", "Service", "Stream"]
-
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE = 0, 1, 3, 4, 5

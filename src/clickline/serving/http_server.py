@@ -21,8 +21,8 @@ from clickline.serving.dataplane import Dataplane
 from clickline.serving.http1 import Http1, Tell
 from clickline.serving.open_versions import ScorerLike
 from clickline.serving.protocols.call import Call, Target
-from clickline.serving.protocols.http_common import STATUS
-from clickline.serving.protocols.http_routes import (
+from clickline.serving.protocols.http_common import (
+    STATUS,
     Door,
     Headers,
     HttpLimits,
@@ -30,12 +30,10 @@ from clickline.serving.protocols.http_routes import (
     Page,
     Reply,
     refusal,
-    route,
 )
+from clickline.serving.protocols.http_routes import route
 from clickline.serving.server_log import Log
 from clickline.serving.server_metrics import Tally
-
-__all__ = ["TIMEOUT_HEADER", "HttpDoors", "HttpServer", "respond"]
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 """How long the client will wait: work that has not begun by then is not begun at all."""

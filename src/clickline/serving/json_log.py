@@ -12,8 +12,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["Log"]
-
 _LINES_A_SECOND = 10
 _LONGEST = 2000  # characters of one value
 

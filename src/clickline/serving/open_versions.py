@@ -18,8 +18,6 @@ from clickline.features import FeatureSpec
 from clickline.records import EncodedRows, RequestRows
 from clickline.scoring.scorer import Answer
 
-__all__ = ["Lease", "ScorerLike", "Versions"]
-
 
 class ScorerLike(Protocol):
     """What serving needs of a `Scorer`."""

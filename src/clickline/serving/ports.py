@@ -8,8 +8,6 @@ import socket
 
 from clickline.errors import ClicklineError
 
-__all__ = ["address", "bound_socket", "raise_file_limit"]
-
 
 def address(host: str, port: int) -> str:
     """As people write it."""

@@ -20,8 +20,6 @@ from clickline.serving.rollout import Offer
 from clickline.serving.server_log import Log
 from clickline.storage.redaction import shown
 
-__all__ = ["Follower", "RegistrySource", "Source"]
-
 _log = logging.getLogger(__name__)  # the service's own log hears it
 _SILENT_SECONDS = 300.0  # between two lines about the same trouble
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Offer", "Rollout"]
-
 
 @dataclass(frozen=True)
 class Offer:

@@ -21,8 +21,6 @@ from clickline.serving.server_log import Log
 from clickline.serving.supervisor import Supervisor, Up
 from clickline.serving.version_loading import Load, open_version
 
-__all__ = ["Up", "serve"]
-
 
 def serve(
     config: Config,

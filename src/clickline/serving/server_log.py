@@ -9,8 +9,6 @@ from typing import Any
 
 from clickline.serving.json_log import Log as Lines
 
-__all__ = ["Log"]
-
 _LONGEST = 2000  # characters of a traceback
 
 

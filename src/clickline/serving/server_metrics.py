@@ -20,8 +20,6 @@ from prometheus_client.registry import Collector
 
 from clickline.serving.open_versions import ScorerLike
 
-__all__ = ["BUCKETS", "KEPT_VERSIONS", "Tally", "exposition"]
-
 BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Upper ends in seconds."""
 

@@ -34,8 +34,6 @@ from clickline.serving.server_metrics import Tally, exposition
 from clickline.serving.version_loading import Load
 from clickline.serving.worker_channel import Channel
 
-__all__ = ["Supervisor", "Up"]
-
 _QUICK_DEATH = 10.0  # seconds: a worker that lived for less is started again after a pause
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 _LOAD_SECONDS = 600.0  # for a worker to load a version; the very first one may compile all kernels

@@ -13,13 +13,12 @@ from clickline.artifacts.manifest import read_manifest
 from clickline.artifacts.version import VERSION_FORMAT
 from clickline.config.sections import LookupSection, ServeSection
 from clickline.errors import StorageError
-from clickline.scoring.remote_rows import LookupPool, RemoteRows, client_tls
+from clickline.scoring.lookup_pool import LookupPool, client_tls
+from clickline.scoring.remote_rows import RemoteRows
 from clickline.scoring.scorer import Scorer
 from clickline.serving.auth import read_token
 from clickline.serving.open_versions import ScorerLike
 from clickline.storage.storage import Storage
-
-__all__ = ["Load", "open_version", "remote_counts"]
 
 Load = Callable[[Sequence[Path], ServeSection, Path], ScorerLike]
 """Opens the version whose files lie in these folders, base first; the last argument is a folder that the workers

@@ -15,10 +15,9 @@ from clickline.serving.grpc_server import GrpcDoor
 from clickline.serving.open_versions import ScorerLike
 from clickline.serving.protocols import kserve_grpc, ranking_grpc, tfserving_grpc
 from clickline.serving.protocols.call import Call, Limits, number_columns
-from clickline.serving.protocols.http_routes import Door, HttpLimits, route
+from clickline.serving.protocols.http_common import Door, HttpLimits
+from clickline.serving.protocols.http_routes import route
 from clickline.wire.messages import ModelInferRequest, PredictRequest, RankRequest, TensorProto
-
-__all__ = ["example_row", "warm"]
 
 _ROWS = 2
 _FLOAT, _STRING = 1, 7  # numbers of DataType

@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["Channel"]
-
 _LONGEST_LINE = 64 * 1024**2
 
 

@@ -37,8 +37,6 @@ from clickline.serving.version_loading import Load, remote_counts
 from clickline.serving.warmup import example_row, warm
 from clickline.serving.worker_channel import Channel
 
-__all__ = ["main"]
-
 _WAITING_REQUESTS = 16  # that wait for lookup servers at the same time
 _SWITCH_SECONDS = 0.0005
 _LAST_SECONDS = 2.0  # after the time to drain: whoever is not done by then never will be

@@ -10,7 +10,3 @@ file_cache.py       remote files, copied once
 atomic.py      local files, seen whole or not at all
 file_lock.py        a local file that tells who is at work
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

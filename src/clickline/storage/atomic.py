@@ -10,8 +10,6 @@ import shutil
 import time
 from pathlib import Path
 
-__all__ = ["create_atomically", "hidden_name", "is_hidden_name", "put_atomically", "remove_leftovers", "sync"]
-
 
 def put_atomically(path: Path, data: bytes | Path) -> None:
     """Put `data` in place of whatever is at `path`. A Path is consumed."""

@@ -33,8 +33,6 @@ from clickline.storage.redaction import shown
 from clickline.storage.storage import Storage
 from clickline.storage.storage_errors import explained
 
-__all__ = ["Cache", "CacheStatus", "Cleared", "Phase"]
-
 _READ = 4 * 2**20
 _KEY = re.compile("[0-9a-f]{32}")
 

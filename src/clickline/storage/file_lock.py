@@ -11,8 +11,6 @@ from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 from typing import Any
 
-__all__ = ["holder_of", "sign", "take"]
-
 _TAKE_SECONDS = 1.0  # a look at the lock holds it for an instant
 
 

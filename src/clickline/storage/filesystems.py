@@ -14,8 +14,6 @@ from typing import Any
 from clickline.errors import StorageError
 from clickline.storage.redaction import Redactor, secrets_in
 
-__all__ = ["Drivers", "protocol_of"]
-
 _log = logging.getLogger(__name__)
 
 # A store that stays silent for this long has failed; a whole transfer may take as long as it needs.

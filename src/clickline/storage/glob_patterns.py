@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["fixed_part", "is_glob", "literal", "live_part"]
-
 _ESCAPED = re.compile(r"\[([*?[{])\]")
 _LIVE = re.compile(rf"{_ESCAPED.pattern}|[*?[{{]")  # of two matches at one place the escape is the first
 

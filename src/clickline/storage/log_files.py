@@ -20,19 +20,6 @@ from clickline.storage.glob_patterns import fixed_part, is_glob, literal, live_p
 from clickline.storage.redaction import shown
 from clickline.storage.storage import Storage
 
-__all__ = [
-    "Clock",
-    "DateRange",
-    "SystemClock",
-    "files_there",
-    "hour_files",
-    "hour_is_complete",
-    "hour_label",
-    "hour_step",
-    "in_both",
-    "resolve",
-]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _POLL_SECONDS = 10.0
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
-__all__ = ["Redactor", "secrets_in", "shown"]
-
 _USER_INFO = re.compile(r"(\w+://)[^/\s]*@")
 # A query string may be a signature or a token, also in a driver's "url: /path?delegation=…" without a host.
 _QUERY = re.compile(r"\?[\w.%~-]+=[^\s\"'<>)]*")

@@ -25,8 +25,6 @@ from clickline.storage.filesystems import Drivers, protocol_of
 from clickline.storage.glob_patterns import is_glob, literal
 from clickline.storage.storage_errors import explained, is_missing
 
-__all__ = ["Storage"]
-
 _CHUNK = 8 * 2**20
 _MOST_WHOLE = 256 * 2**20  # bytes of a file that is read whole: a manifest, a list of slots
 _HTTP = ("http", "https")

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 
 from clickline.errors import ClicklineError, StorageError
 
-__all__ = ["explained", "is_missing"]
-
 _CHECK_CREDENTIALS = (
     "Check the credentials (environment variables, or the file named by storage.credentials) "
     "and what they allow, and the clock of this machine: S3 refuses one that is minutes off."

@@ -20,8 +20,6 @@ from typing import IO
 from clickline.errors import ClicklineError
 from clickline.pipeline.ipc import Teller, told_error
 
-__all__ = ["main"]
-
 
 def main(descriptor: int) -> None:
     end = socket.socket(fileno=descriptor)

@@ -9,8 +9,6 @@ from clickline.artifacts.promotion import current_of, pin, roll_back, unpin
 from clickline.artifacts.registry import Registry
 from clickline.errors import RequestRefused
 
-__all__ = ["ACTIONS", "act"]
-
 ACTIONS = ("rollback", "pin", "unpin")
 _LONGEST = 500
 

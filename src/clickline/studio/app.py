@@ -31,8 +31,6 @@ from clickline.studio.studio_auth import REPORT, Access, Guarded
 if TYPE_CHECKING:
     from clickline.studio.playground import Trying
 
-__all__ = ["PAGE", "Studio"]
-
 PAGE = Path(__file__).with_name("page")
 _MOST_BODY = 2**20
 _LINES = 200

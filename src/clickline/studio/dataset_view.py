@@ -12,8 +12,6 @@ from typing import Any
 from clickline.storage.redaction import shown
 from clickline.studio.file_reads import Stamp, stamp_of
 
-__all__ = ["Data"]
-
 _MOST_HOURS = 1000
 _SAMPLES = 50
 _SAMPLES_A_FILE = 10

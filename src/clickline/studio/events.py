@@ -11,8 +11,6 @@ from typing import Any
 from clickline.errors import ClicklineError
 from clickline.studio.home_view import View
 
-__all__ = ["Watch"]
-
 _SECONDS = 1.0
 _QUIET_SECONDS = 10.0  # without news a comment tells that the connection lives
 _LOOKED_SECONDS = 10.0  # that the server is sampled on after somebody has asked once

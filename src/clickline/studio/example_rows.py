@@ -23,8 +23,6 @@ from clickline.records import IntegerColumn, NumberColumn, RawColumn, RawRows, c
 from clickline.serving.protocols.call import number_columns, several_columns
 from clickline.storage.storage import Storage
 
-__all__ = ["form_fields", "rows_of_logs"]
-
 _EXACT = 2**53  # whole numbers that a browser keeps
 _TOP = 10
 _MOST_BYTES = 256 * 2**20  # of a file whose beginning is read

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Stamp", "read_document", "stamp_of"]
-
 Stamp = tuple[int, int]
 """When a file was written and how large it is; zeros where there is none."""
 

@@ -21,8 +21,6 @@ from clickline.studio.serving_view import Serving
 from clickline.studio.versions_view import Versions
 from clickline.training.cluster.job_status import read_status
 
-__all__ = ["NotThere", "Slow", "View"]
-
 _LONGEST = 20.0  # seconds for an answer; what takes longer goes on, for the next one who asks
 _REGISTRY_SECONDS = 2.0  # that the status waits for the registry
 _NEAR, _FAR = 0.5, 5.0  # seconds between two looks at a registry on this machine, and elsewhere

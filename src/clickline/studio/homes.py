@@ -16,8 +16,6 @@ from clickline.serving.auth import read_token
 from clickline.storage.redaction import Redactor, secrets_in
 from clickline.storage.storage import Storage
 
-__all__ = ["Home", "home_of", "open_homes"]
-
 
 @dataclass(frozen=True)
 class Home:

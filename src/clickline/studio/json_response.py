@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-__all__ = ["as_answer"]
-
 
 def as_answer(document: Any, redact: Callable[[str], str]) -> bytes:
     """JSON in ASCII. Numbers that are none become null."""

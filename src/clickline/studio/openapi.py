@@ -6,8 +6,6 @@ from typing import Any
 
 import clickline
 
-__all__ = ["openapi"]
-
 Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}

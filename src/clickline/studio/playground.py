@@ -24,12 +24,11 @@ from clickline.features import FeatureSpec
 from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.scorer import Scorer
 from clickline.serving.auth import read_token
-from clickline.serving.protocols.http_routes import Door, HttpLimits, route
+from clickline.serving.protocols.http_common import Door, HttpLimits
+from clickline.serving.protocols.http_routes import route
 from clickline.studio.example_rows import form_fields, rows_of_logs
 from clickline.studio.home_view import Slow, View
 from clickline.studio.serving_view import trust
-
-__all__ = ["Trying"]
 
 MOST_ROWS = 50
 _EXAMPLES = 20

@@ -23,8 +23,6 @@ from clickline.studio.app import Studio
 from clickline.studio.homes import Home
 from clickline.studio.studio_auth import Access, Token, studio_token
 
-__all__ = ["Address", "run"]
-
 
 @dataclass(frozen=True)
 class Address:

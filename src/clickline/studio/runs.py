@@ -11,8 +11,6 @@ from typing import Any
 
 from clickline.studio.file_reads import Stamp, read_document, stamp_of
 
-__all__ = ["Runs"]
-
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _FRESH_SECONDS = 15.0  # a curve is written once a second while somebody trains
 _FOLLOW = "follow"

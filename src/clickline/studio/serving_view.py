@@ -20,8 +20,6 @@ from clickline.errors import ClicklineError
 from clickline.pipeline.endpoint import endpoint
 from clickline.serving.auth import read_token
 
-__all__ = ["Serving", "trust"]
-
 _POINTS = 300
 _SECONDS = 2.0  # for the server to answer
 _GAP_SECONDS = 5.0  # nobody looked meanwhile: what happened then is no speed of now

@@ -21,8 +21,6 @@ from urllib.parse import parse_qs
 from clickline.config.value_types import is_loopback
 from clickline.errors import ClicklineError
 
-__all__ = ["Access", "Guarded", "Token", "studio_token"]
-
 TOKEN_FILE = "studio-token"
 _TICKET_SECONDS = 60
 _PAGE = "default-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'; object-src 'none'"

@@ -12,8 +12,6 @@ from clickline.config import Config
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.storage.storage import Storage
 
-__all__ = ["Versions"]
-
 _SHOWN_MOVES = 100
 _TOLD = ("sequence", "version", "reason", "at", "pinned", "by")
 

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from clickline.artifacts.dataset import Dataset, concat
 from clickline.records import LabelledRows
 
-__all__ = ["WINDOW_ROWS", "Batches", "Position", "windows"]
-
 WINDOW_ROWS = 1 << 17
 _NEWEST_SHARE = 100  # an hour counts as reached when one in so many rows of a row group is as new,
 _NEWEST_ROWS = 10  # and so many rows

@@ -31,8 +31,6 @@ from clickline.training.tracking import Tracker
 from clickline.training.train_step import Learner
 from clickline.training.training_run import Epochs, Result
 
-__all__ = ["ClusterTrainer", "cluster_trainer"]
-
 _WRITER_SHARE = 0.2  # of one core of each shard, for a checkpoint that is written while training goes on
 _TOLD_SECONDS = 2.0
 

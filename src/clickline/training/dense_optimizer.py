@@ -24,8 +24,6 @@ from clickline.models.model_plan import ModelPlan
 from clickline.models.weights import load_network, network_arrays
 from clickline.records import LabelledRows
 
-__all__ = ["ASKED", "LOSS", "SEEN", "TOTAL", "Computed", "Dense", "Diverged"]
-
 SEEN, TOTAL, LOSS, ASKED = -4, -3, -2, -1
 """Numbers at the end of a gradient vector: rows that buffers have seen, weight of the rows, summed loss, and a place
 for what a worker asks the others for. Summed with the rest, they tell each worker of a group about the whole batch;

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from clickline.evaluation.binary_metrics import Counts, Metrics
 
-__all__ = ["HeldOut"]
-
 _ENOUGH_ROWS = 10_000  # to judge by; an hour of fewer is judged together with those before it
 _MOST_HOURS = 24
 _SCORES = 1 << 12  # that are told apart: the AUC is known to about 1e-4 of what so few rows can tell

@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-__all__ = ["HourSet"]
-
 
 class HourSet:
     """A set of hours that are mostly in a row: kept as runs, so that years of them stay a line of text."""

@@ -45,8 +45,6 @@ from clickline.training.hour_set import HourSet
 from clickline.training.train_step import Learner
 from clickline.training.warm_start import earlier
 
-__all__ = ["HourlyTrainer", "LearnedHour"]
-
 _SHAPE = (
     "network",
     "network_sha256",

@@ -16,8 +16,6 @@ from typing import Any
 
 from clickline.artifacts.manifest import as_json
 
-__all__ = ["Learning", "LearningCurve"]
-
 Learning = dict[str, list[Any]]
 """By column: step, rows, seconds, loss, auc, rows_per_second."""
 

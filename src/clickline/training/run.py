@@ -51,8 +51,6 @@ from clickline.training.trainer import Trainer
 from clickline.training.training_run import Epochs, Result
 from clickline.training.warm_start import earlier
 
-__all__ = ["TrainResult", "check_supported", "train"]
-
 _REPORT = "report.json"
 
 

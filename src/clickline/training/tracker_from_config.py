@@ -9,8 +9,6 @@ from clickline.config import Config
 from clickline.progress import Progress
 from clickline.training.tracking import Tracker, open_tracker
 
-__all__ = ["tracker_of"]
-
 
 def tracker_of(config: Config, run: Path, progress: Progress) -> Tracker:
     """Records the run in MLflow, or nothing where that is off or not installed."""

@@ -15,8 +15,6 @@ from clickline.models.model import Model
 from clickline.records import LabelledRows
 from clickline.training.dense_optimizer import Dense, Diverged
 
-__all__ = ["Learner", "Prepared", "Step"]
-
 
 @dataclass(frozen=True)
 class Prepared:

@@ -27,8 +27,6 @@ from clickline.training.tracking import Tracker, process_figures
 from clickline.training.train_step import Learner, Prepared
 from clickline.training.training_run import Epochs
 
-__all__ = ["Trainer"]
-
 _TOLD_SECONDS = (0.5, 2.0)  # often at first, when much changes; measuring takes a hundredth of the first
 _TOLD_ROWS = 1 << 15  # the last ones, whose AUC and loss are told
 _WRITER_SHARE = 0.2  # of one core, for a checkpoint that is written while training goes on

@@ -43,8 +43,6 @@ from clickline.training.batches import Batches, Position
 from clickline.training.learning_curve import Learning, LearningCurve
 from clickline.training.tracking import Tracker
 
-__all__ = ["Closer", "Epochs", "Result"]
-
 
 @dataclass(frozen=True)
 class Result:

@@ -12,8 +12,6 @@ from clickline.features import FeatureSpec
 from clickline.features.feature_spec import DenseField, SlotField
 from clickline.progress import Progress
 
-__all__ = ["earlier"]
-
 _Field = SlotField | DenseField
 
 

@@ -47,8 +47,6 @@ from clickline.wire.tensor_layout import (
     U64,
 )
 
-__all__ = ["fill", "pour"]
-
 Indices = NDArray[np.int64]
 Facts = NDArray[np.int64]
 

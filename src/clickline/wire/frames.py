@@ -23,40 +23,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "HEADER",
-    "HELLO",
-    "LOOKUP",
-    "LOOKUP_ROWS_AT",
-    "MAX_HELLO",
-    "MAX_KEYS",
-    "MAX_PARTS",
-    "MAX_WORDS",
-    "NOT_HERE",
-    "OK",
-    "REFUSED",
-    "STATUS",
-    "Frame",
-    "Garbled",
-    "Inbox",
-    "Lookup",
-    "answer_bytes",
-    "ask_status",
-    "hello",
-    "lookup_keys_at",
-    "not_here",
-    "read_hello",
-    "read_json",
-    "read_lookup",
-    "read_numbers",
-    "read_words",
-    "refused",
-    "request_bytes",
-    "told",
-    "write_answer_head",
-    "write_lookup_head",
-]
-
 HELLO, LOOKUP, STATUS = 1, 2, 3
 OK, NOT_HERE, REFUSED = 0, 1, 2
 

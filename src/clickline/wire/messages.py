@@ -16,34 +16,6 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-__all__ = [
-    "METHODS",
-    "POOL",
-    "GetModelMetadataRequest",
-    "GetModelMetadataResponse",
-    "GetModelStatusRequest",
-    "GetModelStatusResponse",
-    "ModelInferRequest",
-    "ModelInferResponse",
-    "ModelMetadataRequest",
-    "ModelMetadataResponse",
-    "ModelReadyRequest",
-    "ModelReadyResponse",
-    "ModelSpec",
-    "PredictRequest",
-    "PredictResponse",
-    "RankRequest",
-    "RankResponse",
-    "ServerLiveRequest",
-    "ServerLiveResponse",
-    "ServerMetadataRequest",
-    "ServerMetadataResponse",
-    "ServerReadyRequest",
-    "ServerReadyResponse",
-    "SignatureDefMap",
-    "TensorProto",
-]
-
 
 def _load() -> DescriptorPool:
     pool = DescriptorPool()

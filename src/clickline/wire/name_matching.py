@@ -11,8 +11,6 @@ from bisect import bisect
 from difflib import get_close_matches
 from functools import lru_cache
 
-__all__ = ["nearest_name"]
-
 _ALL = 48  # names that are all compared
 _BESIDE = 6  # names on each side, where there are more
 _LONGEST = 60  # letters that are looked at

@@ -52,8 +52,6 @@ from clickline.wire.tensor_layout import (
     WIDTH,
 )
 
-__all__ = ["check", "fill_name_table", "locate_infer", "locate_predict", "top_level"]
-
 Indices = NDArray[np.int64]
 Facts = NDArray[np.int64]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["block", "number", "text"]
-
 
 def number(value: int) -> bytes:
     """A varint; for numbers that are not negative."""

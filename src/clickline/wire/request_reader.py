@@ -21,8 +21,6 @@ from clickline.wire import decode_values, parse_tensors, tensor_layout
 from clickline.wire.messages import POOL
 from clickline.wire.name_matching import nearest_name
 
-__all__ = ["RequestReader", "malformed", "pieces", "unknown_field"]
-
 _DTYPES = POOL.FindEnumTypeByName("tensorflow.DataType").values_by_number
 _TEXT_KINDS = "text, a number or a bool"
 

@@ -16,8 +16,6 @@ import yaml
 
 from clickline.config import Config, load_config
 
-__all__ = ["SCRIPT", "Live", "serving"]
-
 SCRIPT = Path(sys.executable).parent / "clickline"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["container", "deployment", "event", "item", "job", "labels", "ours", "pod"]
-
 Object = dict[str, Any]
 
 

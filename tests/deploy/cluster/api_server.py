@@ -33,8 +33,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-__all__ = ["CORE", "OPERATORS", "ApiServer", "Fault", "Log", "make_certificate", "serving"]
-
 TOKEN = "token-of-the-test"
 
 Kinds = dict[str, dict[str, tuple[str, bool]]]

@@ -11,7 +11,7 @@ from clickline.cli.serve import _show
 from clickline.config import load_config
 from clickline.deploy.apply import Applied
 from clickline.progress import counted
-from clickline.serving.run import Up
+from clickline.serving.supervisor import Up
 
 
 @pytest.mark.parametrize(

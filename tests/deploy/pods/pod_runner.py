@@ -24,8 +24,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Pods", "missing"]
-
 Object = dict[str, Any]
 
 _PROJECT = Path(__file__).parents[3]

@@ -11,8 +11,6 @@ from pathlib import Path
 from clickline.deploy.objects import text
 from clickline.deploy.render import Rendered, rendered
 
-__all__ = ["CASES", "GOLDEN", "render"]
-
 GOLDEN = Path(__file__).parent / "golden"
 
 _DATA = "name: ads\ndata: {format: criteo, train: data/train.tsv, eval: data/eval.tsv}\n"

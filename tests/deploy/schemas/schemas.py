@@ -16,8 +16,6 @@ import kubernetes_validate
 import pytest
 import yaml
 
-__all__ = ["CRDS", "commands", "pod_specs", "problems", "restricted_problems"]
-
 Object = Mapping[str, Any]
 
 CRDS = Path(__file__).parents[4] / "shared" / "crds"

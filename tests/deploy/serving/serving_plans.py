@@ -18,8 +18,6 @@ from clickline.deploy.predictors import predictors, serve_overrides
 from clickline.deploy.ray_pods import cluster_overrides
 from clickline.deploy.rbac import access
 
-__all__ = ["EVERY_WAY", "as_overrides", "containers", "labelled", "objects", "plan", "templates", "the"]
-
 _CONFIG = "name: ads\ndata: {train: data/train.tsv, eval: data/eval.tsv}\n"
 _TLS = "serve.tls={certificate: tls.crt, key: tls.key, authority: ca.crt}"
 _TLS_FILES = "deploy.secrets.files={tls.crt: web/tls.crt, tls.key: web/tls.key, ca.crt: web/ca.crt}"

@@ -14,8 +14,6 @@ from clickline.deploy.pipeline_jobs import pipeline
 from clickline.deploy.ray_pods import cluster_overrides, ray_cluster
 from clickline.deploy.volcano import volcano_job
 
-__all__ = ["EVERY_KIND", "objects", "plan", "the"]
-
 _CONFIG = "name: ads\ndata: {train: data/train.tsv, eval: data/eval.tsv}\n"
 _CLUSTER = "train.mode=cluster"
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from clickline.evaluation.binary_metrics import Counts
 
-__all__ = ["HOSTILE", "bare", "document", "hostile", "long", "old", "one_class", "refused"]
-
 Floats = NDArray[np.float32]
 
 _FIRST_HOUR = 494_000  # in May 2026

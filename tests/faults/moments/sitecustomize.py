@@ -29,8 +29,6 @@ import sys
 import time
 from pathlib import Path
 
-__all__: list[str] = []
-
 
 def _strikes(file: Path, fault: dict, real):
     calls = itertools.count(1)

@@ -14,8 +14,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-__all__: list[str] = []
-
 
 def _brake_workers(module):
     brake, real = Path(os.environ["CLICKLINE_TEST_BRAKE"]), module.Worker._tell

@@ -11,8 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-__all__: list[str] = []
-
 
 def _take(deaths: Path) -> list | None:
     first, *left = [*deaths.read_text().splitlines(), ""]

@@ -19,8 +19,6 @@ from clickline.pipeline.planning.plan_result import Plan
 from clickline.pipeline.planning.run import plan
 from clickline.pipeline.planning.sampling import SAMPLE_BYTES
 
-__all__ = ["Comparison", "compare"]
-
 _PROGRAM = Path(__file__).parent / "really.py"
 
 

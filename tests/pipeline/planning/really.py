@@ -16,8 +16,6 @@ from clickline.models.model import Model
 from clickline.progress import Progress
 from clickline.training.run import train
 
-__all__: list[str] = []
-
 
 class Clock(Progress):
     """How long each piece of work took."""

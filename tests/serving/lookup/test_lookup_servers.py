@@ -31,7 +31,8 @@ from fleet import (
     registry_in,
 )
 
-from clickline.scoring.remote_rows import LookupPool, RemoteRows, client_tls
+from clickline.scoring.lookup_pool import LookupPool, client_tls
+from clickline.scoring.remote_rows import RemoteRows
 
 pytestmark = pytest.mark.slow
 

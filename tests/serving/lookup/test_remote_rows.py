@@ -31,7 +31,8 @@ from fleet import (
 
 from clickline.errors import ArtifactError, RequestRefused
 from clickline.scoring import lookup_pool
-from clickline.scoring.remote_rows import LookupPool, RemoteRows, client_tls
+from clickline.scoring.lookup_pool import LookupPool, client_tls
+from clickline.scoring.remote_rows import RemoteRows
 
 PATIENT = {"timeout": 10.0, "hedge": 5.0}  # a busy machine is not what these tests are about
 

@@ -22,7 +22,8 @@ from clickline.records import (
     TextColumn,
 )
 from clickline.serving.protocols.call import Call
-from clickline.serving.protocols.http_routes import Door, HttpLimits, Reply, route
+from clickline.serving.protocols.http_common import Door, HttpLimits, Reply
+from clickline.serving.protocols.http_routes import route
 
 FEATURES = FeatureSpec(
     dense=(DenseField("I1", "I1", "log1p"), DenseField("I2", "I2", "none")),

@@ -16,7 +16,8 @@ from tritonclient.utils import np_to_triton_dtype
 
 from clickline.errors import RequestRefused
 from clickline.features import Encoder
-from clickline.serving.protocols.http_routes import HttpLimits, Known, Page, route
+from clickline.serving.protocols.http_common import HttpLimits, Known, Page
+from clickline.serving.protocols.http_routes import route
 
 INFER = "/v2/models/ads/infer"
 HEADER = b"inference-header-content-length"

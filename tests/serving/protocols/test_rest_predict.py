@@ -16,8 +16,8 @@ from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, door, enco
 
 from clickline.errors import RequestRefused
 from clickline.features import Encoder
-from clickline.serving.protocols.http_common import shown
-from clickline.serving.protocols.http_routes import HttpLimits, Known, Page, Reply, route
+from clickline.serving.protocols.http_common import HttpLimits, Known, Page, Reply, shown
+from clickline.serving.protocols.http_routes import route
 
 PREDICT = "/v1/models/ads:predict"
 

@@ -14,7 +14,8 @@ from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, door, enco
 from clickline.errors import RequestRefused
 from clickline.features import encoder_kernels
 from clickline.records import FEASIGN, INTEGER, NUMBER
-from clickline.serving.protocols.http_routes import HttpLimits, Reply, route
+from clickline.serving.protocols.http_common import HttpLimits, Reply
+from clickline.serving.protocols.http_routes import route
 
 CTR = "/ElasticCTRPredictionService/inference"
 RANK = "/v1/models/ads:rank"

@@ -30,8 +30,6 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-__all__ = ["PAGE", "TOKEN", "fake_studio"]
-
 PAGE = Path(__file__).parents[3] / "src" / "clickline" / "studio" / "page"
 TOKEN = "a-token-of-sixteen-letters"
 _CSP = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"

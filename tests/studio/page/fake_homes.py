@@ -9,8 +9,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-__all__ = ["DIFF", "SCENARIOS", "FakeHome", "ago", "curve", "point", "report", "scored"]
-
 RUNS = (
     "74a026456e9d",
     "1f0c96a35c1b",

@@ -18,8 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_api import fake_studio
 from fake_homes import SCENARIOS
 
-__all__ = ["CHROMIUM", "FLAGS"]
-
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = (
     "--headless=new",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, expect
 
-__all__ = ["PANELS", "Watched"]
-
 PANELS = ("Overview", "Runs", "Versions", "Serving", "Data", "Try it")
 
 

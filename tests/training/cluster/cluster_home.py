@@ -20,8 +20,6 @@ from clickline.models.model_plan import ModelPlan
 from clickline.progress import Progress
 from clickline.training.run import TrainResult, train
 
-__all__ = ["CONFIG", "Heard", "assert_same", "config_of", "crew", "prepared", "rows_of", "run", "sharing"]
-
 # Every slot is small, so that there are ids in every part of every batch; the learning rates are those of a long run.
 CONFIG = """
 data: {format: criteo, train: data/train.tsv, eval: data/eval.tsv, shard_size: 1MiB}

@@ -33,7 +33,7 @@ from clickline.training.cluster.role_log import RoleLog  # noqa: E402
 from clickline.training.cluster.sync_epoch import Together  # noqa: E402
 from clickline.training.cluster.work_units import Unit  # noqa: E402
 from clickline.training.cluster.worker import Ended, Report  # noqa: E402
-from clickline.training.cluster.worker_group import Crew, Failed, Member  # noqa: E402
+from clickline.training.cluster.worker_group import WorkerGroup, Failed, WorkerHandle  # noqa: E402
 from clickline.training.cluster_trainer import ClusterTrainer  # noqa: E402
 
 LIMIT = 1 << 30
@@ -84,8 +84,8 @@ def watch(folder: Path, said: Progress | None = None, **changes: Any) -> Watch:
     return Watch(job(folder, **changes), said or Progress(), lambda figures: None)
 
 
-def crew(folder: Path) -> Crew:
-    made = Crew(job(folder), watch(folder), Progress())
+def crew(folder: Path) -> WorkerGroup:
+    made = WorkerGroup(job(folder), watch(folder), Progress())
     room = {"cpus": lambda: 4.0, "free_cpus": lambda: 0.0, "has_place": lambda actor: actor.placed}
     made._session = cast("Any", SimpleNamespace(lost=lambda: False, **room))
     return made
@@ -160,7 +160,7 @@ class AsyncCrew:
         )
         self.network = Role(step=lambda: 7, open=lambda *_: 0)
         self.shards = [Role(open=lambda *_: (0, 0))]
-        self.member = Member("worker-0", Role(unit=lambda lease: lease), None, 0.0, "here")
+        self.member = WorkerHandle("worker-0", Role(unit=lambda lease: lease), None, 0.0, "here")
         self.members = {"worker-0": self.member}
         self.dealt = Leasing(cast("Any", self), [Unit(0, number, (), 10) for number in range(3)], None, 1)
         self.under_way: list[int] = []  # units, whenever a shard forgot
@@ -169,10 +169,10 @@ class AsyncCrew:
         ends = self.watch.crowded is None or self.member.actor.called[-1] == "pause"
         return (tasks, []) if ends else ([], tasks)
 
-    def ask(self, member: Member, task: Any) -> Ended:
+    def ask(self, member: WorkerHandle, task: Any) -> Ended:
         return Ended("done", 3) if self.watch.crowded is None else Ended("paused", 1)
 
-    def here(self) -> list[Member]:
+    def here(self) -> list[WorkerHandle]:
         return [self.member]
 
     await_workers = here
@@ -184,7 +184,7 @@ class AsyncCrew:
         self.under_way.append(len(self.dealt._tasks))
         self.watch.crowded = None
 
-    def dismiss(self, member: Member) -> None:
+    def dismiss(self, member: WorkerHandle) -> None:
         del self.members[member.name]
 
     def act_on_losses(self) -> None: ...
@@ -214,7 +214,7 @@ def test_who_is_still_at_a_unit_of_another_when_the_epoch_ends_is_let_go(
     would stop after each batch of the next epoch."""
     made = AsyncCrew()
     made.job.group_seconds = 0.1
-    late = Member("worker-9", Role(), None, 0.0, "here", lease="one that was fenced")
+    late = WorkerHandle("worker-9", Role(), None, 0.0, "here", lease="one that was fenced")
     made.members["worker-9"] = late
     made.dealt._tasks["its task"] = late
     called = made.member.actor.called
@@ -285,7 +285,7 @@ def test_a_worker_that_has_a_place_and_never_comes_counts_as_lost(
     monkeypatch.setattr(ray, "kill", lambda actor: None)
     made, actor = crew(tmp_path), Role()
     actor.placed = placed
-    made.members["worker-0"] = Member("worker-0", actor, None, time.monotonic() - waited)
+    made.members["worker-0"] = WorkerHandle("worker-0", actor, None, time.monotonic() - waited)
     made.welcome()
     assert ("worker-0" in made.members, len(made.losses)) == (stays, lost)
 
@@ -297,7 +297,7 @@ class SyncCrew:
         self.job = SimpleNamespace(group_seconds=30.0)
         self.shards = [Role(open=lambda *_: (0, 0))]
         self.team = [
-            Member(f"worker-{n}", Role(together=lambda *_, n=n: n), None, 0.0, "here") for n in range(2)
+            WorkerHandle(f"worker-{n}", Role(together=lambda *_, n=n: n), None, 0.0, "here") for n in range(2)
         ]
         self.watch = SimpleNamespace(
             look=lambda *_: True,
@@ -310,7 +310,7 @@ class SyncCrew:
     def keepers(self, answers: list[Any]) -> list[Any]:
         return answers
 
-    def ask(self, member: Member, task: int) -> Ended:
+    def ask(self, member: WorkerHandle, task: int) -> Ended:
         return Ended("broken", 3)
 
 
@@ -352,14 +352,14 @@ def test_workers_that_all_wait_are_noticed(
     assert seen.standstill(names, now - began) == {}, "nobody knows what it does"
 
 
-def starved(doing: dict[str, str]) -> tuple[Together, list[Member], list[str]]:
+def starved(doing: dict[str, str]) -> tuple[Together, list[WorkerHandle], list[str]]:
     """A group whose members wait for this, for too long; who of them is given up."""
     lost: list[str] = []
     made = SimpleNamespace(
         watch=SimpleNamespace(standstill=lambda *_: doing),
         lose=lambda member, why, words: lost.append(member.name),
     )
-    return Together(cast("Any", made)), [Member(name, Role(), None, 0.0, "here") for name in doing], lost
+    return Together(cast("Any", made)), [WorkerHandle(name, Role(), None, 0.0, "here") for name in doing], lost
 
 
 def test_worker_whose_rows_do_not_come_is_given_up_when_all_wait() -> None:
@@ -403,14 +403,14 @@ def test_who_joins_in_vain_is_not_lost_and_all_are_asked() -> None:
     """A member that dies leaves the others with an error of their own, which says nothing against them."""
     asked: list[str] = []
 
-    def ask(member: Member, words: str, seconds: float) -> str:
+    def ask(member: WorkerHandle, words: str, seconds: float) -> str:
         asked.append(member.name)
         if words == "dead":
             raise Failed(member.name)
         return words
 
     made = SimpleNamespace(job=SimpleNamespace(group_seconds=1.0), ask=ask)
-    team = [Member(f"worker-{n}", None, None, 0.0, f"host-{n}") for n in range(3)]
+    team = [WorkerHandle(f"worker-{n}", None, None, 0.0, f"host-{n}") for n in range(3)]
     together = Together(cast("Any", made))
     for _ in range(20):  # what is lost is the policy's
         with pytest.raises(Failed):
@@ -484,7 +484,7 @@ def test_a_cut_is_not_waited_for_when_who_writes_it_is_gone(
 
     monkeypatch.setattr(ray, "get", get)
     driver = Driver(job(tmp_path), Progress(), lambda figures: None)
-    driver._crew.shards = [Role()]
+    driver._crew.embedding_servers = [Role()]
     driver._crew._session = cast("Any", SimpleNamespace(lost=lambda: gone == "cluster"))
     with pytest.raises(Lost, match=reason):
         driver.written({"tables-00-of-01.bin": object()})
@@ -499,14 +499,14 @@ def test_a_long_restore_goes_on_when_the_head_once_does_not_tell_of_places(
     def wait(tasks: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
         nonlocal now
         now += 100.0
-        made.shards[0].placed = now != 800.0
+        made.embedding_servers[0].placed = now != 800.0
         return (tasks, []) if now > 1500 else ([], tasks)
 
     monkeypatch.setattr(crew_module, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", lambda answers, **_: answers)
     made = crew(tmp_path)
-    made.shards = [Role(state=lambda: state(0.5)), Role(state=lambda: state(0.5))]
+    made.embedding_servers = [Role(state=lambda: state(0.5)), Role(state=lambda: state(0.5))]
     made._await_keepers(2000.0)
     assert made.watch.shards == (state(0.5), state(0.5))
 
@@ -526,8 +526,8 @@ def test_shards_that_find_no_place_are_waited_for_ten_minutes(
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", lambda answers, **_: answers)
     made = crew(tmp_path)
-    made.shards = [Role(), Role()]
-    made.shards[1].placed = False
+    made.embedding_servers = [Role(), Role()]
+    made.embedding_servers[1].placed = False
     with pytest.raises(ClusterError, match=r"1 of 2 shards found no place.*Waited 700 s"):
         made._await_keepers(10.0)
 

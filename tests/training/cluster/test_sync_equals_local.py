@@ -19,7 +19,7 @@ from clickline.distributed.session import Session
 from clickline.training.cluster import async_epoch, monitor, sync_epoch
 from clickline.training.cluster.async_epoch import Leasing, at_once
 from clickline.training.cluster.leases import Lease
-from clickline.training.cluster.worker_group import Member
+from clickline.training.cluster.worker_group import WorkerHandle
 from clickline.training.run import TrainResult
 
 pytestmark = pytest.mark.slow
@@ -197,7 +197,7 @@ def test_two_workers_by_themselves_come_to_the_auc_of_sync(
     begun: list[tuple[str, int]] = []
     grant = Leasing._grant
 
-    def noted(self: Leasing, member: Member, lease: Lease) -> None:
+    def noted(self: Leasing, member: WorkerHandle, lease: Lease) -> None:
         begun.append((member.name, ray.get(self._crew.network.step.remote())))
         grant(self, member, lease)
 

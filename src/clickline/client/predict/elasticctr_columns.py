@@ -12,8 +12,6 @@ from clickline.features.encoder_kernels import NUMBER_OK, parse_feasigns
 from clickline.features.raw_columns import as_text, joined, numbers, split, without
 from clickline.records import IntegerColumn, NumberColumn, RawColumn, TextColumn
 
-__all__ = ["for_elasticctr"]
-
 
 def for_elasticctr(
     columns: Mapping[str, RawColumn], features: FeatureSpec, rows: int

@@ -23,8 +23,6 @@ from clickline.progress import Progress
 from clickline.records import Block, IntegerColumn, NumberColumn, RawColumn, SourceFile, TextColumn
 from clickline.storage.redaction import shown
 
-__all__ = ["Batch", "Logs"]
-
 _SHOWN_BAD = 3  # bad rows that a message shows
 
 

@@ -43,8 +43,6 @@ from clickline.storage.file_cache import Cache
 from clickline.storage.log_files import DateRange, resolve
 from clickline.storage.storage import Storage
 
-__all__ = ["Iteration", "Latency", "PredictResult", "predict"]
-
 
 @dataclass(frozen=True)
 class Latency:

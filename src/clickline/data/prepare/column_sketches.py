@@ -21,8 +21,6 @@ from clickline.features import FieldStatistics, SlotField, encoder_kernels
 from clickline.features.raw_columns import as_text, canonical_text, split
 from clickline.records import IntegerColumn, LabelledRows, NumberColumn, RawColumn, RawRows, TextColumn
 
-__all__ = ["Numbers", "SlotTally", "Tally", "estimate_distinct"]
-
 _BITS = 13  # 8,192 registers: a standard error of 1.15 % in the number of distinct ids
 _SAMPLED_ROWS = 64  # of each block, for the most frequent values
 _KEPT_VALUES = 50  # of each slot and shard

@@ -37,8 +37,6 @@ from clickline.storage.file_cache import Cache
 from clickline.storage.redaction import shown
 from clickline.storage.storage import Storage
 
-__all__ = ["Making", "identity_of", "no_slots", "tell_damage"]
-
 _ENOUGH_ROWS = 100_000  # to give up on
 _LAYOUTS = {"slots": "show click feasign:slot …", "paddlerec": "click:0 dense_feature:0.5 … 1:feasign …"}
 _DAMAGED = ("truncated", "corrupt")  # reasons that stand for an unknown number of rows

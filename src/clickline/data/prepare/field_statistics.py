@@ -14,8 +14,6 @@ from clickline.features.raw_columns import nothing, numbers
 from clickline.progress import Progress
 from clickline.records import Block
 
-__all__ = ["Looks", "Seen", "look", "measure"]
-
 
 class Seen(NamedTuple):
     """What one block holds of the columns that need statistics."""

@@ -33,8 +33,6 @@ from clickline.records import SourceFile
 from clickline.storage.log_files import hour_files, hour_label, hour_step
 from clickline.storage.storage import Storage
 
-__all__ = ["PreparedHour", "forget_hours", "prepare_hour"]
-
 _KEPT_QUARANTINE = 720  # hours
 _FEW_VALUES = 1000  # to measure a field by
 _said_slots: set[tuple[str, str]] = set()  # home and slot: the same news every hour is none

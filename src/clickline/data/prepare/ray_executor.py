@@ -35,8 +35,6 @@ from clickline.progress import Progress
 from clickline.records import Block, SourceFile
 from clickline.storage.redaction import shown
 
-__all__ = ["Spread"]
-
 _LOOKED_AT = 16  # blocks that are measured as one piece of work
 _HEAD = 1 << 20  # bytes in which the first block of a plain file begins: before it stand a mark, a header
 

@@ -30,8 +30,6 @@ from clickline.storage.storage import Storage
 if TYPE_CHECKING:
     from clickline.data.prepare.ray_executor import Spread
 
-__all__ = ["PrepareResult", "find_sources", "find_split", "prepare"]
-
 
 @dataclass(frozen=True)
 class PrepareResult:

@@ -25,8 +25,6 @@ from clickline.progress import Progress
 from clickline.records import BadRow, Block, LabelledRows, SourceFile
 from clickline.storage.storage import Storage
 
-__all__ = ["Cut", "Finished", "Group", "Maker", "MakesShards", "finished_shards", "make_shards"]
-
 _ROW_GROUP_BYTES = 8 << 20  # of input: some 35,000 Criteo rows, a comfortable unit to shuffle and to lease
 
 

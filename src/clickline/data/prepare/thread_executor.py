@@ -13,8 +13,6 @@ from clickline.machine import cores
 from clickline.progress import Progress
 from clickline.records import Block
 
-__all__ = ["Threads"]
-
 
 class Threads:
     """Numba and Arrow release the GIL, so all cores work."""

@@ -14,8 +14,6 @@ from clickline.data.readers.reader import BAD_UTF8, SHOWN_BAD_ROWS, missing_colu
 from clickline.errors import DataError
 from clickline.records import BadRow, IntegerColumn, NumberColumn, RawColumn, RawRows, TextColumn
 
-__all__ = ["MAX_BATCH_ROWS", "to_raw", "to_rows"]
-
 MAX_BATCH_ROWS = 1 << 16  # of a block: a column that is small in Arrow may be large as raw values
 
 _ALLOWED = (

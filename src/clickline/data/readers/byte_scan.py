@@ -9,8 +9,6 @@ from llvmlite import ir
 from numba import extending, njit, types
 from numpy.typing import NDArray
 
-__all__ = ["NEWLINE", "count_byte", "count_ones", "find_byte", "first_one", "last_byte", "match_64"]
-
 NEWLINE = np.uint8(10)
 
 _intrinsic: Any = extending.intrinsic  # its types take the typing context for an argument of the caller

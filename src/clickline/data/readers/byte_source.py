@@ -6,8 +6,6 @@ from pathlib import Path
 
 from clickline.data.readers.text_blocks import BrokenStream, open_stream
 
-__all__ = ["CRC_MISMATCH", "TOO_LARGE", "TRUNCATED_FILE", "ByteSource"]
-
 CRC_MISMATCH = "crc mismatch"
 TRUNCATED_FILE = "truncated file"
 TOO_LARGE = "record too large"

@@ -21,8 +21,6 @@ from clickline.errors import ConfigError, Mistake, ReaderFault
 from clickline.plugins import execute, is_async, kind_of, line_of, own_functions, parse, takes
 from clickline.records import Block, RawRows
 
-__all__ = ["Custom"]
-
 _FORM = "write one function `def read(path):` that yields pyarrow.RecordBatch"
 
 

@@ -31,8 +31,6 @@ from clickline.data.readers.text_blocks import LineBlocks, bad_rows
 from clickline.errors import DataError
 from clickline.records import CRITEO_FIELDS, Block, RawRows, TextColumn
 
-__all__ = ["Criteo", "Csv"]
-
 _QUOTE = np.uint8(ord('"'))
 _RETURN = np.uint8(13)
 _NUMBERS = 14  # columns of a Criteo row that hold numbers: its label and I1..I13

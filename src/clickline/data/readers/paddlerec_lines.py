@@ -27,8 +27,6 @@ from clickline.data.readers.slot_lines import (
 from clickline.data.readers.text_blocks import LineBlocks, bad_rows
 from clickline.records import Block, RawRows, TextColumn
 
-__all__ = ["PaddleRec", "layout_in"]
-
 _CLICK = np.frombuffer(b"click", np.uint8)
 _DENSE = np.frombuffer(b"dense_feature", np.uint8)
 _GOOD, _LABEL, _TOKEN = -1, -2, -3  # a bad row's code from 0 on is its number of dense values

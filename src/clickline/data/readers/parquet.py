@@ -23,8 +23,6 @@ from clickline.data.readers.arrow_columns import MAX_BATCH_ROWS, to_rows
 from clickline.data.readers.reader import BLOCK_BYTES, MAX_LINE_BYTES, missing_column
 from clickline.records import BadRow, Block, RawRows
 
-__all__ = ["CORRUPT_PARQUET", "Parquet"]
-
 CORRUPT_PARQUET = "corrupt parquet"
 
 # What Arrow raises at a damaged file; a damaged name is a UnicodeDecodeError.

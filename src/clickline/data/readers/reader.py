@@ -10,25 +10,6 @@ from typing import Protocol
 from clickline.errors import DataError
 from clickline.records import Block, RawRows
 
-__all__ = [
-    "BAD_LABEL",
-    "BAD_UTF8",
-    "BLOCK_BYTES",
-    "CORRUPT_GZIP",
-    "CORRUPT_ZSTD",
-    "LINE_TOO_LONG",
-    "MAX_LINE_BYTES",
-    "NOT_A_NUMBER",
-    "SHOWN_BAD_ROWS",
-    "TRUNCATED_GZIP",
-    "TRUNCATED_ZSTD",
-    "UNCLOSED_QUOTE",
-    "WRONG_COLUMN_COUNT",
-    "Reader",
-    "missing_column",
-    "shown",
-]
-
 BLOCK_BYTES = 2 << 20  # of uncompressed input: what is made of a block stays in the second-level caches
 MAX_LINE_BYTES = 16 << 20  # a longer row is bad, so that a file without line ends cannot fill the memory
 SHOWN_BAD_ROWS = 1000  # of one block; the rest are only counted, so that an all-bad file cannot either

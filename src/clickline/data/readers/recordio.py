@@ -28,8 +28,6 @@ from clickline.data.readers.reader import BLOCK_BYTES, shown
 from clickline.data.readers.tf_example import NO_RECORDS, ExampleParser, Records
 from clickline.records import BadRow, Block, RawRows
 
-__all__ = ["CORRUPT_CHUNK", "RecordIO"]
-
 CORRUPT_CHUNK = "corrupt chunk"
 MAX_CHUNK_BYTES = 64 << 20  # before and after decompression; the writers cut chunks at 32 MiB at the latest
 

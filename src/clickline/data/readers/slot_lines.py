@@ -20,18 +20,6 @@ from clickline.data.readers.text_blocks import LineBlocks, bad_rows
 from clickline.errors import ConfigError, Mistake
 from clickline.records import Block, IntegerColumn, RawRows
 
-__all__ = [
-    "COLON",
-    "Slots",
-    "distinct",
-    "is_blank",
-    "plain_integers",
-    "read_slot_conf",
-    "read_u64",
-    "slot_columns",
-    "slots_in",
-]
-
 COLON = np.uint8(ord(":"))
 
 _GOOD, _LABEL, _TOKEN = 0, 1, 2

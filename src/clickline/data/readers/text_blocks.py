@@ -31,8 +31,6 @@ from clickline.data.readers.reader import (
 )
 from clickline.records import BadRow, Block
 
-__all__ = ["BrokenStream", "LineBlocks", "RowEnd", "bad_rows", "expansion", "open_stream"]
-
 RowEnd = Callable[[NDArray[np.uint8], bool], int]
 
 _CHUNK = 1 << 20

@@ -34,8 +34,6 @@ from clickline.records import (
     category_text,
 )
 
-__all__ = ["BAD_EXAMPLE", "NO_RECORDS", "ExampleParser", "Records"]
-
 BAD_EXAMPLE = "bad tf.Example"
 
 BYTES, FLOATS, INTEGERS = 1, 2, 3  # kinds, by the field numbers of Feature; 0 is an absent feature

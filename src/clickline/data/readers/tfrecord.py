@@ -20,8 +20,6 @@ from clickline.data.readers.reader import BLOCK_BYTES, shown
 from clickline.data.readers.tf_example import NO_RECORDS, ExampleParser, Records
 from clickline.records import BadRow, Block, RawRows
 
-__all__ = ["TFRecord"]
-
 MAX_RECORD_BYTES = 64 << 20  # a longer one is taken for damage: nobody's click is 64 MiB
 
 _FRAME = 16  # bytes of a record that are not its data

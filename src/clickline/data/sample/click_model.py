@@ -26,16 +26,6 @@ from numpy.typing import NDArray
 
 from clickline.features.encoder_kernels import fmix64, log1p
 
-__all__ = [
-    "CLICK_RATE",
-    "MISSING_COUNT",
-    "MISSING_ID",
-    "START",
-    "Model",
-    "build_model",
-    "draw_rows",
-]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

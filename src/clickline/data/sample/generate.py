@@ -29,8 +29,6 @@ from clickline.errors import ConfigError, Mistake, StorageError
 from clickline.machine import cores
 from clickline.progress import Progress
 
-__all__ = ["SampleOptions", "SampleReport", "generate"]
-
 _SPAN = 30
 """Hours that train and eval cover together: with the usual share, a day and the six hours after it."""
 _BLOCK_ROWS = 8192

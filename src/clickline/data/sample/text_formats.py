@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from clickline.data.sample.click_model import MISSING_COUNT, MISSING_ID
 from clickline.features.encoder_kernels import fmix64, xxh64
 
-__all__ = ["FORMATS", "PADDLEREC_SCALES", "TextFormat"]
-
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.int64]
 Clicks = NDArray[np.int8]

@@ -11,8 +11,6 @@ import pyarrow.parquet as pq
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["AucCounter", "TruthFile"]
-
 _SCHEMA = pa.schema([pa.field("p", pa.float64()), pa.field("label", pa.int8())])
 _GROUP_ROWS = 1 << 17  # fixed, so that the bytes of the file do not depend on how rows arrive
 _BINS = 1 << 16

@@ -26,8 +26,6 @@ from clickline.embedding.serving.packed_rows import ID_BYTES, row_type
 from clickline.errors import ArtifactError
 from clickline.storage.atomic import hidden_name, sync
 
-__all__ = ["Level", "merge", "merge_deltas"]
-
 Level = Mapping[int, MappedShard]
 """The shards of one version's table that are open, by number."""
 

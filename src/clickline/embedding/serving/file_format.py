@@ -47,17 +47,6 @@ from clickline.embedding.serving.packed_rows import (
 )
 from clickline.errors import ArtifactError
 
-__all__ = [
-    "MappedShard",
-    "Piece",
-    "Section",
-    "ShardFile",
-    "files_bytes",
-    "shard_name",
-    "write_packed",
-    "write_shards",
-]
-
 FORMAT = 1
 _MAGIC = b"CLKFROZE"
 _PREAMBLE = struct.Struct("<8sI52x")

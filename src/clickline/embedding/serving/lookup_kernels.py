@@ -22,19 +22,6 @@ from clickline.embedding.raw_memory import Whole, f32_at, i64_at, prefetch, u32_
 from clickline.embedding.serving.low_precision import half_at, tiny_at
 from clickline.embedding.serving.packed_rows import ID_BYTES, PRECISIONS, PartShape, Precision, row_type
 
-__all__ = [
-    "SECTION_WORDS",
-    "GatherPlan",
-    "PartView",
-    "RowPlaces",
-    "copy_rows",
-    "gather_plan",
-    "gather_slots",
-    "pool_slots",
-    "row_places",
-    "shards_of",
-]
-
 SECTION_WORDS = 4  # of one part in one shard: directory, buckets, rows, how many rows
 
 _AHEAD = 16  # ids between asking for a cache line and using it

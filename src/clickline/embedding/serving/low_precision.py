@@ -12,8 +12,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-__all__ = ["half_at", "tiny_at"]
-
 _WORD = ir.IntType(32)
 _SINGLE = ir.FloatType()
 

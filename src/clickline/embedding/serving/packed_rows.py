@@ -21,21 +21,6 @@ from numpy.typing import NDArray
 from clickline.embedding.index import GOLDEN
 from clickline.errors import ArtifactError
 
-__all__ = [
-    "ID_BYTES",
-    "PRECISIONS",
-    "PartShape",
-    "Precision",
-    "RowBlock",
-    "is_gone",
-    "mixed",
-    "pack",
-    "row_bytes",
-    "row_type",
-    "shard_bounds",
-    "unpack",
-]
-
 Precision = Literal["fp32", "fp16", "int8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 

@@ -17,8 +17,6 @@ from clickline.embedding.serving.packed_rows import PartShape, RowBlock, mixed, 
 from clickline.embedding.serving.serving_table import FrozenTables
 from clickline.embedding.snapshot import SnapshotReader
 
-__all__ = ["difference", "merged", "snapshot_blocks", "snapshot_parts"]
-
 _GONE_ROWS = 1 << 15  # tombstones in one block
 
 

@@ -26,8 +26,6 @@ from clickline.embedding.serving.lookup_kernels import (
 from clickline.embedding.serving.packed_rows import PartShape, Precision, is_gone, row_bytes, row_type
 from clickline.errors import ArtifactError
 
-__all__ = ["FrozenTables", "pool"]
-
 _NAME = re.compile(r"table-(\d{5})-of-(\d{5})\.bin")
 _NOTHING = np.zeros(2, dtype=np.uint32)  # the directory of a shard that is not open: one bucket without rows
 _COUNT_ROWS = 1 << 14

@@ -9,16 +9,6 @@ from typing import Any, Literal
 
 from clickline.artifacts.diff import differing_settings
 
-__all__ = [
-    "MEASURES",
-    "Difference",
-    "Measure",
-    "MovedSlice",
-    "config_differences",
-    "difference",
-    "moved_slices",
-]
-
 
 @dataclass(frozen=True)
 class Measure:

@@ -31,8 +31,6 @@ from clickline.evaluation.report.page import at, changed, moved_table, name_of
 from clickline.evaluation.report.plots import SHOWN_FIELDS, Document, Figure, overlaid
 from clickline.storage.storage import Storage
 
-__all__ = ["comparison", "comparison_page", "write_comparison"]
-
 Named = tuple[str, Document]
 """A document and what it is called."""
 

@@ -14,21 +14,6 @@ from typing import Any
 from clickline.errors import ClicklineError
 from clickline.evaluation.report.plots import DARK, Figure
 
-__all__ = [
-    "Html",
-    "count",
-    "figure",
-    "frame",
-    "joined",
-    "number",
-    "percent",
-    "section",
-    "signed",
-    "table",
-    "tag",
-    "unfolding",
-]
-
 
 class Html(str):
     """Text that is HTML already. Only `tag` and `joined` make it."""

@@ -23,8 +23,6 @@ from clickline.evaluation.report.html import (
 from clickline.evaluation.report.plots import DRIFT_LARGE, DRIFT_SOME, SHOWN_FIELDS, Document, Figure, figures
 from clickline.storage.storage import Storage
 
-__all__ = ["at", "changed", "moved_table", "name_of", "page", "page_of", "write_page"]
-
 _BY_KEY = {measure.key: measure for measure in MEASURES}
 _MOVED_SHOWN = 30
 _POINTS = "at most 200 points of the curve"

@@ -13,18 +13,6 @@ from typing import Any
 
 from clickline.evaluation.binary_metrics import utc_of
 
-__all__ = [
-    "DARK",
-    "DRIFT_LARGE",
-    "DRIFT_SOME",
-    "SHOWN_FIELDS",
-    "Document",
-    "Figure",
-    "Series",
-    "figures",
-    "overlaid",
-]
-
 Document = Mapping[str, Any]
 Figure = dict[str, Any]
 Series = Sequence[tuple[str, Document]]

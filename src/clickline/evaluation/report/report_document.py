@@ -41,26 +41,6 @@ from clickline.progress import Progress
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 
-__all__ = [
-    "FORMAT",
-    "SAMPLED_ROWS",
-    "Current",
-    "Told",
-    "document",
-    "drift_between",
-    "importance_on",
-    "lineage",
-    "names_in",
-    "sample",
-    "slices_of",
-    "slot_table",
-    "slots_to_slice",
-    "unseen_in",
-    "unseen_in_files",
-    "write",
-    "write_page_of",
-]
-
 FORMAT = 1
 
 SAMPLED_ROWS = 100_000

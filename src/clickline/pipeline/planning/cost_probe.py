@@ -42,8 +42,6 @@ from clickline.storage.storage import Storage
 from clickline.training.batches import Batches, Position
 from clickline.training.train_step import Learner
 
-__all__ = ["Measured", "measure"]
-
 _LONGEST = 600.0  # seconds until it is given up
 _STRETCH = 0.4  # seconds that are timed together, at least
 _STRETCHES = 9

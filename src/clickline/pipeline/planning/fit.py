@@ -7,8 +7,6 @@ import math
 from clickline.pipeline.planning.plan_result import FitPlan, MemoryPlan, Remedy, ServingPlan
 from clickline.progress import human_size
 
-__all__ = ["fit_plan", "fits", "usable_of"]
-
 _USABLE = 0.9  # of a machine's memory; the system and its file cache want some
 _MOST_SHARDS = 4096  # that `publish.shards` allows
 

@@ -15,8 +15,6 @@ from clickline.models.from_config import learned_rows
 from clickline.pipeline.planning.id_growth import Estimate, extrapolate, occurrences
 from clickline.pipeline.planning.sampling import Looked, sample_of
 
-__all__ = ["IdCounter", "SlotIdCounts"]
-
 Numbers = NDArray[np.float64]
 Worth = Callable[[Numbers, Numbers], Numbers]  # of shows and clicks of ids: 1, 0, or a chance that they count
 

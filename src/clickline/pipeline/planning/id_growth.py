@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from clickline.records import LabelledRows
 
-__all__ = ["PREFIXES", "Estimate", "extrapolate", "occurrences"]
-
 PREFIXES = (8, 4, 2, 1)  # the sample's first eighth, quarter, half, and all of it
 
 

@@ -8,20 +8,6 @@ from typing import Any
 
 from clickline.pipeline.planning.id_counts import SlotIdCounts
 
-__all__ = [
-    "DenseMemory",
-    "DiskPlan",
-    "FitPlan",
-    "IdsPlan",
-    "MemoryPlan",
-    "Plan",
-    "Remedy",
-    "RowsPlan",
-    "ServingPlan",
-    "TablesMemory",
-    "TimePlan",
-]
-
 
 @dataclass(frozen=True)
 class RowsPlan:

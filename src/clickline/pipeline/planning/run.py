@@ -30,8 +30,6 @@ from clickline.pipeline.planning.sizes import Shape, bytes_of_row, disk_plan, me
 from clickline.progress import Progress, usual
 from clickline.training.batches import WINDOW_ROWS
 
-__all__ = ["plan"]
-
 _MOST_FILLED = 2_000_000  # ids in a probe's tables: beyond, a step hardly gets slower
 _MUCH = 0.98  # of a peak: a change that leaves more of it is not worth telling
 _FILLED_SHARE = 8  # one part in so many of the memory, at the most, for a probe's tables

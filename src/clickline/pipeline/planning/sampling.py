@@ -46,8 +46,6 @@ from clickline.storage.log_files import DateRange, resolve
 from clickline.storage.redaction import shown
 from clickline.storage.storage import Storage
 
-__all__ = ["SAMPLE_BYTES", "Looked", "look", "sample_of"]
-
 SAMPLE_BYTES = 128 << 20  # of raw logs
 _SAMPLED_ROWS = 600_000  # of a prepared dataset
 _SPREAD_LOCAL, _SPREAD_REMOTE = 8, 2  # files that a sample is spread over; a remote one is fetched whole

@@ -25,8 +25,6 @@ from clickline.pipeline.planning.plan_result import (
 )
 from clickline.training.batches import WINDOW_ROWS
 
-__all__ = ["Shape", "bytes_of_row", "disk_plan", "memory_plan", "serving_plan"]
-
 MIB = 1 << 20
 _PROCESS = 560 * MIB  # of a train process without its data, where it is not measured
 _WINDOWS = 6  # copies of a window while the next is read, with what Arrow and malloc keep

@@ -17,8 +17,6 @@ from clickline.serving.auth import Guard
 from clickline.serving.lookup.lookup_server import LookupServer
 from clickline.serving.lookup.lookup_versions import Follower, OpenVersions
 
-__all__ = ["Admin", "exposition", "newest"]
-
 _REQUEST_SECONDS = 10.0
 _MOST_AT_ONCE = 256  # requests
 

@@ -41,8 +41,6 @@ from clickline.wire.frames import (
     write_answer_head,
 )
 
-__all__ = ["Counts", "LookupServer"]
-
 _HELLO_SECONDS = 5.0
 _IDLE_SECONDS = 300.0
 _SEND_SECONDS = 30.0  # for a client that does not take its answer

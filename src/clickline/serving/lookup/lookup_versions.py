@@ -23,8 +23,6 @@ from clickline.errors import ArtifactError, ClicklineError
 from clickline.serving.json_log import Log
 from clickline.wire.frames import LOOKUP_ROWS_AT
 
-__all__ = ["Follower", "OpenVersion", "OpenVersions", "ShardFiles"]
-
 _LINGER_SECONDS = 10.0  # without a request before an old version is dropped
 _MOST_OPEN = 4
 _PIECE_BYTES = 256 * 1024  # of an answer, sent at once

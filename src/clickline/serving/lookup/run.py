@@ -26,8 +26,6 @@ from clickline.serving.lookup.lookup_server import LookupServer
 from clickline.serving.lookup.lookup_versions import Follower, OpenVersions, ShardFiles
 from clickline.serving.ports import address, bound_socket, raise_file_limit
 
-__all__ = ["Up", "lookup"]
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -17,21 +17,6 @@ from clickline.errors import RequestRefused
 from clickline.features import FeatureSpec
 from clickline.records import RequestRows
 
-__all__ = [
-    "OUTPUTS",
-    "Call",
-    "Limits",
-    "Model",
-    "Output",
-    "Scores",
-    "Target",
-    "best",
-    "chosen_outputs",
-    "number_columns",
-    "several_columns",
-    "version_number",
-]
-
 
 class Model(Protocol):
     """What a door needs of a scorer."""

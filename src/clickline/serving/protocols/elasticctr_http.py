@@ -33,8 +33,6 @@ from clickline.serving.protocols.http_common import (
 )
 from clickline.serving.protocols.json_rows import RowsBuilder, check_rows, fields_of, kind_name
 
-__all__ = ["read_inference", "refuse_inference", "refuse_method", "write_inference"]
-
 
 @dataclass(frozen=True)
 class _Slot:

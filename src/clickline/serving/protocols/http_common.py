@@ -25,26 +25,6 @@ from clickline.errors import Refusal, RequestRefused
 from clickline.serving.protocols.call import Call, Limits, Model, Scores, Target
 from clickline.wire.name_matching import nearest_name
 
-__all__ = [
-    "STATUS",
-    "Door",
-    "Headers",
-    "HttpLimits",
-    "Known",
-    "Page",
-    "Reply",
-    "Request",
-    "check_target",
-    "json_reply",
-    "number_texts",
-    "parse_json",
-    "refusal",
-    "shown",
-    "similar_name",
-    "version_header",
-    "wrong_method",
-]
-
 Headers = Mapping[bytes, bytes]
 """Header values by lower-case name, as `dict(scope["headers"])` of an ASGI server gives them."""
 

@@ -10,9 +10,6 @@ from clickline.serving.protocols import elasticctr_http, kserve_http, openapi, t
 from clickline.serving.protocols.call import Call, Target, version_number
 from clickline.serving.protocols.http_common import (
     Door,
-    Headers,
-    HttpLimits,
-    Known,
     Page,
     Reply,
     refusal,
@@ -20,8 +17,6 @@ from clickline.serving.protocols.http_common import (
     wrong_method,
 )
 from clickline.serving.protocols.ranking_http import read_rank, write_rank
-
-__all__ = ["Door", "Headers", "HttpLimits", "Known", "Page", "Reply", "refusal", "route"]
 
 _TFSERVING = re.compile(r"/v1/models/([^/:]+)(?:/versions/([^/:]+))?(:[^/:]*|/metadata)?")
 _INFERENCE = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(/infer|/ready)?")

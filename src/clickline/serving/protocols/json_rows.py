@@ -41,19 +41,6 @@ from clickline.records import (
 from clickline.serving.protocols.call import Limits, Model, several_columns
 from clickline.serving.protocols.http_common import shown, similar_name
 
-__all__ = [
-    "FLOATS",
-    "Fields",
-    "RowsBuilder",
-    "check_rows",
-    "fields_of",
-    "kind_name",
-    "known_field",
-    "rows_from_columns",
-    "rows_from_objects",
-]
-
-
 FLOATS = {"float16": HALF, "float32": SINGLE}
 """Kinds of floats of less than 64 bits, by NumPy's name."""
 

@@ -31,17 +31,6 @@ from clickline.wire.messages import (
 from clickline.wire.protobuf_writer import block, number, text
 from clickline.wire.request_reader import RequestReader, malformed, pieces
 
-__all__ = [
-    "decode",
-    "encode",
-    "model_metadata",
-    "model_ready",
-    "server_live",
-    "server_metadata",
-    "server_ready",
-    "target",
-]
-
 _NAME, _VERSION, _ID, _OUTPUTS = 1, 2, 3, 6  # fields of ModelInferRequest
 _INT64_LIST, _FLOAT_LIST = 3, 6  # fields of InferTensorContents
 

@@ -54,8 +54,6 @@ from clickline.serving.protocols.json_rows import (
     known_field,
 )
 
-__all__ = ["live", "metadata", "model_ready", "read_infer", "ready", "server", "write_infer"]
-
 _DTYPES: Mapping[str, Any] = {
     "BYTES": None,
     "BOOL": np.dtype("?"),

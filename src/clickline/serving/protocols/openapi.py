@@ -8,8 +8,6 @@ from typing import Any
 from clickline.serving.protocols.call import OUTPUTS, Model, Target, number_columns, several_columns
 from clickline.serving.protocols.http_common import STATUS, Known, Reply, json_reply
 
-__all__ = ["document"]
-
 Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}

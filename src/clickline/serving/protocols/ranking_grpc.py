@@ -13,8 +13,6 @@ from clickline.serving.protocols.call import Call, Limits, Model, Scores, Target
 from clickline.wire.protobuf_writer import block, number
 from clickline.wire.request_reader import RequestReader, pieces
 
-__all__ = ["check_parts", "decode", "encode", "target"]
-
 _SPEC, _CONTEXT, _CANDIDATES, _TOP = 1, 2, 3, 4  # fields of RankRequest
 
 

@@ -28,8 +28,6 @@ from clickline.serving.protocols.json_rows import (
     rows_from_objects,
 )
 
-__all__ = ["read_rank", "write_rank"]
-
 _KEYS = ("context", "candidates", "top_k")
 
 

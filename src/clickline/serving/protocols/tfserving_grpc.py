@@ -29,8 +29,6 @@ from clickline.wire.messages import (
 from clickline.wire.protobuf_writer import block, number, text
 from clickline.wire.request_reader import RequestReader, malformed, pieces
 
-__all__ = ["SIGNATURES", "decode", "encode", "metadata", "spec_bytes", "status", "target", "target_of"]
-
 SIGNATURES = ("serving_default", "predict")
 
 _SPEC, _INPUTS, _FILTER = 1, 2, 3  # fields of PredictRequest

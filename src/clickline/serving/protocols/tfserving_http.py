@@ -28,8 +28,6 @@ from clickline.serving.protocols.http_common import (
 )
 from clickline.serving.protocols.json_rows import kind_name, rows_from_columns, rows_from_objects
 
-__all__ = ["metadata", "read_predict", "status", "write_predict"]
-
 _SIGNATURES = ("predict", "serving_default")
 
 Form = Literal["rows", "columns"]

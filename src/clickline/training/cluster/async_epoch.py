@@ -12,9 +12,7 @@ from clickline.training.cluster.job_status import LeaseCounts
 from clickline.training.cluster.leases import Lease, Leases
 from clickline.training.cluster.policy import Resize
 from clickline.training.cluster.work_units import Unit
-from clickline.training.cluster.worker_group import Crew, Failed, Member
-
-__all__ = ["Leasing", "at_once"]
+from clickline.training.cluster.worker_group import WorkerGroup, Failed, WorkerHandle
 
 _TICK_SECONDS = 0.2
 _ALONE_STEPS = 30
@@ -37,11 +35,11 @@ class Leasing:
     """Deals out the units of one epoch."""
 
     def __init__(
-        self, crew: Crew, units: Sequence[Unit], known: Mapping[str, Any] | None, token: int
+        self, crew: WorkerGroup, units: Sequence[Unit], known: Mapping[str, Any] | None, token: int
     ) -> None:
         self._crew = crew
         self.leases = Leases(units, token) if known is None else Leases.from_json(units, known, token)
-        self._tasks: dict[Any, Member] = {}
+        self._tasks: dict[Any, WorkerHandle] = {}
         self._torn: set[int] = set()  # units left in the middle of a batch, until somebody has finished that
         self._leaving: set[str] = set()
         self._began = self._granted = time.monotonic()
@@ -112,7 +110,7 @@ class Leasing:
             if lease is not None:
                 self._grant(member, lease)
 
-    def _grant(self, member: Member, lease: Lease) -> None:
+    def _grant(self, member: WorkerHandle, lease: Lease) -> None:
         """Give a unit to a worker; from now on nobody else can speak for it."""
         from clickline.training.cluster.worker import UnitLease
 
@@ -126,7 +124,7 @@ class Leasing:
         opened = crew.keepers(
             [
                 role.open.remote(stream, lease.token, lease.start_batch)
-                for role in [*crew.shards, crew.network]
+                for role in [*crew.embedding_servers, crew.network]
             ]
         )
         begin = min([*(applied for _, applied in opened[:-1]), opened[-1]])
@@ -171,7 +169,7 @@ class Leasing:
             elif leases.finished(lease.token, time.monotonic()):
                 self._torn.discard(number)
                 stream = _stream(lease.unit)
-                crew.keepers([role.close.remote(stream) for role in [*crew.shards, crew.network]])
+                crew.keepers([role.close.remote(stream) for role in [*crew.embedding_servers, crew.network]])
             if member.name in self._leaving:
                 self._leaving.discard(member.name)
                 crew.dismiss(member)
@@ -205,7 +203,7 @@ class Leasing:
         others would wait for their next batch, within the bounds of staleness, and none be free to take them."""
         crew = self._crew
         for unit in self.leases.lost(worker):
-            token, keepers = self.leases.fence(), [*crew.shards, crew.network]
+            token, keepers = self.leases.fence(), [*crew.embedding_servers, crew.network]
             crew.keepers([role.open.remote(_stream(unit), token, 0) for role in keepers])
 
     # ── workers ────────────────────────────────────────────────────────────────────────────────

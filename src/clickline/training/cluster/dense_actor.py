@@ -19,8 +19,6 @@ from clickline.training.cluster.dense_parameter_server import Holder
 from clickline.training.cluster.role_log import RoleLog, resident
 from clickline.training.dense_optimizer import Dense
 
-__all__ = ["Network"]
-
 
 class Network:
     """A holder with its network built and loaded. The driver makes an actor of it."""

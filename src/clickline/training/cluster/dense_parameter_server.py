@@ -17,8 +17,6 @@ from clickline.errors import ClusterError
 from clickline.training.cluster.streams import Stream, Streams
 from clickline.training.dense_optimizer import Dense
 
-__all__ = ["Holder"]
-
 
 class Holder:
     """Network and optimizer; every batch of every stream is learned once. `staleness` is how many steps of others a

@@ -34,9 +34,7 @@ from clickline.training.cluster.job_status import Figures
 from clickline.training.cluster.monitor import KEEPER_SECONDS, Watch
 from clickline.training.cluster.sync_epoch import Together
 from clickline.training.cluster.work_units import units_of
-from clickline.training.cluster.worker_group import WORK_SECONDS, Crew, Failed, Member
-
-__all__ = ["Driver"]
+from clickline.training.cluster.worker_group import WORK_SECONDS, WorkerGroup, Failed, WorkerHandle
 
 _SCORE_SECONDS = 600.0
 _LOOK_SECONDS = 1.0  # between two looks whether those that write are still there
@@ -48,7 +46,7 @@ class Driver:
     def __init__(self, job: Job, progress: Progress, tell: Callable[[Figures], None]) -> None:
         self._job = job
         self._watch = Watch(job, progress, tell)
-        self._crew = Crew(job, self._watch, progress)
+        self._crew = WorkerGroup(job, self._watch, progress)
         self._together = Together(self._crew)
         self._token = 1
         self._dense: Mapping[str, NDArray[Any]] = {}  # what it began with
@@ -112,7 +110,7 @@ class Driver:
     def _moved(self, step: int) -> None:
         self.step = step
 
-    def _load(self, member: Member) -> None:
+    def _load(self, member: WorkerHandle) -> None:
         """The first worker of the first group gets what the run began with."""
         self._crew.ask(member, member.actor.load.remote(self._dense, self.step))
         self._fresh = False
@@ -150,7 +148,7 @@ class Driver:
     def freeze(self, folder: Path, share: float) -> dict[str, Any]:
         """Every shard cuts now and begins to write its part; for each part what will answer with its digest."""
         names = part_names(self._job.shards)
-        shards = self._crew.shards
+        shards = self._crew.embedding_servers
         begun = self._crew.keepers(
             [shard.freeze.remote(folder / name, share) for shard, name in zip(shards, names, strict=True)]
         )
@@ -163,7 +161,7 @@ class Driver:
         import ray
         from ray.exceptions import RayError, RayTaskError
 
-        writing, shards = list(parts.values()), self._crew.shards
+        writing, shards = list(parts.values()), self._crew.embedding_servers
         until = time.monotonic() + WORK_SECONDS
         try:
             while ray.wait(writing, num_returns=len(writing), timeout=_LOOK_SECONDS)[1]:
@@ -183,17 +181,17 @@ class Driver:
     # ── between epochs ─────────────────────────────────────────────────────────────────────────
 
     def states(self) -> list[ShardState]:
-        states: list[ShardState] = self._crew.keepers([shard.state.remote() for shard in self._crew.shards])
+        states: list[ShardState] = self._crew.keepers([shard.state.remote() for shard in self._crew.embedding_servers])
         return states
 
     def slots(self) -> tuple[SlotReport, ...]:
         return join_reports([state.slots for state in self.states()])
 
     def decay(self, rate: float) -> None:
-        self._crew.keepers([shard.decay.remote(rate) for shard in self._crew.shards], WORK_SECONDS)
+        self._crew.keepers([shard.decay.remote(rate) for shard in self._crew.embedding_servers], WORK_SECONDS)
 
     def evict(self, rule: Eviction, now_hour: int) -> tuple[SlotReport, ...]:
-        shards = self._crew.shards
+        shards = self._crew.embedding_servers
         gone = self._crew.keepers([shard.evict.remote(rule, now_hour) for shard in shards], WORK_SECONDS)
         return join_reports(gone)
 
@@ -213,7 +211,7 @@ class Driver:
             except Failed:
                 crew.look_for_losses()  # those that are left score it again
 
-    def _refresh(self, team: Sequence[Member]) -> None:
+    def _refresh(self, team: Sequence[WorkerHandle]) -> None:
         """Every worker scores with the network as it is now."""
         key = self.step, tuple(member.name for member in team)
         if key == self._scoring_with:

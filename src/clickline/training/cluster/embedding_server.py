@@ -38,8 +38,6 @@ from clickline.errors import Fenced
 from clickline.training.cluster.role_log import RoleLog, resident
 from clickline.training.cluster.streams import Stream, Streams
 
-__all__ = ["Place", "Shard", "ShardSpec", "ShardState", "join_reports"]
-
 
 @dataclass(frozen=True)
 class ShardSpec:

@@ -12,8 +12,6 @@ from clickline.models.model_plan import ModelPlan
 from clickline.training.batches import Position
 from clickline.training.cluster.policy import Rules
 
-__all__ = ["Job", "Lost", "Pause"]
-
 
 @dataclass(frozen=True)
 class Job:

@@ -25,23 +25,6 @@ from clickline.errors import ClusterError
 from clickline.storage.atomic import put_atomically
 from clickline.storage.file_lock import holder_of, sign, take
 
-__all__ = [
-    "CutStatus",
-    "Event",
-    "Figures",
-    "LeaseCounts",
-    "ShardStatus",
-    "Status",
-    "WorkerStatus",
-    "ask_workers",
-    "asked_workers",
-    "driving",
-    "logs_of",
-    "newest_run",
-    "read_status",
-    "write_status",
-]
-
 EVENTS = 20
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from clickline.training.cluster.work_units import Unit
 
-__all__ = ["Lease", "Leases"]
-
 PATIENCE_SECONDS = 30.0  # nobody is a straggler before
 _TIMES_MEDIAN = 3.0
 

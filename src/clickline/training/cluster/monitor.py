@@ -28,9 +28,7 @@ from clickline.training.cluster.policy import Forget, GiveUp, MemorySeen, decide
 from clickline.training.cluster.role_log import RoleLog
 
 if TYPE_CHECKING:
-    from clickline.training.cluster.worker_group import Crew, Member
-
-__all__ = ["KEEPER_SECONDS", "READ_SECONDS", "Watch"]
+    from clickline.training.cluster.worker_group import WorkerGroup, WorkerHandle
 
 _LOOK_SECONDS = 1.0
 _LATE_SECONDS = 10.0  # after which a look does without those that did not answer
@@ -107,14 +105,14 @@ class Watch:
             return {}
         return dict(zip(workers, doing, strict=True))
 
-    def lose_silent(self, crew: Crew, seconds: float) -> list[Member]:
+    def lose_silent(self, crew: WorkerGroup, seconds: float) -> list[WorkerHandle]:
         """Give up the workers that have not answered for so long; who they were."""
         silent = [member for member in crew.here() if self._unheard.get(member.name, 0.0) > seconds]
         for member in silent:
             crew.lose(member, "partitioned", f"it has not answered for more than {seconds:.0f} s")
         return silent
 
-    def look(self, crew: Crew, step: int, leases: LeaseCounts | None = None) -> bool:
+    def look(self, crew: WorkerGroup, step: int, leases: LeaseCounts | None = None) -> bool:
         """Every second: take what the roles answered to the look before, tell it, ask again. Whether it was time."""
         import ray
 
@@ -135,7 +133,7 @@ class Watch:
             [member.name for member in here],
             [
                 *(member.actor.report.remote() for member in here),
-                *(shard.state.remote() for shard in crew.shards),
+                *(shard.state.remote() for shard in crew.embedding_servers),
                 *([crew.network.where.remote()] if crew.network is not None else []),
             ],
         )
@@ -145,17 +143,17 @@ class Watch:
         self._tell_figures(crew, step)
         return True
 
-    def settle(self, crew: Crew, step: int) -> None:
+    def settle(self, crew: WorkerGroup, step: int) -> None:
         """An epoch is over: ask all once more and wait, so that what is told last is how it ended."""
         from clickline.training.cluster.worker_group import Failed
 
-        self.shards = tuple(crew.keepers([shard.state.remote() for shard in crew.shards]))
+        self.shards = tuple(crew.keepers([shard.state.remote() for shard in crew.embedding_servers]))
         for member in crew.here():
             with suppress(Failed):  # what became of it, the next one who needs it acts on
                 self._reports[member.name] = crew.ask(member, member.actor.report.remote())
         self._tell_figures(crew, step)
 
-    def _tell_figures(self, crew: Crew, step: int) -> None:
+    def _tell_figures(self, crew: WorkerGroup, step: int) -> None:
         reports = list(self._reports.values())
         figures = Figures(
             step=self.step(step),
@@ -170,7 +168,7 @@ class Watch:
         self.write("running", crew.shard_limit)
 
     def _take(
-        self, crew: Crew, names: list[str], answers: list[Any], ready: set[Any], seconds: float
+        self, crew: WorkerGroup, names: list[str], answers: list[Any], ready: set[Any], seconds: float
     ) -> None:
         import ray
         from ray.exceptions import RayError

@@ -18,23 +18,6 @@ from typing import Literal
 from clickline.distributed.session import ROOM_SECONDS
 from clickline.progress import human_size
 
-__all__ = [
-    "Decision",
-    "Forget",
-    "GiveUp",
-    "Keep",
-    "Loss",
-    "MemorySeen",
-    "Past",
-    "Resize",
-    "Restart",
-    "Rules",
-    "Seen",
-    "Why",
-    "decide",
-    "decide_memory",
-]
-
 GROW_SECONDS = 10.0  # between two steps of growth
 _LONGEST_GROW_SECONDS = 60.0
 _CALM_SECONDS = 60.0  # without a loss, then growth is quick again

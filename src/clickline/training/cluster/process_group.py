@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from clickline.errors import ClusterError
 
-__all__ = ["Group", "Meeting", "PeerLost"]
-
 dist: Any = torch.distributed  # its types lack half of what is there
 
 

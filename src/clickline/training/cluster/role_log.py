@@ -6,8 +6,6 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-__all__ = ["RoleLog", "resident"]
-
 
 class RoleLog:
     """Lines with their time, each whole: a role may die at any moment."""

@@ -17,8 +17,6 @@ from clickline.records import LabelledRows
 from clickline.training.batches import Batches, Position
 from clickline.training.cluster.work_units import share
 
-__all__ = ["Closed", "Exchange", "Portion"]
-
 Send = Callable[[int, int, int, LabelledRows], None]
 """To another member of the group: window, rows of the whole window, the member's rows."""
 

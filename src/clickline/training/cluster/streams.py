@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from clickline.errors import Fenced
 
-__all__ = ["Stream", "Streams"]
-
 
 @dataclass
 class Stream:

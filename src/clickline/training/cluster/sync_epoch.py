@@ -11,9 +11,7 @@ from clickline.training.batches import Position
 from clickline.training.cluster.job import Lost, Pause
 from clickline.training.cluster.monitor import READ_SECONDS
 from clickline.training.cluster.policy import Resize
-from clickline.training.cluster.worker_group import Crew, Failed, Member
-
-__all__ = ["Together"]
+from clickline.training.cluster.worker_group import WorkerGroup, Failed, WorkerHandle
 
 _TICK_SECONDS = 0.2
 _SILENT_SECONDS = 10.0  # beyond the group's own patience
@@ -23,11 +21,11 @@ _TRIES = 5  # to form a group
 class Together:
     """The one group that a run has at a time."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: WorkerGroup) -> None:
         self._crew = crew
         self._generation = 0  # of the group, and its token: what members of an earlier one send is refused
         self._in_vain = 0  # groups that were not formed, one after the other, with nobody lost
-        self._leaving: list[Member] = []
+        self._leaving: list[WorkerHandle] = []
         self._with_network: set[str] = set()  # who was in the last group: only they have what was learned
 
     def begin(self) -> None:
@@ -38,7 +36,7 @@ class Together:
         self,
         start: Position,
         step: int,
-        load: Callable[[Member], None],
+        load: Callable[[WorkerHandle], None],
         cut_due: Callable[[int], bool],
         moved: Callable[[int], None],
     ) -> Iterator[Pause]:
@@ -72,7 +70,7 @@ class Together:
                     break
 
     def _form(
-        self, team: Sequence[Member], position: Position, step: int, load: Callable[[Member], None]
+        self, team: Sequence[WorkerHandle], position: Position, step: int, load: Callable[[WorkerHandle], None]
     ) -> tuple[Position, int]:
         """One group of all; the position and step it begins with. What was half done is done again."""
         crew = self._crew
@@ -101,7 +99,7 @@ class Together:
         )
         return position, begin
 
-    def _await_joined(self, team: Sequence[Member], joining: Sequence[Any]) -> None:
+    def _await_joined(self, team: Sequence[WorkerHandle], joining: Sequence[Any]) -> None:
         """Until all have joined. When one is lost the others hear of it as soon, or wait in vain: they are all asked,
         so that those who are left are known."""
         crew, wrong, lost = self._crew, "", False
@@ -128,13 +126,13 @@ class Together:
         from clickline.training.cluster.worker import SYNC_STREAM
 
         self._generation += 1
-        shards = self._crew.shards
+        shards = self._crew.embedding_servers
         return self._crew.keepers(
             [shard.open.remote(SYNC_STREAM, self._generation, step) for shard in shards]
         )
 
     def _stretch(
-        self, team: Sequence[Member], step: int, cut_due: Callable[[int], bool]
+        self, team: Sequence[WorkerHandle], step: int, cut_due: Callable[[int], bool]
     ) -> tuple[list[Any] | None, str]:
         """Let the group learn until it ends: how it ended for each, and what it was paused for. None if it broke."""
         import ray
@@ -177,7 +175,7 @@ class Together:
             raise ClicklineError("training has diverged: the loss is not a number any more.")
         return (None if broken_at else ended), pausing
 
-    def _lose_stuck(self, members: Iterable[Member]) -> list[Member]:
+    def _lose_stuck(self, members: Iterable[WorkerHandle]) -> list[WorkerHandle]:
         """Give up those that answer, but hang at what all others wait for; who they were."""
         stuck = {member.name: self._crew.watch.stuck_at(member.name, READ_SECONDS) for member in members}
         lost = [member for member in members if stuck[member.name]]
@@ -185,7 +183,7 @@ class Together:
             self._crew.lose(member, "straggling", f"it did nothing but {stuck[member.name]} for too long")
         return lost
 
-    def _lose_starved(self, members: Iterable[Member], since: float) -> list[Member]:
+    def _lose_starved(self, members: Iterable[WorkerHandle], since: float) -> list[WorkerHandle]:
         """When all wait for each other: give up those whose rows did not come; who they were."""
         members = list(members)
         waiting = self._crew.watch.standstill([member.name for member in members], since)
@@ -199,7 +197,7 @@ class Together:
             )
         return lost
 
-    def _break_off(self, others: Iterable[Member], step: int) -> float:
+    def _break_off(self, others: Iterable[WorkerHandle], step: int) -> float:
         """The group has lost a member: wake those that wait for it. When that was."""
         broken = self._generation
         self._fence(step)  # a part that they wait for will not come
@@ -207,7 +205,7 @@ class Together:
             member.actor.leave.remote(broken)
         return time.monotonic()
 
-    def _reason_to_pause(self, team: Sequence[Member], cut_due: bool, looked: bool) -> str:
+    def _reason_to_pause(self, team: Sequence[WorkerHandle], cut_due: bool, looked: bool) -> str:
         """What the group should stop for; empty: nothing. Whether there is room is asked only now and then."""
         crew = self._crew
         if cut_due:
@@ -225,7 +223,7 @@ class Together:
         come = any(member not in team for member in crew.here())
         return "resize" if come or self._leaving else ""
 
-    def _position_of(self, step: int, team: Sequence[Member]) -> Position:
+    def _position_of(self, step: int, team: Sequence[WorkerHandle]) -> Position:
         """Where a step is that the workers have done last, or would do next."""
         for member in team:
             try:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from clickline.artifacts.dataset import Dataset
 from clickline.training.batches import windows
 
-__all__ = ["Unit", "share", "units_of"]
-
 
 @dataclass(frozen=True)
 class Unit:

@@ -45,8 +45,6 @@ from clickline.training.cluster.role_log import RoleLog, resident
 from clickline.training.cluster.row_exchange import Closed, Exchange, Portion
 from clickline.training.dense_optimizer import ASKED, LOSS, TOTAL, Dense, Diverged
 
-__all__ = ["SYNC_STREAM", "Ended", "Report", "UnitLease", "Worker", "WorkerSpec"]
-
 SYNC_STREAM = 0
 _SCORED_ROWS = 8192
 

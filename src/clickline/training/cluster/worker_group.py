@@ -26,8 +26,6 @@ from clickline.training.cluster.job_status import asked_workers, logs_of
 from clickline.training.cluster.monitor import KEEPER_SECONDS, Watch
 from clickline.training.cluster.policy import Decision, GiveUp, Loss, Past, Resize, Restart, Seen, Why, decide
 
-__all__ = ["WORK_SECONDS", "Crew", "Failed", "Member"]
-
 _START_SECONDS = 180.0  # for a worker to find a place, and as long again to be there
 _RESTORE_SECONDS = 180.0  # for a shard to be there, once it has a place, and longer for what it restores:
 _RESTORED_BYTES = 2 << 20  # a second
@@ -52,7 +50,7 @@ class Failed(Exception):
 
 
 @dataclass
-class Member:
+class WorkerHandle:
     """A worker."""
 
     name: str
@@ -68,15 +66,15 @@ class Member:
         return self.machine != ""
 
 
-class Crew:
+class WorkerGroup:
     """Shards, the network's holder, workers, and the cluster they run on."""
 
     def __init__(self, job: Job, watch: Watch, progress: Progress) -> None:
         self.job = job
         self.watch = watch
-        self.shards: list[Any] = []
+        self.embedding_servers: list[Any] = []
         self.network: Any = None
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, WorkerHandle] = {}
         self.losses: list[Loss] = []
         self.shard_limit = 0  # bytes
         self._progress = progress
@@ -112,7 +110,7 @@ class Crew:
             **options, memory=memory, num_cpus=job.shard_cpus, scheduling_strategy="SPREAD"
         )
         threads = max(1, int(job.shard_cpus))
-        self.shards = [
+        self.embedding_servers = [
             shard.remote(
                 ShardSpec(
                     number,
@@ -149,7 +147,7 @@ class Crew:
         """Until all are there; what finds no place is named, and who has one and does not come in time is lost."""
         import ray
 
-        waiting = [shard.state.remote() for shard in self.shards]
+        waiting = [shard.state.remote() for shard in self.embedding_servers]
         if self.network is not None:
             waiting.append(self.network.step.remote())
         settled = placed = time.monotonic()
@@ -171,7 +169,7 @@ class Crew:
     def _tell_homeless(self, seconds: float) -> int:
         """Shards without a place: said after a while, an error when it takes too long. How many there are."""
         assert self._session is not None
-        homeless = sum(not self._session.has_place(shard) for shard in self.shards)
+        homeless = sum(not self._session.has_place(shard) for shard in self.embedding_servers)
         if seconds < _PLACE_SECONDS or not homeless:
             return homeless
         job = self.job
@@ -193,10 +191,10 @@ class Crew:
         if self._session is not None and not self._session.lost():
             import ray
 
-            keepers = [*self.shards, *([self.network] if self.network is not None else [])]
+            keepers = [*self.embedding_servers, *([self.network] if self.network is not None else [])]
             for actor in [*(member.actor for member in self.members.values()), *keepers]:
                 ray.kill(actor)
-        self.shards, self.network, self.members, self.losses = [], None, {}, []
+        self.embedding_servers, self.network, self.members, self.losses = [], None, {}, []
 
     def close(self) -> None:
         """Leave the cluster; one of our own goes."""
@@ -205,11 +203,11 @@ class Crew:
 
     # ── workers ────────────────────────────────────────────────────────────────────────────────
 
-    def here(self) -> list[Member]:
+    def here(self) -> list[WorkerHandle]:
         """The workers that can be asked."""
         return [member for member in self.members.values() if member.here]
 
-    def await_workers(self, least: int = 1) -> list[Member]:
+    def await_workers(self, least: int = 1) -> list[WorkerHandle]:
         """The workers, once there are so many; more come while training runs."""
         while True:
             self.welcome()
@@ -260,8 +258,8 @@ class Crew:
             max_concurrency=8,
             runtime_env={"env_vars": _STRAIGHT},
         )
-        actor: Any = worker.remote(spec, self.shards, self.network)
-        self.members[name] = Member(name, actor, actor.where.remote(), time.monotonic())
+        actor: Any = worker.remote(spec, self.embedding_servers, self.network)
+        self.members[name] = WorkerHandle(name, actor, actor.where.remote(), time.monotonic())
 
     def welcome(self) -> None:
         """Take in the workers that have come."""
@@ -281,7 +279,7 @@ class Crew:
             elif waited > _START_SECONDS and not self._session.has_place(member.actor):
                 self.dismiss(member)  # the room it was asked for was not there after all
 
-    def dismiss(self, member: Member) -> None:
+    def dismiss(self, member: WorkerHandle) -> None:
         """Let a worker go that has nothing to do."""
         import ray
 
@@ -319,7 +317,7 @@ class Crew:
 
     # ── answers and losses ─────────────────────────────────────────────────────────────────────
 
-    def ask(self, member: Member, answer: Any, seconds: float = _ANSWER_SECONDS) -> Any:
+    def ask(self, member: WorkerHandle, answer: Any, seconds: float = _ANSWER_SECONDS) -> Any:
         """A worker's answer. One that died, is silent, or raised what nobody expects, is lost: Failed. That is raised
         too when somebody else is gone, whom it had called; then it stays."""
         from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -340,7 +338,7 @@ class Crew:
             self.lose(member, "partitioned", f"it did not answer within {seconds:.0f} s")
         raise Failed(member.name)
 
-    def lose(self, member: Member, why: Why, error: str, place: str = "") -> None:
+    def lose(self, member: WorkerHandle, why: Why, error: str, place: str = "") -> None:
         """Give a worker up. What it still sends is refused by its token; killing it frees its place. Where it was,
         it told as it failed, or a little earlier."""
         if self.members.pop(member.name, None) is None:
@@ -400,7 +398,7 @@ class Crew:
         import ray
         from ray.exceptions import RayError
 
-        calls = {f"shard-{number}": (shard, shard.state) for number, shard in enumerate(self.shards)}
+        calls = {f"shard-{number}": (shard, shard.state) for number, shard in enumerate(self.embedding_servers)}
         if self.network is not None:
             calls["network"] = self.network, self.network.step
         for name, (actor, call) in calls.items():
@@ -419,7 +417,7 @@ class Crew:
     def look_for_losses(self) -> None:
         """Something broke: find out what is gone, and act on it."""
         self.check_cluster()
-        self.keepers([shard.state.remote() for shard in self.shards])
+        self.keepers([shard.state.remote() for shard in self.embedding_servers])
         if self.network is not None:
             self.keepers([self.network.step.remote()])
         for member in self.here():
@@ -479,8 +477,8 @@ class Crew:
         number = self.watch.crowded
         assert number is not None
         newest = max(state.newest_hour for state in self.watch.shards)
-        [gone] = self.keepers([self.shards[number].evict.remote(self.job.eviction, newest)], WORK_SECONDS)
-        states = self.keepers([shard.state.remote() for shard in self.shards])
+        [gone] = self.keepers([self.embedding_servers[number].evict.remote(self.job.eviction, newest)], WORK_SECONDS)
+        states = self.keepers([shard.state.remote() for shard in self.embedding_servers])
         self.watch.forgot(number, tuple(states))
         self.watch.say("forget", f"shard {number} forgot {sum(s.ids + s.candidates for s in gone):,} ids")
 

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Buffer", "Parcel", "Point"]
-
 
 @dataclass(frozen=True)
 class Point:

@@ -21,8 +21,6 @@ from typing import Any
 
 from clickline.storage.atomic import hidden_name
 
-__all__ = ["Store", "main"]
-
 # How a run is found again: the key is made once for each run folder, so two machines that train the same
 # thing into one server keep their runs apart.
 _KEY_TAG = "clickline.key"

@@ -7,8 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["process_figures"]
-
 _STATM = Path("/proc/self/statm")
 
 

@@ -17,8 +17,6 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["Child"]
-
 # One answer may take as long as the tables of a new database on a busy machine. A server that takes a
 # connection and says nothing is given up much earlier, by the timeout of the requests themselves.
 _ANSWER_SECONDS = 120.0

@@ -18,8 +18,6 @@ from clickline.storage.redaction import Redactor, shown
 from clickline.training.tracking.buffer import Buffer, Parcel, Point
 from clickline.training.tracking.sender_process import Child
 
-__all__ = ["MlflowTracker", "Status", "Tracker", "open_tracker"]
-
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _SEND_SECONDS = 2.0
