@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup browser demo test check lint types fast-tests faults soak soak-parts fuzz protos docs bench bench-scale clean audit sbom release
+.PHONY: setup browser demo test check lint types fast-tests faults soak soak-parts ray-versions fuzz protos docs bench bench-scale clean audit sbom release
 
 setup: $(READY)  ## the environment alone; afterwards .venv/bin/clickline works
 
@@ -53,6 +53,17 @@ soak: setup  ## the whole system under load while its processes are killed; MINU
 soak-parts: setup  ## long runs of single parts: a thousand switches under load, a million requests, 200 hours
 	$(BIN)/pytest -m soak -s
 
+OTHER_RAY ?= 2.59.0
+RAY_TESTS := tests/distributed tests/training/cluster/test_session.py
+ray-versions: setup .venv-ray/$(OTHER_RAY)/ray  ## all that uses Ray's private modules (distributed/ray_internals.py) with two versions of Ray
+	$(BIN)/pytest $(RAY_TESTS)
+	PYTHONPATH=$(CURDIR)/.venv-ray/$(OTHER_RAY) CLICKLINE_TEST_RAY=$(OTHER_RAY) $(BIN)/pytest $(RAY_TESTS)
+
+# Before .venv on the path, so that only Ray itself is another.
+.venv-ray/%/ray: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-ray/$* ray==$*
+	@touch $@
+
 fuzz: SECONDS = 30
 fuzz: setup  ## all that reads what others wrote, fuzzed; SECONDS=120 for longer each, see docs/fuzzing.md
 	$(BIN)/python -m fuzz --seconds $(SECONDS)
@@ -86,4 +97,4 @@ release: setup  ## wheel and source archive of the last commit, the same bytes e
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-peers .venv-release demo build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-peers .venv-ray .venv-release demo build dist .mypy_cache .ruff_cache .pytest_cache

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from clickline.embedding import SlotShape, Tables, freeze
+from clickline.embedding import SlotShape, Tables, begin_snapshot
 from clickline.records import SlotIds
 from measure import Row, publish
 
@@ -102,7 +102,7 @@ def write_beside(ids: int, skew: float, steps: int = 100) -> Written:
     before = seconds_a_step(step, steps)
     beside, shadows = [], 0
     with tempfile.TemporaryDirectory() as folder:
-        snapshot = freeze(tables, share=SHARE)
+        snapshot = begin_snapshot(tables, share=SHARE)
         writer = threading.Thread(target=snapshot.write, args=(Path(folder, "tables"),))
         writer.start()
         while writer.is_alive():

@@ -41,8 +41,8 @@ data:
   dates: {from: 20260101}
   fields: FIELDS
 model: {embedding_dim: 8, hidden: [64, 32]}
-train: {eviction: {hours_unseen: 24}}
-follow: {poll: 0.05, memory: MEMORY}
+train: {eviction: {max_idle_hours: 24}}
+follow: {poll_interval: 0.05, max_table_memory: MEMORY}
 tracking: {enabled: false}
 cache: {dir: cache}
 home: home
@@ -153,15 +153,15 @@ def run_hours(folder: Path, hours: int, *overrides: str) -> Followed:
 
 
 def frozen_aucs(folder: Path, hours: int) -> np.ndarray:
-    from clickline.artifacts.checkpoint import latest
+    from clickline.artifacts.checkpoint import latest_checkpoint
     from clickline.config import load_config
-    from clickline.data.prepare.hour_dataset import forget_hours, prepare_hour
-    from clickline.evaluation.evaluator import measure
+    from clickline.data.prepare.hour_dataset import prune_hours, prepare_hour
+    from clickline.evaluation.evaluator import evaluate_rows
     from clickline.models.model import open_checkpoint
     from clickline.progress import Progress
 
     config = load_config(folder / "clickline.yaml", [f"home={folder / 'home-frozen'}"])
-    found = latest(folder / "frozen")
+    found = latest_checkpoint(folder / "frozen")
     assert found is not None
     model = open_checkpoint(found, 2)
     aucs_H = np.full(hours, np.nan)
@@ -171,8 +171,8 @@ def frozen_aucs(folder: Path, hours: int) -> np.ndarray:
             data.read(Path(data.folder, data.splits["train"].shards[shard].file), [group])
             for shard, group, _ in data.row_groups("train")
         )
-        aucs_H[hour] = measure(model.score, rows).total.auc
-        forget_hours(config, ())
+        aucs_H[hour] = evaluate_rows(model.score, rows).total.auc
+        prune_hours(config, ())
     return aucs_H
 
 
@@ -180,13 +180,13 @@ def best_aucs(folder: Path, hours: int) -> np.ndarray:
     """Of the chances that the clicks were drawn with: no model can be better."""
     import pyarrow.parquet as pq
 
-    from clickline.evaluation.binary_metrics import Counts
+    from clickline.evaluation.binary_metrics import MetricCounts
 
     aucs = []
     for path in sorted((folder / "logs/truth").glob("*.parquet"))[:hours]:
         truth = pq.read_table(path)
         clicks_B = truth["label"].to_numpy().astype(np.float32)
-        counts = Counts()
+        counts = MetricCounts()
         counts.add(clicks_B, np.ones_like(clicks_B), truth["p"].to_numpy())
         aucs.append(counts.metrics().auc)
     return np.array(aucs)

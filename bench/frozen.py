@@ -17,15 +17,15 @@ import numpy as np
 from numba import njit
 
 from clickline.embedding.index import mix
-from clickline.embedding.jagged_ids import bags_of
-from clickline.embedding.raw_memory import Whole, i64_at, prefetch, u64_at
+from clickline.embedding.jagged_ids import to_jagged
+from clickline.embedding.raw_memory import Int, i64_at, prefetch, u64_at
 from clickline.embedding.serving import (
-    FrozenTables,
+    ServingTable,
     PartShape,
     RowBlock,
-    difference,
+    delta_blocks,
     gather_plan,
-    merged,
+    merged_blocks,
     write_shards,
 )
 from clickline.records import SlotIds
@@ -52,8 +52,8 @@ def mix_all(ids: np.ndarray) -> np.ndarray:
     return ids * np.uint64(0x9E3779B97F4A7C15)
 
 
-@njit(cache=True, nogil=True)
-def read_at_random(rows: Whole, count: Whole, stride: Whole, ids_N: np.ndarray) -> np.uint64:
+@njit(nogil=True)
+def read_at_random(rows: Int, count: Int, stride: Int, ids_N: np.ndarray) -> np.uint64:
     """The limit: whole rows at places that are known beforehand, with as many cache misses under way."""
     total = np.uint64(0)
     ids, last = u64_at(ids_N.ctypes.data), ids_N.size
@@ -83,7 +83,7 @@ def rate(work: dict[str, Callable[[], object]], keys: int) -> dict[str, float]:
     return {name: keys / seconds for name, seconds in best.items()}
 
 
-def lookups(tables: FrozenTables, ids: np.ndarray, absent: np.ndarray, call: int) -> dict[str, float]:
+def lookups(tables: ServingTable, ids: np.ndarray, absent: np.ndarray, call: int) -> dict[str, float]:
     """Rates for calls of that many keys: hits, misses, a mixture, pooling, and the limit."""
     rng = np.random.default_rng(call)
     calls = max(4, 2_000_000 // call)
@@ -93,7 +93,7 @@ def lookups(tables: FrozenTables, ids: np.ndarray, absent: np.ndarray, call: int
     rows_NW, found_N = np.empty((call, tables.row_bytes(0)), np.uint8), np.empty(call, bool)
     rows = call // SLOTS
     plan = gather_plan([PART], [(0, PART.dim * s, "sum", 0.0, [0.0] * PART.dim) for s in range(SLOTS)])
-    batches = [bags_of([SlotIds(hit[s * rows : (s + 1) * rows]) for s in range(SLOTS)], rows) for hit in hits]
+    batches = [to_jagged([SlotIds(hit[s * rows : (s + 1) * rows]) for s in range(SLOTS)], rows) for hit in hits]
     inputs_BI, wide_B = np.zeros((rows, SLOTS * PART.dim + 13), np.float32), np.zeros(rows, np.float32)
     misses_S = np.zeros(SLOTS, np.int64)
     packed_N = tables.levels[0][0].rows(0)
@@ -138,7 +138,7 @@ def main() -> None:
                     f"{count / seconds / 1e6:.1f} M rows/s, {size / count:.1f} bytes a row",
                 )
             )
-            opening, tables = timed(FrozenTables.open, [folder / precision])
+            opening, tables = timed(ServingTable.open, [folder / precision])
             lines.append(
                 Row(
                     f"{precision}: open {size / 2**20:.0f} MiB",
@@ -177,7 +177,7 @@ def main() -> None:
     )  # fmt: skip
 
 
-def chain(folder: Path, base: FrozenTables, ids: np.ndarray, absent: np.ndarray) -> list[Row]:
+def chain(folder: Path, base: ServingTable, ids: np.ndarray, absent: np.ndarray) -> list[Row]:
     """A base under 8 deltas of 100k ids: merging, lookups, what changed, compaction."""
     rng, folders = np.random.default_rng(1), [folder / "fp32"]
     for n in range(8):
@@ -185,13 +185,13 @@ def chain(folder: Path, base: FrozenTables, ids: np.ndarray, absent: np.ndarray)
         folders.append(folder / f"delta{n}")
         folders[-1].mkdir()
         write_shards(folders[-1], [PART], "fp32", 1, rows_of(chosen, n, 0.05))
-    first, tables = timed(lambda: FrozenTables.open(folders, work=folder / "work"))
-    again, _ = timed(lambda: FrozenTables.open(folders, work=folder / "work"))
+    first, tables = timed(lambda: ServingTable.open(folders, work=folder / "work"))
+    again, _ = timed(lambda: ServingTable.open(folders, work=folder / "work"))
     got = lookups(tables, ids, absent, KEYS)
-    one = lookups(FrozenTables.open(folders[:2]), ids, absent, KEYS)
-    same, _ = timed(lambda: sum(block.ids_N.size for block in difference(base, merged(base))))
+    one = lookups(ServingTable.open(folders[:2]), ids, absent, KEYS)
+    same, _ = timed(lambda: sum(block.ids_N.size for block in delta_blocks(base, merged_blocks(base))))
     (folder / "compact").mkdir()
-    compacting, _ = timed(lambda: write_shards(folder / "compact", [PART], "fp32", 1, merged(tables)))
+    compacting, _ = timed(lambda: write_shards(folder / "compact", [PART], "fp32", 1, merged_blocks(tables)))
     return [
         Row("8 deltas of 100k ids: first open, merging", f"{first * 1e3:.0f} ms"),
         Row("the same, opened again", f"{again * 1e3:.1f} ms"),

@@ -25,15 +25,15 @@ from pathlib import Path
 import numpy as np
 
 from clickline.artifacts.registry import Registry
-from clickline.embedding.jagged_ids import bags_of
-from clickline.embedding.serving import FrozenTables, PartShape, RowBlock, gather_plan, write_shards
-from clickline.embedding.serving.packed_rows import mixed
+from clickline.embedding.jagged_ids import to_jagged
+from clickline.embedding.serving import ServingTable, PartShape, RowBlock, gather_plan, write_shards
+from clickline.embedding.serving.packed_rows import mix_ids
 from clickline.records import SlotIds
 from clickline.scoring.lookup_pool import LookupPool
 from clickline.scoring.remote_rows import RemoteRows
 from clickline.scoring.scorer import RowSource
 from clickline.storage.storage import Storage
-from clickline.wire.frames import HEADER, answer_bytes, hello, lookup_keys_at, write_lookup_head
+from clickline.wire.frames import HEADER, answer_bytes, hello, lookup_keys_at, write_lookup_header
 from measure import Row, publish
 
 ROWS, KEYS, DIM = 1_000_000, 2600, 9
@@ -68,7 +68,7 @@ def table(rows: int, shards: int = 1) -> Iterator[Path]:
         folder = Path(name)
         registry = Registry(Storage(), str(folder / "registry"))
         ids = ids_of(rows)
-        ids = ids[np.argsort(mixed(ids))]
+        ids = ids[np.argsort(mix_ids(ids))]
         rng = np.random.default_rng(0)
         block = RowBlock(
             0,
@@ -152,7 +152,7 @@ def lookups(rows: int, client: int) -> tuple[list[bytes], int]:
     frames = []
     for n, ids in enumerate(wanted(rows, client)):
         frame = np.empty(lookup_keys_at(1) + 8 * KEYS, dtype=np.uint8)
-        write_lookup_head(frame, 0, n, 1, [KEYS])
+        write_lookup_header(frame, 0, n, 1, [KEYS])
         frame[lookup_keys_at(1) :] = ids.view(np.uint8)
         frames.append(frame.tobytes())
     return frames, HEADER.size + answer_bytes([KEYS], [WIDTH])
@@ -279,7 +279,7 @@ def gathers(rows: int = ROWS, seconds: float = 2.0) -> list[Row]:
     batches = []
     for _ in range(200):
         numbers = (rows * rng.random((26, 100)) ** 6).astype(np.uint64) + np.uint64(1)
-        batches.append(bags_of([SlotIds(numbers[s] * SPREAD) for s in range(26)], 100))
+        batches.append(to_jagged([SlotIds(numbers[s] * SPREAD) for s in range(26)], 100))
     inputs_BI, wide_B = np.empty((100, 26 * DIM), np.float32), np.empty(100, np.float32)
     misses_S = np.zeros(26, np.int64)
 
@@ -294,7 +294,7 @@ def gathers(rows: int = ROWS, seconds: float = 2.0) -> list[Row]:
         return float(np.median(times))
 
     with table(rows, 2) as folder, lookup_server(folder, 0) as first, lookup_server(folder, 1) as second:
-        local = FrozenTables.open([next(Path(folder, "registry", "versions").iterdir())])
+        local = ServingTable.open([next(Path(folder, "registry", "versions").iterdir())])
         shards = [[f"{host}:{port}"] for host, port in (first, second)]
         with LookupPool(shards, timeout=5) as lookups:
             took = {"mapped files": seconds_a_call(local)}

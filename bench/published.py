@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from clickline.config import Config, load_config
-from clickline.embedding import freeze
+from clickline.embedding import begin_snapshot
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
 from clickline.models.from_config import plan_of
 from clickline.models.model import Model
@@ -72,7 +72,7 @@ class Live:
         self.folder = folder
         self.model = Model.build(FEATURES, plan_of(self.config, FEATURES, ids), 2)
         self.values = ids // SLOTS
-        self._mark: int | None = None
+        self._generation: int | None = None
         for start in range(0, self.values, 8192):
             stop = min(start + 8192, self.values)
             self.touch(np.tile(np.arange(start, stop), (SLOTS, 1)))
@@ -92,14 +92,14 @@ class Live:
     def publish(self) -> PublishResult:
         """All there is at first; later what has changed since."""
         began = time.monotonic()
-        snapshot = freeze(self.model.tables, since=self._mark)
-        path = self.folder / f"snapshot-{snapshot.mark}.bin"
+        snapshot = begin_snapshot(self.model.tables, since=self._generation)
+        path = self.folder / f"snapshot-{snapshot.generation}.bin"
         snapshot.write(path)
-        self._mark = snapshot.mark
+        self._generation = snapshot.generation
         sample = rows_of(np.random.default_rng(1).integers(0, self.values, (SLOTS, 4096)), 1)
         origin = {"checkpoint": "bench", "step": 0, "tables_sha256": "", "dataset": "bench"}
         release = Release(self.model, path, origin, "", None, sample)
-        return publish_release(self.config, release, iter(()), Progress(), reason="bench", began=began)
+        return publish_release(self.config, release, iter(()), Progress(), reason="bench", started=began)
 
 
 def _fill(inputs, names, rows: int, values: int, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]

@@ -170,7 +170,7 @@ class Learned:
 
 def learned(file: Path, *settings: str) -> Learned:
     """Train on what is prepared. A model that the gate refuses is measured all the same."""
-    config = load_config(file, ["tracking.enabled=false", "gate.auc=null", "gate.retries=0", *settings])
+    config = load_config(file, ["tracking.enabled=false", "gate.auc=null", "gate.extra_epochs=0", *settings])
     try:
         path: Path | None = clickline.train(config).report
     except GateRefused as refused:
@@ -221,7 +221,7 @@ def check_answers(file: Path, measured: dict[str, float], *settings: str) -> Non
         "train.seed=0",
         "tracking.enabled=false",
         "gate.auc=null",
-        "gate.retries=0",
+        "gate.extra_epochs=0",
         "studio.enabled=false",
         *settings,
     ]

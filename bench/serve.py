@@ -91,7 +91,7 @@ def through(door: Door, port: int, bodies: list[bytes]) -> Traffic:
 
 def ours(folder: Path, precision: str, *settings: str) -> Contestant:
     """`clickline serve` with the same network and a table of a million ids; it gets raw fields."""
-    live = Live(folder, 1_000_000, f"publish.dense={precision}")
+    live = Live(folder, 1_000_000, f"publish.dense_precision={precision}")
     live.publish()
     server = serving(live, precision, *settings)
     rank = Door("grpc", "/clickline.v1.Ranking/Rank")
@@ -412,7 +412,7 @@ def batches(size: Size, folder: Path, running: Mapping[str, Contestant]) -> dict
 
 def batching(size: Size, folder: Path, alone: Contestant) -> dict[str, Result]:
     """Requests of one row, each scored alone and scored together with others."""
-    together = ours(folder / "batching", "fp32", "batching.rows=64", "batching.wait=1")
+    together = ours(folder / "batching", "fp32", "batching.rows=64", "batching.max_wait_ms=1")
     rows, results = [], {}
     try:
         for connections in (CONNECTIONS, OPEN_CONNECTIONS):
@@ -430,7 +430,7 @@ def batching(size: Size, folder: Path, alone: Contestant) -> dict[str, Result]:
     publish(
         "serve-batching",
         "Small requests scored together",
-        f"`python bench/serve.py batching` (`serve.batching: {{rows: 64, wait: 1}}` beside none, requests of one row; best of "
+        f"`python bench/serve.py batching` (`serve.batching: {{rows: 64, max_wait_ms: 1}}` beside none, requests of one row; best of "
         f"{size.turns} turns of {size.seconds:g} s).",
         rows,
         write=size.write,

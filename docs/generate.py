@@ -49,7 +49,7 @@ def _config() -> Iterator[str]:
     yield "- `${NAME}` and `${NAME:-default}` in a value come from the environment; `$${` stands for `${`."
     yield "- Relative paths are relative to the folder of the file, also when given with `--set`."
     yield "- `--set section.key=value` changes a key for one run; `[…]`, `{…}` and `null` are read as YAML."
-    yield "- Secrets stand in the environment or the file named by `storage.credentials`, never in this file."
+    yield "- Secrets stand in the environment or the file named by `storage.credentials_file`, never in this file."
     yield ""
     yield from _table("", top, definitions, [])
     for name in schema["properties"]:
@@ -134,7 +134,7 @@ def _cli() -> Iterator[str]:
         (ExitCode.BAD_CONFIG, "bad config or arguments"),
         (ExitCode.GATE_REFUSED, "the gate refused the model"),
         (ExitCode.BAD_DATA, "bad data"),
-        (ExitCode.INTERRUPTED, "interrupted; run the same command again to go on"),
+        (ExitCode.INTERRUPTED, "interrupted; run the same command again to resume"),
     ):
         yield f"| {code:d} | {meaning} |"
     yield ""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from table_model import blocks_of, random_content
 
-from clickline.embedding.jagged_ids import bags_of
-from clickline.embedding.serving import FrozenTables, PartShape, gather_plan, write_shards
+from clickline.embedding.jagged_ids import to_jagged
+from clickline.embedding.serving import ServingTable, PartShape, gather_plan, write_shards
 from clickline.errors import ClicklineError
 from clickline.records import SlotIds
 from fuzz.target import Choices, Target, scratch, spoiled
@@ -67,14 +67,14 @@ def _frozen(data: bytes) -> None:
         content = choices.rest() if raw else _file(choices)
         (folder / "table-00000-of-00001.bin").write_bytes(content)
     try:
-        with FrozenTables.open(folders) as tables:
+        with ServingTable.open(folders) as tables:
             assert 0 <= tables.rows < 10_000
             ids_N = np.arange(64, dtype=np.uint64)
             for part in range(len(tables.parts)):
                 rows_NW = np.empty((64, tables.row_bytes(part)), dtype=np.uint8)
                 assert 0 <= tables.find(part, ids_N, rows_NW, np.empty(64, dtype=np.bool_)) <= 64
             if tables.parts == tuple(_PARTS):
-                bags = bags_of([SlotIds(ids_N), SlotIds(ids_N)], 64)
+                bags = to_jagged([SlotIds(ids_N), SlotIds(ids_N)], 64)
                 outputs = np.empty((64, 4), dtype=np.float32), np.empty(64, dtype=np.float32)
                 tables.gather(_PLAN, bags, 64, *outputs, np.zeros(2, dtype=np.int64))
     except ClicklineError as error:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hpack import Encoder
 
-from clickline.serving.http2 import PREFACE, Arriving, Connection, Stream
+from clickline.serving.http2 import PREFACE, BufferedBytes, Connection, Stream
 from fuzz.target import Choices, Target
 
 _MOST = 4096
@@ -48,27 +48,27 @@ class _Transport:
 class _Service:
     """Answers each call with what it was sent."""
 
-    most_bytes = _MOST
+    max_message_bytes = _MOST
 
     def __init__(self) -> None:
-        self.arriving = Arriving(4 * _MOST)
+        self.buffered = BufferedBytes(4 * _MOST)
 
-    def opened(self, stream: Stream) -> None:
+    def on_open(self, stream: Stream) -> None:
         stream.streaming = stream.path == "/stream"
         if stream.path == "/no":
             stream.refuse(5, "é" * 50 + stream.path)
 
-    def message(self, stream: Stream, message: bytes) -> None:
+    def on_message(self, stream: Stream, message: bytes) -> None:
         assert len(message) <= _MOST
         if stream.streaming:
             stream.send(message)
         else:
             stream.reply(message)
 
-    def ended(self, stream: Stream) -> None:
+    def on_end(self, stream: Stream) -> None:
         stream.finish()
 
-    def gone(self, stream: Stream) -> None:
+    def on_cancel(self, stream: Stream) -> None:
         pass
 
 
@@ -85,10 +85,10 @@ def _http2(data: bytes) -> None:
             break
         connection.data_received(content[at : at + size])
         # What is half here is bounded, and so is what lies ready to be sent.
-        assert service.arriving.bytes <= 64 * _MOST and transport.written < 1 << 26
-    connection.sweep(0.0)
+        assert service.buffered.bytes <= 64 * _MOST and transport.written < 1 << 26
+    connection.check_timeouts(0.0)
     connection.connection_lost(None)
-    assert service.arriving.bytes == 0
+    assert service.buffered.bytes == 0
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

@@ -10,26 +10,26 @@ from functools import cache
 import numpy as np
 from table_model import random_content, write_content
 
-from clickline.embedding.serving import FrozenTables, PartShape
-from clickline.scoring.lookup_connection import Connection
+from clickline.embedding.serving import ServingTable, PartShape
+from clickline.scoring.lookup_connection import LookupConnection
 from clickline.serving.lookup.lookup_server import _Connection
-from clickline.serving.lookup.lookup_versions import OpenVersion, OpenVersions
+from clickline.serving.lookup.lookup_versions import ShardVersion, ShardVersions
 from clickline.wire.frames import (
     HEADER,
     LOOKUP,
-    MAX_WORDS,
+    MAX_MESSAGE,
     OK,
     STATUS,
-    Garbled,
-    Inbox,
+    ReceiveBuffer,
+    ProtocolError,
     answer_bytes,
-    ask_status,
+    status_request,
     hello,
     lookup_keys_at,
     read_json,
-    read_numbers,
-    read_words,
-    write_lookup_head,
+    read_versions,
+    read_message,
+    write_lookup_header,
 )
 from fuzz.target import Choices, Target, scratch
 
@@ -61,10 +61,10 @@ class _Socket:
 
 
 @cache
-def _versions() -> OpenVersions:
+def _versions() -> ShardVersions:
     folder = write_content(scratch() / "lookup", _PARTS, random_content(np.random.default_rng(2), _PARTS, 50))
-    versions = OpenVersions(0)
-    versions.open = {1: OpenVersion(1, FrozenTables.open([folder]))}
+    versions = ShardVersions(0)
+    versions.open = {1: ShardVersion(1, ServingTable.open([folder]))}
     return versions
 
 
@@ -76,8 +76,8 @@ def _lookup(data: bytes) -> None:
     socket = _Socket(greeting + choices.rest(), size)
     connection = _Connection(socket, "peer", _versions(), token, None)  # type: ignore[arg-type]
     try:
-        connection.converse(_versions().describe)
-    except (Garbled, OSError) as ended:
+        connection.serve(_versions().describe)
+    except (ProtocolError, OSError) as ended:
         assert str(ended)
     assert connection._inbox.bytes.size <= 1 << 26 and connection._out.size <= 1 << 20
 
@@ -85,36 +85,36 @@ def _lookup(data: bytes) -> None:
 def _answer(data: bytes) -> None:
     """What a predictor does with answers."""
     choices = Choices(data)
-    connection = Connection.__new__(Connection)
-    connection.inbox = Inbox(MAX_WORDS)
+    connection = LookupConnection.__new__(LookupConnection)
+    connection.buffer = ReceiveBuffer(MAX_MESSAGE)
     connection.late_answers = 0
     connection._owed = deque([(7, _SIZE), (8, _SIZE)])
     connection._socket = _Socket(choices.rest(), choices.one_of([1 << 20, 1]))  # type: ignore[assignment]
     try:
         while (frame := connection.receive(8)) is not None:
-            body = connection.inbox.body()
+            body = connection.buffer.body()
             if frame.status == OK:
                 assert frame.size == _SIZE
             else:
-                read_words(body)
-                read_numbers(body)
+                read_message(body)
+                read_versions(body)
                 read_json(body)
             del body
-            connection.inbox.done()
-    except (Garbled, OSError) as ended:
+            connection.buffer.release()
+    except (ProtocolError, OSError) as ended:
         assert str(ended)
-    assert connection.inbox.bytes.size <= 1 << 17
+    assert connection.buffer.bytes.size <= 1 << 17
 
 
 def _asked(counts: list[int], keys: int, version: int = 1) -> bytes:
     frame = np.zeros(lookup_keys_at(len(counts)) + 8 * keys, dtype=np.uint8)
-    write_lookup_head(frame, 0, 7, version, counts)
+    write_lookup_header(frame, 0, 7, version, counts)
     return frame.tobytes()
 
 
 def _lookup_seeds() -> Sequence[bytes]:
     frames = [
-        _asked([2, 1], 3) + ask_status(9),
+        _asked([2, 1], 3) + status_request(9),
         _asked([2, 1], 3, version=9) + _asked([0, 0], 0),
         _asked([2], 2),
         HEADER.pack(32, LOOKUP, 0, 2, 1) + struct.pack("<4Q", 1, 2**63, 2**63, 5),

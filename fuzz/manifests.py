@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from table_model import blocks_of
 
-from clickline.artifacts.checkpoint import open_checkpoint_folder, result_of, write_checkpoint
-from clickline.artifacts.dataset import Dataset, ShardWriter, Split, dataset_folder, finish
+from clickline.artifacts.checkpoint import open_checkpoint_folder, run_result, write_checkpoint
+from clickline.artifacts.dataset import Dataset, ShardWriter, Split, dataset_folder, finish_dataset
 from clickline.artifacts.diff import differences, summary
 from clickline.artifacts.manifest import digest
 from clickline.artifacts.registry import Registry
@@ -81,7 +81,7 @@ def _home() -> tuple[Path, dict[str, Any]]:
         ]
     )
     split = Split((writer.close("train-00000.parquet"),), {"rows": 2, "bad": {}})
-    finish(_STORAGE, str(folder), "abc", FEATURES, {"config": "x"}, {"train": split})
+    finish_dataset(_STORAGE, str(folder), "abc", FEATURES, {"config": "x"}, {"train": split})
     return home, json.loads((folder / "manifest.json").read_bytes())
 
 
@@ -246,10 +246,10 @@ def _checkpoint(data: bytes) -> None:
         assert checkpoint is not None
         for path in checkpoint.tables:
             assert path.parent == folder
-        _tried(checkpoint.is_whole, checkpoint.dense)
+        _tried(checkpoint.is_intact, checkpoint.dense)
 
     def judged() -> None:
-        found = result_of(run)
+        found = run_result(run)
         assert found is None or found.folder.resolve() == folder.resolve()
 
     _tried(look, judged, lambda: find_checkpoint("r", str(home)), lambda: find_checkpoint(None, str(home)))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clickline.data.readers import Reader, open_reader
-from clickline.data.readers.text_blocks import BrokenStream, open_stream
+from clickline.data.readers.text_blocks import BrokenStream, open_decompressed
 from clickline.errors import ClicklineError
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
 from clickline.records import CRITEO_FIELDS, RawRows, TextColumn
@@ -153,7 +153,7 @@ def _compressed(data: bytes) -> None:
     path = scratch() / "log"
     path.write_bytes(data)
     try:
-        for count, chunk in enumerate(open_stream("log.gz", path)):
+        for count, chunk in enumerate(open_decompressed("log.gz", path)):
             assert 0 < len(chunk) <= 1 << 20
             if count > 64:
                 break

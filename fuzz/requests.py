@@ -11,7 +11,13 @@ import rest_model
 
 from clickline.errors import RequestRefused
 from clickline.records import RequestRows
-from clickline.serving.protocols.http_common import Door, HttpLimits, Known, Page, Reply
+from clickline.serving.protocols.http_common import (
+    HttpEndpoint,
+    HttpInfoEndpoint,
+    HttpLimits,
+    HttpResponse,
+    ServerState,
+)
 from clickline.serving.protocols.http_routes import route
 from clickline.wire.messages import ModelInferRequest, PredictRequest
 from fuzz.target import Choices, Target, spoiled
@@ -30,7 +36,7 @@ _HEADERS: tuple[dict[bytes, bytes], ...] = (
     {b"inference-header-content-length": b"60"},
     {b"inference-header-content-length": b"99999999999"},
 )
-_KNOWN = Known(("ads", "ctr"), rest_model.MODEL)
+_KNOWN = ServerState(("ads", "ctr"), rest_model.MODEL)
 _DOCUMENTS = (
     {"instances": [{"I1": 3, "I2": 0.5, "C1": "ab", "tags": ["x", "y"], "4": [1, 2], "5": 7}, {"I1": None}]},
     {"inputs": {"I1": [1, 2], "C1": ["a", {"b64": "YQ=="}]}, "signature_name": "predict"},
@@ -80,7 +86,7 @@ def _rest(data: bytes) -> None:
         method, _, path = text.partition(" ")
         body = b""
     found = route("POST" if whole < 2 else method, path)
-    if isinstance(found, Door):
+    if isinstance(found, HttpEndpoint):
         try:
             call = found.decode(body, headers, rest_model.MODEL, limits)
             _checked(call.rows)
@@ -89,11 +95,11 @@ def _rest(data: bytes) -> None:
             reply = found.encode(call, _answer(call.rows.rows))
         except RequestRefused as refused:
             reply = found.refuse(refused.kind, str(refused))
-    elif isinstance(found, Page):
+    elif isinstance(found, HttpInfoEndpoint):
         reply = found.answer(_KNOWN)
     else:
         reply = found
-    assert isinstance(reply, Reply) and reply.body and 200 <= reply.status < 500
+    assert isinstance(reply, HttpResponse) and reply.body and 200 <= reply.status < 500
 
 
 def _grpc(data: bytes) -> None:

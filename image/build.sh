@@ -65,7 +65,7 @@ print(*(s.getsockname()[1] for s in held))')
 
 # Each way from logs to answers that has kernels of its own, with as few rows as it takes.
 compile() {
-    begin criteo criteo tsv train.mode=cluster train.shards=2 train.workers.max=2
+    begin criteo criteo tsv train.mode=cluster train.embedding_servers=2 train.workers.max=2
     run 'up --no-serve'
 
     begin criteo criteo tsv
@@ -73,15 +73,15 @@ compile() {
     answer
     lookup 0
     lookup 1
-    settings+=("serve.lookup.shards=[['127.0.0.1:${ports[3]}'],['127.0.0.1:${ports[5]}']]" serve.lookup.cache=100)
+    settings+=("serve.lookup.shards=[['127.0.0.1:${ports[3]}'],['127.0.0.1:${ports[5]}']]" serve.lookup.cache_rows=100)
     answer
 
-    begin slots slots txt train.calibration.method=platt publish.precision=fp16
+    begin slots slots txt train.calibration.method=platt publish.table_precision=fp16
     answer
     begin paddlerec slots txt data.format=paddlerec
     run prepare
-    begin csv csv csv train.calibration.method=isotonic train.admission.shows=2 train.eviction.threshold=0.2 \
-        train.eviction.decay=0.9 publish.precision=int8 'data.fields.C2={kind: slot, separator: "|"}'
+    begin csv csv csv train.calibration.method=isotonic train.admission.min_impressions=2 train.eviction.threshold=0.2 \
+        train.eviction.decay=0.9 publish.table_precision=int8 'data.fields.C2={kind: slot, separator: "|"}'
     answer
 
     # Hour by hour: the second version is what has changed since the first.

@@ -70,7 +70,7 @@ data:
 cache: {dir: cache}
 model: {embedding_dim: 4, hidden: [8]}
 train: {batch_size: 256}
-gate: {auc: 0.55, retries: 0}
+gate: {auc: 0.55, extra_epochs: 0}
 tracking: {enabled: false}
 """
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from clickline.artifacts.checkpoint import latest, write_checkpoint
+from clickline.artifacts.checkpoint import latest_checkpoint, write_checkpoint
 from clickline.config import Config, load_config
-from clickline.embedding import freeze
-from clickline.embedding.jagged_ids import bags_of
-from clickline.embedding.serving import FrozenTables, PartShape, gather_plan
+from clickline.embedding import begin_snapshot
+from clickline.embedding.jagged_ids import to_jagged
+from clickline.embedding.serving import ServingTable, PartShape, gather_plan
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.machine import cores
 from clickline.models.from_config import plan_of
@@ -108,7 +108,7 @@ def learn(folder: Path, ids: int, dim: int) -> dict[str, Any]:
     find, pool, apply = np.median([step(next(draws)) for _ in range(STEPS)], axis=0)
     keys = SLOTS * ROWS
     run = folder / "run"
-    snapshot = freeze(tables)
+    snapshot = begin_snapshot(tables)
     began = time.perf_counter()
     checkpoint = write_checkpoint(run, 1, snapshot.write, model.weights(), {"dataset": "scale"})
     checkpointed = time.perf_counter() - began
@@ -122,7 +122,7 @@ def learn(folder: Path, ids: int, dim: int) -> dict[str, Any]:
     release = Release(model, checkpoint.tables, origin, "", None, sample)
     began_publish = time.monotonic()
     published = publish_release(
-        config, release, iter(()), Progress(), base=True, reason="scale", began=began_publish
+        config, release, iter(()), Progress(), base=True, reason="scale", started=began_publish
     )
     version = next(Path(config.home, "registry").rglob("table-*.bin")).parent
     return {
@@ -143,7 +143,7 @@ def learn(folder: Path, ids: int, dim: int) -> dict[str, Any]:
 
 def resume(folder: Path, ids: int, dim: int) -> dict[str, Any]:
     config = config_in(folder, dim)
-    checkpoint = latest(folder / "run")
+    checkpoint = latest_checkpoint(folder / "run")
     assert checkpoint is not None
     forget(checkpoint.folder)
     model = Model.build(FEATURES, plan_of(config, FEATURES, ids), cores())
@@ -163,7 +163,7 @@ def serve(folder: Path, ids: int, dim: int) -> dict[str, Any]:
     opened = time.perf_counter() - began
     after = resident()
     scorer.close()
-    tables = FrozenTables.open([version])
+    tables = ServingTable.open([version])
     part = PartShape(dim, True)
     plan = gather_plan([part], [(0, dim * s, "sum", 0.0, [0.0] * dim) for s in range(SLOTS)])
     inputs_BI, wide_B = np.zeros((ROWS, SLOTS * dim), np.float32), np.zeros(ROWS, np.float32)
@@ -173,14 +173,14 @@ def serve(folder: Path, ids: int, dim: int) -> dict[str, Any]:
         return seconds(lambda: tables.gather(plan, bags, ROWS, inputs_BI, wide_B, misses_S))
 
     draws = drawn(ids, 2)
-    first = ask(bags_of(next(draws), ROWS))
+    first = ask(to_jagged(next(draws), ROWS))
     for path in version.glob("table-*.bin"):  # until the file is in memory, the disk is what is measured
         with path.open("rb") as file:
             while file.read(1 << 24):
                 pass
     for _ in range(STEPS):
-        ask(bags_of(next(draws), ROWS))
-    middle = float(np.median([ask(bags_of(next(draws), ROWS)) for _ in range(STEPS)]))
+        ask(to_jagged(next(draws), ROWS))
+    middle = float(np.median([ask(to_jagged(next(draws), ROWS)) for _ in range(STEPS)]))
     assert not misses_S.any(), f"{misses_S.sum()} ids of the table are not in the version"
     return {
         "open_seconds": opened,

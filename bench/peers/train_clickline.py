@@ -19,12 +19,12 @@ from clickline.features.feature_spec import DenseField, SlotField
 from clickline.models.from_config import plan_of
 from clickline.models.model import Model
 from clickline.records import EncodedRows, LabelledRows, SlotIds
-from clickline.training.train_step import Learner
+from clickline.training.train_step import TrainStep
 
 FILLED_ROWS = 1 << 16  # at a time
 
 
-def learner_of(precision: str) -> Learner:
+def train_step_of(precision: str) -> TrainStep:
     features = FeatureSpec(
         dense=tuple(DenseField(f"I{n + 1}", f"I{n + 1}", "none") for n in range(DENSE)),
         slots=tuple(SlotField(f"C{n + 1}", f"C{n + 1}", n + 1) for n in range(SLOTS)),
@@ -38,13 +38,13 @@ def learner_of(precision: str) -> Learner:
         )
         config = load_config(file)
     plan = plan_of(config, features, rows=ROWS)
-    return Learner(Model.build(features, plan, len(os.sched_getaffinity(0))))
+    return TrainStep(Model.build(features, plan, len(os.sched_getaffinity(0))))
 
 
-def learn_all(learner: Learner, rows: Iterable[LabelledRows]) -> None:
+def train_all(train_step: TrainStep, rows: Iterable[LabelledRows]) -> None:
     """As the trainer does on two cores."""
     for batch in rows:
-        learner.learn(learner.prepare(batch))
+        train_step.run(train_step.prepare(batch))
 
 
 def ids_of(values_BS: np.ndarray) -> tuple[SlotIds, ...]:
@@ -60,7 +60,7 @@ def rows_of(batch: Batch) -> LabelledRows:
     return LabelledRows(
         label_B=batch.label_B,
         weight_B=np.ones(ROWS, np.float32),
-        show_B=np.ones(ROWS, np.uint32),
+        impression_B=np.ones(ROWS, np.uint32),
         click_B=batch.label_B.astype(np.uint32),
         event_hour_B=np.full(ROWS, -1, np.int32),
         encoded=EncodedRows(ROWS, np.ascontiguousarray(batch.dense_BD.T), ids_of(batch.values_BS)),
@@ -85,12 +85,12 @@ def fill(tables: Tables, ids: int) -> float:
 
 def main() -> None:
     ids, precision = int(sys.argv[1]), sys.argv[2]
-    learner = learner_of(precision)
-    tables = learner.model.tables
+    train_step = train_step_of(precision)
+    tables = train_step.model.tables
     longest = fill(tables, ids)
     data: Iterator[LabelledRows] = cycle([rows_of(batch) for batch in batches(ids)])
     serve(
-        lambda steps: learn_all(learner, islice(data, steps)),
+        lambda steps: train_all(train_step, islice(data, steps)),
         ids=tables.size,
         table_bytes=tables.memory_bytes,
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

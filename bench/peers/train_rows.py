@@ -15,12 +15,12 @@ from typing import Any
 
 from clickline import load_config
 from clickline.artifacts.dataset import Dataset
-from clickline.models.from_config import learned_rows, plan_of
+from clickline.models.from_config import expected_train_rows, plan_of
 from clickline.models.model import Model
 from clickline.progress import Progress
 from clickline.storage.storage import Storage
 from clickline.training.batches import Batches, Position
-from clickline.training.train_step import Learner
+from clickline.training.train_step import TrainStep
 
 BATCH = 4096
 EPOCHS = 1000  # nobody gets there
@@ -31,16 +31,16 @@ config = load_config(
 )
 dataset = Dataset.current(Storage(), config.home)
 split = dataset.splits["train"]
-plan = plan_of(config, dataset.features, learned_rows(config.train, split.rows, split.report["clicks"]))
-settings = {"batch_size": BATCH, "seed": 0, "in_time": False, "held_out": 0.0, "negative_sampling": 1.0}
+plan = plan_of(config, dataset.features, expected_train_rows(config.train, split.rows, split.report["clicks"]))
+settings = {"batch_size": BATCH, "seed": 0, "time_ordered": False, "held_out": 0.0, "negative_sampling": 1.0}
 
 
 def local() -> Iterator[None]:
-    learner = Learner(Model.build(dataset.features, plan, 2))
+    train_step = TrainStep(Model.build(dataset.features, plan, 2))
     batches = Batches(dataset, Path(dataset.folder), **settings)
     for epoch in range(EPOCHS):
         for rows, _ in batches.epoch(Position(epoch)):
-            learner.learn(learner.prepare(rows))
+            train_step.run(train_step.prepare(rows))
             yield
 
 
@@ -62,17 +62,17 @@ else:
 
     from clickline.artifacts.checkpoint import begin_checkpoint
     from clickline.training.cluster.driver import Driver
-    from clickline.training.cluster.job import Job
-    from clickline.training.cluster.policy import Rules
+    from clickline.training.cluster.job import TrainingJob
+    from clickline.training.cluster.policy import PolicyRules
 
     workers, shards, how = int(rest[0]), int(rest[1]), rest[2]
     model = Model.build(dataset.features, plan, 1)
-    learner = Learner(model)
+    train_step = TrainStep(model)
     run = Path(config.home, "runs", f"bench-{workers}-{shards}-{how}")
-    job = Job(
+    job = TrainingJob(
         home=Path(config.home), run=run, address=None, dataset=dataset.folder, batches=settings, plan=plan,
         tables=plan.tables(model.tables.wide_optimizer is not None), model_file=None, sync=how == "sync", staleness=8,
-        staleness_rate=False, rules=Rules(workers, workers), shards=shards, worker_cpus=max(1.0, 2 / workers),
+        scale_lr_by_staleness=False, rules=PolicyRules(workers, workers), shards=shards, worker_cpus=max(1.0, 2 / workers),
         worker_memory=None, shard_cpus=0, shard_memory=None, eviction=None, total_rows=0,
     )  # fmt: skip
     driver = Driver(job, Progress(), lambda figures: None)
@@ -80,10 +80,10 @@ else:
 
     def pauses() -> Iterator[None]:
         for epoch in range(EPOCHS):
-            for _ in driver.learn(Position(epoch), None, lambda step: step >= target):
+            for _ in driver.train_epoch(Position(epoch), None, lambda step: step >= target):
                 yield
 
-    driver.begin((), learner.dense_state(), 0, 0)
+    driver.begin((), train_step.dense_state(), 0, 0)
     running = pauses()
     next(running)
     print("ready" + json.dumps({}), flush=True)

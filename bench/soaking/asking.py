@@ -252,7 +252,9 @@ class Asking:
         try:
             link.connection.start(ask)
         except OSError as error:
-            self._lost(link, f"{type(error).__name__} while sending")
+            self._lost(
+                link, f"{type(error).__name__} while sending", reset=isinstance(error, ConnectionError)
+            )
             return
         self._watch(link)
 
@@ -272,7 +274,7 @@ class Asking:
             link.ask = -1
             self._close(link)
         except (OSError, Failed) as error:
-            self._lost(link, str(error) or type(error).__name__)
+            self._lost(link, str(error) or type(error).__name__, reset=isinstance(error, ConnectionError))
         else:
             if link.connection is not None and connection.leaving and link.ask < 0:
                 self._close(link)  # it has said goodbye: the next request goes elsewhere
@@ -344,10 +346,10 @@ class Asking:
             link.writing = not link.writing
             self._selector.modify(link.connection.socket, _events(link.connection), link)
 
-    def _lost(self, link: _Link, what: str) -> None:
+    def _lost(self, link: _Link, what: str, *, reset: bool = False) -> None:
         """A connection that ended. Without a request under way nobody notices."""
         if link.ask >= 0:
-            self._error(link, what, time.monotonic())
+            self._error(link, what, time.monotonic(), reset=reset)
             link.ask = -1
         self._close(link)
 
@@ -389,7 +391,7 @@ class Asking:
                             door.free.append(link)
 
     @staticmethod
-    def _error(link: _Link, what: str, now: float) -> None:
+    def _error(link: _Link, what: str, now: float, *, reset: bool = False) -> None:
         _tell(
             {
                 "error": what,
@@ -398,6 +400,7 @@ class Asking:
                 "sent": link.sent,
                 "port": link.port,
                 "opened": link.opened,
+                "reset": reset,  # by the kernel of the server, not by an answer
             }
         )
         link.door.count["errors"] += 1

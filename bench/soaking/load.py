@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from clickline.client.request import Reply
+from clickline.client.request import RawResponse
 from soaking.project import Ports, Probe
 from soaking.system import Death
 
 _CONNECTIONS = {"grpc": (16, 4), "http": (8, 2), "lookup": (8, 2)}  # of the open and of the closed loop
 _WINDOW = 3.0  # seconds after a death until its last client has noticed
+_NOTICE = 0.5  # seconds after a reset until its client has read it
 _SLACK = 2.0  # seconds between a role that is there again and the last client that has noticed
 
 
@@ -97,7 +98,7 @@ class Load:
 
     def _answered(self, told: Mapping[str, Any]) -> None:
         probe = self._probes[told["door"]][told["ask"]]
-        reply = Reply(
+        reply = RawResponse(
             base64.b64decode(told["body"]), {"clickline-version": told["version"]} if told["version"] else {}
         )
         try:
@@ -146,7 +147,8 @@ def blamed(
     left = []
     for error in errors:
         for death in deaths:
-            if error["port"] in death.ports and -0.1 <= error["at"] - death.at <= _WINDOW:
+            connected = error["port"] in death.ports and -0.1 <= error["at"] - death.at <= _WINDOW
+            if connected or _never_accepted(error, death):
                 death.errors += 1
                 break
         else:
@@ -163,6 +165,17 @@ def blamed(
             else:
                 left.append(f"{door} at {second.since:.1f}: {count} connections refused")
     return left
+
+
+def _never_accepted(error: Mapping[str, Any], death: Death) -> bool:
+    """Whether a client connected to a process between its kill and its end: the kernel still queues the connection, and
+    resets it when it closes the listening socket. Another process on the same port answers, and never resets."""
+    return (
+        error["reset"]
+        and error["door"] in death.endpoints
+        and death.at <= error["opened"] <= death.gone
+        and error["at"] <= death.gone + _NOTICE
+    )
 
 
 def _closes(death: Death, door: str, since: float, until: float) -> bool:

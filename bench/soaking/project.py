@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from clickline.client.columnar import as_table
-from clickline.client.grpc_codec import TfServingGrpc
-from clickline.client.http_codec import TfServingHttp
-from clickline.client.request import Ask
+from clickline.client.grpc_codec import TfServingGrpcCodec
+from clickline.client.http_codec import TfServingHttpCodec
+from clickline.client.request import PreparedRequest
 from measure import free_ports
 
 NAME = "ads"
@@ -46,11 +46,11 @@ data:
   dates: {{from: 20260101}}
   fields: {{{", ".join(fields)}}}
 model: {{embedding_dim: 8, hidden: [64, 32]}}
-train: {{embedding: {{learning_rate: 0.2}}, eviction: {{hours_unseen: {EVICTION_HOURS}}}}}
-follow: {{poll: 0.5, holdout: 0}}
+train: {{embedding: {{learning_rate: 0.2}}, eviction: {{max_idle_hours: {EVICTION_HOURS}}}}}
+follow: {{poll_interval: 0.5, holdout: 0}}
 tracking: {{enabled: false}}
-publish: {{shards: {SHARDS}, deltas: 4, keep: 5}}
-serve: {{grpc_port: {ports.grpc}, http_port: {ports.http}, metrics_port: {ports.metrics}, processes: 2, poll: 0.5}}
+publish: {{shards: {SHARDS}, max_deltas: 4, keep_versions: 5}}
+serve: {{grpc_port: {ports.grpc}, http_port: {ports.http}, metrics_port: {ports.metrics}, processes: 2, poll_interval: 0.5}}
 studio: {{port: {ports.studio}}}
 cache: {{dir: cache}}
 home: home
@@ -81,13 +81,13 @@ class Ports:
 class Probe:
     """A request, and the rows it asks about."""
 
-    ask: Ask[Any]
+    ask: PreparedRequest[Any]
     rows: tuple[Row, ...]
 
     def to_json(self) -> dict[str, Any]:
         assert self.ask.body is not None
         return {
-            "where": self.ask.where,
+            "where": self.ask.path,
             "headers": dict(self.ask.headers),
             "body": base64.b64encode(self.ask.body).decode(),
         }
@@ -136,7 +136,7 @@ class Project:
         """Requests for each door. Their rows are of the first hours, of later ones and of none: ids that are known,
         become known, go again, and never were there."""
         rows = self._rows(4)
-        http, grpc = TfServingHttp(NAME), TfServingGrpc(NAME)
+        http, grpc = TfServingHttpCodec(NAME), TfServingGrpcCodec(NAME)
         found: dict[str, list[Probe]] = {"grpc": [], "http": [], "lookup": []}
         for number in range(8):
             one, many = (rows[number],), tuple(rows[8 + 24 * number : 32 + 24 * number])

@@ -13,6 +13,7 @@ import json
 import os
 import random
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -40,6 +41,7 @@ ROLES = {
     "predictor worker": ("lookup",),  # it is the only one
 }
 _PROGRAM = Path(sys.executable).with_name("clickline")
+_TEARDOWN = 10.0  # seconds in which a killed process is gone
 _PAUSE = 1.0  # seconds until what ended is started again
 _LISTENING = "0A"
 
@@ -53,6 +55,8 @@ class Death:
     at: float  # by the monotonic clock
     ports: frozenset[int]  # of clients that were connected to it
     closed: tuple[str, ...]  # doors that are closed until it is there again
+    endpoints: frozenset[str] = frozenset()  # whose port it listened on
+    gone: float = 0.0  # when its last socket was closed, by the monotonic clock
     recovered: float | None = None  # seconds
     errors: int = 0
     refused: int = 0
@@ -94,7 +98,7 @@ class System:
             "http_port": ports.predictor_http,
             "metrics_port": ports.predictor_metrics,
             "processes": 1,
-            "lookup": json.dumps({"shards": replicas, "missing": "unavailable", "timeout": 2000}),
+            "lookup": json.dumps({"shards": replicas, "on_missing_shard": "unavailable", "timeout_ms": 2000}),
         }.items():
             command += ["--set", f"serve.{key}={value}"]
         self._kept.append(_Kept("predictor", command, project.folder / "predictor.log"))
@@ -143,7 +147,7 @@ class System:
         left = [one for one in known.values() if one.alive]
         for one in left:
             self.troubles.append(f"process {one.pid} ({_command(one.pid)}) is left at the end")
-            one.send(signal.SIGKILL)
+            one.send_signal(signal.SIGKILL)
 
     def kill_all(self) -> None:
         """At once, whatever happened."""
@@ -153,12 +157,12 @@ class System:
                 kept.process.kill()
                 kept.process.wait()
         for one in known:
-            one.send(signal.SIGKILL)
+            one.send_signal(signal.SIGKILL)
 
     def _all(self) -> Iterator[Process]:
         for kept in self._kept:
             if kept.process is not None:
-                found = Process.of(kept.process.pid)
+                found = Process.from_pid(kept.process.pid)
                 if found is not None:
                     yield found
                 yield from descendants(kept.process.pid)
@@ -224,9 +228,18 @@ class System:
         for kept in self._kept:
             if kept.process is not None and kept.process.pid == pid:
                 kept.killed.add(pid)
-        death = Death(role, pid, time.monotonic(), ports, ROLES[role])
+        named = {"grpc": self._project.ports.grpc, "http": self._project.ports.http}
+        named["lookup"] = self._project.ports.predictor_grpc
+        endpoints = frozenset(name for name, port in named.items() if _listening([pid], port))
+        death = Death(role, pid, time.monotonic(), ports, ROLES[role], endpoints)
         with suppress(ProcessLookupError):
+            process = os.pidfd_open(pid)
             os.kill(pid, signal.SIGKILL)
+            death.ports |= _clients_of(pid, self._doors())  # also those it accepted since
+            # The kernel frees the memory first, and meanwhile connects clients that nobody will accept.
+            select.select([process], [], [], _TEARDOWN)
+            os.close(process)
+        death.gone = time.monotonic()
         return death
 
     def _publishing(self) -> bool:
@@ -274,7 +287,7 @@ def _children(pid: int) -> list[int]:
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
             found += [int(child) for child in path.read_text().split()]
-    return [child for child in found if "resource_tracker" not in _command(child) and Process.of(child)]
+    return [child for child in found if "resource_tracker" not in _command(child) and Process.from_pid(child)]
 
 
 def _command(pid: int) -> str:

@@ -180,8 +180,8 @@ class Counters:
         return len({entry[0] for entry in mine ^ theirs})
 
 
-def counters_of_logs(files: Sequence[Path], slots: int, hours_unseen: int) -> Counters:
-    """Counted over the logs. An id that was not seen for more than `hours_unseen` hours at the end of one is
+def counters_of_logs(files: Sequence[Path], slots: int, max_idle_hours: int) -> Counters:
+    """Counted over the logs. An id that was not seen for more than `max_idle_hours` hours at the end of one is
     forgotten: what was counted before does not count."""
     import duckdb
 
@@ -204,9 +204,9 @@ def counters_of_logs(files: Sequence[Path], slots: int, hours_unseen: int) -> Co
             before: str | None = None
             shows = clicks = at = 0
             for value, hour, count, clicked in [*seen, (None, 0, 0, 0)]:
-                if value != before and before is not None and last - at <= hours_unseen:
+                if value != before and before is not None and last - at <= max_idle_hours:
                     found.append((id_of(slot, before), shows, clicks, at))
-                if value != before or hour - 1 - at > hours_unseen:
+                if value != before or hour - 1 - at > max_idle_hours:
                     shows = clicks = 0
                 before, at = value, hour
                 shows, clicks = shows + count, clicks + int(clicked)

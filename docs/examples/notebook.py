@@ -9,7 +9,7 @@ from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
 
 sample = generate(SampleOptions(format="csv", rows=50_000, out=Path("data"), slots=6, dense=2), Progress())
-print(f"best reachable AUC {sample.best_auc:.3f}")
+print(f"best achievable AUC {sample.best_auc:.3f}")
 
 # %% One config for everything
 Path("clickline.yaml").write_text(
@@ -42,7 +42,7 @@ for field in evaluated.importance[:3]:
 
 # %% An error says what was found, what is allowed and what to do
 try:
-    clickline.train(clickline.load_config("clickline.yaml", ["gate.auc=0.99", "gate.retries=0"]))
+    clickline.train(clickline.load_config("clickline.yaml", ["gate.auc=0.99", "gate.extra_epochs=0"]))
 except clickline.ClicklineError as error:
     print(error)
 

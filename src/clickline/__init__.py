@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from clickline.errors import ClicklineError
     from clickline.evaluation.run import evaluate
     from clickline.pipeline.planning.run import plan
-    from clickline.pipeline.up import Running, up
+    from clickline.pipeline.up import RunHandle, up
     from clickline.publishing.run import publish
     from clickline.training.run import train
 
@@ -20,7 +20,7 @@ __all__ = [
     "ClicklineError",
     "Client",
     "Config",
-    "Running",
+    "RunHandle",
     "__version__",
     "evaluate",
     "load_config",
@@ -38,7 +38,7 @@ _HOMES = {
     "ClicklineError": "clickline.errors",
     "Client": "clickline.client",
     "Config": "clickline.config",
-    "Running": "clickline.pipeline.up",
+    "RunHandle": "clickline.pipeline.up",
     "evaluate": "clickline.evaluation.run",
     "load_config": "clickline.config",
     "plan": "clickline.pipeline.planning.run",

@@ -1,24 +1,24 @@
-"""Every error Clickline raises on purpose, in domain words.
+"""Every error that Clickline raises on purpose.
 
     ClicklineError
-    ├── ConfigError            the YAML, a --set or an argument is wrong; holds every mistake found
-    ├── DataError              the input cannot be learned from as it is
+    ├── ConfigError            the YAML, a --set or an argument is wrong; lists every mistake found
+    ├── DataError              the input data cannot be used
     │   ├── SourceNotFound     a path, glob or pattern matches nothing
-    │   ├── HourNotReady       hours without their donefile
-    │   ├── TooManyBadRows     more rows in quarantine than `data.max_bad` allows
-    │   └── ReaderFault        a custom reader raised, or yielded something that is not rows
+    │   ├── HourNotReady       hours whose donefile has not arrived
+    │   ├── TooManyBadRows     more rows in quarantine than `data.max_bad_ratio` allows
+    │   └── ReaderError        a custom reader raised an exception, or yielded something that is not rows
     ├── StorageError           a store did not answer, refused, or its driver is not installed
-    │   └── CacheFull          a file does not fit under `cache.size`, or the rest of it is in use
-    ├── GateRefused            the model did not reach what the gate asks for
-    ├── ArtifactError          a dataset, checkpoint or version is absent, torn or of another format
-    │   ├── RegistryMoved      somebody else moved the current version meanwhile
+    │   └── CacheFull          a file does not fit into `cache.size`, or the rest of the cache is in use
+    ├── GateRefused            the model did not pass the gate
+    ├── ArtifactError          a dataset, checkpoint or version is missing, damaged or of another format
+    │   ├── RegistryMoved      another process changed the current version meanwhile
     │   └── VersionUntrusted   a version that no trusted key has signed
-    ├── ClusterError           the cluster is not there, has no room, or lost more than training can mend
-    │   └── Fenced             a late word of a process whose work was given to another
-    └── RequestRefused         a request that a server does not answer, and why
+    ├── ClusterError           the cluster is unreachable, has no room, or lost more than training can recover from
+    │   └── Fenced             a late message from a process whose work was given to another
+    └── RequestRefused         a request that the server rejects, with the reason
 
-A message says what was found, what is allowed, and what to do about it. Which exit code an error
-becomes is decided in `cli/exit_codes.py`, never here.
+A message says what was found, what is allowed, and what to do about it. The exit codes are in
+`cli/exit_codes.py`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from typing import Literal
 
 
 class ClicklineError(Exception):
-    """Anything Clickline reports to its user; the message is meant to be read as it is."""
+    """Any error that Clickline reports to its user; the message is shown unchanged."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing wrong in a config: where it stands, what is wrong, what to do."""
+    """One mistake in a config: its place, the problem, the remedy."""
 
     file: str
     line: int
@@ -49,7 +49,7 @@ class Mistake:
 
 
 class ConfigError(ClicklineError):
-    """The config, an override or an argument is wrong. `mistakes` lists all that was found."""
+    """The config, an override or an argument is wrong. `mistakes` lists all mistakes found."""
 
     def __init__(self, mistakes: list[Mistake]) -> None:
         super().__init__("\n".join(str(m) for m in mistakes))
@@ -57,7 +57,7 @@ class ConfigError(ClicklineError):
 
 
 class DataError(ClicklineError):
-    """The input data cannot be used as it is."""
+    """The input data cannot be used."""
 
 
 class SourceNotFound(DataError):
@@ -65,15 +65,15 @@ class SourceNotFound(DataError):
 
 
 class HourNotReady(DataError):
-    """Hours of the requested range have no donefile and the time to wait for them is over."""
+    """Hours of the requested range have no donefile, and the time to wait for them is over."""
 
 
 class TooManyBadRows(DataError):
-    """The share of quarantined rows is above `data.max_bad`."""
+    """The share of quarantined rows is above `data.max_bad_ratio`."""
 
 
-class ReaderFault(DataError):
-    """A custom reader raised, or yielded something that is not a record batch."""
+class ReaderError(DataError):
+    """A custom reader raised an exception, or yielded something that is not a record batch."""
 
 
 class StorageError(ClicklineError):
@@ -81,44 +81,44 @@ class StorageError(ClicklineError):
 
 
 class CacheFull(StorageError):
-    """A remote file finds no room: it is larger than `cache.size`, or running work uses all the rest."""
+    """There is no room for a remote file: it is larger than `cache.size`, or all other files are in use."""
 
 
 class GateRefused(ClicklineError):
-    """The model did not reach what `gate` asks for, after all retries. Nothing was published."""
+    """The model did not pass the `gate`, after all extra epochs. Nothing was published."""
 
     def __init__(self, message: str, reasons: Sequence[str] = (), report: Path | None = None) -> None:
         super().__init__(message)
-        self.reasons = tuple(reasons) or (message,)  # what was not reached
-        self.report = report  # all that was measured, if training ended so
+        self.reasons = tuple(reasons) or (message,)  # the conditions that failed
+        self.report = report  # the report with all metrics, if training wrote one
 
 
 class ArtifactError(ClicklineError):
-    """A dataset, checkpoint or version is absent, torn, or written in a format this release cannot read."""
+    """A dataset, checkpoint or version is missing, damaged, or in a format that this release cannot read."""
 
 
 class RegistryMoved(ArtifactError):
-    """Somebody else moved the registry's current version since it was looked at. Look again, then decide."""
+    """Another process changed the registry's current version since it was read. Read it again, then decide."""
 
 
 class VersionUntrusted(ArtifactError):
-    """A version is not signed, or by none of the keys in `serve.trusted_keys_file`, or its manifest was changed."""
+    """A version is not signed by a key in `serve.trusted_keys_file`, or its manifest was changed."""
 
 
 class ClusterError(ClicklineError):
-    """The Ray cluster cannot be reached, has no room for what is asked, or lost more than can be mended."""
+    """The Ray cluster cannot be reached, has no room for the job, or lost more than can be recovered."""
 
 
 class Fenced(ClusterError):
-    """A process spoke for work that was given to another meanwhile. Nothing of what it said was taken."""
+    """A process sent a result for work that was given to another meanwhile. The result was ignored."""
 
 
 Refusal = Literal["invalid", "not_found", "unauthenticated", "overloaded", "late", "unavailable", "internal"]
-"""Kinds of refused requests; each is one gRPC status and one HTTP status."""
+"""Kinds of rejected requests; each maps to one gRPC status and one HTTP status."""
 
 
 class RequestRefused(ClicklineError):
-    """A request that gets no answer: malformed, for another model, too late, or too much at once."""
+    """A request that is rejected: malformed, for an unknown model, too late, or too much at once."""
 
     def __init__(self, kind: Refusal, message: str) -> None:
         super().__init__(message)

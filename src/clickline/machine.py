@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores and memory, fewer in a container."""
+"""The cores and memory that this process may use: less than the machine has, in a container."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """Cores this process may run on."""
+    """The number of cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_limit() -> int:
-    """Bytes this process may use: the machine's, or its container's limit if that is lower."""
+    """Bytes of memory this process may use: the machine's, or the container's limit if lower."""
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

@@ -1,4 +1,4 @@
-"""What long work tells whoever watches it. The stages call it; here it becomes lines, in `cli/` bars."""
+"""Progress of long-running work. Stages report it; this module prints lines, `cli/` draws bars."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ StageState = Literal["running", "skipped", "done", "refused", "failed"]
 
 
 class Progress:
-    """A watcher that shows nothing; subclasses draw bars or print lines."""
+    """Receives progress and shows nothing; subclasses draw bars or print lines."""
 
     def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
-        """A piece of work starts; the totals say how much there is to do, where that is known."""
+        """A task starts; the totals, if known, say how much there is to do."""
 
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
         """`rows` more rows and `size` more bytes of input are done."""
 
     def note(self, figures: str) -> None:
-        """How the piece of work begun last is doing, in a few figures; replaces the note before."""
+        """Set the status of the current task, in a few figures; replaces the previous one."""
 
     def end(self) -> None:
-        """The piece of work begun last is done."""
+        """The current task is done."""
 
     def stage(self, name: str, state: StageState, facts: Mapping[str, Any] | None = None) -> None:
-        """A stage of the flow (prepare, train, evaluate, gate, publish, follow, serve) is in another state; the
-        facts are what people want to know of it then: rows, AUC, where its result is."""
+        """A stage of the flow (prepare, train, evaluate, gate, publish, follow, serve) changed its state; `facts`
+        are its results: rows, AUC, where the output is."""
 
-    def say(self, message: str) -> None:
-        """One line worth reading at any verbosity: a skipped stage, a changed input, an hour waited for."""
+    def log(self, message: str) -> None:
+        """Log a message that is worth reading at any verbosity: a skipped stage, a changed input, an awaited hour."""
 
 
-class Slow:
-    """A piece of work that is shown only when it takes a while. `tick` says how it is doing."""
+class SlowTask:
+    """A task that is shown only if it takes a while. `tick` sets its status."""
 
     def __init__(self, progress: Progress, title: str) -> None:
         self._progress, self._title = progress, title
-        self._shown_from = time.monotonic() + SLOW_SECONDS
-        self._begun = False
+        self._show_after = time.monotonic() + SLOW_SECONDS
+        self._started = False
 
-    def __enter__(self) -> Slow:
+    def __enter__(self) -> SlowTask:
         return self
 
-    def tick(self, words: str) -> None:
-        if not self._begun and time.monotonic() >= self._shown_from:
-            self._begun = True
+    def tick(self, status: str) -> None:
+        if not self._started and time.monotonic() >= self._show_after:
+            self._started = True
             self._progress.begin(self._title)
-        if self._begun:
-            self._progress.note(words)
+        if self._started:
+            self._progress.note(status)
             self._progress.advance()
 
     def __exit__(self, *_: object) -> None:
-        if self._begun:
+        if self._started:
             self._progress.end()
 
 
 def human_size(size: float) -> str:
-    """A number of bytes as people read it: 1.5 KiB."""
+    """A number of bytes in a readable form: 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -70,13 +70,13 @@ def human_size(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def counted(count: int, noun: str) -> str:
-    """A number of things: 1 object, 2 objects."""
+def pluralize(count: int, noun: str) -> str:
+    """A count with its noun: 1 object, 2 objects."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-class Work:
-    """A piece of work: how far it is, how fast, how long it will take."""
+class ProgressTask:
+    """The state of a task: how much is done, how fast, how long it will take."""
 
     def __init__(self, title: str, total_bytes: int | None = None, total_rows: int | None = None) -> None:
         self.title = title
@@ -85,7 +85,7 @@ class Work:
         self.rows = 0
         self.size = 0
         self.note = ""
-        self.begun = self.told = time.monotonic()
+        self.started = self.last_logged = time.monotonic()
 
     @property
     def done(self) -> int:
@@ -96,7 +96,7 @@ class Work:
         return self.total_rows or self.total_bytes
 
     def to_json(self) -> dict[str, Any]:
-        seconds = max(time.monotonic() - self.begun, 1e-9)
+        seconds = max(time.monotonic() - self.started, 1e-9)
         share = self.done / self.total if self.total else None
         return {
             "title": self.title,
@@ -109,100 +109,100 @@ class Work:
             "note": self.note,
         }
 
-    def words(self) -> str:
-        return figures(self.to_json())
+    def summary(self) -> str:
+        return format_figures(self.to_json())
 
     def time_left(self) -> str:
-        work = self.to_json()
-        if not work["share"] or work["seconds_left"] is None:
+        task = self.to_json()
+        if not task["share"] or task["seconds_left"] is None:
             return ""
-        return f", {work['share']:.0%}, about {work['seconds_left']:.0f} s left"
+        return f", {task['share']:.0%}, about {task['seconds_left']:.0f} s left"
 
 
-def figures(work: Mapping[str, Any]) -> str:
-    """A piece of work in words."""
+def format_figures(task: Mapping[str, Any]) -> str:
+    """A task's figures as a message."""
     parts = []
-    if work["rows"]:
-        parts.append(f"{work['rows']:,} rows, {work['rows_per_second']:,.0f} rows/s")
-    if work["bytes"]:
-        parts.append(f"{human_size(work['bytes'])}, {human_size(work['bytes_per_second'])}/s")
-    if work["note"]:
-        parts.append(work["note"])
+    if task["rows"]:
+        parts.append(f"{task['rows']:,} rows, {task['rows_per_second']:,.0f} rows/s")
+    if task["bytes"]:
+        parts.append(f"{human_size(task['bytes'])}, {human_size(task['bytes_per_second'])}/s")
+    if task["note"]:
+        parts.append(task["note"])
     return ", ".join(parts) or "nothing yet"
 
 
 def printable(text: str, *, one_line: bool = False) -> str:
-    """Text for a terminal, which may hold values of logs: signs that would move the cursor, change colours or begin a
-    line where none is meant are spelt out, ESC as \\x1b."""
+    """Text that is safe for a terminal: it may hold values of logs, so control characters that would move the cursor,
+    change colours or begin a line are escaped, ESC as \\x1b."""
     if text.isprintable():
         return text
-    kept = "" if one_line else "\n\t"
+    allowed = "" if one_line else "\n\t"
     return "".join(
-        one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in text
+        one if one.isprintable() or one in allowed else one.encode("unicode_escape").decode() for one in text
     )
 
 
-class Notes(Progress):
-    """Only what is worth reading at any verbosity."""
+class MessageProgress(Progress):
+    """Prints only logged messages."""
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         sys.stderr.write(f"{printable(message)}\n")
 
 
-class Watched(Notes):
-    """Keeps the account of pieces of work, which may lie within each other; subclasses show it."""
+class TrackedProgress(MessageProgress):
+    """Tracks tasks, which may be nested; subclasses show them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._work: list[Work] = []
+        self._tasks: list[ProgressTask] = []
 
     def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
         with self._lock:
-            self._work.append(Work(title, total_bytes, total_rows))
-            self.show_begin(self._work[-1])
+            self._tasks.append(ProgressTask(title, total_bytes, total_rows))
+            self.show_begin(self._tasks[-1])
 
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
         with self._lock:
-            if self._work:
-                self._work[-1].rows += rows
-                self._work[-1].size += size
-                self.show(self._work[-1])
+            if self._tasks:
+                self._tasks[-1].rows += rows
+                self._tasks[-1].size += size
+                self.show(self._tasks[-1])
 
     def note(self, figures: str) -> None:
         with self._lock:
-            if self._work:
-                self._work[-1].note = figures
+            if self._tasks:
+                self._tasks[-1].note = figures
 
     def end(self) -> None:
         with self._lock:
-            self.show_end(self._work.pop())
+            self.show_end(self._tasks.pop())
 
-    def show_begin(self, work: Work) -> None:
-        """Show that it begins."""
+    def show_begin(self, task: ProgressTask) -> None:
+        """Show that a task begins."""
 
-    def show(self, work: Work) -> None:
-        """Show how far it is."""
+    def show(self, task: ProgressTask) -> None:
+        """Show how far a task is."""
 
-    def show_end(self, work: Work) -> None:
-        """Show that it is over."""
-
-
-class Lines(Watched):
-    """One line when work begins, one when it ends, and one now and then between."""
-
-    def show_begin(self, work: Work) -> None:
-        size = f", {human_size(work.total_bytes)} to read" if work.total_bytes else ""
-        self.say(f"{work.title}: begun{size}")
-
-    def show(self, work: Work) -> None:
-        if time.monotonic() - work.told >= LINE_SECONDS:
-            work.told = time.monotonic()
-            self.say(f"{work.title}: {work.words()}{work.time_left()}")
-
-    def show_end(self, work: Work) -> None:
-        self.say(f"{work.title}: {work.words()}, ended after {time.monotonic() - work.begun:.1f} s")
+    def show_end(self, task: ProgressTask) -> None:
+        """Show that a task is done."""
 
 
-def usual() -> Progress:
-    """For whoever gave none: lines in a notebook or at a prompt, where a person waits; silence in a program."""
-    return Lines() if hasattr(sys, "ps1") else Progress()
+class LineProgress(TrackedProgress):
+    """Prints a line when a task begins, one when it ends, and one every LINE_SECONDS in between."""
+
+    def show_begin(self, task: ProgressTask) -> None:
+        size = f", {human_size(task.total_bytes)} to read" if task.total_bytes else ""
+        self.log(f"{task.title}: started{size}")
+
+    def show(self, task: ProgressTask) -> None:
+        if time.monotonic() - task.last_logged >= LINE_SECONDS:
+            task.last_logged = time.monotonic()
+            self.log(f"{task.title}: {task.summary()}{task.time_left()}")
+
+    def show_end(self, task: ProgressTask) -> None:
+        self.log(f"{task.title}: {task.summary()}; took {time.monotonic() - task.started:.1f} s")
+
+
+def default_progress() -> Progress:
+    """For callers that give none: lines in a notebook or at a prompt, where a person waits; nothing in a program."""
+    return LineProgress() if hasattr(sys, "ps1") else Progress()

@@ -1,7 +1,7 @@
-"""Protobuf's wire format for kernels: tags, lengths and numbers out of a buffer, never past its end.
+"""Reads protobuf's wire format in kernels: tags, lengths and numbers from a buffer, never past its end.
 
-Positions are int64. A position of -1 means malformed: cut short, a length outside of its message, a varint
-that is too long, a group that does not end.
+Positions are int64. A position of -1 means malformed: truncated, a length beyond its message, a varint
+that is too long, a group without an end.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-Octets = NDArray[np.uint8]
-Whole = Any  # an integer of any of Numba's kinds
+from clickline.numba_cache import njit
+
+Bytes = NDArray[np.uint8]
+Int = Any  # an integer of any Numba type
 
 
 def _load(kind: Any, result: Any) -> Any:
@@ -33,7 +35,7 @@ def _load(kind: Any, result: Any) -> Any:
 
 
 def _bits_f32() -> Any:
-    """An intrinsic `float_of(bits)`: the float32 that these 32 bits are."""
+    """An intrinsic `float_of(bits)`: the float32 with these 32 bits."""
 
     def float_of(typing_context: Any, bits: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -53,8 +55,8 @@ bits_f32 = _bits_f32()
 
 
 @njit(cache=True, nogil=True)
-def varint(data: Octets, pos: Whole, end: Whole) -> tuple[np.uint64, Whole]:
-    """A number of up to 64 bits, and where it ends."""
+def read_varint(data: Bytes, pos: Int, end: Int) -> tuple[np.uint64, Int]:
+    """A varint of up to 64 bits, and its end."""
     value = np.uint64(0)
     shift = np.uint64(0)
     stop = min(end, pos + 10)
@@ -63,65 +65,65 @@ def varint(data: Octets, pos: Whole, end: Whole) -> tuple[np.uint64, Whole]:
         pos += 1
         value |= np.uint64(byte & 0x7F) << shift
         if byte < 0x80:
-            return value, pos  # bits past the 64th fall off, as they do in protobuf
+            return value, pos  # bits past the 64th are dropped, as in protobuf
         shift += np.uint64(7)
     return value, -1
 
 
 @njit(cache=True, nogil=True)
-def _short(data: Octets, pos: Whole, end: Whole) -> tuple[np.uint64, Whole]:
+def _read_u32(data: Bytes, pos: Int, end: Int) -> tuple[np.uint64, Int]:
     """A tag or a length: a varint of at most 5 bytes and 32 bits."""
     if pos < end and data[pos] < 0x80:
         return np.uint64(data[pos]), pos + 1
-    value, after = varint(data, pos, min(end, pos + 5))
+    value, after = read_varint(data, pos, min(end, pos + 5))
     return value, (-1 if value > np.uint64(0xFFFFFFFF) else after)
 
 
 @njit(cache=True, nogil=True)
-def tag(data: Octets, pos: Whole, end: Whole) -> tuple[Whole, Whole]:
-    """A field's tag (its number times 8, plus how it is written), and where it ends."""
-    value, pos = _short(data, pos, end)
+def read_tag(data: Bytes, pos: Int, end: Int) -> tuple[Int, Int]:
+    """A field's tag (its number times 8, plus its wire type), and the tag's end."""
+    value, pos = _read_u32(data, pos, end)
     return np.int64(value), (-1 if value < np.uint64(8) else pos)
 
 
 @njit(cache=True, nogil=True)
-def span(data: Octets, pos: Whole, end: Whole) -> tuple[Whole, Whole]:
-    """Start and end of the bytes whose length stands at `pos`; both -1 if they do not lie before `end`."""
-    length, pos = _short(data, pos, end)
+def read_span(data: Bytes, pos: Int, end: Int) -> tuple[Int, Int]:
+    """Start and end of the bytes whose length is at `pos`; both -1 if they go beyond `end`."""
+    length, pos = _read_u32(data, pos, end)
     if pos < 0 or length > np.uint64(end - pos):
         return -1, -1
     return pos, pos + np.int64(length)
 
 
 @njit(cache=True, nogil=True)
-def skip(data: Octets, tag: Whole, pos: Whole, end: Whole) -> Whole:
-    """Where the field ends whose tag ended at `pos`."""
+def skip_field(data: Bytes, tag: Int, pos: Int, end: Int) -> Int:
+    """The end of the field whose tag ends at `pos`."""
     if tag & 7 == 3:
         return _skip_group(data, tag >> 3, pos, end)
     return _skip_plain(data, tag & 7, pos, end)
 
 
 @njit(cache=True, nogil=True)
-def _skip_plain(data: Octets, written: Whole, pos: Whole, end: Whole) -> Whole:
-    if written == 0:
-        return varint(data, pos, end)[1]
-    if written == 2:
-        return span(data, pos, end)[1]
-    if written == 1 and pos + 8 <= end:
+def _skip_plain(data: Bytes, wire_type: Int, pos: Int, end: Int) -> Int:
+    if wire_type == 0:
+        return read_varint(data, pos, end)[1]
+    if wire_type == 2:
+        return read_span(data, pos, end)[1]
+    if wire_type == 1 and pos + 8 <= end:
         return pos + 8
-    if written == 5 and pos + 4 <= end:
+    if wire_type == 5 and pos + 4 <= end:
         return pos + 4
     return -1
 
 
 @njit(cache=True, nogil=True)
-def _skip_group(data: Octets, number: Whole, pos: Whole, end: Whole) -> Whole:
-    """Where a group ends; the groups inside it end before it does. Nobody makes them any more."""
+def _skip_group(data: Bytes, number: Int, pos: Int, end: Int) -> Int:
+    """The end of a group, with nested groups. Groups are deprecated in protobuf."""
     open_G = np.empty(64, dtype=np.int64)
     open_G[0] = number
     depth = 1
     while depth > 0:
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if pos < 0:
             return -1
         if key & 7 == 3:

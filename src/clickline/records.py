@@ -1,4 +1,4 @@
-"""Values that cross folders: a block of input, the raw rows read from it, the encoded rows.
+"""Types shared between packages: a block of input, the raw rows read from it, the encoded rows.
 
     file ──reader.blocks──▶ Block ──reader.parse──▶ RawRows ──Encoder.encode──▶ EncodedRows ──▶ dataset
 
@@ -23,35 +23,35 @@ CRITEO_FIELDS = ("label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in r
 class SourceFile:
     """One file of the input, as its store describes it."""
 
-    uri: str  # as users write it: a plain local path, or protocol://…
-    size: int  # bytes as stored (compressed, if it is)
-    version: str  # changes when the content does: an ETag, else the time of modification
+    uri: str  # as the user writes it: a plain local path, or protocol://…
+    size: int  # bytes as stored, possibly compressed
+    version: str  # changes with the content: an ETag, else the modification time
     hour: int | None = None  # hours since 1970-01-01T00 UTC, from a {date}/{hour} pattern
-    span: int = 1  # hours that it holds: 24 where the pattern has no {hour}
+    span: int = 1  # hours that it covers: 24 if the pattern has no {hour}
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that could not be used: where it stood, why, and its beginning as text."""
+    """A row that could not be used: its position, the reason, and the beginning of its text."""
 
     file: str
-    line: int  # 1-based line of a text file, 1-based record number of the others
+    line: int  # 1-based line of a text file, or 1-based record number
     reason: str  # a short fixed phrase, counted in the report: "wrong column count"
     detail: str  # what was found and what is allowed: "39 columns, 40 expected"
-    text: str = ""  # the row as far as it can be shown, cut to a sane length
-    count: int = 1  # rows it stands for: past the first thousand of a block they are only counted
+    text: str = ""  # the beginning of the row as text
+    count: int = 1  # rows it stands for: after the first thousand of a block, rows are only counted
 
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of one input file that ends at a row's end; the unit that is read in parallel."""
+    """A piece of an input file that ends at the end of a row; the unit of parallel reading."""
 
     file: str
     first_line: int  # number of its first line or record, 1-based
-    payload: Any  # what the reader that cut it wants to get back in `parse`: bytes, a record batch, …
-    size: int  # bytes of input it stands for; shards are cut by it
-    faults: tuple[BadRow, ...] = ()  # what went wrong while cutting: a truncated gzip, a bad crc
-    time_unit: TimeUnit | None = None  # of the file's unix times; None: the rows of this block tell it
+    payload: Any  # what the reader's `parse` takes: bytes, a record batch, …
+    size: int  # bytes of input it stands for; determines the size of shards
+    bad: tuple[BadRow, ...] = ()  # errors found before parsing: a truncated gzip, a bad crc
+    time_unit: TimeUnit | None = None  # of the file's unix times; None: detected from this block's rows
 
 
 @dataclass(frozen=True)
@@ -61,64 +61,66 @@ class TextColumn:
     data: NDArray[np.uint8]
     starts_N: NDArray[np.int64]
     ends_N: NDArray[np.int64]
-    offsets_B1: NDArray[np.int64] | None = None  # several values a row: row b is offsets[b]:offsets[b+1]
+    offsets_B1: NDArray[np.int64] | None = None  # several values per row: row b is offsets[b]:offsets[b+1]
 
 
 @dataclass(frozen=True)
 class IntegerColumn:
-    """Values that are 64-bit integers already (feasigns, Arrow integers), as unsigned bits."""
+    """Values that are 64-bit integers in the source (feature ids, Arrow integers), as unsigned bits."""
 
     values_N: NDArray[np.uint64]
     missing_N: NDArray[np.bool_]
     signed: bool  # how to print the bits as decimal text
     offsets_B1: NDArray[np.int64] | None = None
-    timestamps: bool = False  # of a type that is a time: unix seconds, whatever is said of numbers
+    timestamps: bool = False  # from a timestamp type: unix seconds, whatever unit numbers have
 
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """Values that are floating-point numbers already. Missing is NaN."""
+    """Values that are floating-point numbers in the source. Missing is NaN."""
 
     values_N: NDArray[np.float64]
     offsets_B1: NDArray[np.int64] | None = None
-    precision: int = 53  # bits of the significand they came with: 24 of 32-bit floats; it decides their text
+    precision: int = (
+        53  # bits of the significand in the source: 24 for 32-bit floats; decides how they are printed
+    )
 
 
 RawColumn = TextColumn | IntegerColumn | NumberColumn
 
 
 def category_text(value: int | float | bool, precision: int = 53) -> bytes:
-    """The text a number stands for when it names a category: 7, 7.0 and "7" are one.
+    """The text of a number that is used as a category: 7, 7.0 and "7" are the same.
 
-    A fraction is the shortest decimal text that is read back as the same float of its `precision`: 0.1 is "0.1",
-    whether it came in 64 bits, in 32 or in 16."""
+    A fraction becomes the shortest decimal text that parses to the same float of its `precision`: 0.1 is "0.1",
+    whether it came as 64, 32 or 16 bits."""
     if value != value:
         return b""
     if isinstance(value, float) and not value.is_integer():
-        return _shortest(value, precision).encode()
+        return _shortest_decimal(value, precision).encode()
     return str(int(value)).encode()
 
 
-def _shortest(value: float, precision: int) -> str:
+def _shortest_decimal(value: float, precision: int) -> str:
     if isinf(value):
         return repr(value)
     narrow: np.floating[Any] | None = None
     if precision == 24:
         narrow = np.float32(value)
-    elif precision == 11 and abs(value) < 65504:  # the largest of its kind
+    elif precision == 11 and abs(value) < 65504:  # the largest float16
         narrow = np.float16(value)
-    if narrow is not None:  # what is no such float is rounded to one
-        # NumPy finds the digits, Python writes them: where an exponent begins may not depend on NumPy's printing.
+    if narrow is not None:  # other values are rounded to the narrow type
+        # NumPy finds the digits, Python prints them: the use of exponents must not depend on NumPy's version.
         return str(int(narrow)) if narrow == np.trunc(narrow) else repr(float(str(narrow)))
     if precision == 8:
         for digits in range(1, 5):
             text = f"{value:.{digits}g}"
-            if _bfloat(float(text)) == value:
+            if _round_to_bfloat16(float(text)) == value:
                 return repr(float(text))
     return repr(value)
 
 
-def _bfloat(value: float) -> float:
+def _round_to_bfloat16(value: float) -> float:
     """The nearest number with 8 significant bits."""
     fraction, exponent = frexp(value)
     return ldexp(round(ldexp(fraction, 8)), exponent - 8)
@@ -126,41 +128,41 @@ def _bfloat(value: float) -> float:
 
 @dataclass(frozen=True)
 class RawRows:
-    """Rows as a reader found them: the columns by their name in the source, and what was bad."""
+    """Rows as a reader parsed them: the columns by their name in the source, and the bad rows."""
 
     rows: int
     columns: Mapping[str, RawColumn]
-    lines_B: NDArray[np.int64]  # line or record number of each row, for later complaints
+    lines_B: NDArray[np.int64]  # line or record number of each row, for error messages
     bad: list[BadRow] = field(default_factory=list)
 
 
-ABSENT, TEXT, NUMBER, INTEGER, FEASIGN, SINGLE, HALF, BFLOAT = range(8)
-"""How a request holds a column. FEASIGN: 64-bit hashes of the values, in `integers_CB` or `several`; 0 is missing.
-NUMBER and those after FEASIGN: floats in `numbers_CB`, which came in 64, 32 or 16 bits."""
+ABSENT, TEXT, FLOAT64, INTEGER, FEATURE_ID, FLOAT32, FLOAT16, BFLOAT16 = range(8)
+"""How a request holds a column. FEATURE_ID: 64-bit hashes of the values, in `integers_CB` or `multi`; 0 is missing.
+FLOAT64, FLOAT32, FLOAT16, BFLOAT16: floats in `numbers_CB`, by their type in the request."""
 
-PRECISION = {NUMBER: 53, SINGLE: 24, HALF: 11, BFLOAT: 8}
-"""Bits of the significand of each kind of float."""
+PRECISION = {FLOAT64: 53, FLOAT32: 24, FLOAT16: 11, BFLOAT16: 8}
+"""Bits of the significand of each float type."""
 
 
 @dataclass(frozen=True)
 class RequestRows:
-    """Rows of a request, as its bytes hold them. Columns are numbered as in `FeatureSpec.columns`.
+    """Rows of a request, parsed but not encoded. Columns are numbered as in `FeatureSpec.columns`.
 
-    A column with several values a row stands in `several` instead, and is ABSENT here."""
+    A column with several values per row is in `multi`, and its kind is ABSENT."""
 
     rows: int
-    data: NDArray[np.uint8]  # what the spans of text point into
+    data: NDArray[np.uint8]  # the buffer of the text spans
     kind_C: NDArray[np.uint8]
     starts_CB: NDArray[np.int64]
     ends_CB: NDArray[np.int64]
     numbers_CB: NDArray[np.float64]  # NaN is missing
     integers_CB: NDArray[np.int64]
-    several: Mapping[str, RawColumn] = field(default_factory=dict)
+    multi: Mapping[str, RawColumn] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SlotIds:
-    """One slot's ids: one a row, or several with offsets (row b is offsets[b]:offsets[b+1])."""
+    """The ids of one slot: one per row, or several with offsets (row b is offsets[b]:offsets[b+1])."""
 
     ids_N: NDArray[np.uint64]
     offsets_B1: NDArray[np.int64] | None = None
@@ -172,16 +174,16 @@ class SlotIds:
         offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts_B[keep_B])])
         return SlotIds(self.ids_N[np.repeat(keep_B, counts_B)], offsets)
 
-    def take(self, order_K: NDArray[np.int64]) -> SlotIds:
+    def take(self, index_K: NDArray[np.int64]) -> SlotIds:
         if self.offsets_B1 is None:
-            return SlotIds(self.ids_N[order_K])
-        counts_K = np.diff(self.offsets_B1)[order_K]
-        offsets_K1 = np.zeros(order_K.size + 1, dtype=np.int64)
+            return SlotIds(self.ids_N[index_K])
+        counts_K = np.diff(self.offsets_B1)[index_K]
+        offsets_K1 = np.zeros(index_K.size + 1, dtype=np.int64)
         np.cumsum(counts_K, out=offsets_K1[1:])
-        shift_K = self.offsets_B1[order_K] - offsets_K1[:-1]
+        shift_K = self.offsets_B1[index_K] - offsets_K1[:-1]
         return SlotIds(self.ids_N[np.arange(offsets_K1[-1]) + np.repeat(shift_K, counts_K)], offsets_K1)
 
-    def part(self, start: int, stop: int) -> SlotIds:
+    def slice(self, start: int, stop: int) -> SlotIds:
         if self.offsets_B1 is None:
             return SlotIds(self.ids_N[start:stop])
         offsets = self.offsets_B1[start : stop + 1]
@@ -190,38 +192,38 @@ class SlotIds:
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Rows as the model sees them."""
+    """Rows in the form that the model takes: floats and ids."""
 
     rows: int
-    dense_DB: NDArray[np.float32]  # one contiguous line a field
+    dense_DB: NDArray[np.float32]  # one contiguous row per field
     slots: tuple[SlotIds, ...]
 
     def select(self, keep_B: NDArray[np.bool_]) -> EncodedRows:
-        """The rows that are marked."""
+        """The rows where the mask is true."""
         slots = tuple(ids.select(keep_B) for ids in self.slots)
         return EncodedRows(int(keep_B.sum()), self.dense_DB[:, keep_B], slots)
 
-    def take(self, order_K: NDArray[np.int64]) -> EncodedRows:
-        """The rows at these places, in this order."""
-        slots = tuple(ids.take(order_K) for ids in self.slots)
-        return EncodedRows(order_K.size, self.dense_DB[:, order_K], slots)
+    def take(self, index_K: NDArray[np.int64]) -> EncodedRows:
+        """The rows at these indices, in this order."""
+        slots = tuple(ids.take(index_K) for ids in self.slots)
+        return EncodedRows(index_K.size, self.dense_DB[:, index_K], slots)
 
-    def part(self, start: int, stop: int) -> EncodedRows:
-        """The rows from `start` to before `stop`, as views of these."""
+    def slice(self, start: int, stop: int) -> EncodedRows:
+        """The rows from `start` up to `stop`, as views."""
         dense_DB = self.dense_DB[:, start:stop]
         rows = min(stop, self.rows) - min(start, self.rows)
-        return EncodedRows(rows, dense_DB, tuple(ids.part(start, stop) for ids in self.slots))
+        return EncodedRows(rows, dense_DB, tuple(ids.slice(start, stop) for ids in self.slots))
 
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """Encoded rows with what happened to them: what a dataset stores and a trainer reads."""
+    """Encoded rows with their targets: what a dataset stores and a trainer reads."""
 
-    label_B: NDArray[np.float32]  # share of the row's shows that were clicked: 0 or 1 for a plain row
-    weight_B: NDArray[np.float32]  # weight in the loss: shows times the user's own weight
-    show_B: NDArray[np.uint32]
+    label_B: NDArray[np.float32]  # clicked share of the row's impressions: 0 or 1 for a single impression
+    weight_B: NDArray[np.float32]  # weight in the loss: impressions times the user's own weight
+    impression_B: NDArray[np.uint32]
     click_B: NDArray[np.uint32]
-    event_hour_B: NDArray[np.int32]  # hours since 1970-01-01T00 UTC, -1 where the time is not known
+    event_hour_B: NDArray[np.int32]  # hours since 1970-01-01T00 UTC, -1 if unknown
     encoded: EncodedRows
 
     @property
@@ -229,34 +231,34 @@ class LabelledRows:
         return self.encoded.rows
 
     def select(self, keep_B: NDArray[np.bool_]) -> LabelledRows:
-        """The rows that are marked."""
+        """The rows where the mask is true."""
         return LabelledRows(
             self.label_B[keep_B],
             self.weight_B[keep_B],
-            self.show_B[keep_B],
+            self.impression_B[keep_B],
             self.click_B[keep_B],
             self.event_hour_B[keep_B],
             self.encoded.select(keep_B),
         )
 
-    def take(self, order_K: NDArray[np.int64]) -> LabelledRows:
-        """The rows at these places, in this order."""
+    def take(self, index_K: NDArray[np.int64]) -> LabelledRows:
+        """The rows at these indices, in this order."""
         return LabelledRows(
-            self.label_B[order_K],
-            self.weight_B[order_K],
-            self.show_B[order_K],
-            self.click_B[order_K],
-            self.event_hour_B[order_K],
-            self.encoded.take(order_K),
+            self.label_B[index_K],
+            self.weight_B[index_K],
+            self.impression_B[index_K],
+            self.click_B[index_K],
+            self.event_hour_B[index_K],
+            self.encoded.take(index_K),
         )
 
-    def part(self, start: int, stop: int) -> LabelledRows:
-        """The rows from `start` to before `stop`, as views of these."""
+    def slice(self, start: int, stop: int) -> LabelledRows:
+        """The rows from `start` up to `stop`, as views."""
         return LabelledRows(
             self.label_B[start:stop],
             self.weight_B[start:stop],
-            self.show_B[start:stop],
+            self.impression_B[start:stop],
             self.click_B[start:stop],
             self.event_hour_B[start:stop],
-            self.encoded.part(start, stop),
+            self.encoded.slice(start, stop),
         )

@@ -1,4 +1,4 @@
-"""JSON that was read from a file, as our own dataclasses: each value is of the kind it must be, or there are words."""
+"""Validates JSON documents against our dataclasses."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from clickline.errors import ArtifactError
 Kind = TypeVar("Kind")
 
 
-def checked(kind: type[Kind], document: Any, what: str) -> Kind:
-    """`document` as a `kind`, a dataclass or a container of them; ArtifactError names the first part that is not.
+def validate(kind: type[Kind], document: Any, what: str) -> Kind:
+    """`document` as a `kind`, a dataclass or a container of dataclasses; ArtifactError names the first invalid part.
 
-    `what` begins the message: what the document is the manifest of.
+    `what` begins the message: what the document belongs to.
     """
     try:
-        found: Kind = _adapter(cast("Any", kind)).validate_python(document)
+        validated: Kind = _adapter(cast("Any", kind)).validate_python(document)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "all of it"
+        where = ".".join(map(str, first["loc"])) or "the document"
         raise ArtifactError(
-            f"{what} lacks or misnames a part: {where}: {first['msg']} ({error.error_count()} in all). "
-            "It was damaged, or written by another release: make it again."
+            f"{what} is invalid: {where}: {first['msg']} ({error.error_count()} in all). "
+            "It was damaged, or written by another release: create it again."
         ) from error
-    return found
+    return validated
 
 
 @cache

@@ -24,7 +24,7 @@ def registry(tmp_path: Path) -> Registry:
     return Registry(Storage(), str(tmp_path / "registry"))
 
 
-def filled(draft: Draft, **files: bytes) -> Draft:
+def fill(draft: Draft, **files: bytes) -> Draft:
     for name, content in (files or {"table": b"rows of " + str(draft.number).encode()}).items():
         (draft.folder / f"{name}.bin").write_bytes(content)
     return draft
@@ -32,15 +32,15 @@ def filled(draft: Draft, **files: bytes) -> Draft:
 
 def publish(registry: Registry, parent: int | None = None, **files: bytes) -> Version:
     table = "base" if parent is None else "delta"
-    with filled(registry.draft(parent), **files) as draft:
+    with fill(registry.draft(parent), **files) as draft:
         return draft.commit({**BODY, "table": table})
 
 
 # ── drafts and versions ────────────────────────────────────────────────────────────────────────
 
 
-def test_a_commit_makes_a_version_of_the_files(registry: Registry) -> None:
-    with filled(registry.draft(), table=b"rows", dense=b"weights") as draft:
+def test_commit_creates_a_version_from_the_files(registry: Registry) -> None:
+    with fill(registry.draft(), table=b"rows", dense=b"weights") as draft:
         assert registry.versions() == []
         version = draft.commit({**BODY, "precision": "int8"})
     assert [one.number for one in registry.versions()] == [version.number] == [1]
@@ -59,30 +59,30 @@ def test_a_commit_makes_a_version_of_the_files(registry: Registry) -> None:
 
 
 def test_known_checksums_are_not_computed_again(registry: Registry) -> None:
-    with filled(registry.draft(), table=b"rows") as draft:
+    with fill(registry.draft(), table=b"rows") as draft:
         version = draft.commit(BODY, {"table.bin": "5" * 64})
     assert version.files["table.bin"] == {"sha256": "5" * 64, "size": 4}
     with (
-        filled(registry.draft()) as draft,
+        fill(registry.draft()) as draft,
         pytest.raises(ArtifactError, match=r"has no file tabel\.bin, whose"),
     ):
         draft.commit(BODY, {"tabel.bin": "5" * 64})
 
 
-def test_the_commit_alone_says_number_time_and_files(registry: Registry) -> None:
-    with filled(registry.draft()) as draft:
+def test_commit_sets_number_time_and_files(registry: Registry) -> None:
+    with fill(registry.draft()) as draft:
         version = draft.commit({**BODY, "number": 77, "created": "yesterday", "files": {}})
     assert version.number == 1
     assert version.created.startswith("20")
     assert list(version.files) == ["table.bin"]
 
 
-def test_an_abandoned_draft_leaves_only_its_number_taken(registry: Registry) -> None:
-    with filled(registry.draft()) as draft:
+def test_abandoned_draft_leaves_only_its_claim(registry: Registry) -> None:
+    with fill(registry.draft()) as draft:
         pass
     assert registry.versions() == []
     assert not draft.folder.exists()
-    with pytest.raises(ZeroDivisionError), filled(registry.draft()):
+    with pytest.raises(ZeroDivisionError), fill(registry.draft()):
         _ = 1 / 0
     assert publish(registry).number == 3
     assert registry.gc(1) == []
@@ -90,8 +90,8 @@ def test_an_abandoned_draft_leaves_only_its_number_taken(registry: Registry) -> 
     assert publish(registry).number == 4
 
 
-def test_drafts_at_the_same_time_have_their_own_numbers(registry: Registry) -> None:
-    first, second = filled(registry.draft()), filled(registry.draft())
+def test_concurrent_drafts_get_different_numbers(registry: Registry) -> None:
+    first, second = fill(registry.draft()), fill(registry.draft())
     assert (first.number, second.number) == (1, 2)
     second.commit(BODY)
     assert [one.number for one in registry.versions()] == [2]
@@ -100,35 +100,35 @@ def test_drafts_at_the_same_time_have_their_own_numbers(registry: Registry) -> N
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "_hidden", ".hidden", "with space", "folder/"])
-def test_files_that_cannot_be_part_of_a_version(registry: Registry, name: str) -> None:
-    with filled(registry.draft()) as draft:
+def test_invalid_file_names_are_refused(registry: Registry, name: str) -> None:
+    with fill(registry.draft()) as draft:
         if name.endswith("/"):
             (draft.folder / name).mkdir()
         else:
             (draft.folder / name).touch()
-        with pytest.raises(ArtifactError, match="cannot be part of a version: its files lie in one folder"):
+        with pytest.raises(ArtifactError, match="cannot be part of a version: its files are in one folder"):
             draft.commit(BODY)
     assert registry.versions() == []
 
 
 @pytest.mark.parametrize("parent", [2, 7, 0, -1, "1"])
-def test_a_parent_must_be_an_earlier_version(registry: Registry, parent: Any) -> None:
+def test_parent_must_be_an_earlier_version(registry: Registry, parent: Any) -> None:
     publish(registry)
-    with filled(registry.draft()) as draft, pytest.raises(ArtifactError, match="it is no earlier version"):
+    with fill(registry.draft()) as draft, pytest.raises(ArtifactError, match="it is not an earlier version"):
         draft.commit({**BODY, "parent": parent})
     assert [one.number for one in registry.versions()] == [1]
 
 
-def test_a_parent_must_be_there(registry: Registry) -> None:
+def test_parent_must_exist(registry: Registry) -> None:
     publish(registry), publish(registry)
     Path(registry.uri, "versions", "000000001", "manifest.json").unlink()
-    gone = pytest.raises(ArtifactError, match="version 3 builds on version 1, which is gone or damaged")
-    with filled(registry.draft(parent=1)) as draft, gone:
+    gone = pytest.raises(ArtifactError, match="version 3 builds on version 1, which is missing or damaged")
+    with fill(registry.draft(parent=1)) as draft, gone:
         draft.commit(BODY)
     assert [one.number for one in registry.versions()] == [2]
 
 
-def test_a_registry_address_may_be_a_file_uri_and_hold_signs_of_a_glob(tmp_path: Path) -> None:
+def test_registry_uri_may_be_a_file_uri_or_contain_glob_characters(tmp_path: Path) -> None:
     for uri in (f"file://{tmp_path}/a", f"{tmp_path}/b [1]*"):
         registry = Registry(Storage(), uri)
         version = publish(registry)
@@ -142,22 +142,22 @@ def test_a_registry_address_may_be_a_file_uri_and_hold_signs_of_a_glob(tmp_path:
 # ── chains ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_chain_begins_with_the_base(registry: Registry) -> None:
+def test_chain_begins_with_the_base(registry: Registry) -> None:
     publish(registry), publish(registry, parent=1), publish(registry), publish(registry, parent=2)
     assert [one.number for one in registry.chain(registry.version(4))] == [1, 2, 4]
     assert [one.number for one in registry.chain(registry.version(3))] == [3]
 
 
-def test_a_chain_with_a_gap_is_refused(registry: Registry) -> None:
+def test_chain_with_a_gap_is_refused(registry: Registry) -> None:
     publish(registry), publish(registry, parent=1), publish(registry, parent=2)
     Storage().delete(f"{registry.uri}/versions/000000001")
     with pytest.raises(
-        ArtifactError, match=r"version 3 cannot be used: version 1, on which it builds, is gone"
+        ArtifactError, match=r"version 3 cannot be used: version 1, which it builds on, is missing"
     ):
         registry.chain(registry.version(3))
 
 
-def test_a_chain_cannot_go_round(registry: Registry) -> None:
+def test_cyclic_chain_is_refused(registry: Registry) -> None:
     publish(registry), publish(registry, parent=1)
     edit(registry, 1, parent=2)
     with pytest.raises(
@@ -175,27 +175,29 @@ def edit(registry: Registry, number: int, /, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is not a manifest"),
         (b'{"kind": "version", "form', "is not a manifest"),
         (b"[" * 100_000, "is not a manifest"),
-        (b"[]", "says kind None"),
-        (b'{"kind": "dataset", "format": 1}', "says kind 'dataset'"),
+        (b"[]", "has kind None"),
+        (b'{"kind": "dataset", "format": 1}', "has kind 'dataset'"),
         (b'{"kind": "version", "format": 2}', "format 2; this release reads"),
-        (b'{"kind": "version", "format": 1}', "it says number None"),
+        (b'{"kind": "version", "format": 1}', "it has number None"),
     ],
 )
-def test_a_torn_manifest_is_no_version(registry: Registry, content: bytes, said: str) -> None:
+def test_damaged_manifest_is_not_a_version(registry: Registry, content: bytes, message: str) -> None:
     publish(registry), publish(registry)
     registry.move(1, "first", after=None)
     Path(registry.uri, "versions", "000000002", "manifest.json").write_bytes(content)
     assert [one.number for one in registry.versions()] == [1]
-    with pytest.raises(ArtifactError, match=said):
+    with pytest.raises(ArtifactError, match=message):
         registry.version(2)
-    with pytest.raises(ArtifactError, match=said):
+    with pytest.raises(ArtifactError, match=message):
         registry.move(2, "second", after=registry.current())
-    with pytest.raises(ArtifactError, match="gc cannot know what version 2 builds on, so nothing is removed"):
+    with pytest.raises(
+        ArtifactError, match="gc cannot tell what version 2 builds on, so nothing was removed"
+    ):
         registry.gc(1)
     current = registry.current()
     assert current is not None
@@ -215,18 +217,18 @@ def test_a_torn_manifest_is_no_version(registry: Registry, content: bytes, said:
         {"files": {"a": {"size": 1}}},
     ],
 )
-def test_a_manifest_with_nonsense_is_refused(registry: Registry, changes: dict[str, Any]) -> None:
+def test_manifest_with_invalid_values_is_refused(registry: Registry, changes: dict[str, Any]) -> None:
     publish(registry)
     edit(registry, 1, **changes)
     with pytest.raises(ArtifactError, match=r"manifest\.json is damaged: .*\. Use another version"):
         registry.version(1)
 
 
-def test_verify_names_the_file_that_is_wrong(registry: Registry) -> None:
+def test_verify_names_the_damaged_file(registry: Registry) -> None:
     version = publish(registry, first=b"1" * 100, second=b"2" * 100)
     folder = registry.fetch(version, Path())
     bad = folder / "second.bin"
-    for content, said in (
+    for content, message in (
         (b"2" * 99, r"second\.bin has 99 bytes; the manifest of version 1 says 100"),
         (
             b"2" * 99 + b"3",
@@ -235,34 +237,34 @@ def test_verify_names_the_file_that_is_wrong(registry: Registry) -> None:
         (None, r"second\.bin of version 1 cannot be read: No such file"),
     ):
         bad.unlink() if content is None else bad.write_bytes(content)
-        with pytest.raises(ArtifactError, match=said):
+        with pytest.raises(ArtifactError, match=message):
             registry.verify(version, folder)
 
 
-def test_check_looks_at_all_that_a_version_builds_on(registry: Registry) -> None:
+def test_check_includes_all_versions_that_a_version_builds_on(registry: Registry) -> None:
     publish(registry), publish(registry, parent=1), publish(registry, parent=2)
     registry.check(registry.version(3))
     (Path(registry.uri, "versions", "000000001") / "table.bin").write_bytes(b"")
     with pytest.raises(
-        ArtifactError, match=r"version 3 is not whole: .*000000001/table\.bin has 0 bytes, its"
+        ArtifactError, match=r"version 3 is incomplete: .*000000001/table\.bin has 0 bytes, its"
     ):
         registry.check(registry.version(3))
     (Path(registry.uri, "versions", "000000001") / "table.bin").unlink()
-    with pytest.raises(ArtifactError, match=r"version 3 is not whole: .*000000001/table\.bin is gone"):
+    with pytest.raises(ArtifactError, match=r"version 3 is incomplete: .*000000001/table\.bin is missing"):
         registry.check(registry.version(3))
 
 
-def test_an_unknown_number_is_answered_with_those_that_are_there(registry: Registry) -> None:
+def test_unknown_number_is_refused_with_the_existing_ones(registry: Registry) -> None:
     with pytest.raises(
         ArtifactError, match=r"registry has no version 1\. It has none yet: `clickline publish`"
     ):
         registry.version(1)
     publish(registry)
-    with pytest.raises(ArtifactError, match=r"has no version 9\. There is 1\."):
+    with pytest.raises(ArtifactError, match=r"has no version 9\. It has 1\."):
         registry.version(9)
     for _ in range(21):
         publish(registry)
-    with pytest.raises(ArtifactError, match=r"has no version 99\. There are … 3, 4, .*, 22\."):
+    with pytest.raises(ArtifactError, match=r"has no version 99\. It has … 3, 4, .*, 22\."):
         registry.version(99)
 
 
@@ -287,64 +289,62 @@ def test_moves_are_the_pointer_and_its_history(registry: Registry) -> None:
     assert second.at >= first.at > "2026"
 
 
-def test_a_pointer_that_moved_is_not_moved_again(registry: Registry) -> None:
+def test_move_is_refused_if_the_pointer_has_moved(registry: Registry) -> None:
     publish(registry), publish(registry), publish(registry)
     with pytest.raises(RegistryMoved, match="there is no current version"):
         registry.move(1, "r", after=Move(1, 1, "r", "t"))
     first = registry.move(1, "first", after=None)
     second = registry.move(2, "second", after=first)
-    said = (
-        r"somebody else moved the pointer of .*: version 2 is current since .* \(second; .+@.+\)\. Look again"
-    )
-    with pytest.raises(RegistryMoved, match=said):
+    message = r"another process moved the pointer of .*: version 2 has been current since .* \(second; .+@.+\)\. Check"
+    with pytest.raises(RegistryMoved, match=message):
         registry.move(3, "third", after=first)
-    with pytest.raises(RegistryMoved, match=said):
+    with pytest.raises(RegistryMoved, match=message):
         registry.move(3, "third", after=None)
     assert registry.current() == second
 
 
-def test_the_pointer_goes_only_to_versions(registry: Registry) -> None:
+def test_pointer_moves_only_to_versions(registry: Registry) -> None:
     publish(registry)
     draft = registry.draft()
-    with pytest.raises(ArtifactError, match=r"has no version 2\. There is 1"):
+    with pytest.raises(ArtifactError, match=r"has no version 2\. It has 1"):
         registry.move(draft.number, "too early", after=None)
     assert registry.current() is None
 
 
-def test_going_back_goes_further_back_each_time(registry: Registry) -> None:
+def test_repeated_rollback_goes_further_back(registry: Registry) -> None:
     for _ in range(5):
         publish(registry)
     now = None
     for number in (1, 2, 3, 4):
         now = registry.move(number, "publish", after=now)
     assert now is not None
-    went = []
+    visited = []
     while now.previous is not None:
         now = registry.move(now.previous, "rollback", after=now)
-        went.append(now.version)
-    assert went == [3, 2, 1]
+        visited.append(now.version)
+    assert visited == [3, 2, 1]
     now = registry.move(5, "publish", after=now)
-    assert now.previous == 1, "never to a version that was left for a reason"
+    assert now.previous == 1, "never to a version that was rolled back"
     now = registry.move(5, "pin", after=now, pinned=True)
     assert now.previous == 1
     assert registry.move(3, "forward", after=now).previous == 5
 
 
-def test_a_torn_move_is_told(registry: Registry) -> None:
+def test_damaged_move_is_reported(registry: Registry) -> None:
     publish(registry)
     move = registry.move(1, "first", after=None)
     torn = Path(registry.uri, "moves", "000000002.json")
     for content in (b"", b"{}", b'{"version": "x"}', b"[1]"):
         torn.write_bytes(content)
         with pytest.raises(
-            ArtifactError, match=r"000000002\.json is damaged \(.+\)\. Remove it: the move before"
+            ArtifactError, match=r"000000002\.json is damaged \(.+\)\. Remove it: the previous move"
         ):
             Registry(Storage(), registry.uri).current()
     torn.unlink()
     assert registry.current() == move
 
 
-def test_other_files_do_not_disturb(registry: Registry) -> None:
+def test_other_files_are_ignored(registry: Registry) -> None:
     publish(registry)
     move = registry.move(1, "first", after=None)
     for name in ("moves/README", "moves/.000000009.json.0123456789abcdef", "moves/9.json", "versions/old"):
@@ -356,7 +356,7 @@ def test_other_files_do_not_disturb(registry: Registry) -> None:
     assert publish(registry).number == 2
 
 
-def test_numbers_are_not_used_again_while_moves_name_them(registry: Registry) -> None:
+def test_numbers_are_not_reused_while_moves_name_them(registry: Registry) -> None:
     now = None
     for _ in range(3):
         now = registry.move(publish(registry).number, "publish", after=now)
@@ -366,7 +366,7 @@ def test_numbers_are_not_used_again_while_moves_name_them(registry: Registry) ->
     assert publish(registry).number == 4
 
 
-def test_a_poll_reads_a_move_only_once(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poll_reads_a_move_only_once(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(registry), publish(registry)
     move = registry.move(1, "first", after=None)
     server = Registry(Storage(), registry.uri)
@@ -383,10 +383,10 @@ def test_a_poll_reads_a_move_only_once(registry: Registry, monkeypatch: pytest.M
     assert len(reads) == 1
 
 
-def test_a_version_removed_under_a_move_moves_the_pointer_back(
+def test_version_removed_during_a_move_moves_the_pointer_back(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gc of another process decides before the move and removes after it."""
+    """A gc of another process decides before the move and removes after it."""
     publish(registry), publish(registry)
     first = registry.move(2, "first", after=None)
     real = Storage.create
@@ -396,7 +396,7 @@ def test_a_version_removed_under_a_move_moves_the_pointer_back(
         return real(self, uri, data)
 
     monkeypatch.setattr(Storage, "create", gc_then_create)
-    with pytest.raises(ArtifactError, match=r"version 1, .* was removed meanwhile\. There is 2\."):
+    with pytest.raises(ArtifactError, match=r"version 1, .* was removed meanwhile\. It has 2\."):
         registry.move(1, "back", after=first)
     assert [(m.version, m.reason) for m in registry.moves()] == [
         (2, "first"),
@@ -410,9 +410,9 @@ def test_a_version_removed_under_a_move_moves_the_pointer_back(
 
 def numbers_after_gc(registry: Registry, keep: int) -> list[int]:
     before = registry.numbers()
-    told = registry.garbage(keep)
+    garbage = registry.garbage(keep)
     removed = registry.gc(keep)
-    assert removed == list(told.versions)
+    assert removed == list(garbage.versions)
     assert sorted([*removed, *registry.numbers()]) == before
     return registry.numbers()
 
@@ -424,11 +424,11 @@ def test_gc_keeps_the_newest(registry: Registry) -> None:
     assert numbers_after_gc(registry, 2) == [4, 5]
     assert numbers_after_gc(registry, 1) == [5]
     assert not Path(registry.uri, "versions", "000000004").exists()
-    with pytest.raises(ArtifactError, match="gc has to keep 1 version at least, not 0"):
+    with pytest.raises(ArtifactError, match="gc must keep at least 1 version, not 0"):
         registry.gc(0)
 
 
-def test_gc_keeps_the_current_and_the_one_before(registry: Registry) -> None:
+def test_gc_keeps_the_current_and_the_previous_version(registry: Registry) -> None:
     now = None
     for number in range(1, 9):
         publish(registry)
@@ -439,9 +439,9 @@ def test_gc_keeps_the_current_and_the_one_before(registry: Registry) -> None:
     assert numbers_after_gc(registry, 1) == [2, 4, 8]
 
 
-def test_gc_keeps_all_that_kept_versions_build_on(registry: Registry) -> None:
+def test_gc_keeps_everything_that_kept_versions_build_on(registry: Registry) -> None:
     publish(registry), publish(registry, parent=1), publish(registry, parent=2)  # 3: current
-    publish(registry), publish(registry, parent=4)  # of no use
+    publish(registry), publish(registry, parent=4)  # not needed
     publish(registry), publish(registry, parent=6), publish(registry, parent=7)  # 8: newest
     publish(registry, parent=2)
     registry.move(3, "publish", after=None)
@@ -450,9 +450,7 @@ def test_gc_keeps_all_that_kept_versions_build_on(registry: Registry) -> None:
         registry.check(version)
 
 
-def test_gc_removes_deltas_before_what_they_build_on(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gc_removes_deltas_before_their_bases(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(registry), publish(registry, parent=1), publish(registry, parent=2), publish(registry)
     real, left = Storage.delete, []
 
@@ -470,15 +468,15 @@ def test_gc_removes_deltas_before_what_they_build_on(
 def test_gc_keeps_what_a_draft_builds_on(registry: Registry) -> None:
     for _ in range(4):
         publish(registry)
-    draft = filled(registry.draft(parent=2))
+    draft = fill(registry.draft(parent=2))
     assert numbers_after_gc(registry, 1) == [2, 4]
     assert draft.commit({**BODY, "table": "delta"}).parent == 2
     assert numbers_after_gc(registry, 1) == [2, 5]
 
 
-def test_gc_leaves_living_drafts_alone(registry: Registry) -> None:
+def test_gc_keeps_live_drafts(registry: Registry) -> None:
     publish(registry)
-    draft = filled(registry.draft())
+    draft = fill(registry.draft())
     age(registry, draft.number, seconds=7200, machine=None)
     assert registry.garbage(1).drafts == ()
     registry.gc(1)
@@ -486,7 +484,7 @@ def test_gc_leaves_living_drafts_alone(registry: Registry) -> None:
 
 
 def age(registry: Registry, number: int, *, seconds: float, machine: str | None) -> None:
-    """Make a draft's claim look older, and as if another machine had made it."""
+    """Make a draft's claim look older, and as if from another machine."""
     file = Path(registry.uri, "drafts", f"{number:09d}.json")
     claim = json.loads(file.read_text())
     file.write_text(
@@ -495,8 +493,8 @@ def age(registry: Registry, number: int, *, seconds: float, machine: str | None)
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["newest number", "others after it"])
-def test_a_draft_of_another_machine_is_dead_after_an_hour(registry: Registry, later: bool) -> None:
-    draft = filled(registry.draft())
+def test_draft_of_another_machine_is_dead_after_an_hour(registry: Registry, later: bool) -> None:
+    draft = fill(registry.draft())
     if later:
         publish(registry)
     age(registry, draft.number, seconds=3000, machine="another")
@@ -507,16 +505,16 @@ def test_a_draft_of_another_machine_is_dead_after_an_hour(registry: Registry, la
     assert not draft.folder.exists()
     assert registry.garbage(1).drafts == ()
     draft.folder.mkdir()
-    filled(draft)
+    fill(draft)
     with pytest.raises(
-        ArtifactError, match=r"without a sign of life that `clickline versions gc` gave it up"
+        ArtifactError, match=r"was inactive for so long that `clickline versions gc` removed it"
     ):
         draft.commit(BODY)
     draft.abandon()
     assert publish(registry).number == (3 if later else 2)
 
 
-def test_gc_removes_what_a_killed_gc_left(registry: Registry) -> None:
+def test_gc_removes_leftovers_of_a_killed_gc(registry: Registry) -> None:
     publish(registry), publish(registry)
     Path(registry.uri, "versions", "000000001", "manifest.json").unlink()
     assert registry.garbage(1).drafts == (1,)
@@ -525,7 +523,7 @@ def test_gc_removes_what_a_killed_gc_left(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("by", ["a move", "a draft that builds on it"])
-def test_gc_gives_a_version_back_that_is_wanted_at_the_last_moment(
+def test_gc_restores_a_version_that_becomes_needed_at_the_last_moment(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     for _ in range(3):
@@ -570,7 +568,7 @@ def test_gc_stops_when_the_pointer_moves(registry: Registry, monkeypatch: pytest
     assert numbers_after_gc(registry, 1) == [1, 4]
 
 
-def test_gc_prunes_old_moves_and_nothing_is_forgotten(registry: Registry) -> None:
+def test_gc_prunes_old_moves_but_keeps_the_history_they_hold(registry: Registry) -> None:
     publish(registry), publish(registry), publish(registry)
     now = registry.move(3, "publish", after=registry.move(1, "publish", after=None))
     for turn in range(120):
@@ -583,7 +581,7 @@ def test_gc_prunes_old_moves_and_nothing_is_forgotten(registry: Registry) -> Non
     assert registry.move(1, "rollback", after=now).sequence == 123
 
 
-def test_a_store_that_fails_is_no_empty_registry(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_store_is_not_an_empty_registry(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(registry)
 
     def fail(self: Storage, uri: str) -> bytes:
@@ -594,10 +592,10 @@ def test_a_store_that_fails_is_no_empty_registry(registry: Registry, monkeypatch
         registry.versions()
 
 
-def test_a_store_that_fails_for_a_moment_damages_no_version(
+def test_temporary_store_failure_does_not_mark_a_version_as_damaged(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Servers refuse a damaged version for good, and ask a store that failed again."""
+    """Servers refuse a damaged version permanently, but retry after a store failure."""
     publish(registry)
     delta = publish(registry, parent=1)
     read, failures = Storage.read, iter([True, False, True])

@@ -1,4 +1,4 @@
-"""Publishers in processes of their own: racing each other, and killed at named moments."""
+"""Publishers in separate processes: racing each other, and killed at named moments."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ print(json.dumps({"made": made, "moved": moved, "lost": lost}))
 
 @contextmanager
 def started(script: str, *arguments: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
-    """A child for each row of arguments, all of them ready; killed at the end if need be."""
+    """Start a child for each row of arguments and wait until all are ready; kill those still running at the end."""
     with ExitStack() as stack:
         children = []
         for row in arguments:
@@ -62,7 +62,7 @@ def started(script: str, *arguments: Sequence[str]) -> Iterator[list[subprocess.
         yield children
 
 
-def test_publishers_that_race_never_share_a_number_or_a_move(tmp_path: Path) -> None:
+def test_racing_publishers_never_share_a_number_or_a_move(tmp_path: Path) -> None:
     registry = Registry(Storage(), str(tmp_path / "registry"))
     racers, rounds = 4, 15
     rows = [(registry.uri, f"racer {n}", str(rounds)) for n in range(racers)]
@@ -71,24 +71,24 @@ def test_publishers_that_race_never_share_a_number_or_a_move(tmp_path: Path) -> 
             assert child.stdin is not None
             child.stdin.write("go\n")
             child.stdin.flush()
-        told = [json.loads(child.communicate(timeout=120)[0]) for child in children]
+        results = [json.loads(child.communicate(timeout=120)[0]) for child in children]
     assert [child.returncode for child in children] == [0] * racers
 
-    numbers = sorted(number for one in told for number in one["made"])
+    numbers = sorted(number for one in results for number in one["made"])
     assert numbers == registry.numbers()
     assert len(set(numbers)) == racers * rounds
-    assert all(one["made"] == sorted(one["made"]) for one in told)
-    for n, one in enumerate(told):
+    assert all(one["made"] == sorted(one["made"]) for one in results)
+    for n, one in enumerate(results):
         for number in one["made"]:
             folder = registry.fetch(registry.version(number), tmp_path)
             assert (folder / "table.bin").read_text() == f"racer {n} {number}"
-    sequences = sorted(sequence for one in told for sequence in one["moved"])
+    sequences = sorted(sequence for one in results for sequence in one["moved"])
     moves = registry.moves()
     assert sequences == list(range(1, len(moves) + 1)) == [move.sequence for move in moves]
-    for n, one in enumerate(told):
+    for n, one in enumerate(results):
         assert one["moved"] == [move.sequence for move in moves if move.reason == f"racer {n}"]
-    assert sum(one["lost"] for one in told) == racers * rounds - len(moves)
-    assert sum(one["lost"] for one in told) > 0, "nobody met anybody: the test means nothing"
+    assert sum(one["lost"] for one in results) == racers * rounds - len(moves)
+    assert sum(one["lost"] for one in results) > 0, "no publisher met another: the test proves nothing"
 
 
 # ── killed ─────────────────────────────────────────────────────────────────────────────────────
@@ -117,7 +117,7 @@ after = registry.current()
 if moment == "before its claim":
     Path.hardlink_to = die
 if moment == "with its claim":
-    Path.mkdir = die_at_call(3, Path.mkdir)  # those before are for the claim
+    Path.mkdir = die_at_call(3, Path.mkdir)  # the first two are for the claim
 draft = registry.draft(parent=1)
 (draft.folder / "table.bin").write_bytes(b"new" * 1000)
 (draft.folder / "dense.onnx").write_bytes(b"net" * 1000)
@@ -128,7 +128,7 @@ if moment == "before the rename":
 if moment == "after the rename":
     version_module.manifest_bytes = die
 if moment == "with the manifest written under a hidden name":
-    Path.replace = die_at_call(2, Path.replace)  # the first is that of the claim
+    Path.replace = die_at_call(2, Path.replace)  # the first is for the claim
 if moment == "after the manifest":
     Storage.delete = die
 version = draft.commit({"table": "delta"})
@@ -140,7 +140,7 @@ registry.move(version.number, "publish", after=after)
 raise SystemExit("not killed")
 """
 
-UNSEEN = [
+BEFORE_MANIFEST = [
     "before its claim",
     "with its claim",
     "with half of its files",
@@ -148,7 +148,7 @@ UNSEEN = [
     "after the rename",
     "with the manifest written under a hidden name",
 ]
-MADE = ["after the manifest", "before the move"]
+AFTER_MANIFEST = ["after the manifest", "before the move"]
 
 
 def publish(registry: Registry, parent: int | None = None) -> Version:
@@ -172,13 +172,13 @@ def killed(registry: Registry, moment: str, script: str = _PUBLISH_AND_DIE) -> N
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
 
 
-def everything(registry: Registry) -> list[str]:
+def all_paths(registry: Registry) -> list[str]:
     """Every file and folder below the registry."""
     return sorted(str(path.relative_to(registry.uri)) for path in Path(registry.uri).rglob("*"))
 
 
-@pytest.mark.parametrize("moment", UNSEEN)
-def test_a_publisher_killed_before_its_manifest_is_never_seen(registry: Registry, moment: str) -> None:
+@pytest.mark.parametrize("moment", BEFORE_MANIFEST)
+def test_publisher_killed_before_its_manifest_leaves_no_version(registry: Registry, moment: str) -> None:
     killed(registry, moment)
     assert [version.number for version in registry.versions()] == [1]
     current = registry.current()
@@ -189,7 +189,7 @@ def test_a_publisher_killed_before_its_manifest_is_never_seen(registry: Registry
     version = publish(registry, parent=1)
     assert version.number == taken + 1
     registry.gc(9)
-    rest = [name for name in everything(registry) if not name.startswith(".") and "/." not in name]
+    rest = [name for name in all_paths(registry) if not name.startswith(".") and "/." not in name]
     assert rest == sorted(
         [
             "drafts",
@@ -206,8 +206,8 @@ def test_a_publisher_killed_before_its_manifest_is_never_seen(registry: Registry
     verify(version, registry.fetch(version, Path()))
 
 
-@pytest.mark.parametrize("moment", MADE)
-def test_a_publisher_killed_after_its_manifest_has_made_a_version(registry: Registry, moment: str) -> None:
+@pytest.mark.parametrize("moment", AFTER_MANIFEST)
+def test_publisher_killed_after_its_manifest_leaves_a_version(registry: Registry, moment: str) -> None:
     killed(registry, moment)
     [_, made] = registry.versions()
     assert (made.number, made.parent) == (2, 1)
@@ -221,7 +221,7 @@ def test_a_publisher_killed_after_its_manifest_has_made_a_version(registry: Regi
     assert publish(registry).number == 3
 
 
-def test_a_publisher_killed_after_its_move_has_moved(registry: Registry) -> None:
+def test_publisher_killed_after_its_move_has_moved_the_pointer(registry: Registry) -> None:
     killed(registry, "after the move")
     current = registry.current()
     assert current is not None
@@ -230,7 +230,7 @@ def test_a_publisher_killed_after_its_move_has_moved(registry: Registry) -> None
 
     [left] = Path(registry.uri, "moves").glob(".*")
     registry.gc(1)
-    assert left.exists(), "somebody may be writing it"
+    assert left.exists(), "another process may be writing it"
     os.utime(left, (0, 0))
     registry.gc(1)
     assert not left.exists()
@@ -252,15 +252,15 @@ for _ in range(rounds):
         try:
             number = draft.commit({"parent": None if draft.number % 3 else now.version}).number
             registry.move(number, "publish", after=now)
-        except ArtifactError as error:  # another one was first, or gc too hasty with what the loser built on
-            assert "somebody else" in str(error) or "gone" in str(error) or "no version" in str(error), error
+        except ArtifactError as error:  # another one was first, or gc removed what the loser built on
+            assert any(part in str(error) for part in ("another process", "missing", "removed", "no version")), error
     registry.gc(1)
 print("done")
 """
 
 
-def assert_current_is_whole(registry: Registry) -> None:
-    """It is, or was when the pointer left it. gc may take a manifest away for the blink it needs to look again."""
+def assert_current_is_complete(registry: Registry) -> None:
+    """The current version is complete, or was when the pointer left it. gc may remove a manifest for a moment."""
     deadline = time.monotonic() + 10
     while True:
         current = registry.current()
@@ -269,23 +269,23 @@ def assert_current_is_whole(registry: Registry) -> None:
             return registry.check(registry.version(current.version))
         except ArtifactError:
             if registry.current() == current:
-                assert time.monotonic() < deadline, f"version {current.version} stays broken"
+                assert time.monotonic() < deadline, f"version {current.version} stays incomplete"
 
 
-def test_publishers_that_clean_up_after_each_other_never_remove_what_is_needed(registry: Registry) -> None:
+def test_publishers_that_run_gc_never_remove_needed_versions(registry: Registry) -> None:
     with started(_PUBLISH_AND_GC, *[(registry.uri, "12")] * 3) as children:
         for child in children:
             assert child.stdin is not None
             child.stdin.write("go\n")
             child.stdin.flush()
-        looked = 0
+        checks = 0
         while any(child.poll() is None for child in children):
-            looked += 1
-            assert_current_is_whole(registry)
+            checks += 1
+            assert_current_is_complete(registry)
         assert [child.communicate(timeout=60)[0] for child in children] == ["done\n"] * 3
-    assert looked > 10
+    assert checks > 10
     assert [child.returncode for child in children] == [0, 0, 0]
-    assert_current_is_whole(registry)
+    assert_current_is_complete(registry)
     for version in registry.versions():
         registry.check(version)
     registry.gc(1)
@@ -308,14 +308,14 @@ Registry(Storage(), sys.argv[1]).gc(1)
 """
 
 
-def test_gc_killed_in_the_middle_of_a_version(registry: Registry) -> None:
+def test_gc_killed_while_removing_a_version(registry: Registry) -> None:
     publish(registry), publish(registry)
     killed(registry, "", _GC_AND_DIE)
     assert [path.name for path in sorted(Path(registry.uri, "versions").iterdir())] == [
         "000000001",
         "000000002",
         "000000003",
-    ], "the child was killed too early or too late for this test to mean anything"
+    ], "the child was killed too early or too late for this test to prove anything"
     assert [version.number for version in registry.versions()] == [1, 3]
     registry.gc(1)
     assert [path.name for path in sorted(Path(registry.uri, "versions").iterdir())] == [
@@ -336,16 +336,16 @@ print(draft.commit({"table": "delta"}).number, flush=True)
 """
 
 
-def test_gc_of_another_process_knows_which_drafts_are_alive(registry: Registry) -> None:
+def test_gc_of_another_process_tells_live_drafts_from_dead_ones(registry: Registry) -> None:
     publish(registry), publish(registry)
     registry.move(2, "second", after=registry.current())
     registry.move(3, "third", after=registry.current())
     with started(_DRAFT_AND_WAIT, [registry.uri], [registry.uri]) as (alive, dead):
-        dead.kill()  # and not waited for: a zombie is as dead
+        dead.kill()  # not waited for: a zombie counts as dead
         deadline = time.monotonic() + 30
         while len(registry.garbage(1).drafts) < 1:
             assert time.monotonic() < deadline
-        assert registry.gc(1) == [], "version 1 is the parent of a living draft"
+        assert registry.gc(1) == [], "version 1 is the parent of a live draft"
         committed, _ = alive.communicate("go\n", timeout=60)
     assert int(committed) in registry.numbers()
     assert registry.garbage(9).drafts == ()

@@ -1,4 +1,4 @@
-"""A registry in S3: published, followed, fetched, rolled back and cleaned up over a real socket."""
+"""A registry in S3: publish, follow, fetch, roll back and gc over a real socket."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ from servers.s3 import s3_server
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, Any]]:
     with s3_server() as endpoint:
-        yield {
-            "s3": {"client_kwargs": {"endpoint_url": endpoint}, "key": "tests", "secret": "a secret of tests"}
-        }
+        yield {"s3": {"client_kwargs": {"endpoint_url": endpoint}, "key": "tests", "secret": "test secret"}}
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def registry(options: dict[str, Any]) -> Registry:
 
 @pytest.fixture
 def other(registry: Registry, options: dict[str, Any]) -> Registry:
-    """The same registry as another process sees it."""
+    """The same registry, opened as by another process."""
     return Registry(Storage(options), registry.uri)
 
 
@@ -57,7 +55,7 @@ def keys(registry: Registry) -> list[str]:
 
 
 @pytest.mark.slow
-def test_from_the_first_draft_to_gc(registry: Registry, other: Registry, tmp_path: Path) -> None:
+def test_full_cycle_from_the_first_draft_to_gc(registry: Registry, other: Registry, tmp_path: Path) -> None:
     assert (registry.current(), registry.versions(), registry.moves()) == (None, [], [])
     scratch, copies = tmp_path / "scratch", tmp_path / "copies"
     base = publish(registry, scratch, size=9_000_000)
@@ -70,7 +68,7 @@ def test_from_the_first_draft_to_gc(registry: Registry, other: Registry, tmp_pat
 
     first = registry.move(1, "first", after=None)
     second = other.move(2, "second", after=first)
-    with pytest.raises(RegistryMoved, match=r"version 2 is current since .* \(second"):
+    with pytest.raises(RegistryMoved, match=r"version 2 has been current since .* \(second"):
         registry.move(1, "late", after=first)
     assert registry.current() == second
     assert registry.moves() == [first, second]
@@ -79,9 +77,9 @@ def test_from_the_first_draft_to_gc(registry: Registry, other: Registry, tmp_pat
     assert folder.parent == copies
     verify(base, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["dense.onnx", "manifest.json", "table.bin"]
-    made = (folder / "table.bin").stat()
+    before = (folder / "table.bin").stat()
     assert registry.fetch(base, copies) == folder
-    assert (folder / "table.bin").stat().st_mtime_ns == made.st_mtime_ns, "fetched once"
+    assert (folder / "table.bin").stat().st_mtime_ns == before.st_mtime_ns, "fetched once"
 
     third = publish(registry, scratch)
     registry.move(3, "third", after=second)
@@ -97,24 +95,24 @@ def test_from_the_first_draft_to_gc(registry: Registry, other: Registry, tmp_pat
             for name in ("dense.onnx", "manifest.json", "table.bin")
         ),
     ]
-    verify(base, folder)  # the copy does not need the registry
-    other.forget(copies, [third])
+    verify(base, folder)  # the copy is independent of the registry
+    other.remove_copies(copies, [third])
     assert [path.name for path in copies.iterdir()] == [".lock"]
 
 
-def test_a_poll_is_one_request(registry: Registry, tmp_path: Path) -> None:
+def test_poll_is_one_request(registry: Registry, tmp_path: Path) -> None:
     publish(registry, tmp_path)
     move = registry.move(1, "first", after=None)
     assert registry.current() == move
     filesystem = registry._storage._drivers.open(registry.uri)
     client = filesystem.s3.meta.events
-    asked: list[str] = []
-    client.register("before-call.s3", lambda model, **_: asked.append(model.name))
+    calls: list[str] = []
+    client.register("before-call.s3", lambda model, **_: calls.append(model.name))
     assert registry.current() == move
-    assert asked == ["ListObjectsV2"]
+    assert calls == ["ListObjectsV2"]
 
 
-def test_an_abandoned_draft_leaves_only_its_number(registry: Registry, tmp_path: Path) -> None:
+def test_abandoned_draft_leaves_only_its_claim(registry: Registry, tmp_path: Path) -> None:
     real = registry._storage.put
 
     def fail_at_the_table(uri: str, data: bytes | Path) -> None:
@@ -136,7 +134,7 @@ def test_an_abandoned_draft_leaves_only_its_number(registry: Registry, tmp_path:
     assert [key for key in keys(registry) if key.startswith("drafts")] == []
 
 
-def test_an_upload_that_lost_a_file_is_no_version(registry: Registry, tmp_path: Path) -> None:
+def test_incomplete_upload_is_not_a_version(registry: Registry, tmp_path: Path) -> None:
     with registry.draft(scratch=tmp_path) as draft:
         (draft.folder / "dense.onnx").write_bytes(b"network")
         (draft.folder / "table.bin").write_bytes(b"rows")
@@ -148,17 +146,17 @@ def test_an_upload_that_lost_a_file_is_no_version(registry: Registry, tmp_path: 
 
         registry._storage.put = lose  # type: ignore[method-assign]
         with pytest.raises(
-            ArtifactError, match=r"the upload of version 1 did not arrive: .*table\.bin is gone"
+            ArtifactError, match=r"the upload of version 1 is incomplete: .*table\.bin is missing"
         ):
             draft.commit({})
     assert registry.versions() == []
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"rowz", "is damaged"), (b"row", "is damaged"), (None, "is gone")]
+    ("content", "state"), [(b"rowz", "is damaged"), (b"row", "is damaged"), (None, "is missing")]
 )
-def test_a_damaged_file_is_not_fetched(
-    registry: Registry, tmp_path: Path, content: bytes | None, said: str
+def test_damaged_file_is_not_fetched(
+    registry: Registry, tmp_path: Path, content: bytes | None, state: str
 ) -> None:
     with registry.draft(scratch=tmp_path / "scratch") as draft:
         (draft.folder / "table.bin").write_bytes(b"rows")
@@ -166,14 +164,14 @@ def test_a_damaged_file_is_not_fetched(
     place = f"{version.folder}/table.bin"
     registry._storage.delete(place) if content is None else registry._storage.put(place, content)
     copies = tmp_path / "copies"
-    with pytest.raises(ArtifactError, match=rf"versions/000000001/table\.bin {said}"):
+    with pytest.raises(ArtifactError, match=rf"versions/000000001/table\.bin {state}"):
         registry.fetch(version, copies)
     assert [path.name for path in copies.iterdir()] == [".lock"]
     registry._storage.put(place, b"rows")
     verify(version, registry.fetch(version, copies))
 
 
-def test_a_copy_of_another_registry_is_not_taken_for_ours(
+def test_copies_of_two_registries_are_kept_apart(
     registry: Registry, options: dict[str, Any], tmp_path: Path
 ) -> None:
     ours = publish(registry, tmp_path / "scratch", size=10)
@@ -257,14 +255,14 @@ def kill(registry: Registry, options: dict[str, Any], scratch: Path, moment: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["between two uploads", "before the manifest"])
-def test_a_publisher_killed_while_uploading(
+def test_publisher_killed_while_uploading(
     registry: Registry, options: dict[str, Any], tmp_path: Path, moment: str
 ) -> None:
     scratch = tmp_path / "scratch"
     publish(registry, scratch)
     kill(registry, options, scratch, moment)
     assert "versions/000000002/dense.onnx" in keys(registry), (
-        "killed too early for this test to mean anything"
+        "killed too early for this test to prove anything"
     )
     assert [version.number for version in registry.versions()] == [1]
     assert len(list(scratch.iterdir())) == 1
@@ -275,7 +273,7 @@ def test_a_publisher_killed_while_uploading(
 
 
 @pytest.mark.slow
-def test_a_server_killed_while_fetching(registry: Registry, options: dict[str, Any], tmp_path: Path) -> None:
+def test_server_killed_while_fetching(registry: Registry, options: dict[str, Any], tmp_path: Path) -> None:
     version = publish(registry, tmp_path / "scratch", size=9_000_000)
     copies = tmp_path / "copies"
     kill(registry, options, copies, "in the middle of a download")
@@ -283,11 +281,11 @@ def test_a_server_killed_while_fetching(registry: Registry, options: dict[str, A
     assert len(left) == 1
     assert left[0].name.startswith(".000000001-")
     verify(version, registry.fetch(version, copies))
-    registry.forget(copies, [version])
+    registry.remove_copies(copies, [version])
     assert len([path for path in copies.iterdir() if path.is_dir()]) == 1
 
 
-def test_a_claim_cannot_make_gc_remove_other_folders(registry: Registry, tmp_path: Path) -> None:
+def test_forged_claim_cannot_make_gc_remove_other_folders(registry: Registry, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     with registry.draft(scratch=tmp_path):

@@ -1,4 +1,4 @@
-"""The same story in stores of other kinds: memory, and Hadoop over WebHDFS."""
+"""The registry in other stores: memory, and Hadoop over WebHDFS."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_publish_move_fetch_and_gc(place: str, tmp_path: Path) -> None:
     assert registry.draft(scratch=tmp_path / "scratch").number == 6
 
 
-def test_a_web_server_is_no_registry_to_write(tmp_path: Path) -> None:
+def test_web_server_cannot_be_a_registry(tmp_path: Path) -> None:
     registry = Registry(Storage(), "http://127.0.0.1:1/registry")
     with pytest.raises(StorageError):
         registry.draft(scratch=tmp_path)

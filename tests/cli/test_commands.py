@@ -44,7 +44,7 @@ def test_init_never_overwrites_unasked(tmp_path: Path) -> None:
     done = run("init", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert (
-        done.stderr == "clickline.yaml exists already. Name another folder, or overwrite it with --force.\n"
+        done.stderr == "clickline.yaml already exists. Name another folder, or overwrite it with --force.\n"
     )
     assert file.read_text() == GOOD
     assert run("init", "--force", cwd=tmp_path).returncode == 0
@@ -52,13 +52,15 @@ def test_init_never_overwrites_unasked(tmp_path: Path) -> None:
 
 
 def test_check_tells_every_mistake_and_exits_2(tmp_path: Path) -> None:
-    write(tmp_path, "data:\n  trian: a\n  max_bad: 2\ntrain: {epochs: 0}\nzzz: 1\nserve: {http_port: x}\n")
+    write(
+        tmp_path, "data:\n  trian: a\n  max_bad_ratio: 2\ntrain: {epochs: 0}\nzzz: 1\nserve: {http_port: x}\n"
+    )
     done = run("check", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     lines = done.stderr.splitlines()
     assert [line.split(" is ")[0] for line in lines] == [
         "clickline.yaml:2 data.trian",
-        "clickline.yaml:3 data.max_bad",
+        "clickline.yaml:3 data.max_bad_ratio",
         "clickline.yaml:4 train.epochs",
         "clickline.yaml:5 zzz",
         "clickline.yaml:6 serve.http_port",
@@ -73,7 +75,7 @@ def test_check_with_json_is_one_document(tmp_path: Path) -> None:
     assert document["mistakes"] == []
     assert document["notes"][-1] == "data.eval is not given: nothing will be measured."
 
-    bad = run("check", "--json", "--set", "data.max_bad=2", cwd=tmp_path)
+    bad = run("check", "--json", "--set", "data.max_bad_ratio=2", cwd=tmp_path)
     error = json.loads(bad.stdout)["error"]
     assert bad.returncode == 2
     assert error["kind"] == "ConfigError"
@@ -81,12 +83,12 @@ def test_check_with_json_is_one_document(tmp_path: Path) -> None:
         {
             "file": "--set",
             "line": 0,
-            "key": "data.max_bad",
+            "key": "data.max_bad_ratio",
             "problem": "is 2. Allowed: a number from 0 to 1.",
             "remedy": "Correct it, or remove it to get the default, 0.01.",
         }
     ]
-    assert bad.stderr.startswith("--set data.max_bad is 2.")
+    assert bad.stderr.startswith("--set data.max_bad_ratio is 2.")
 
 
 def test_check_takes_any_file_and_knows_data_that_is_there(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_check_knows_data_in_a_folder_with_glob_signs_in_its_name(tmp_path: Path
         ("gate: {auc: 0.6}", "gate.auc asks"),
         ("gate: {auc: 0.6, calibration: 0.1}", "gate.auc and gate.calibration ask"),
         ("gate: {vs_current: 0.0}", "gate.vs_current asks"),
-        ("train: {early_stop: {patience: 1}}", "train.early_stop asks"),
+        ("train: {early_stopping: {patience: 1}}", "train.early_stopping asks"),
     ],
 )
 def test_check_refuses_a_gate_that_has_no_rows_to_measure_on(tmp_path: Path, asked: str, named: str) -> None:
@@ -146,9 +148,9 @@ def test_check_says_that_a_gate_without_eval_rows_is_only_for_following(tmp_path
 @pytest.mark.parametrize(
     ("train", "eval_", "said"),
     [
-        ("a.tsv", "a.tsv", "its only file is in data.train too ("),
-        ("'*.tsv'", "[b.tsv, c.txt]", "1 of its 2 files are in data.train too ("),
-        ("a.tsv", "link.tsv", "its only file is in data.train too ("),
+        ("a.tsv", "a.tsv", "its only file is also in data.train ("),
+        ("'*.tsv'", "[b.tsv, c.txt]", "1 of its 2 files are also in data.train ("),
+        ("a.tsv", "link.tsv", "its only file is also in data.train ("),
         ("a.tsv", "b.tsv", None),
     ],
 )
@@ -178,7 +180,7 @@ def test_check_tells_hours_of_one_pattern_apart(tmp_path: Path) -> None:
     assert run("check", cwd=tmp_path).stdout == "clickline.yaml: no mistakes\n"
     write(tmp_path, text.format("02"))
     done = run("check", cwd=tmp_path)
-    assert f"its only file is in data.train too ({tmp_path}/20240101/02/part-0)" in done.stdout
+    assert f"its only file is also in data.train ({tmp_path}/20240101/02/part-0)" in done.stdout
 
 
 def test_check_looks_at_the_columns_of_the_first_file(tmp_path: Path) -> None:
@@ -227,7 +229,11 @@ def test_the_schema_is_json_and_needs_no_config(tmp_path: Path) -> None:
             ["sample", "--rows", "many"],
             "clickline sample: Invalid value for '--rows': it should be a valid integer. See",
         ),
-        (["data"], "clickline data: Missing command."),
+        (["cache"], "clickline cache: Missing command."),
+        (
+            ["data", "warm"],
+            "clickline: No such command 'data'. It is now `clickline cache`: status, prefetch, clear.",
+        ),
         (["init", "--preset", "x"], "clickline init: Invalid value for '--preset'"),
     ],
 )
@@ -315,9 +321,9 @@ def test_sample_prepare_and_data_status(tmp_path: Path) -> None:
     made = run("sample", "--rows", "2000", "--out", "data", cwd=tmp_path)
     assert made.returncode == 0
     assert "train rows          1,600\n" in made.stdout
-    assert "best reachable AUC  0." in made.stdout
+    assert "best achievable AUC  0." in made.stdout
     # No terminal: plain lines, none of a bar's escape codes.
-    assert made.stderr.startswith("sample: begun\n")
+    assert made.stderr.startswith("sample: started\n")
     assert "2,000 rows" in made.stderr
     assert "\x1b" not in made.stderr + made.stdout
 
@@ -332,15 +338,15 @@ def test_sample_prepare_and_data_status(tmp_path: Path) -> None:
     assert "(up to date)" in again.stdout
     assert "train     1,600 rows in 1 shard" in again.stdout
 
-    status = run("data", "status", cwd=tmp_path)
+    status = run("cache", "status", cwd=tmp_path)
     lines = status.stdout.splitlines()
     assert lines[0].split("   ")[0] == "NAME"
     assert [line.split()[0] for line in lines[1:]] == ["train", "eval"]
     assert all(line.endswith("Local") for line in lines[1:])
-    (only,) = json.loads(run("data", "status", "eval", "--json", cwd=tmp_path).stdout)
+    (only,) = json.loads(run("cache", "status", "eval", "--json", cwd=tmp_path).stdout)
     assert (only["name"], only["files"], only["phase"]) == ("eval", 1, "Local")
-    assert run("data", "warm", "-q", cwd=tmp_path).returncode == 0
-    assert run("data", "clear", cwd=tmp_path).stdout == "removed 0 copies, 0 B\n"
+    assert run("cache", "prefetch", "-q", cwd=tmp_path).returncode == 0
+    assert run("cache", "clear", cwd=tmp_path).stdout == "removed 0 copies, 0 B\n"
 
 
 @pytest.mark.slow
@@ -372,15 +378,15 @@ def test_remote_data_is_shown_warmed_and_cleared(tmp_path: Path, web: str) -> No
     write(tmp_path, f"data: {{train: '{web}/a.tsv'}}\ncache: {{dir: cache, size: 1MiB}}\n")
 
     def status() -> list[str]:
-        return run("data", "status", cwd=tmp_path).stdout.splitlines()[1].split()
+        return run("cache", "status", cwd=tmp_path).stdout.splitlines()[1].split()
 
     assert status() == ["train", "1", "4.9", "KiB", "0", "B", "1.0", "MiB", "NotCached"]
-    warmed = run("data", "warm", cwd=tmp_path)
+    warmed = run("cache", "prefetch", cwd=tmp_path)
     assert warmed.returncode == 0
-    assert f"fetching {web}/a.tsv: begun, 4.9 KiB to read\n" in warmed.stderr
+    assert f"fetching {web}/a.tsv: started, 4.9 KiB to read\n" in warmed.stderr
     assert warmed.stdout.splitlines()[1].endswith("Ready")
     assert status()[4:6] == ["4.9", "KiB"]
-    assert json.loads(run("data", "clear", "train", "--json", cwd=tmp_path).stdout) == {
+    assert json.loads(run("cache", "clear", "train", "--json", cwd=tmp_path).stdout) == {
         "files": 1,
         "bytes": 5000,
         "in_use": 0,
@@ -395,7 +401,7 @@ def test_check_looks_into_the_files_that_the_config_names(tmp_path: Path) -> Non
     done = run("check", cwd=tmp_path)
     assert done.returncode == 2
     assert "slot.conf:2 'one' is not a slot number" in done.stderr
-    assert "slot.conf:3 slot 1 is listed already in line 1" in done.stderr
+    assert "slot.conf:3 slot 1 is already listed in line 1" in done.stderr
     (tmp_path / "slot.conf").write_text("no slots at all\n" * 500)
     assert len(run("check", cwd=tmp_path).stderr.splitlines()) == 11
     write(tmp_path, "data: {reader: r.py, train: a.txt, fields: {y: label, u: slot}}\n")

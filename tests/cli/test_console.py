@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from clickline import progress as progress_module
-from clickline.cli.console import facts, note, say, table, watching
+from clickline.cli.console import facts, note, say, show_progress, table
 from clickline.progress import human_size, printable
 
 
@@ -44,8 +44,8 @@ def test_nothing_that_is_shown_steers_a_terminal(capsys: pytest.CaptureFixture[s
     facts({"value": value})
     note(value)
     say(f"first\n{value}")
-    with watching(as_json=False, quiet=True) as progress:
-        progress.say(f"bad row: {value}")
+    with show_progress(as_json=False, quiet=True) as progress:
+        progress.log(f"bad row: {value}")
     told = capsys.readouterr()
     assert told.out == (
         "VALUE             N\na\\x1b[2Jb\\x07\\n   1\nvalue  a\\x1b[2Jb\\x07\nfirst\na\\x1b[2Jb\\x07\n"
@@ -58,12 +58,12 @@ def test_lines_without_a_terminal(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: now)
-    with watching(as_json=False, quiet=False) as progress:
+    with show_progress(as_json=False, quiet=False) as progress:
         progress.begin("prepare train", total_bytes=4096)
         for _ in range(4):
             now += 6.0
             progress.advance(rows=300, size=1024)
-        progress.say("one hour is empty")
+        progress.log("one hour is empty")
         progress.begin("fetching x")
         progress.advance(size=2048)
         progress.end()
@@ -71,13 +71,13 @@ def test_lines_without_a_terminal(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "prepare train: begun, 4.0 KiB to read",
+        "prepare train: started, 4.0 KiB to read",
         "prepare train: 600 rows, 50 rows/s, 2.0 KiB, 171 B/s, 50%, about 12 s left",
         "prepare train: 1,200 rows, 50 rows/s, 4.0 KiB, 171 B/s",
         "one hour is empty",
-        "fetching x: begun",
-        "fetching x: 2.0 KiB, 1.9 TiB/s, ended after 0.0 s",
-        "prepare train: 1,200 rows, 50 rows/s, 4.0 KiB, 171 B/s, ended after 24.0 s",
+        "fetching x: started",
+        "fetching x: 2.0 KiB, 1.9 TiB/s; took 0.0 s",
+        "prepare train: 1,200 rows, 50 rows/s, 4.0 KiB, 171 B/s; took 24.0 s",
     ]
 
 
@@ -85,16 +85,16 @@ def test_lines_without_a_terminal(
 def test_silence_when_asked_for_but_for_what_is_worth_reading(
     capsys: pytest.CaptureFixture[str], as_json: bool, quiet: bool
 ) -> None:
-    with watching(as_json=as_json, quiet=quiet) as progress:
+    with show_progress(as_json=as_json, quiet=quiet) as progress:
         progress.begin("prepare", total_bytes=10)
         progress.advance(rows=1, size=10)
-        progress.say("the input has changed")
+        progress.log("the input has changed")
         progress.end()
     assert capsys.readouterr() == ("", "the input has changed\n")
 
 
 def test_threads_may_report_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with watching(as_json=False, quiet=False) as progress:
+    with show_progress(as_json=False, quiet=False) as progress:
         progress.begin("count")
 
         def many() -> None:
@@ -111,11 +111,11 @@ def test_threads_may_report_at_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 PROGRAM = """
-from clickline.cli.console import watching
-with watching(as_json=False, quiet=False) as progress:
+from clickline.cli.console import show_progress
+with show_progress(as_json=False, quiet=False) as progress:
     progress.begin('prepare train', total_bytes=4096)
     progress.advance(rows=1200, size=4096)
-    progress.say('[bold] one hour is empty')
+    progress.log('[bold] one hour is empty')
     progress.end()
     progress.begin('sample')
     progress.advance(rows=7, size=10)

@@ -40,7 +40,13 @@ def test_terminal_and_home_change_nothing(fresh: dict[str, str]) -> None:
 
 
 def test_every_key_and_command_is_there(fresh: dict[str, str]) -> None:
-    for key in ("`data.max_bad`", "`storage.credentials`", "`gate.vs_current`", "`time_format`", "`wait`"):
+    for key in (
+        "`data.max_bad_ratio`",
+        "`storage.credentials_file`",
+        "`gate.vs_current`",
+        "`time_format`",
+        "`wait`",
+    ):
         assert key in fresh["config.md"]
-    for command in ("init", "check", "sample", "prepare", "data status", "data warm", "data clear"):
+    for command in ("init", "check", "sample", "prepare", "cache status", "cache prefetch", "cache clear"):
         assert f"## clickline {command}\n" in fresh["cli.md"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from clickline_process import run, start
 
-LINE = "interrupted; run the same command again to go on\n"
+LINE = "interrupted; run the same command again to resume\n"
 
 
 @pytest.mark.slow

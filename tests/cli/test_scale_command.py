@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from clickline_process import run
 
-from clickline.training.cluster.job_status import Status, WorkerStatus, asked_workers, driving, write_status
+from clickline.training.cluster.job_status import (
+    JobStatus,
+    WorkerStatus,
+    driver_lock,
+    requested_workers,
+    write_status,
+)
 
 CONFIG = "data: {train: data/train.tsv}\nmodel: {name: lr}\n"
 
@@ -24,43 +30,45 @@ def home(tmp_path: Path) -> Path:
 def driven(home: Path) -> Iterator[Path]:
     """A run that two workers learn and that a third one has left; this process is its driver."""
     driven = home / "runs" / "abc"
-    with driving(home, driven):
+    with driver_lock(home, driven):
         workers = tuple(
             WorkerStatus(f"worker-{number}", "node-0", state)
             for number, state in enumerate(("learning", "learning", "lost"))
         )
-        write_status(driven, Status("running", "sync", workers=workers, most=6))
+        write_status(driven, JobStatus("running", "sync", workers=workers, most=6))
         yield driven
 
 
 @pytest.mark.parametrize(
     ("workers", "said"),
     [
-        (1, "run abc: 2 workers run now; it goes on with 1\n"),
-        (2, "run abc: 2 workers run now; it stays so\n"),
+        (1, "run abc: 2 workers are running; scaling down to 1\n"),
+        (2, "run abc: 2 workers are running; nothing to change\n"),
         (
             4,
-            "run abc: 2 workers run now; it grows to 4 as the cluster has room (`clickline status` shows it)\n",
+            "run abc: 2 workers are running; scaling up to 4 as the cluster has room (see `clickline status`)\n",
         ),
     ],
 )
 def test_the_driver_gets_the_wish(tmp_path: Path, driven: Path, workers: int, said: str) -> None:
     done = run("scale", "--workers", str(workers), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
-    assert asked_workers(driven) == workers
+    assert requested_workers(driven) == workers
 
 
 def test_as_json(tmp_path: Path, driven: Path) -> None:
     done = run("scale", "--workers", "3", "--json", cwd=tmp_path)
     assert json.loads(done.stdout) == {"run": "abc", "workers": 2, "asked": 3, "most": 6}
-    assert asked_workers(driven) == 3
+    assert requested_workers(driven) == 3
 
 
 def test_a_driver_that_has_no_workers_yet(tmp_path: Path, home: Path) -> None:
-    with driving(home, home / "runs" / "abc"):
+    with driver_lock(home, home / "runs" / "abc"):
         done = run("scale", "--workers", "3", cwd=tmp_path)
     assert done.returncode == 0
-    assert done.stdout.startswith("run abc: no worker runs yet; it grows to 3 as the cluster has room")
+    assert done.stdout.startswith(
+        "run abc: no workers are running yet; scaling up to 3 as the cluster has room"
+    )
 
 
 @pytest.mark.parametrize("workers", ["0", "-1", "two", "4097"])
@@ -68,7 +76,7 @@ def test_what_is_no_number_of_workers(tmp_path: Path, driven: Path, workers: str
     done = run("scale", "--workers", workers, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--workers" in done.stderr
-    assert asked_workers(driven) is None
+    assert requested_workers(driven) is None
 
 
 def test_without_a_number(tmp_path: Path, driven: Path) -> None:
@@ -83,7 +91,7 @@ def test_more_than_the_config_allows(tmp_path: Path, driven: Path) -> None:
         2,
         "--workers is 5, above train.workers.max 4. Allowed: 1 to 4.\n",
     )
-    assert asked_workers(driven) is None
+    assert requested_workers(driven) is None
 
 
 def test_more_than_the_run_was_started_with(tmp_path: Path, driven: Path) -> None:
@@ -93,7 +101,7 @@ def test_more_than_the_run_was_started_with(tmp_path: Path, driven: Path) -> Non
     assert done.stderr.startswith(
         "run abc was started with train.workers.max 6, and 8 are asked for. Ask for at most 6, or stop it"
     )
-    assert asked_workers(driven) is None
+    assert requested_workers(driven) is None
 
 
 def test_nothing_was_ever_trained_on_a_cluster(tmp_path: Path, home: Path) -> None:
@@ -109,14 +117,14 @@ def test_nothing_was_ever_trained_on_a_cluster(tmp_path: Path, home: Path) -> No
 @pytest.mark.parametrize(("state", "words"), [("done", "is done"), ("running", "was lost without a word")])
 def test_the_training_is_over(tmp_path: Path, home: Path, state: str, words: str) -> None:
     before = home / "runs" / "abc"
-    with driving(home, before):
-        write_status(before, Status("done" if state == "done" else "running", "sync"))
+    with driver_lock(home, before):
+        write_status(before, JobStatus("done" if state == "done" else "running", "sync"))
     done = run("scale", "--workers", "2", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith(
         f"no training runs on a cluster: run abc {words}. `clickline train` goes on"
     )
-    assert asked_workers(before) is None
+    assert requested_workers(before) is None
 
 
 def test_a_home_in_a_store(tmp_path: Path, driven: Path) -> None:

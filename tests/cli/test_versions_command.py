@@ -134,7 +134,7 @@ def test_versions_and_no_pointer_yet(versions: Versions, registry: Registry) -> 
     done = versions("show")
     assert done.returncode == 1
     assert done.stderr.endswith(
-        "has no current version yet. There are versions 1, 2; `clickline versions pin N` makes one current.\n"
+        "has no current version yet. Versions 1, 2 exist; `clickline versions pin N` makes one current.\n"
     )
     assert versions("pin", "2").returncode == 0
     assert current(registry) == (2, True, "pinned")
@@ -245,8 +245,8 @@ def test_diff(versions: Versions, registry: Registry) -> None:
         ["rows", "1,000", "2,000 (+1,000)"],
         ["model.step", "1", "2 (+1)"],
         ["auc", "0.751", "0.752 (+0.001)"],
-        ["slot C2", "there", "-"],
-        ["slot C3", "-", "there"],
+        ["slot C2", "present", "-"],
+        ["slot C3", "-", "present"],
         ["dense I1.transform", "log", "none"],
         ["train.seed", "7", "8 (+1)"],
         ["train.order", "-", "time"],
@@ -270,8 +270,8 @@ def test_rollback_goes_back_and_says_what_comes_next(versions: Versions, registr
     done = versions("rollback", "--reason", "clicks fell")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
-        "version 2 is current, it was 3. "
-        "The next publish moves on from it; to prevent that: `clickline versions pin 2`.\n"
+        "version 2 is current (was 3). "
+        "The next publish replaces it; to prevent that: `clickline versions pin 2`.\n"
     )
     assert current(registry) == (2, False, "clicks fell")
     document = json.loads(versions("rollback", "--json").stdout)
@@ -279,12 +279,15 @@ def test_rollback_goes_back_and_says_what_comes_next(versions: Versions, registr
     done = versions("rollback")
     assert done.returncode == 1
     assert done.stderr == (
-        "no version that was current before 1 is left, so there is none to go back to. "
-        "There are versions 2, 3: name one with --to.\n"
+        "no version that was current before version 1 still exists to roll back to. "
+        "Versions 2, 3 exist: `clickline versions promote N` makes a newer one current, "
+        "`clickline versions rollback --to N` an older one.\n"
     )
-    assert versions("rollback", "--to", "3").returncode == 0
-    assert current(registry) == (3, False, "rollback from 1")
-    assert versions("rollback", "--to", "3").stdout == "version 3 is current already\n"
+    done = versions("rollback", "--to", "3")
+    assert (done.returncode, "run `clickline versions promote 3`" in done.stderr) == (1, True)
+    assert versions("promote", "3").returncode == 0
+    assert current(registry) == (3, False, "promotion from 1")
+    assert versions("promote", "3").stdout == "version 3 is already current\n"
     assert [move.version for move in registry.moves()] == [1, 2, 3, 2, 1, 3]
 
 
@@ -292,14 +295,14 @@ def test_rollback_passes_over_versions_that_gc_removed(versions: Versions, regis
     for _ in range(3):
         publish(registry)
     Storage().delete(f"{registry.uri}/versions/000000002")
-    assert versions("rollback").stdout.startswith("version 1 is current, it was 3.")
+    assert versions("rollback").stdout.startswith("version 1 is current (was 3).")
 
 
 def test_rollback_from_a_version_that_is_gone(versions: Versions, registry: Registry) -> None:
     publish(registry), publish(registry)
     Storage().delete(f"{registry.uri}/versions/000000002")
     assert versions("list").stderr == (
-        "version 2 is current and is gone. `clickline versions rollback` leaves it.\n"
+        "the current version 2 no longer exists. Run `clickline versions rollback`.\n"
     )
     assert versions("rollback").returncode == 0
     assert current(registry)[0] == 1
@@ -313,7 +316,7 @@ def test_no_move_to_a_version_that_is_not_whole(
     Path(registry.uri, "versions", "000000001", "table-00000-of-00001.bin").write_bytes(b"x")
     done = versions(*command)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "version 2 is not whole: " in done.stderr
+    assert "version 2 is incomplete: " in done.stderr
     assert "000000001/table-00000-of-00001.bin has 1 bytes, its manifest says 2,048" in done.stderr
     assert current(registry) == (3, False, "publish")
 
@@ -322,34 +325,35 @@ def test_pin_holds_until_unpin(versions: Versions, registry: Registry) -> None:
     publish(registry), publish(registry), publish(registry)
     done = versions("pin", "1", "--reason", "campaign")
     assert done.stdout == (
-        "version 1 is current, it was 3. Publishes leave it so until `clickline versions unpin`.\n"
+        "version 1 is current (was 3) and stays current until `clickline versions unpin`.\n"
     )
     assert current(registry) == (1, True, "campaign")
-    assert versions("pin", "1").stdout == "version 1 is current and pinned already\n"
+    assert versions("pin", "1").stdout == "version 1 is already current and pinned\n"
 
     done = versions("rollback")
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(
-        r"version 1 is pinned since \S+ \(campaign\), so nothing was changed\. To leave it, name the version: "
-        r"`clickline versions rollback --to N`, which is pinned then; or run `clickline versions unpin` first\.\n",
+        r"version 1 is pinned since \S+ \(campaign\), so nothing was changed\. To leave it, name a version, "
+        r"`clickline versions rollback --to N` or `clickline versions promote N`, which is then pinned; "
+        r"or run `clickline versions unpin` first\.\n",
         done.stderr,
     )
-    done = versions("rollback", "--to", "2")
+    done = versions("promote", "2")
     assert done.stdout == (
-        "version 2 is current, it was 1. "
-        "It stays pinned: publishes leave it current until `clickline versions unpin`.\n"
+        "version 2 is current (was 1). "
+        "It stays pinned: publishing does not change it until `clickline versions unpin`.\n"
     )
-    assert current(registry) == (2, True, "rollback from 1")
+    assert current(registry) == (2, True, "promotion from 1")
 
     done = versions("unpin")
     assert done.stdout == (
         "version 2 stays current until the next publish. "
-        "Version 3 is newer: `clickline versions rollback --to 3` makes it current now.\n"
+        "Version 3 is newer: `clickline versions promote 3` makes it current now.\n"
     )
     assert current(registry) == (2, False, "unpinned")
     assert versions("unpin").stdout == "no version is pinned; version 2 is current\n"
     assert versions("pin", "2").stdout == (
-        "version 2 is current. Publishes leave it so until `clickline versions unpin`.\n"
+        "version 2 is current and stays current until `clickline versions unpin`.\n"
     )
 
 
@@ -364,7 +368,7 @@ def test_gc_keeps_what_the_config_says(versions: Versions, registry: Registry) -
     assert done.stdout == "would remove 5 versions (1, 2, 3, 4, 5), 10.0 KiB\n"
     assert registry.numbers() == [1, 2, 3, 4, 5, 6, 7]
     assert versions("gc").stdout == "removed 2 versions (1, 2), 4.0 KiB\n"
-    assert versions("gc", "--set", "publish.keep=4").stdout == "removed 1 version (3), 2.0 KiB\n"
+    assert versions("gc", "--set", "publish.keep_versions=4").stdout == "removed 1 version (3), 2.0 KiB\n"
     assert json.loads(versions("gc", "--keep", "1", "--json").stdout) == {
         "dry_run": False,
         "versions": [4, 5],
@@ -392,11 +396,11 @@ def test_the_command_of_the_shell(versions: Versions, registry: Registry, tmp_pa
     assert done.stdout.splitlines()[1].endswith("   current")
     done = run("versions", "pin", "7", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"{registry.uri} has no version 7. There is 1.\n"
+    assert done.stderr == f"{registry.uri} has no version 7. It has 1.\n"
 
 
 def test_help_names_every_command(versions: Versions) -> None:
     done = versions("--help")
     assert done.returncode == 0
-    for command in ("list", "show", "diff", "rollback", "pin", "unpin", "gc"):
+    for command in ("list", "show", "diff", "rollback", "promote", "pin", "unpin", "gc"):
         assert re.search(rf"^  {command} ", done.stdout, re.MULTILINE)

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.client.elasticctr_codec import ElasticCtr
-from clickline.client.grpc_codec import InferenceGrpc, TfServingGrpc
-from clickline.client.http_codec import InferenceHttp, TfServingHttp
-from clickline.client.request import Ask, Reply
+from clickline.client.elasticctr_codec import ElasticCtrCodec
+from clickline.client.grpc_codec import InferenceGrpcCodec, TfServingGrpcCodec
+from clickline.client.http_codec import InferenceHttpCodec, TfServingHttpCodec
+from clickline.client.request import PreparedRequest, RawResponse
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.features.request_encoder import RequestEncoder
 from clickline.records import EncodedRows, RequestRows
 from clickline.serving.protocols import kserve_grpc, ranking_grpc, tfserving_grpc
 from clickline.serving.protocols.call import Call, Limits
-from clickline.serving.protocols.http_common import Door, HttpLimits, Known, Page
+from clickline.serving.protocols.http_common import HttpEndpoint, HttpLimits, ServerState, HttpInfoEndpoint
 from clickline.serving.protocols.http_routes import route
 
 FEATURES = FeatureSpec(
@@ -33,11 +33,11 @@ FEATURES = FeatureSpec(
 )
 
 ASKS = {
-    "grpc": TfServingGrpc,
-    "v2-grpc": InferenceGrpc,
-    "http": TfServingHttp,
-    "v2-http": InferenceHttp,
-    "elasticctr": ElasticCtr,
+    "grpc": TfServingGrpcCodec,
+    "v2-grpc": InferenceGrpcCodec,
+    "http": TfServingHttpCodec,
+    "v2-http": InferenceHttpCodec,
+    "elasticctr": ElasticCtrCodec,
 }
 
 
@@ -63,47 +63,47 @@ class Scores:
     probability_B: NDArray[np.float32]
 
 
-def _headers(ask: Ask[Any]) -> dict[bytes, bytes]:
+def _headers(ask: PreparedRequest[Any]) -> dict[bytes, bytes]:
     return {name.lower().encode(): value.encode() for name, value in ask.headers.items()}
 
 
-def _door(ask: Ask[Any]) -> Door:
-    found = route("POST", ask.where)
-    assert isinstance(found, Door), found
+def _door(ask: PreparedRequest[Any]) -> HttpEndpoint:
+    found = route("POST", ask.path)
+    assert isinstance(found, HttpEndpoint), found
     return found
 
 
-def decoded(ask: Ask[Any]) -> Call:
+def decoded(ask: PreparedRequest[Any]) -> Call:
     """What the server finds in a request."""
     assert ask.body is not None
-    if ask.where in _GRPC:
-        return _GRPC[ask.where].decode(ask.body, MODEL, Limits())
+    if ask.path in _GRPC:
+        return _GRPC[ask.path].decode(ask.body, MODEL, Limits())
     return _door(ask).decode(ask.body, _headers(ask), MODEL, HttpLimits())
 
 
-def target(ask: Ask[Any]) -> Any:
+def target(ask: PreparedRequest[Any]) -> Any:
     assert ask.body is not None
-    return _GRPC[ask.where].target(ask.body) if ask.where in _GRPC else _door(ask).target
+    return _GRPC[ask.path].target(ask.body) if ask.path in _GRPC else _door(ask).target
 
 
-def answered(ask: Ask[Any], scores: Scores) -> Any:
+def answered(ask: PreparedRequest[Any], scores: Scores) -> Any:
     """What the client makes of the server's answer."""
     call = decoded(ask)
-    if ask.where in _GRPC:
-        return ask.decode(Reply(_GRPC[ask.where].encode(call, scores)))
+    if ask.path in _GRPC:
+        return ask.decode(RawResponse(_GRPC[ask.path].encode(call, scores)))
     reply = _door(ask).encode(call, scores)
-    return ask.decode(Reply(reply.body, {name.decode(): value.decode() for name, value in reply.headers}))
+    return ask.decode(RawResponse(reply.body, {name.decode(): value.decode() for name, value in reply.headers}))
 
 
-def page(ask: Ask[Any]) -> Any:
+def page(ask: PreparedRequest[Any]) -> Any:
     """What the client makes of what the server tells of itself."""
     if ask.body is not None:
-        if ask.where.endswith("GetModelMetadata"):
-            return ask.decode(Reply(tfserving_grpc.metadata(ask.body, MODEL)))
-        return ask.decode(Reply(kserve_grpc.model_metadata(ask.body, MODEL, [12])))
-    found = route("GET", ask.where)
-    assert isinstance(found, Page), found
-    return ask.decode(Reply(found.answer(Known(("ads",), MODEL)).body))
+        if ask.path.endswith("GetModelMetadata"):
+            return ask.decode(RawResponse(tfserving_grpc.metadata(ask.body, MODEL)))
+        return ask.decode(RawResponse(kserve_grpc.model_metadata(ask.body, MODEL, [12])))
+    found = route("GET", ask.path)
+    assert isinstance(found, HttpInfoEndpoint), found
+    return ask.decode(RawResponse(found.answer(ServerState(("ads",), MODEL)).body))
 
 
 def encoded(rows: RequestRows) -> EncodedRows:

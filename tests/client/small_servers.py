@@ -17,7 +17,7 @@ from asked_model import MODEL, Scores
 from clickline.client import AsyncClient, Client
 from clickline.serving.protocols import tfserving_grpc
 from clickline.serving.protocols.call import Limits
-from clickline.serving.protocols.http_common import Door, HttpLimits
+from clickline.serving.protocols.http_common import HttpEndpoint, HttpLimits
 from clickline.serving.protocols.http_routes import route
 from servers.serving import QuietHandler, served
 
@@ -83,7 +83,7 @@ def http_server(script: Script, **headers: str) -> Iterator[str]:
                 self.answer(status, words.encode(), **headers)
                 return
             door = route("POST", self.path)
-            assert isinstance(door, Door)
+            assert isinstance(door, HttpEndpoint)
             sent = {name.lower().encode(): value.encode() for name, value in self.headers.items()}
             call = door.decode(body, sent, MODEL, HttpLimits())
             reply = door.encode(call, _scores(call.rows.rows))

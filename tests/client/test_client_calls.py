@@ -14,7 +14,7 @@ import pytest
 from small_servers import Asking, Script, free_port, grpc_server, http_server, silent_port
 
 from clickline.client import Client
-from clickline.client.request import Address, Attempts, Failed
+from clickline.client.request import ServerAddress, RetryBudget, AttemptFailed
 from clickline.errors import ClicklineError, ConfigError, RequestRefused
 
 BUSY = (grpc.StatusCode.RESOURCE_EXHAUSTED, "too much at once")
@@ -114,14 +114,14 @@ def test_a_server_that_comes_up_between_two_tries_answers(
     port, script = free_port(), Script()
     with ExitStack() as servers:
 
-        def start_server(attempts: Attempts, failed: Failed) -> float | None:
+        def start_server(attempts: RetryBudget, failed: AttemptFailed) -> float | None:
             if asking.tries == 0:
                 servers.enter_context(grpc_server(script, port))
             asking.tries += 1
             return pause(attempts, failed)
 
-        pause = Attempts.pause
-        monkeypatch.setattr(Attempts, "pause", start_server)
+        pause = RetryBudget.next_delay
+        monkeypatch.setattr(RetryBudget, "pause", start_server)
         # On a loaded machine a channel may need more than one look until it connects again.
         answer = asking(f"127.0.0.1:{port}", ask, retries=10)
     assert (answer.version, len(script.seen)) == (12, 1)
@@ -129,15 +129,15 @@ def test_a_server_that_comes_up_between_two_tries_answers(
 
 
 def test_pauses_grow_and_differ_and_keep_within_the_deadline() -> None:
-    failed = Failed(ClicklineError("away"), again=True)
-    first = {Attempts(100, 1).pause(failed) for _ in range(20)}
+    failed = AttemptFailed(ClicklineError("away"), again=True)
+    first = {RetryBudget(100, 1).next_delay(failed) for _ in range(20)}
     assert len(first) > 1 and all(0.025 <= pause <= 0.05 for pause in first if pause is not None)
-    attempts = Attempts(100, 8)
-    pauses = [attempts.pause(failed) for _ in range(9)]
+    attempts = RetryBudget(100, 8)
+    pauses = [attempts.next_delay(failed) for _ in range(9)]
     assert pauses[8] is None
     assert pauses[7] is not None and 0.5 <= pauses[7] <= 1.0
-    assert Attempts(0.01, 5).pause(failed) is None
-    assert Attempts(100, 5).pause(Failed(ClicklineError("wrong"))) is None
+    assert RetryBudget(0.01, 5).next_delay(failed) is None
+    assert RetryBudget(100, 5).next_delay(AttemptFailed(ClicklineError("wrong"))) is None
 
 
 # ── deadlines ──────────────────────────────────────────────────────────────────────────────────
@@ -244,8 +244,8 @@ def test_addresses_that_are_none(address: str) -> None:
 
 
 def test_addresses() -> None:
-    assert str(Address.of("localhost:80")) == "localhost:80"
-    assert (Address.of("[::1]:80").host, str(Address.of("[::1]:80"))) == ("::1", "[::1]:80")
+    assert str(ServerAddress.of("localhost:80")) == "localhost:80"
+    assert (ServerAddress.of("[::1]:80").host, str(ServerAddress.of("[::1]:80"))) == ("::1", "[::1]:80")
 
 
 def test_unknown_protocol() -> None:

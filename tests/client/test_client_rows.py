@@ -169,7 +169,7 @@ def test_elasticctr_carries_feasigns() -> None:
     assert np.isnan(document.numbers_CB[place["I1"], 1])
     c1 = document.integers_CB[place["C1"]].view(np.uint64)
     assert c1.tolist() == [xxhash.xxh64_intdigest(b"68fd1e64"), 0]
-    several = document.several["4"]
+    several = document.multi["4"]
     assert isinstance(several, IntegerColumn) and several.values_N.tolist() == [7, 2**63 + 5]
 
 
@@ -255,13 +255,13 @@ def test_metadata(protocol: str) -> None:
         ({"C1": "abc"}, "C1 is str; a list, a NumPy array or an Arrow array"),
         ({"C1": [{"a": 1}]}, "C1 holds dict; text, bytes, a number"),
         ({"C1": [[["a"]]]}, "C1 holds lists of lists"),
-        ({"I1": [float("inf")]}, "I1 holds infinity"),
-        ({"I1": np.array([1.0, -np.inf])}, "I1 holds infinity"),
-        ({"I1": ["a", float("inf")]}, "I1 holds infinity"),
+        ({"I1": [float("inf")]}, "I1 contains infinity"),
+        ({"I1": np.array([1.0, -np.inf])}, "I1 contains infinity"),
+        ({"I1": ["a", float("inf")]}, "I1 contains infinity"),
         ({"C1": [2**70]}, "C1 holds whole numbers beyond 64 bits"),
         ({"C1": np.zeros((1, 1, 1))}, "C1 has 3 dimensions"),
         ({"C1": np.zeros(1, complex)}, "C1 is an array of complex128"),
-        ({"C1": pa.array([{"a": 1}])}, "C1 is of Arrow type struct"),
+        ({"C1": pa.array([{"a": 1}])}, "C1 has the Arrow type struct"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_by_name(rows: Any, words: str) -> None:

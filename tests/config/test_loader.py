@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from clickline.config import Config, json_schema, load_config, resolved
+from clickline.config.renamed_keys import RENAMED_KEYS, RENAMED_VALUES
 from clickline.config.yaml_tree import parse
 from clickline.errors import ConfigError, Mistake, SourceNotFound
-from clickline.storage.log_files import DateRange, resolve
+from clickline.storage.log_files import DateRange, resolve_files
 from clickline.storage.storage import Storage
 
 Load = Callable[..., Config]
@@ -87,8 +88,13 @@ def test_five_mistakes_are_five_lines_with_line_key_and_remedy(
 
 
 def test_a_key_wrong_by_itself_does_not_hide_keys_that_disagree(mistakes: Mistakes) -> None:
-    found = mistakes("data:\n  train: a\n  max_bad: 2\n  modulo: 7\n  eval: 'b/{hour}'\n")
-    assert told(found) == [(1, "data.eval_dates"), (3, "data.max_bad"), (4, "data.modulo"), (5, "data.eval")]
+    found = mistakes("data:\n  train: a\n  max_bad_ratio: 2\n  modulo: 7\n  eval: 'b/{hour}'\n")
+    assert told(found) == [
+        (1, "data.eval_dates"),
+        (3, "data.max_bad_ratio"),
+        (4, "data.modulo"),
+        (5, "data.eval"),
+    ]
 
 
 def test_a_key_that_could_not_be_read_causes_no_second_mistake(mistakes: Mistakes) -> None:
@@ -220,10 +226,10 @@ def test_a_key_that_is_a_list(mistakes: Mistakes) -> None:
 
 
 def test_a_section_may_be_empty_but_not_a_word(load: Load, mistakes: Mistakes) -> None:
-    assert load(MINIMAL + "gate:\n").gate.retries == 10
+    assert load(MINIMAL + "gate:\n").gate.extra_epochs == 3
     (found,) = mistakes(MINIMAL + "gate: 0.7\n")
     assert found.problem == (
-        "is 0.7. Allowed: a group of keys (auc, logloss, accuracy, calibration, vs_current, retries)."
+        "is 0.7. Allowed: a group of keys (auc, logloss, accuracy, calibration, vs_current, extra_epochs)."
     )
 
 
@@ -239,7 +245,7 @@ def test_a_section_may_be_empty_but_not_a_word(load: Load, mistakes: Mistakes) -
         (
             "publish: {zzz: 1}\n",
             "publish.zzz",
-            "Allowed here: registry, shards, precision, dense, deltas, keep, sample, signing_key_file.",
+            "Allowed here: registry, shards, table_precision, dense_precision, max_deltas, keep_versions, sample_rows, signing_key_file.",
         ),
         (
             "zzzz: 1\n",
@@ -251,6 +257,35 @@ def test_a_section_may_be_empty_but_not_a_word(load: Load, mistakes: Mistakes) -
 def test_an_unknown_key_gets_the_nearest_one(mistakes: Mistakes, text: str, key: str, remedy: str) -> None:
     (found,) = mistakes(MINIMAL + text)
     assert (found.line, found.key, found.problem, found.remedy) == (2, key, "is not a known key.", remedy)
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_KEYS.items())
+def test_renamed_key_is_an_error_that_names_the_new_key(mistakes: Mistakes, old: str, new: str) -> None:
+    *groups, key = old.split(".")
+    text = (
+        "".join(f"{'  ' * depth}{group}:\n" for depth, group in enumerate(groups))
+        + f"{'  ' * len(groups)}{key}: 1\n"
+    )
+    for found in (mistakes(text), mistakes(MINIMAL, f"{old}=1")):
+        (renamed,) = [m for m in found if m.key == old]
+        assert (renamed.problem, renamed.remedy) == (f"was renamed to {new}.", f"Write {new} instead.")
+    found = mistakes(MINIMAL, f"{new}=1", "name=NO")
+    assert not [m for m in found if "not a known key" in m.problem]
+
+
+@pytest.mark.parametrize(("place", "new"), RENAMED_VALUES.items())
+def test_renamed_value_is_an_error_that_names_the_new_value(
+    mistakes: Mistakes, load: Load, place: tuple[str, str], new: str
+) -> None:
+    key, old = place
+    (found,) = mistakes(MINIMAL, f"{key}={old}")
+    assert (found.key, found.remedy) == (key, f"Did you mean {new}?")
+    load(MINIMAL, f"{key}={new}")
+
+
+def test_renamed_key_hides_complaints_about_the_new_one(mistakes: Mistakes) -> None:
+    (found,) = mistakes(MINIMAL + "serve: {host: 0.0.0.0, open: true}\n")
+    assert found.key == "serve.open"
 
 
 def test_an_unknown_key_of_a_field_and_of_dates(mistakes: Mistakes) -> None:
@@ -295,13 +330,13 @@ def test_variables_are_expanded_and_typed(load: Load, monkeypatch: pytest.Monkey
         "data:\n"
         "  train: s3://${CL_BUCKET}/${CL_DAY:-a}/x-${CL_EMPTY}.tsv\n"
         "  eval: ${CL_EVAL:-null}\n"
-        "  max_bad: ${CL_EMPTY:-0.5}\n"
+        "  max_bad_ratio: ${CL_EMPTY:-0.5}\n"
         "  donefile: '${CL_DONE:-}$${x}$y'\n"
         "serve:\n  http_port: ${CL_PORT}\n"
     )
     assert config.data.train == ("s3://logs/a/x-.tsv",)
     assert config.data.eval is None
-    assert config.data.max_bad == 0.5
+    assert config.data.max_bad_ratio == 0.5
     assert config.data.donefile == "${x}$y"
     assert config.serve.http_port == 9001
 
@@ -340,7 +375,7 @@ def test_paths_are_relative_to_the_file_not_to_the_shell(
     (folder / "c.yaml").write_text(
         "data: {reader: r.py, train: ['d/*.tsv', /abs/x, ~/y, s3://b/z*], eval: ../e.tsv,\n"
         "       fields: {click: label, city: slot}}\n"
-        "model: {file: m.py}\nstorage: {credentials: keys.yaml}\ncache: {dir: cache}\n"
+        "model: {file: m.py}\nstorage: {credentials_file: keys.yaml}\ncache: {dir: cache}\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
@@ -349,7 +384,7 @@ def test_paths_are_relative_to_the_file_not_to_the_shell(
     assert config.data.train == (f"{folder}/d/*.tsv", "/abs/x", "/home/someone/y", "s3://b/z*")
     assert config.data.eval == (f"{folder}/../e.tsv",)
     assert config.model.file == f"{folder}/m.py"
-    assert config.storage.credentials == f"{folder}/keys.yaml"
+    assert config.storage.credentials_file == f"{folder}/keys.yaml"
     assert config.cache.dir == f"{folder}/cache"
     assert config.home == f"{folder}/.clickline"
 
@@ -374,7 +409,7 @@ def test_signs_of_patterns_in_the_name_of_the_projects_folder_are_none(
     assert load_config(tmp_path / "resolved.yaml") == config
 
     span = DateRange("20240101", "20240101") if dates else None
-    found = resolve(Storage(), config.data.train, span, "donefile")
+    found = resolve_files(Storage(), config.data.train, span, "donefile")
     expected = {
         "*.csv": ["day 1.csv", "day 2.csv"],
         "day 1.csv": ["day 1.csv"],
@@ -383,7 +418,7 @@ def test_signs_of_patterns_in_the_name_of_the_projects_folder_are_none(
     }
     assert [file.uri for file in found] == [f"{folder}/{name}" for name in expected[train]]
     with pytest.raises(SourceNotFound) as caught:
-        resolve(Storage(), config.data.eval or ())
+        resolve_files(Storage(), config.data.eval or ())
     assert str(caught.value).startswith(
         f"{folder}/absent/*.csv matches no file. The nearest folder that exists is {folder}, in it: 20240101, "
     )
@@ -408,7 +443,7 @@ def test_a_home_may_be_a_uri_a_cache_may_not(load: Load, mistakes: Mistakes) -> 
     [
         ("data:\n  reader: no.py\n  train: a\n  fields: {c: label, d: slot}\n", "data.reader"),
         (MINIMAL + "model:\n  file: no.py\n", "model.file"),
-        (MINIMAL + "storage:\n  credentials: no.yaml\n", "storage.credentials"),
+        (MINIMAL + "storage:\n  credentials_file: no.yaml\n", "storage.credentials_file"),
     ],
 )
 def test_files_of_the_user_must_be_there(mistakes: Mistakes, text: str, key: str) -> None:
@@ -427,11 +462,11 @@ def test_overrides_win_and_are_typed_by_the_schema(load: Load) -> None:
         "name=123",
         "data.eval=null",
         "data.donefile=a=b",
-        "data.max_bad=0.25",
+        "data.max_bad_ratio=0.25",
         "train.epochs=3",
         "model.hidden=[8, 4]",
-        "gate={auc: 0.7, retries: 2}",
-        "gate.retries=3",
+        "gate={auc: 0.7, extra_epochs: 2}",
+        "gate.extra_epochs=3",
         "data.fields.I1.transform=bucket",
         "data.fields.C1=ignore",
         "data.shard_size=2MiB",
@@ -440,9 +475,9 @@ def test_overrides_win_and_are_typed_by_the_schema(load: Load) -> None:
     assert config.name == "123"
     assert config.data.eval is None
     assert config.data.donefile == "a=b"
-    assert (config.data.max_bad, config.train.epochs) == (0.25, 3)
+    assert (config.data.max_bad_ratio, config.train.epochs) == (0.25, 3)
     assert config.model.hidden == (8, 4)
-    assert (config.gate.auc, config.gate.retries) == (0.7, 3)
+    assert (config.gate.auc, config.gate.extra_epochs) == (0.7, 3)
     assert config.data.fields["I1"].buckets == "log2"
     assert config.data.fields["C1"].kind == "ignore"
     assert config.data.shard_size == 2 * 2**20
@@ -450,14 +485,14 @@ def test_overrides_win_and_are_typed_by_the_schema(load: Load) -> None:
 
 
 def test_an_override_can_mend_the_file(load: Load) -> None:
-    assert load("data: {train: a, max_bad: 7}\n", "data.max_bad=0.1").data.max_bad == 0.1
+    assert load("data: {train: a, max_bad_ratio: 7}\n", "data.max_bad_ratio=0.1").data.max_bad_ratio == 0.1
 
 
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("data.max_bad=7", "--set data.max_bad is 7. Allowed: a number from 0 to 1."),
-        ("data.max_bod=7", "--set data.max_bod is not a known key. Did you mean max_bad?"),
+        ("data.max_bad_ratio=7", "--set data.max_bad_ratio is 7. Allowed: a number from 0 to 1."),
+        ("data.max_bod=7", "--set data.max_bod is not a known key. Did you mean max_bad_ratio?"),
         ("epochs=2", "--set epochs is not a known key. Did you mean train.epochs?"),
         ("train.epochs", "--set train.epochs is not of the form section.key=value."),
         ("=3", "--set is not of the form section.key=value. Write --set section.key=value."),
@@ -496,7 +531,7 @@ def test_a_wrong_override_says_so_in_its_own_place(mistakes: Mistakes, override:
 def test_secrets_are_refused_and_never_shown(mistakes: Mistakes, options: str) -> None:
     (found,) = mistakes(f"{MINIMAL}storage:\n  options: {options}\n")
     assert "looks like a secret" in found.problem
-    assert "environment or the file named by storage.credentials" in found.remedy
+    assert "environment or the file named by storage.credentials_file" in found.remedy
     assert "HUSH" not in str(found)
 
 

@@ -31,12 +31,16 @@ def with_fields(**fields: Any) -> dict[str, Any]:
 def test_defaults_are_those_of_the_design() -> None:
     config = Config.model_validate({"data": {"train": "a"}})
     assert (config.name, config.home) == ("clickline", ".clickline")
-    assert (config.data.format, config.data.donefile, config.data.max_bad) == ("criteo", "donefile", 0.01)
+    assert (config.data.format, config.data.donefile, config.data.max_bad_ratio) == (
+        "criteo",
+        "donefile",
+        0.01,
+    )
     assert (config.data.shard_size, config.cache.size) == (64 * 2**20, 50 * 2**30)
     assert (config.model.name, config.model.embedding_dim) == ("wide_deep", 9)
     assert config.model.hidden == (512, 256, 128, 32)
     assert (config.train.mode, config.train.batch_size, config.train.epochs) == ("local", "auto", 1)
-    assert (config.gate.auc, config.gate.retries, config.publish.shards) == (None, 10, 2)
+    assert (config.gate.auc, config.gate.extra_epochs, config.publish.shards) == (None, 3, 2)
     assert (config.serve.http_port, config.serve.grpc_port) == (8501, 8500)
 
 

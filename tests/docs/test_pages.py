@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clickline.config import load_config
-from clickline.deploy.render import rendered
+from clickline.deploy.render import render
 from clickline.features import Encoder, FeatureSpec, SlotField
 from clickline.features.raw_columns import raw_column
 from clickline.records import RawRows
@@ -85,7 +85,7 @@ def test_every_config_of_a_recipe_passes_the_check(page: Path, tmp_path: Path) -
             (tmp_path / "clickline.yaml").write_text(block.text)
             assert load_config(tmp_path / "clickline.yaml").data.train
             if "\ndeploy:" in block.text:
-                assert rendered(tmp_path / "clickline.yaml").objects
+                assert render(tmp_path / "clickline.yaml").objects
 
 
 def test_keys_that_a_page_names_are_keys() -> None:

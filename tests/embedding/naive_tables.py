@@ -1,4 +1,4 @@
-"""The tables as a plain dict and loops: slow, obvious, in the same float32 arithmetic."""
+"""A reference implementation of the tables with a dict and loops: slow, obvious, in the same float32 arithmetic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NaiveRow:
     """One id: counters, and weights once it is admitted."""
 
     def __init__(self) -> None:
-        self.show = self.click = 0.0
+        self.impressions = self.clicks = 0.0
         self.hour = -1
         self.vector: np.ndarray | None = None
         self.vector_state: dict[str, np.ndarray] = {}
@@ -82,7 +82,7 @@ class NaiveTables:
     ) -> None:
         self.slots, self.embedding, self.wide = slots, embedding, wide
         self.seed, self.init_scale, self.l2 = seed, init_scale, l2
-        self.shows_needed = admission.shows if admission else 1
+        self.min_impressions = admission.shows if admission else 1
         self.rows: dict[tuple[int, int], NaiveRow] = {}  # by (dim, id)
         self.defaults = [NaiveRow() for _ in slots]
         for slot, row in zip(slots, self.defaults, strict=True):
@@ -94,23 +94,23 @@ class NaiveTables:
         if self.wide is not None:
             row.wide_state = first_state(self.wide, row.wide)
 
-    def bag(self, ids: SlotIds, b: int) -> list[int]:
+    def ids_in_row(self, ids: SlotIds, b: int) -> list[int]:
         if ids.offsets_B1 is None:
             return [int(ids.ids_N[b])]
         return [int(i) for i in ids.ids_N[ids.offsets_B1[b] : ids.offsets_B1[b + 1]]]
 
     def count(
-        self, batch: Sequence[SlotIds], shows: np.ndarray, clicks: np.ndarray, hours: np.ndarray
+        self, batch: Sequence[SlotIds], impressions_B: np.ndarray, clicks_B: np.ndarray, hours_B: np.ndarray
     ) -> None:
         for slot, ids in zip(self.slots, batch, strict=True):
-            for b in range(shows.size):
-                for id in set(self.bag(ids, b)):
+            for b in range(impressions_B.size):
+                for id in set(self.ids_in_row(ids, b)):
                     row = self.rows.setdefault((slot.dim, id), NaiveRow())
-                    row.show += float(shows[b])
-                    row.click += float(clicks[b])
-                    row.hour = max(row.hour, int(hours[b]))
+                    row.impressions += float(impressions_B[b])
+                    row.clicks += float(clicks_B[b])
+                    row.hour = max(row.hour, int(hours_B[b]))
         for (dim, id), row in self.rows.items():
-            if row.vector is None and row.show >= self.shows_needed:
+            if row.vector is None and row.impressions >= self.min_impressions:
                 bound = F(self.init_scale / np.sqrt(dim))
                 draws = [draw(np.uint64(self.seed), np.uint64(id), j + 1) for j in range(dim)]
                 self.admit(row, np.array([F(2.0 * u - 1.0) * bound for u in draws], F))
@@ -125,16 +125,16 @@ class NaiveTables:
         for b in range(rows):
             column = 0
             for s, slot in enumerate(self.slots):
-                found = [self.row(s, id) for id in self.bag(batch[s], b)]
-                if found:
-                    vectors = np.array([row.vector for row in found])
+                rows_found = [self.row(s, id) for id in self.ids_in_row(batch[s], b)]
+                if rows_found:
+                    vectors = np.array([row.vector for row in rows_found])
                     pooled = {
                         "sum": vectors.sum(0),
-                        "mean": vectors.sum(0) / F(len(found)),
+                        "mean": vectors.sum(0) / F(len(rows_found)),
                         "max": vectors.max(0),
                     }
                     inputs[b, column : column + slot.dim] = pooled[slot.pooling]
-                    wide[b] += sum(row.wide[0] for row in found)
+                    wide[b] += sum(row.wide[0] for row in rows_found)
                 column += slot.dim
         return inputs, wide
 
@@ -143,17 +143,17 @@ class NaiveTables:
         column = 0
         for s, slot in enumerate(self.slots):
             for b in range(grad_wide.size):
-                found = [self.row(s, id) for id in self.bag(batch[s], b)]
+                rows_found = [self.row(s, id) for id in self.ids_in_row(batch[s], b)]
                 g = grad[b, column : column + slot.dim]
-                winners = np.argmax([row.vector for row in found], axis=0) if found else None
-                for place, row in enumerate(found):
+                argmax = np.argmax([row.vector for row in rows_found], axis=0) if rows_found else None
+                for position, row in enumerate(rows_found):
                     _, total, total_wide = sums.setdefault(
                         id(row), (row, np.zeros(slot.dim, F), np.zeros(1, F))
                     )
                     if slot.pooling == "max":
-                        total += np.where(winners == place, g, F(0))
+                        total += np.where(argmax == position, g, F(0))
                     else:
-                        total += g / F(len(found)) if slot.pooling == "mean" else g
+                        total += g / F(len(rows_found)) if slot.pooling == "mean" else g
                     total_wide += grad_wide[b]
             column += slot.dim
         for row, total, total_wide in sums.values():

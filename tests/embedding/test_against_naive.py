@@ -1,4 +1,4 @@
-"""Every optimizer and pooling learns what a plain Python dict learns, and threads change no bit of it."""
+"""Every optimizer and pooling trains like a naive implementation, and threads change no bit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RULES = {
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, list[tuple[list[SlotIds], int]]]:
-    """A few batches of three slots: one id a row, then several (also none), then several again."""
+    """A few batches of three slots: one id per row, then several (or none), then several again."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     vocabulary = draw(st.sampled_from([3, 20, 500]))
     batches = []
@@ -50,19 +50,21 @@ def histories(draw: st.DrawFn) -> tuple[int, list[tuple[list[SlotIds], int]]]:
     return draw(st.integers(0, 2**32)), batches
 
 
-def learn(
+def train(
     tables: Tables, batches: list[tuple[list[SlotIds], int]], seed: int, dense: int = 2
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Train on gradients drawn from the seed; what the network would have seen before each update."""
+    """Train on gradients drawn from the seed; returns the network's inputs before each update."""
     rng = np.random.default_rng(seed)
     seen = []
     for slots, rows in batches:
         inputs = np.full((rows, tables.width + dense), 7, np.float32)
         wide = np.empty(rows, np.float32)
-        shows = rng.integers(1, 4, rows).astype(np.uint32)
+        impressions = rng.integers(1, 4, rows).astype(np.uint32)
         clicks = rng.integers(0, 2, rows).astype(np.uint32)
         hours = rng.integers(-1, 100, rows).astype(np.int32)
-        found = tables.gather(slots, inputs, wide, shows_B=shows, clicks_B=clicks, hours_B=hours, train=True)
+        found = tables.gather(
+            slots, inputs, wide, impressions_B=impressions, clicks_B=clicks, hours_B=hours, train=True
+        )
         assert (inputs[:, tables.width :] == 7).all()
         seen.append((inputs[:, : tables.width].copy(), wide.copy()))
         grad = rng.normal(size=inputs.shape).astype(np.float32)
@@ -70,14 +72,14 @@ def learn(
     return seen
 
 
-def learn_naively(
+def train_naively(
     naive: NaiveTables, batches: list[tuple[list[SlotIds], int]], seed: int, dense: int = 2
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(seed)
     seen = []
     for slots, rows in batches:
-        shows, clicks = rng.integers(1, 4, rows), rng.integers(0, 2, rows)
-        naive.count(slots, shows, clicks, rng.integers(-1, 100, rows))
+        impressions, clicks = rng.integers(1, 4, rows), rng.integers(0, 2, rows)
+        naive.count(slots, impressions, clicks, rng.integers(-1, 100, rows))
         seen.append(naive.pool(slots, rows))
         grad = rng.normal(size=(rows, seen[-1][0].shape[1] + dense)).astype(np.float32)
         naive.apply(slots, grad, rng.normal(size=rows).astype(np.float32), 0.5)
@@ -101,7 +103,7 @@ def test_every_optimizer_and_pooling(
     tables = Tables(slots, embedding_optimizer=RULES[rule], wide_optimizer=wide, threads=2, **common)  # type: ignore[arg-type]
     naive = NaiveTables(slots, RULES[rule], wide, **common)  # type: ignore[arg-type]
     for (inputs, wides), (want, want_wide) in zip(
-        learn(tables, batches, seed), learn_naively(naive, batches, seed), strict=True
+        train(tables, batches, seed), train_naively(naive, batches, seed), strict=True
     ):
         np.testing.assert_allclose(inputs, want, rtol=2e-5, atol=2e-6)
         np.testing.assert_allclose(wides, want_wide, rtol=2e-5, atol=2e-6)
@@ -125,7 +127,7 @@ def random_batches(batches: int, rows: int, vocabulary: int, seed: int) -> list[
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
-@pytest.mark.parametrize("admission", [Admission(), Admission(3)], ids=["all", "third show"])
+@pytest.mark.parametrize("admission", [Admission(), Admission(3)], ids=["all", "third impression"])
 def test_threads_change_no_bit(rule: RowOptimizer, admission: Admission) -> None:
     batches = random_batches(6, 400, 3000, seed=1)
     results = []
@@ -137,12 +139,12 @@ def test_threads_change_no_bit(rule: RowOptimizer, admission: Admission) -> None
             threads=threads,
             admission=admission,
         )
-        seen = learn(tables, batches, seed=8)
+        seen = train(tables, batches, seed=8)
         results.append(b"".join(part.tobytes() for pair in seen for part in pair))
     assert results[0] == results[1] == results[2]
 
 
-def test_one_update_for_an_id_that_occurs_often() -> None:
+def test_an_id_that_occurs_often_gets_one_update() -> None:
     tables = Tables(
         [SlotShape("a", 2)], embedding_optimizer=AdaGrad(1.0, initial_accumulator=0.0), init_scale=0.0
     )
@@ -154,24 +156,27 @@ def test_one_update_for_an_id_that_occurs_often() -> None:
     np.testing.assert_allclose(inputs, [[-1, 0]] * 3, atol=1e-6)  # one step of lr · 6 / √36
 
 
-def test_finding_ahead_and_pooling_later_is_the_same() -> None:
+def test_finding_ahead_and_pooling_later_gives_the_same_result() -> None:
     batches = random_batches(8, 200, 800, seed=2)
     slots = [SlotShape("a", 9), SlotShape("b", 4), SlotShape("c", 9, "max")]
     plain = Tables(slots, seed=3, admission=Admission(2))
-    want = learn(plain, batches, seed=8)
+    want = train(plain, batches, seed=8)
     tables = Tables(slots, seed=3, admission=Admission(2))
     rng = np.random.default_rng(8)
     ahead = None
     draws = []
     for _, rows in batches:
-        shows, clicks = rng.integers(1, 4, rows).astype(np.uint32), rng.integers(0, 2, rows).astype(np.uint32)
+        impressions, clicks = (
+            rng.integers(1, 4, rows).astype(np.uint32),
+            rng.integers(0, 2, rows).astype(np.uint32),
+        )
         hours = rng.integers(-1, 100, rows).astype(np.int32)
         grad = rng.normal(size=(rows, tables.width + 2)).astype(np.float32)
-        draws.append(((shows, clicks, hours), grad, rng.normal(size=rows).astype(np.float32)))
+        draws.append(((impressions, clicks, hours), grad, rng.normal(size=rows).astype(np.float32)))
 
     def find(n: int):  # type: ignore[no-untyped-def]
-        (shows, clicks, hours), *_ = draws[n]
-        return tables.find(*batches[n], shows_B=shows, clicks_B=clicks, hours_B=hours, train=True)
+        (impressions, clicks, hours), *_ = draws[n]
+        return tables.find(*batches[n], impressions_B=impressions, clicks_B=clicks, hours_B=hours, train=True)
 
     ahead = find(0)
     for n, (_, rows) in enumerate(batches):
@@ -186,7 +191,7 @@ def test_finding_ahead_and_pooling_later_is_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda i, w: (i[:, :-3], w), "at least 6 columns"),
         (lambda i, w: (i.astype(np.float64), w), "contiguous float32"),
@@ -194,10 +199,10 @@ def test_finding_ahead_and_pooling_later_is_the_same() -> None:
         (lambda i, w: (i, w[:-1]), "rows"),
     ],
 )
-def test_wrong_buffers_are_refused(change, words) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_buffers_are_rejected(change, message) -> None:  # type: ignore[no-untyped-def]
     tables = Tables([SlotShape("a", 6)])
     inputs, wide = change(np.zeros((4, 6), np.float32), np.zeros(4, np.float32))
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         tables.gather([SlotIds(np.zeros(4, np.uint64))], inputs, wide, train=True)
 
 
@@ -210,7 +215,7 @@ def test_wrong_buffers_are_refused(change, words) -> None:  # type: ignore[no-un
         SlotIds(np.zeros(3, np.uint64), np.array([0, 3])),
     ],
 )
-def test_ids_that_do_not_fit_the_rows_are_refused(ids: SlotIds) -> None:
+def test_ids_that_do_not_match_the_rows_are_rejected(ids: SlotIds) -> None:
     tables = Tables([SlotShape("a", 6)])
     with pytest.raises(ValueError, match="slot 0"):
         tables.find([ids], 4, train=True)

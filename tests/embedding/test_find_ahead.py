@@ -12,27 +12,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clickline.embedding import Admission, Eviction, Lookup, SlotShape, Tables, freeze, save
+from clickline.embedding import (
+    Admission,
+    BatchLookup,
+    Eviction,
+    SlotShape,
+    Tables,
+    begin_snapshot,
+    save_snapshot,
+)
 from clickline.records import SlotIds
 
 SLOTS = [SlotShape("a", 9), SlotShape("b", 4, "mean"), SlotShape("c", 9, "max"), SlotShape("d", 4)]
-ADMISSIONS = {"all": Admission(), "third show": Admission(3), "by chance": Admission(2, 0.4)}
+ADMISSIONS = {"all": Admission(), "third impression": Admission(3), "by chance": Admission(2, 0.4)}
 
 
 @dataclass(frozen=True)
 class Batch:
     slots: Sequence[SlotIds]
-    shows_B: np.ndarray
+    impressions_B: np.ndarray
     clicks_B: np.ndarray
     hours_B: np.ndarray
 
     @property
     def rows(self) -> int:
-        return self.shows_B.size
+        return self.impressions_B.size
 
 
 def make_batches(count: int, rows: int, vocabulary: int) -> list[Batch]:
-    """Ids that come back in the next batches, several in a row of the slots b and c, also the same twice."""
+    """Ids that recur in later batches; slots b and c have several per row, possibly the same id twice."""
     rng = np.random.default_rng(11)
     made = []
     for n in range(count):
@@ -43,26 +51,26 @@ def make_batches(count: int, rows: int, vocabulary: int) -> list[Batch]:
             if s in (1, 2):
                 offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 4, rows))]).astype(np.int64)
                 size = int(offsets[-1])
-            drawn = (vocabulary * rng.random(size) ** 2).astype(np.uint64)  # some often, many seldom
+            drawn = (vocabulary * rng.random(size) ** 2).astype(np.uint64)  # some often, many rarely
             slots.append(SlotIds(drawn * np.uint64(64) + np.uint64(s), offsets))
-        shows, clicks = rng.integers(1, 3, rows), rng.integers(0, 2, rows)
-        made.append(Batch(slots, shows.astype(np.uint32), clicks.astype(np.uint32), np.full(rows, n, np.int32)))  # fmt: skip
+        impressions, clicks = rng.integers(1, 3, rows), rng.integers(0, 2, rows)
+        made.append(Batch(slots, impressions.astype(np.uint32), clicks.astype(np.uint32), np.full(rows, n, np.int32)))  # fmt: skip
     return made
 
 
-def find(tables: Tables, batch: Batch) -> Lookup:
+def find(tables: Tables, batch: Batch) -> BatchLookup:
     return tables.find(
         batch.slots,
         batch.rows,
-        shows_B=batch.shows_B,
+        impressions_B=batch.impressions_B,
         clicks_B=batch.clicks_B,
         hours_B=batch.hours_B,
         train=True,
     )
 
 
-def learn(tables: Tables, lookup: Lookup) -> bytes:
-    """Pool, "the network", apply. Gradients follow from what was pooled, so that no wrong bit is lost."""
+def train(tables: Tables, lookup: BatchLookup) -> bytes:
+    """Pool, "the network", apply. Gradients depend on the pooled inputs, so that a wrong bit propagates."""
     inputs, wide = np.empty((lookup.rows, tables.width), np.float32), np.empty(lookup.rows, np.float32)
     tables.pool(lookup, inputs, wide)
     seen = inputs.tobytes() + wide.tobytes()
@@ -75,13 +83,13 @@ def make_tables(admission: Admission, threads: int = 1) -> Tables:
 
 
 def content(tables: Tables, folder: Path) -> bytes:
-    save(tables, folder / "content")
+    save_snapshot(tables, folder / "content")
     return (folder / "content").read_bytes()
 
 
-def found_ahead(tables: Tables, batches: Sequence[Batch]) -> Iterator[Lookup]:
+def found_ahead(tables: Tables, batches: Sequence[Batch]) -> Iterator[BatchLookup]:
     """Lookups from a thread that finds as far ahead as it can, whatever the other threads do."""
-    ready: queue.Queue[Lookup] = queue.Queue()
+    ready: queue.Queue[BatchLookup] = queue.Queue()
     finder = threading.Thread(target=lambda: [ready.put(find(tables, batch)) for batch in batches])
     finder.start()
     for _ in batches:
@@ -91,23 +99,23 @@ def found_ahead(tables: Tables, batches: Sequence[Batch]) -> Iterator[Lookup]:
 
 @pytest.mark.parametrize("admission", ADMISSIONS.values(), ids=list(ADMISSIONS))
 @pytest.mark.parametrize("writing", [False, True], ids=["alone", "beside a snapshot"])
-def test_a_thread_that_finds_ahead_of_everything(
+def test_finding_as_far_ahead_as_possible_changes_no_bit(
     admission: Admission, writing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = make_batches(60, 150, 2500)
     plain, tables = make_tables(admission), make_tables(admission, threads=2)
-    want = [learn(plain, find(plain, batch)) for batch in batches[:20]]
+    want = [train(plain, find(plain, batch)) for batch in batches[:20]]
     cut = content(plain, tmp_path)
-    want += [learn(plain, find(plain, batch)) for batch in batches[20:]]
+    want += [train(plain, find(plain, batch)) for batch in batches[20:]]
 
-    got = [learn(tables, lookup) for lookup in found_ahead(tables, batches[:20])]
+    got = [train(tables, lookup) for lookup in found_ahead(tables, batches[:20])]
     writer = None
     if writing:
-        monkeypatch.setattr("clickline.embedding.table._SLICE", 5)  # many slices of few rows
-        snapshot = freeze(tables, share=0.2)
+        monkeypatch.setattr("clickline.embedding.table._SLICE_ROWS", 5)  # many slices of few rows
+        snapshot = begin_snapshot(tables, share=0.2)
         writer = threading.Thread(target=snapshot.write, args=(tmp_path / "beside",))
         writer.start()
-    got += [learn(tables, lookup) for lookup in found_ahead(tables, batches[20:])]
+    got += [train(tables, lookup) for lookup in found_ahead(tables, batches[20:])]
     if writer is not None:
         writer.join()
         assert (tmp_path / "beside").read_bytes() == cut
@@ -117,7 +125,7 @@ def test_a_thread_that_finds_ahead_of_everything(
 
 
 def test_an_id_admitted_ahead_is_still_a_candidate_for_the_batch_before() -> None:
-    """Batch 0 shows the id twice; finding batch 1, before batch 0 is pooled and applied, admits it."""
+    """Batch 0 has the id twice; finding batch 1 before batch 0 is pooled and applied admits it."""
     ids = [SlotIds(np.array([7, 7], np.uint64))]
     inputs, wide = np.empty((2, 3), np.float32), np.empty(2, np.float32)
     results = []
@@ -136,8 +144,8 @@ def test_an_id_admitted_ahead_is_still_a_candidate_for_the_batch_before() -> Non
         results.append((own, inputs.copy()))
         assert own.all()
     np.testing.assert_array_equal(results[0], results[1])
-    own, (learned, default) = results[1][0][0], results[1][1]
-    assert (learned < own).all() and (default < 0).all()  # batch 1 taught the id, batch 0 the default row
+    own, (trained, default) = results[1][0][0], results[1][1]
+    assert (trained < own).all() and (default < 0).all()  # batch 1 trained the id, batch 0 the default row
 
 
 def test_a_trainer_finds_ahead_except_before_a_checkpoint(tmp_path: Path) -> None:
@@ -146,10 +154,10 @@ def test_a_trainer_finds_ahead_except_before_a_checkpoint(tmp_path: Path) -> Non
     cuts = {9, 10, 22}
     want = {}
     for n, batch in enumerate(batches):
-        learn(plain, find(plain, batch))
+        train(plain, find(plain, batch))
         if n in cuts:
             want[n] = content(plain, tmp_path)
-    ahead: Future[Lookup] | None = None
+    ahead: Future[BatchLookup] | None = None
     got = {}
     with ThreadPoolExecutor(1) as finder:
         for n, batch in enumerate(batches):
@@ -157,7 +165,7 @@ def test_a_trainer_finds_ahead_except_before_a_checkpoint(tmp_path: Path) -> Non
             ahead = None
             if n not in cuts and n + 1 < len(batches):
                 ahead = finder.submit(find, tables, batches[n + 1])
-            learn(tables, lookup)
+            train(tables, lookup)
             if n in cuts:
                 got[n] = content(tables, tmp_path)
     assert got == want
@@ -166,17 +174,17 @@ def test_a_trainer_finds_ahead_except_before_a_checkpoint(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "act",
-    [lambda t: freeze(t), lambda t: t.evict(Eviction()), lambda t: t.decay(0.5)],
-    ids=["freeze", "evict", "decay"],
+    [lambda t: begin_snapshot(t), lambda t: t.evict(Eviction()), lambda t: t.decay(0.5)],
+    ids=["snapshot", "evict", "decay"],
 )
-def test_what_needs_a_pause_between_steps_refuses_while_a_batch_is_found_ahead(
+def test_snapshot_evict_and_decay_fail_while_a_batch_is_in_flight(
     act: Callable[[Tables], object],
 ) -> None:
     tables = make_tables(Admission())
     batches = make_batches(2, 20, 50)
     first, second = find(tables, batches[0]), find(tables, batches[1])
-    learn(tables, first)
-    with pytest.raises(RuntimeError, match=r"find and its apply|found and not applied"):
+    train(tables, first)
+    with pytest.raises(RuntimeError, match=r"find and its apply|in flight"):
         act(tables)
-    learn(tables, second)
+    train(tables, second)
     act(tables)

@@ -1,4 +1,4 @@
-"""Tables grow without losing, moving or mixing up a row, and stay small."""
+"""Tables grow without losing or confusing rows, and stay small."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def vectors(tables: Tables, ids: np.ndarray) -> np.ndarray:
 
 
 def create(tables: Tables, ids: np.ndarray) -> None:
-    """Make rows, and teach each its own vector: the low bits of its id."""
+    """Create rows, and train each to its own vector: the low bits of its id."""
     inputs, wide = np.empty((ids.size, tables.width), np.float32), np.zeros(ids.size, np.float32)
     found = tables.gather([SlotIds(ids)], inputs, wide, train=True)
     grad = inputs - (ids & np.uint64(0xFFFF)).astype(np.float32)[:, None]
     tables.apply(found, grad, wide)
 
 
-def test_all_rows_are_there_after_many_rehashes() -> None:
+def test_all_rows_survive_many_rehashes() -> None:
     tables = Tables([SlotShape("a", 3)], embedding_optimizer=Sgd(1.0), threads=2)
     ids = np.arange(300_000, dtype=np.uint64) * MIX
     for piece in np.array_split(ids, 60):
@@ -43,7 +43,7 @@ def test_all_rows_are_there_after_many_rehashes() -> None:
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=300), st.integers(1, 7))
-def test_any_ids(numbers: list[int], pieces: int) -> None:
+def test_any_ids_are_found_again(numbers: list[int], pieces: int) -> None:
     tables = Tables([SlotShape("a", 1)], embedding_optimizer=Sgd(1.0))
     for piece in np.array_split(np.array(numbers, np.uint64), pieces):
         create(tables, np.unique(piece))
@@ -53,8 +53,8 @@ def test_any_ids(numbers: list[int], pieces: int) -> None:
 
 
 @given(st.lists(st.integers(0, 2000), min_size=1, max_size=400))
-def test_ids_that_meet_in_one_place_of_the_index(numbers: list[int]) -> None:
-    """All in one shard, with few tags: the worst input an index of hashes can get."""
+def test_ids_that_collide_in_the_index(numbers: list[int]) -> None:
+    """All in one shard, with few tags: the worst case for the index."""
     mixed = np.array(numbers, np.uint64) % np.uint64(3) << np.uint64(26) | np.array(numbers, np.uint64)
     ids = (mixed | np.uint64(63 << 58 | 0xFFFFFFFF << 26)) * UNMIX
     tables = Tables([SlotShape("a", 1)], embedding_optimizer=Sgd(1.0))
@@ -64,7 +64,7 @@ def test_ids_that_meet_in_one_place_of_the_index(numbers: list[int]) -> None:
     np.testing.assert_allclose(vectors(tables, ids)[:, 0], ids & np.uint64(0xFFFF), atol=0.02)
 
 
-def test_a_first_vector_depends_on_seed_and_id_alone() -> None:
+def test_an_initial_vector_depends_only_on_seed_and_id() -> None:
     ids = np.arange(1, 5000, dtype=np.uint64) * MIX
     one, other = (Tables([SlotShape("a", 9)], seed=4, threads=threads) for threads in (1, 3))
     for tables, order in ((one, ids), (other, ids[::-1])):
@@ -79,7 +79,7 @@ def test_a_first_vector_depends_on_seed_and_id_alone() -> None:
     assert (vectors(third, ids) != vectors(one, ids)).mean() > 0.99
 
 
-def test_an_unknown_id_is_not_created_by_looking() -> None:
+def test_scoring_does_not_create_ids() -> None:
     tables = Tables([SlotShape("a", 9)])
     assert (vectors(tables, np.arange(10, dtype=np.uint64)) == 0).all()
     assert tables.size == 0
@@ -94,11 +94,11 @@ def test_counters_equal_a_direct_count() -> None:
         offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 6, rows))]).astype(np.int64)
         batch = [
             SlotIds(rng.integers(0, 100, rows).astype(np.uint64)),
-            SlotIds(rng.integers(1000, 1050, offsets[-1]).astype(np.uint64), offsets),  # ids twice in a row
+            SlotIds(rng.integers(1000, 1050, offsets[-1]).astype(np.uint64), offsets),  # ids twice in one row
         ]
         show, click = rng.integers(1, 9, rows).astype(np.uint32), rng.integers(0, 3, rows).astype(np.uint32)
         hour = rng.integers(-1, 500_000, rows).astype(np.int32)
-        tables.find(batch, rows, shows_B=show, clicks_B=click, hours_B=hour, train=True)
+        tables.find(batch, rows, impressions_B=show, clicks_B=click, hours_B=hour, train=True)
         for b in range(rows):
             for id in {int(batch[0].ids_N[b]), *map(int, batch[1].ids_N[offsets[b] : offsets[b + 1]])}:
                 shows[id] += int(show[b])
@@ -106,7 +106,7 @@ def test_counters_equal_a_direct_count() -> None:
                 hours[id] = max(hours.get(id, -1), int(hour[b]))
     (table,) = tables.parts
     found = {}
-    table.cut()
+    table.begin_snapshot()
     for shard in range(64):
         _, admitted, _ = table.copy_shard(shard, -1, 1, np.zeros(0, np.uint8), lambda: None)
         for record in admitted.copy().view(table.layout.record):
@@ -118,9 +118,9 @@ def test_counters_are_exact_where_float32_is_not() -> None:
     tables = Tables([SlotShape("a", 1)])
     for _ in range(3):
         show = np.full(5, 2**24 + 1, np.uint32)
-        tables.find([SlotIds(np.zeros(5, np.uint64))], 5, shows_B=show, train=True)
+        tables.find([SlotIds(np.zeros(5, np.uint64))], 5, impressions_B=show, train=True)
     (table,) = tables.parts
-    table.cut()
+    table.begin_snapshot()
     records = [table.copy_shard(s, -1, 1, np.zeros(0, np.uint8), lambda: None)[1].copy() for s in range(64)]
     (record,) = np.concatenate(records).view(table.layout.record)
     assert record["show"] == 15 * (2**24 + 1)
@@ -142,9 +142,9 @@ def test_no_step_waits_for_the_growth_of_the_whole_table() -> None:
     tables = Tables([SlotShape("a", 9)], threads=2)
     steps = []
     for piece in np.array_split(np.arange(6_000_000, dtype=np.uint64) * MIX, 600):
-        began = time.process_time()  # what other processes take of the cores is no growth
+        began = time.process_time()  # CPU time: other processes do not count
         tables.find([SlotIds(piece)], piece.size, train=True)
         steps.append(time.process_time() - began)
     assert tables.size == 6_000_000
     late = sorted(steps[300:])
-    assert late[-1] < 30 * late[len(late) // 2]  # a copy of the payload would be some hundred times a step
+    assert late[-1] < 30 * late[len(late) // 2]  # copying the payload would take some hundred steps' time

@@ -14,12 +14,12 @@ import pytest
 
 import clickline
 from clickline.artifacts.checkpoint import open_checkpoint_folder
-from clickline.artifacts.dataset import Dataset, concat
+from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.artifacts.runs import find_checkpoint
 from clickline.config import load_config
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ArtifactError, ConfigError, DataError, SourceNotFound, TooManyBadRows
-from clickline.evaluation.binary_metrics import Counts
+from clickline.evaluation.binary_metrics import MetricCounts
 from clickline.evaluation.run import evaluate
 from clickline.features import encoder_kernels
 from clickline.models.model import open_checkpoint
@@ -32,7 +32,7 @@ class Heard(Progress):
         self.said: list[str] = []
         self.rows = 0
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.said.append(message)
 
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
@@ -45,7 +45,7 @@ def scored(project: Path, checkpoint: Path, split: str = "eval"):
     assert found is not None
     dataset = Dataset.current(Storage(), str(project / ".clickline"))
     shards = dataset.splits[split].shards
-    rows = concat(
+    rows = concat_rows(
         [dataset.read(Path(dataset.folder, shards[s].file), [g]) for s, g, _ in dataset.row_groups(split)]
     )
     return rows, open_checkpoint(found, 2).score(rows)
@@ -62,7 +62,7 @@ def test_the_dataset_as_training_measured_it(project, config, checkpoint):
     for name in ("auc", "logloss", "calibration", "ece", "normalised_entropy", "accuracy"):
         assert getattr(measured, name) == pytest.approx(report[name], rel=1e-5), name
     rows, scores = scored(project, checkpoint)
-    direct = Counts()
+    direct = MetricCounts()
     direct.add(rows.label_B, rows.weight_B, scores)
     assert measured == direct.metrics()
 
@@ -182,8 +182,8 @@ def test_too_many_bad_rows_are_refused_with_the_first_of_them(project, config):
         evaluate(config, data=[str(broken)])
     assert "1 of 51 rows of" in str(told.value)
     assert "broken.tsv:51: 2 columns, 40 expected" in str(told.value)
-    assert "raise data.max_bad" in str(told.value)
-    more = load_config(project / "clickline.yaml", ["data.max_bad=0.05"])
+    assert "raise data.max_bad_ratio" in str(told.value)
+    more = load_config(project / "clickline.yaml", ["data.max_bad_ratio=0.05"])
     assert evaluate(more, data=[str(broken)]).evaluation.total.rows == 50
 
 
@@ -194,7 +194,7 @@ def test_logs_without_a_row_are_refused(project, config):
     (project / "data" / "rubbish.tsv").write_bytes(b"a\nb\n")
     with pytest.raises(TooManyBadRows, match=r"2 of 2 rows of .*rubbish\.tsv are bad"):
         evaluate(
-            load_config(project / "clickline.yaml", ["data.max_bad=1"]),
+            load_config(project / "clickline.yaml", ["data.max_bad_ratio=1"]),
             data=[str(project / "data" / "rubbish.tsv")],
         )
 
@@ -215,7 +215,7 @@ def test_a_split_of_raw_logs_is_refused(project, config):
 
 
 def test_data_that_is_a_checkpoint_is_told_apart(config, checkpoint):
-    with pytest.raises(ArtifactError, match=r"says kind 'checkpoint'.*this release reads kind 'dataset'"):
+    with pytest.raises(ArtifactError, match=r"has kind 'checkpoint'.*this release reads kind 'dataset'"):
         evaluate(config, data=[str(checkpoint)])
 
 
@@ -244,7 +244,7 @@ def test_logs_of_a_format_without_the_models_columns_are_refused(project):
 
 def test_without_a_checkpoint_it_says_what_to_do(project, config):
     shutil.rmtree(project / ".clickline" / "runs")
-    with pytest.raises(ArtifactError, match=r"holds no checkpoint\. Run `clickline train` first"):
+    with pytest.raises(ArtifactError, match=r"has no checkpoint\. Run `clickline train` first"):
         evaluate(config)
 
 
@@ -271,12 +271,12 @@ def test_the_newest_run_is_the_one_that_wrote_a_checkpoint_last(project, config,
 def test_a_folder_that_is_no_model_is_told_with_what_there_is(project, config, checkpoint, folder):
     with pytest.raises(ArtifactError) as told:
         evaluate(config, model=str(project / folder))
-    assert "is no checkpoint and no run with one. Name a folder such as" in str(told.value)
+    assert "is neither a checkpoint nor a run with one. Name a folder such as" in str(told.value)
     assert checkpoint.parent.name in str(told.value)
 
 
 def test_a_dataset_is_no_model(project, config):
-    with pytest.raises(ArtifactError, match="says kind 'dataset'"):
+    with pytest.raises(ArtifactError, match="has kind 'dataset'"):
         evaluate(config, model=Dataset.current(Storage(), config.home).folder)
 
 
@@ -329,7 +329,7 @@ def test_slices_are_measured_as_if_alone_and_named_by_their_text(project, config
     assert len(result.evaluation.slices["C2"]) == 20
     for one in result.evaluation.slices["C2"]:
         mine = rows.encoded.slots[place].ids_N == np.uint64(one.id)
-        counts = Counts()
+        counts = MetricCounts()
         counts.add(rows.label_B[mine], rows.weight_B[mine], scores[mine])
         assert one.metrics == counts.metrics()
         name = result.name_of("C2", one.id)
@@ -391,7 +391,7 @@ def test_importance_is_the_same_again_and_finds_what_the_model_uses(project, con
         slots[s] = slots[s].take(order)
         shuffled = replace(rows, encoded=replace(rows.encoded, slots=tuple(slots)))
     model = find_checkpoint(None, config.home)
-    counts = Counts()
+    counts = MetricCounts()
     counts.add(rows.label_B, rows.weight_B, open_checkpoint(model, 2).score(shuffled))
     by_hand = counts.metrics().auc
     assert by_hand is not None

@@ -37,7 +37,7 @@ def test_the_tables_say_what_was_measured(project):
     auc, (low, high) = measured["evaluation"]["auc"], measured["evaluation"]["auc_interval"]
     assert shown["AUC"] == f"{auc:.5f} (95 %: {low:.4f} to {high:.4f}), exact"
     assert shown["log loss"].startswith(f"{measured['evaluation']['logloss']:.4f} (95 %: ")
-    assert shown["rows"] == "500; left out as bad: 1 wrong column count"
+    assert shown["rows"] == "500; skipped as bad: 1 wrong column count"
     for name in ("normalised entropy", "accuracy", "calibration", "ECE", "clicks", "gate", "report"):
         assert shown[name], name
     assert "\nBy C1, the values with most shows\n" in done.stdout
@@ -94,5 +94,5 @@ def test_mistakes_have_their_exit_codes(project):
     assert run("--data", "bad.tsv", cwd=project).returncode == 4
     nowhere = run("--model", "nowhere", cwd=project)
     assert nowhere.returncode == 1
-    assert "nowhere is no checkpoint and no run with one" in nowhere.stderr
+    assert "nowhere is neither a checkpoint nor a run with one" in nowhere.stderr
     assert "Traceback" not in unknown.stderr + nowhere.stderr

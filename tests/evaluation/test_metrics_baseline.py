@@ -9,11 +9,11 @@ import pytest
 from naive_measures import clicks_of
 
 from clickline.evaluation.baseline import worse_than_base_rate
-from clickline.evaluation.binary_metrics import Counts
+from clickline.evaluation.binary_metrics import MetricCounts
 from clickline.features import DenseField, FeatureSpec
 from clickline.records import EncodedRows, LabelledRows
 
-COUNTS = Counts()
+COUNTS = MetricCounts()
 COUNTS.add(*clicks_of(np.random.default_rng(1), 2000))
 GOOD = COUNTS.metrics()
 BAD = replace(GOOD, logloss=9.7, normalised_entropy=17.0)
@@ -38,7 +38,7 @@ def rows(*columns: list[float]) -> LabelledRows:
 def test_a_model_better_than_the_base_rate_is_not_warned_about():
     assert GOOD.normalised_entropy < 1
     assert worse_than_base_rate(GOOD, FEATURES, None) is None
-    assert worse_than_base_rate(Counts().metrics(), FEATURES, None) is None
+    assert worse_than_base_rate(MetricCounts().metrics(), FEATURES, None) is None
 
 
 def test_fields_are_named_by_size_with_their_transform_and_range():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from naive_measures import columns, sigmoid
 
 from clickline.errors import ArtifactError, DataError
-from clickline.evaluation.binary_metrics import Counts
+from clickline.evaluation.binary_metrics import MetricCounts
 from clickline.evaluation.calibration_fit import fit_isotonic, fit_platt
 from clickline.models.calibration import Isotonic, Platt, from_json
 
@@ -34,7 +34,7 @@ def rows_of(seed, rows, wrong):
 
 
 def counted(*batch, limit=1 << 16):
-    counts = Counts(limit)
+    counts = MetricCounts(limit)
     counts.add(*batch)
     return counts
 
@@ -150,22 +150,22 @@ def test_the_unit_of_the_weights_does_not_matter(fit):
 @pytest.mark.parametrize("fit", FITS)
 def test_no_rows_to_fit_on_are_an_error(fit):
     with pytest.raises(DataError, match="no rows are held out to fit the calibration on"):
-        fit(Counts().bins())
+        fit(MetricCounts().bins())
 
 
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        ({}, "of kind None; known are isotonic and platt"),
-        ({"kind": "spline"}, "of kind 'spline'"),
-        ({"kind": "platt", "slope": 1.0}, "the platt calibration lacks a part or misspells it: 'offset'"),
-        ({"kind": "platt", "slope": -1.0, "offset": 0.0}, "does not rise"),
-        ({"kind": "platt", "slope": math.nan, "offset": 0.0}, "does not rise"),
-        ({"kind": "isotonic", "scores": [0, 0.5, 1], "values": [0, 0.6, 0.5]}, "does not rise"),
-        ({"kind": "isotonic", "scores": [0, 0.5, 0.4, 1], "values": [0, 0.1, 0.2, 1]}, "does not rise"),
-        ({"kind": "isotonic", "scores": [0, 1], "values": [0, 0.5, 1]}, "does not rise"),
-        ({"kind": "isotonic", "scores": [], "values": []}, "does not rise"),
-        ({"kind": "isotonic", "scores": "ab", "values": [0, 1]}, "lacks a part or misspells it"),
+        ({}, "unknown calibration kind None; expected isotonic or platt"),
+        ({"kind": "spline"}, "kind 'spline'"),
+        ({"kind": "platt", "slope": 1.0}, "the platt calibration is invalid: 'offset'"),
+        ({"kind": "platt", "slope": -1.0, "offset": 0.0}, "is not increasing"),
+        ({"kind": "platt", "slope": math.nan, "offset": 0.0}, "is not increasing"),
+        ({"kind": "isotonic", "scores": [0, 0.5, 1], "values": [0, 0.6, 0.5]}, "is not increasing"),
+        ({"kind": "isotonic", "scores": [0, 0.5, 0.4, 1], "values": [0, 0.1, 0.2, 1]}, "is not increasing"),
+        ({"kind": "isotonic", "scores": [0, 1], "values": [0, 0.5, 1]}, "is not increasing"),
+        ({"kind": "isotonic", "scores": [], "values": []}, "is not increasing"),
+        ({"kind": "isotonic", "scores": "ab", "values": [0, 1]}, "is invalid"),
     ],
 )
 def test_a_document_that_is_no_calibration_is_refused(document, words):

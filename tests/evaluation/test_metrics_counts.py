@@ -21,7 +21,7 @@ from naive_measures import (
 )
 
 from clickline.errors import ClicklineError, DataError
-from clickline.evaluation.binary_metrics import Counts
+from clickline.evaluation.binary_metrics import MetricCounts
 from clickline.models.calibration import CLIP
 
 SCORES = st.one_of(
@@ -42,7 +42,7 @@ def close(found, expected, **tolerance):
 
 
 def measure(*batch, limit=1 << 16):
-    counts = Counts(limit)
+    counts = MetricCounts(limit)
     counts.add(*batch)
     return counts.metrics()
 
@@ -87,7 +87,7 @@ def test_a_fractional_row_counts_as_its_shows_do_one_by_one(rows):
 @given(st.lists(st.integers(0, 500), max_size=5), st.integers(0, 100))
 def test_batches_may_be_cut_anywhere_to_the_last_bit(cuts, seed):
     batch = clicks_of(np.random.default_rng(seed), 500)
-    parts = Counts(64)
+    parts = MetricCounts(64)
     for rows in np.split(np.arange(500), sorted(cuts)):
         parts.add(*(column[rows] for column in batch))
         parts.metrics()  # looking must not change what comes
@@ -98,12 +98,12 @@ def test_batches_may_be_cut_anywhere_to_the_last_bit(cuts, seed):
 @given(st.lists(ROWS, min_size=2, max_size=5), st.randoms(use_true_random=False))
 def test_merging_in_any_grouping_gives_the_same(batches, random):
     def fed(rows):
-        counts = Counts(64)
+        counts = MetricCounts(64)
         counts.add(*batch_of(rows))
         return counts
 
     def merged(parts):
-        total = Counts(64)
+        total = MetricCounts(64)
         for part in parts:
             total.merge(part)
         return total.metrics()
@@ -114,7 +114,7 @@ def test_merging_in_any_grouping_gives_the_same(batches, random):
     assert merged(parts) == one  # the same order: the same bits, and the parts are as they were
     assert [part.metrics() for part in parts] == before
     random.shuffle(parts)
-    left, right = Counts(64), Counts(64)
+    left, right = MetricCounts(64), MetricCounts(64)
     for part in parts:
         random.choice([left, right]).merge(part)
     left.merge(right)
@@ -128,9 +128,9 @@ def test_merging_in_any_grouping_gives_the_same(batches, random):
 def test_a_restored_state_goes_on_to_the_same_bits():
     rng = np.random.default_rng(5)
     first, second = clicks_of(rng, 3000), clicks_of(rng, 3000)
-    straight = Counts(256)
+    straight = MetricCounts(256)
     straight.add(*first)
-    restored = Counts.from_arrays(straight.to_arrays(), 256)
+    restored = MetricCounts.from_arrays(straight.to_arrays(), 256)
     for counts in (straight, restored):
         counts.add(*second)
     assert restored.metrics() == straight.metrics()
@@ -162,13 +162,13 @@ def test_one_class_alone_has_no_auc_and_says_so(label, kind):
 
 
 def test_nothing_to_measure_is_said():
-    assert "there are no rows" in Counts().metrics().notes[0]
+    assert "there are no rows" in MetricCounts().metrics().notes[0]
     assert "all 2 rows have weight 0" in measure(*columns([1, 0], [0, 0], [0.5, 0.5])).notes[0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -0.1, 1.1])
 def test_a_probability_that_is_none_is_refused_and_the_batch_not_counted(bad):
-    counts = Counts()
+    counts = MetricCounts()
     counts.add(*columns([1, 0], [1, 1], [0.5, 0.4]))
     before = counts.metrics()
     with pytest.raises(ClicklineError, match="row 4 of the evaluated rows got the probability") as caught:
@@ -191,12 +191,12 @@ def test_a_probability_that_is_none_is_refused_and_the_batch_not_counted(bad):
 )
 def test_labels_and_weights_that_are_none_are_refused(label, weight, words):
     with pytest.raises(DataError, match=words):
-        Counts().add(*columns([label], [weight], [0.5]))
+        MetricCounts().add(*columns([label], [weight], [0.5]))
 
 
 def test_columns_of_different_length_are_a_mistake_of_the_caller():
     with pytest.raises(ValueError, match=r"differ in length: \[1, 2\]"):
-        Counts().add(*columns([1, 0], [1, 1], [0.5]))
+        MetricCounts().add(*columns([1, 0], [1, 1], [0.5]))
 
 
 def test_calibration_error_sees_what_the_overall_ratio_does_not():
@@ -232,7 +232,7 @@ def test_the_stated_error_holds_in_any_order_of_rows(order, limit):
     label, weight, score = clicks_of(np.random.default_rng(2), 60_000)
     weight = np.random.default_rng(3).integers(0, 5, len(score)).astype(np.float32)
     rows = ORDERS[order](score)
-    counts = Counts(limit)
+    counts = MetricCounts(limit)
     counts.add(label[rows], weight[rows], score[rows])
     found = counts.metrics()
     assert 0 < abs(found.auc - auc_by_sorting(label, weight, score)) <= found.auc_error
@@ -247,9 +247,9 @@ def test_the_stated_error_holds_in_any_order_of_rows(order, limit):
 )
 def test_the_stated_error_holds_for_any_scores_batches_and_merges(rows, cuts):
     batch = columns(*zip(*rows, strict=True))
-    total = Counts(16)
+    total = MetricCounts(16)
     for number, part in enumerate(np.split(np.arange(len(rows)), sorted(cuts))):
-        piece = Counts(16)
+        piece = MetricCounts(16)
         (total if number % 2 else piece).add(*(column[part] for column in batch))
         total.merge(piece)
     found = total.metrics()
@@ -308,7 +308,7 @@ def test_the_default_is_exact_on_few_and_better_than_1e_4_on_many():
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows():
     rng = np.random.default_rng(7)
-    counts = Counts()
+    counts = MetricCounts()
 
     def feed(millions):
         for _ in range(millions * 16):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_measures import clicks_of, columns, expanded
 
-from clickline.evaluation.binary_metrics import ECE_BINS, Counts, auc_of
+from clickline.evaluation.binary_metrics import ECE_BINS, MetricCounts, auc_of
 from clickline.evaluation.curves import POINTS, curves
 
 BOTH = ("roc", "precision_recall", "gain")
@@ -26,8 +26,8 @@ shows = st.lists(
 )
 
 
-def counted(labels, weights, scores) -> Counts:
-    counts = Counts()
+def counted(labels, weights, scores) -> MetricCounts:
+    counts = MetricCounts()
     counts.add(*columns(labels, weights, scores))
     return counts
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clickline.evaluation.drift import HEAVIEST, RowSample, drift
+from clickline.evaluation.drift import TOP_VALUES, RowSample, drift
 from clickline.features import DenseField, FeatureSpec, FieldStatistics, SlotField
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 
@@ -53,7 +53,7 @@ ids = st.lists(st.integers(0, 80).map(lambda n: SLOT.missing_id if n == 0 else n
 def test_a_slot_is_binned_by_its_heaviest_values_the_rest_and_missing(train, eval):
     (found,) = drift(FEATURES, rows_of(train), rows_of(eval), {})
     counts = Counter(one for one in train if one != SLOT.missing_id)
-    heaviest = sorted(counts, key=lambda one: (-counts[one], one))[:HEAVIEST]
+    heaviest = sorted(counts, key=lambda one: (-counts[one], one))[:TOP_VALUES]
     known = {*heaviest, SLOT.missing_id}
 
     def binned(values: list[int]) -> Counter:
@@ -173,12 +173,12 @@ def test_a_sample_is_evenly_spaced_bounded_and_does_not_depend_on_the_pieces(cou
     rows = rows_of(range(count))
     sample = RowSample(most)
     for start, stop in pairwise([0, *sorted(min(cut, count) for cut in cuts), count]):
-        sample.add(rows.part(start, stop))
+        sample.add(rows.slice(start, stop))
     found = sample.rows()
     if not count:
         assert found is None
         return
-    kept = found.show_B.tolist()
+    kept = found.impression_B.tolist()
     stride = 1
     while -(-count // stride) > most:
         stride *= 2

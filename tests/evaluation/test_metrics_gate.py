@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_measures import clicks_of, columns
 
-from clickline.evaluation.binary_metrics import Counts, Metrics
-from clickline.evaluation.gate import Thresholds, judge
+from clickline.evaluation.binary_metrics import MetricCounts, Metrics
+from clickline.evaluation.gate import Thresholds, check_gate
 
 
 def measure(*batch) -> Metrics:
-    counts = Counts()
+    counts = MetricCounts()
     counts.add(*batch)
     return counts.metrics()
 
@@ -29,7 +29,7 @@ ONES = np.ones(2000, dtype=np.float32)
 
 def test_a_model_that_reaches_all_that_is_asked_passes_without_a_word():
     asked = Thresholds(auc=0.76, logloss=0.46, accuracy=0.78, calibration=0.05, vs_current=-0.001)
-    verdict = judge(GOOD, asked, current=GOOD)
+    verdict = check_gate(GOOD, asked, current=GOOD)
     assert verdict.passed and verdict.reasons == () and verdict.warnings == ()
     assert json.loads(json.dumps(verdict.to_json())) == {"passed": True, "reasons": [], "warnings": []}
 
@@ -54,13 +54,13 @@ def test_a_model_that_reaches_all_that_is_asked_passes_without_a_word():
     ],
 )
 def test_each_refusal_says_what_was_measured_and_what_was_asked(asked, measured, reason):
-    verdict = judge(replace(GOOD, **measured), Thresholds(**asked))
+    verdict = check_gate(replace(GOOD, **measured), Thresholds(**asked))
     assert not verdict.passed
     assert verdict.reasons == (reason,)
 
 
 def test_all_reasons_are_given_at_once():
-    verdict = judge(GOOD, Thresholds(auc=0.99, logloss=0.01, accuracy=0.99, calibration=1e-9))
+    verdict = check_gate(GOOD, Thresholds(auc=0.99, logloss=0.01, accuracy=0.99, calibration=1e-9))
     assert [reason.split(" is ")[0] for reason in verdict.reasons] == [
         "AUC",
         "log loss",
@@ -70,7 +70,7 @@ def test_all_reasons_are_given_at_once():
 
 
 def test_a_threshold_that_is_just_reached_is_met():
-    assert judge(GOOD, Thresholds(auc=GOOD.auc, logloss=GOOD.logloss, accuracy=GOOD.accuracy)).passed
+    assert check_gate(GOOD, Thresholds(auc=GOOD.auc, logloss=GOOD.logloss, accuracy=GOOD.accuracy)).passed
 
 
 # ── against the current version ────────────────────────────────────────────────────────────────
@@ -97,17 +97,17 @@ def test_a_threshold_that_is_just_reached_is_met():
     ],
 )
 def test_a_model_behind_the_current_version_is_refused(auc, asked, end):
-    verdict = judge(replace(GOOD, auc=auc), Thresholds(vs_current=asked), replace(GOOD, auc=0.75))
+    verdict = check_gate(replace(GOOD, auc=auc), Thresholds(vs_current=asked), replace(GOOD, auc=0.75))
     assert not verdict.passed and verdict.reasons[0] == end
 
 
 @pytest.mark.parametrize(("auc", "asked"), [(0.749, -0.002), (0.75, 0.0), (0.77, 0.01)])
 def test_a_model_within_what_is_allowed_passes(auc, asked):
-    assert judge(replace(GOOD, auc=auc), Thresholds(vs_current=asked), replace(GOOD, auc=0.75)).passed
+    assert check_gate(replace(GOOD, auc=auc), Thresholds(vs_current=asked), replace(GOOD, auc=0.75)).passed
 
 
 def test_the_first_version_has_nothing_to_beat():
-    verdict = judge(GOOD, Thresholds(vs_current=0.5))
+    verdict = check_gate(GOOD, Thresholds(vs_current=0.5))
     assert verdict.passed
     assert verdict.warnings == (
         "gate.vs_current was not checked: there is no current version to compare with.",
@@ -115,7 +115,7 @@ def test_the_first_version_has_nothing_to_beat():
 
 
 def test_versions_measured_on_other_rows_are_not_compared():
-    verdict = judge(GOOD, Thresholds(vs_current=-1), replace(GOOD, rows=7, clicks=2.0))
+    verdict = check_gate(GOOD, Thresholds(vs_current=-1), replace(GOOD, rows=7, clicks=2.0))
     assert not verdict.passed
     assert "was measured on 7 rows with 2 clicks, this model on 20,000 with" in verdict.reasons[0]
     assert "gate.vs_current needs the same rows" in verdict.reasons[0]
@@ -130,7 +130,7 @@ LENIENT = {"auc": 0.5, "logloss": 1.0, "calibration": 1.0, "vs_current": -1.0}
 @pytest.mark.parametrize("answer", [0.25, 0.2, 0.0, 1.0, 0.5])
 def test_a_constant_predictor_never_passes_however_little_is_asked(asked, answer):
     constant = measure(LABEL, ONES, np.full(2000, answer, dtype=np.float32))
-    verdict = judge(constant, Thresholds(**{asked: LENIENT[asked]}, accuracy=0.01), current=constant)
+    verdict = check_gate(constant, Thresholds(**{asked: LENIENT[asked]}, accuracy=0.01), current=constant)
     assert not verdict.passed
     assert any(
         "the model is a constant predictor: all predictions lie between" in reason
@@ -144,7 +144,7 @@ def test_noise_around_the_base_rate_never_passes(asked, noise, seed):
     label = LABEL.copy()
     np.random.default_rng(seed + 1000).shuffle(label)
     nearly = measure(label, ONES, np.clip(0.25 + jitter, 0.01, 0.99).astype(np.float32))
-    verdict = judge(nearly, Thresholds(**{asked: LENIENT[asked]}), current=nearly)
+    verdict = check_gate(nearly, Thresholds(**{asked: LENIENT[asked]}), current=nearly)
     lucky = (
         nearly.auc_interval is not None and nearly.auc_interval[0] > 0.5
     )  # 1 in 40, and then not by the words
@@ -160,7 +160,7 @@ def test_chance_passes_at_most_one_time_in_twenty_however_few_clicks_there_are(c
     for _ in range(tries):
         at = rng.choice(rows * impressions, clicks, replace=False) // impressions
         label = np.bincount(at, minlength=rows) / impressions
-        passed += judge(measure(*columns(label, weight, rng.random(rows))), Thresholds()).passed
+        passed += check_gate(measure(*columns(label, weight, rng.random(rows))), Thresholds()).passed
     # 2.5 % of 300 are 7.5, with a standard deviation of 2.7.
     assert passed <= 15
 
@@ -170,7 +170,7 @@ def test_a_good_model_passes_also_with_few_clicks(clicks):
     rng = np.random.default_rng(clicks)
     label = np.arange(10 * clicks) < clicks
     passed = [
-        judge(
+        check_gate(
             measure(*columns(label, np.ones(label.size), 1 / (1 + np.exp(3 - rng.normal(1.5 * label, 1))))),
             Thresholds(),
         ).passed
@@ -181,19 +181,19 @@ def test_a_good_model_passes_also_with_few_clicks(clicks):
 
 def test_a_refusal_for_too_few_clicks_says_how_many_there_are_and_how_many_it_takes():
     few = measure(*columns([1, 1] + [0] * 98, [1] * 100, [0.8, 0.5, *np.linspace(0.1, 0.7, 98)]))
-    (reason,) = judge(few, Thresholds(auc=0.6)).reasons
+    (reason,) = check_gate(few, Thresholds(auc=0.6)).reasons
     assert f"AUC is {few.auc:.6g}, with 95 % confidence above {few.auc_interval[0]:.6g};" in reason
     assert (
         "There are 2 clicks in 100 shows, too few to be sure; at this AUC about 3 clicks are enough" in reason
     )
     assert "evaluate on more rows (data.eval, or with --follow a larger follow.holdout)." in reason
     hopeless = measure(*columns([1, 1] + [0] * 98, [1] * 100, [0.05, 0.06, *np.linspace(0.1, 0.7, 98)]))
-    assert "too few" not in judge(hopeless, Thresholds(auc=0.6)).reasons[-1]
+    assert "too few" not in check_gate(hopeless, Thresholds(auc=0.6)).reasons[-1]
 
 
 def test_a_model_that_ranks_no_better_than_chance_is_refused_with_the_numbers():
     backwards = measure(LABEL, ONES, np.where(LABEL > 0, 0.2, 0.3).astype(np.float32))
-    verdict = judge(backwards, Thresholds(calibration=1.0))
+    verdict = check_gate(backwards, Thresholds(calibration=1.0))
     assert not verdict.passed
     assert "no better than a constant predictor: AUC is 0, " in verdict.reasons[0]
     assert "a constant has 1" in verdict.reasons[0]
@@ -204,34 +204,34 @@ def test_log_loss_no_better_than_that_of_the_base_rate_is_refused():
     label, weight, score = clicks_of(np.random.default_rng(31), 20_000)
     wild = measure(label, weight, (score**0.2).astype(np.float32))
     assert wild.auc > 0.7
-    verdict = judge(wild, Thresholds(logloss=1.0))
+    verdict = check_gate(wild, Thresholds(logloss=1.0))
     assert not verdict.passed
     assert "but no better than that of always predicting the base rate" in verdict.reasons[0]
     assert "normalised entropy is" in verdict.reasons[0]
-    assert judge(wild, Thresholds(auc=0.7)).passed
+    assert check_gate(wild, Thresholds(auc=0.7)).passed
 
 
 def test_accuracy_alone_lets_a_constant_pass_but_says_what_that_is_worth():
     constant = measure(LABEL, ONES, np.full(2000, 0.25, dtype=np.float32))
-    verdict = judge(constant, Thresholds(accuracy=0.74))
+    verdict = check_gate(constant, Thresholds(accuracy=0.74))
     assert verdict.passed
     assert verdict.warnings == (
         'accuracy is all the gate asks for, and always saying "no click" is 75.0 % accurate on these rows and would '
         "pass: set gate.auc or gate.logloss as well.",
     )
-    refused = judge(constant, Thresholds(accuracy=0.8))
+    refused = check_gate(constant, Thresholds(accuracy=0.8))
     assert not refused.passed and "would pass" not in refused.warnings[0] and "75.0 %" in refused.warnings[0]
 
 
 def test_where_most_are_clicks_always_saying_click_is_the_warning():
     mostly = measure(1 - LABEL, ONES, np.full(2000, 0.75, dtype=np.float32))
-    assert 'always saying "click" is 75.0 % accurate' in judge(mostly, Thresholds(accuracy=0.7)).warnings[0]
+    assert 'always saying "click" is 75.0 % accurate' in check_gate(mostly, Thresholds(accuracy=0.7)).warnings[0]
 
 
 def test_a_gate_that_asks_for_nothing_says_so_and_still_stops_constants():
-    assert judge(GOOD, Thresholds()).passed
-    assert "the gate asks for nothing" in judge(GOOD, Thresholds()).warnings[0]
-    assert not judge(measure(LABEL, ONES, np.full(2000, 0.25, dtype=np.float32)), Thresholds()).passed
+    assert check_gate(GOOD, Thresholds()).passed
+    assert "the gate asks for nothing" in check_gate(GOOD, Thresholds()).warnings[0]
+    assert not check_gate(measure(LABEL, ONES, np.full(2000, 0.25, dtype=np.float32)), Thresholds()).passed
 
 
 # ── what could not be measured ─────────────────────────────────────────────────────────────────
@@ -240,21 +240,21 @@ def test_a_gate_that_asks_for_nothing_says_so_and_still_stops_constants():
 @pytest.mark.parametrize("name", ["auc", "logloss", "accuracy", "calibration"])
 @pytest.mark.parametrize("value", [math.nan, None])
 def test_what_is_not_a_number_never_passes(name, value):
-    verdict = judge(replace(GOOD, **{name: value}), Thresholds(**{name: 1.0 if name != "auc" else 0.5}))
+    verdict = check_gate(replace(GOOD, **{name: value}), Thresholds(**{name: 1.0 if name != "auc" else 0.5}))
     assert not verdict.passed
     assert "could not be measured" in verdict.reasons[0] if value is None else "nan" in verdict.reasons[0]
 
 
 @pytest.mark.parametrize("name", ["spread", "mean_prediction", "auc", "normalised_entropy"])
 def test_nan_where_constants_are_looked_for_never_passes(name):
-    verdict = judge(replace(GOOD, **{name: math.nan}), Thresholds(logloss=1.0))
+    verdict = check_gate(replace(GOOD, **{name: math.nan}), Thresholds(logloss=1.0))
     assert not verdict.passed
 
 
 def test_nan_of_either_version_is_not_within_what_is_allowed():
     for mine, current in ((math.nan, 0.7), (0.7, math.nan), (None, 0.7), (0.7, None)):
         asked = Thresholds(vs_current=-1.0)
-        assert not judge(replace(GOOD, auc=mine), asked, replace(GOOD, auc=current)).passed
+        assert not check_gate(replace(GOOD, auc=mine), asked, replace(GOOD, auc=current)).passed
 
 
 def test_rows_of_one_class_are_refused_with_the_reason():
@@ -265,19 +265,19 @@ def test_rows_of_one_class_are_refused_with_the_reason():
         Thresholds(calibration=1.0),
         Thresholds(vs_current=-1),
     ):
-        verdict = judge(one_class, asked, one_class)
+        verdict = check_gate(one_class, asked, one_class)
         assert not verdict.passed
         assert "all 100 shows are without a click" in verdict.reasons[0]
 
 
 def test_no_rows_are_refused_with_the_reason():
-    nothing = Counts().metrics()
+    nothing = MetricCounts().metrics()
     for asked in (Thresholds(accuracy=0.1), Thresholds(auc=0.6), Thresholds()):
-        verdict = judge(nothing, asked)
+        verdict = check_gate(nothing, asked)
         assert not verdict.passed and "there are no rows" in verdict.reasons[0]
 
 
 def test_an_auc_known_too_roughly_is_warned_about():
     assert (
-        "AUC is only known to 0.002" in judge(replace(GOOD, auc_error=2e-3), Thresholds(auc=0.6)).warnings[0]
+        "AUC is only known to 0.002" in check_gate(replace(GOOD, auc_error=2e-3), Thresholds(auc=0.6)).warnings[0]
     )

@@ -12,15 +12,15 @@ from naive_measures import auc_by_sorting, clicks_of, columns, logloss_by_rows
 
 from clickline.errors import ClicklineError
 from clickline.evaluation import binary_metrics
-from clickline.evaluation.binary_metrics import HOUR_LIMIT, Counts, HourlyCounts, utc_of
+from clickline.evaluation.binary_metrics import HOUR_LIMIT, MetricCounts, HourlyCounts, hour_to_utc
 from clickline.evaluation.evaluator import Evaluator
-from clickline.evaluation.rolling_metrics import Window
+from clickline.evaluation.rolling_metrics import RollingMetrics
 from clickline.evaluation.slices import SLICE_LIMIT, SliceCounts
 from clickline.records import SlotIds
 
 
 def measured(limit, batch, rows):
-    counts = Counts(limit)
+    counts = MetricCounts(limit)
     counts.add(*(column[rows] for column in batch))
     return counts.metrics()
 
@@ -184,7 +184,7 @@ def test_an_evaluation_merged_from_two_is_the_one_over_all_rows():
 @pytest.mark.parametrize("size", [1, 30, 100, 250])
 def test_the_window_measures_the_last_rows_only(size):
     batch = clicks_of(np.random.default_rng(26), 1000)
-    window = Window(rows=100)
+    window = RollingMetrics(rows=100)
     for start in range(0, 1000, size):
         window.add(*(column[start : start + size] for column in batch))
     last = tuple(column[-100:] for column in batch)
@@ -194,7 +194,7 @@ def test_the_window_measures_the_last_rows_only(size):
 
 
 def test_a_window_without_rows_or_with_one_class_measures_nothing_it_cannot():
-    window = Window()
+    window = RollingMetrics()
     assert window.measure() == (None, None)
     window.add(*columns([0], [1], [0.5]))
     auc, logloss = window.measure()
@@ -206,7 +206,7 @@ def test_a_window_without_rows_or_with_one_class_measures_nothing_it_cannot():
 
 def test_hours_of_wrong_times_do_not_pile_up(monkeypatch):
     """Past the bound, hours with the fewest rows become rows of unknown time; no row is lost."""
-    monkeypatch.setattr(binary_metrics, "MOST_HOURS", 40)
+    monkeypatch.setattr(binary_metrics, "MAX_HOURS", 40)
     counted, other = HourlyCounts(), HourlyCounts()
     rng = np.random.default_rng(0)
     for step in range(200):
@@ -228,4 +228,4 @@ def test_hour_of_no_year_has_no_text(hour):
     counted.add(np.full(2, hour, np.int32), *(np.ones(2, np.float32),) * 2, np.full(2, 0.5, np.float32))
     (found,) = counted.hours()
     assert found.to_json()["utc"] is None
-    assert utc_of(490_896) == "2026-01-01T00"
+    assert hour_to_utc(490_896) == "2026-01-01T00"

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from naive_measures import auc_by_sorting, columns, sigmoid
 
-from clickline.evaluation.binary_metrics import Counts
+from clickline.evaluation.binary_metrics import MetricCounts
 
 
 def measure(*batch):
-    counts = Counts()
+    counts = MetricCounts()
     counts.add(*batch)
     return counts.metrics()
 
@@ -82,7 +82,7 @@ def test_joined_scores_leave_the_interval_where_it_is():
     rng = np.random.default_rng(14)
     label = rng.random(50_000) < 0.3
     batch = columns(label, np.ones(50_000), sigmoid(rng.normal(label, 1)))
-    coarse = Counts(1024)
+    coarse = MetricCounts(1024)
     coarse.add(*batch)
     assert coarse.metrics().auc_interval == pytest.approx(measure(*batch).auc_interval, abs=1e-4)
 

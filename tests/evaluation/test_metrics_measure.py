@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from naive_measures import auc_by_sorting, sigmoid
 
 from clickline.evaluation import evaluator as module
-from clickline.evaluation.evaluator import in_blocks, measure
+from clickline.evaluation.evaluator import in_blocks, evaluate_rows
 from clickline.evaluation.importance import ImportanceCounts
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.records import EncodedRows, LabelledRows, SlotIds
@@ -49,7 +49,7 @@ def score_by_batch(rows: LabelledRows) -> np.ndarray:
 
 def pieces(rows: LabelledRows, cuts: list[int]) -> Iterator[LabelledRows]:
     places = [0, *sorted(min(cut, rows.rows) for cut in cuts), rows.rows]
-    return (rows.part(start, stop) for start, stop in pairwise(places))
+    return (rows.slice(start, stop) for start, stop in pairwise(places))
 
 
 @given(cuts=st.lists(st.integers(0, 100), max_size=6), size=st.integers(1, 120))
@@ -57,7 +57,7 @@ def test_blocks_hold_the_same_rows_in_the_same_order(cuts, size):
     rows = made(100)
     blocks = list(in_blocks(pieces(rows, cuts), size))
     assert [block.rows for block in blocks] == [size] * (100 // size) + [100 % size] * (100 % size > 0)
-    for name in ("label_B", "weight_B", "show_B", "click_B", "event_hour_B"):
+    for name in ("label_B", "weight_B", "impression_B", "click_B", "event_hour_B"):
         assert np.array_equal(np.concatenate([getattr(block, name) for block in blocks]), getattr(rows, name))
     for s in (0, 1):
         together = np.concatenate([block.encoded.slots[s].ids_N for block in blocks])
@@ -70,8 +70,8 @@ def test_blocks_hold_the_same_rows_in_the_same_order(cuts, size):
 def test_the_figures_do_not_depend_on_how_the_rows_come(monkeypatch):
     monkeypatch.setattr(module, "BLOCK_ROWS", 501)
     rows = made(3000)
-    whole = measure(score_by_batch, [rows], slots={"s": 0, "many": 1})
-    parted = measure(score_by_batch, pieces(rows, [1, 17, 500, 501, 2400]), slots={"s": 0, "many": 1})
+    whole = evaluate_rows(score_by_batch, [rows], slots={"s": 0, "many": 1})
+    parted = evaluate_rows(score_by_batch, pieces(rows, [1, 17, 500, 501, 2400]), slots={"s": 0, "many": 1})
     assert parted == whole
     assert [hour.metrics.rows for hour in whole.hours] == [1000, 1000, 1000]
     assert whole.total.auc == auc_by_sorting(
@@ -81,7 +81,7 @@ def test_the_figures_do_not_depend_on_how_the_rows_come(monkeypatch):
 
 
 def test_no_rows_are_measured_as_nothing():
-    found = measure(score, [])
+    found = evaluate_rows(score, [])
     assert found.total.auc is None
     assert "there are no rows" in found.total.notes[0]
 
@@ -94,17 +94,17 @@ def test_the_users_measures_see_all_rows_once():
         calls.append(len(label_N))
         return float(abs(np.average(probability_N - label_N, weights=weight_N)))
 
-    found = measure(score, pieces(rows, [1000]), own={"gap": gap})
+    found = evaluate_rows(score, pieces(rows, [1000]), custom_metrics={"gap": gap})
     assert calls == [3000]
-    assert found.own == {"gap": pytest.approx(abs(float(np.mean(score(rows) - rows.label_B))), rel=1e-5)}
-    assert found.to_json()["own"] == found.own
+    assert found.custom == {"gap": pytest.approx(abs(float(np.mean(score(rows) - rows.label_B))), rel=1e-5)}
+    assert found.to_json()["own"] == found.custom
 
 
 def importance_of(rows, block, seed=0):
     counts = ImportanceCounts(FEATURES, seed)
     for part in in_blocks([rows], block):
         counts.add(score, part)
-    return counts.found(measure(score, [rows]).total)
+    return counts.result(evaluate_rows(score, [rows]).total)
 
 
 def test_importance_is_the_auc_lost_when_a_field_is_shuffled():

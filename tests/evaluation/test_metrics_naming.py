@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clickline.evaluation.id_names import names_of
+from clickline.evaluation.id_names import id_names_of
 from clickline.features import Encoder, FeatureSpec, SlotField
 from clickline.features.feature_spec import FieldStatistics
 
@@ -23,4 +23,4 @@ def test_a_number_is_in_the_bucket_of_that_name(edges: tuple[float, ...], number
     statistics = FieldStatistics(9, 0.0, 9.0, 1.0, 1.0, edges)
     slot = SlotField("price", "price", 3, "quantiles", buckets=3, statistics=statistics)
     encoded, _ = Encoder(FeatureSpec((), (slot,))).encode_values([{"price": number}])
-    assert names_of(slot, [])[int(encoded.slots[0].ids_N[0])] == name
+    assert id_names_of(slot, [])[int(encoded.slots[0].ids_N[0])] == name

@@ -9,7 +9,7 @@ import pytest
 from naive_measures import auc_by_sorting, clicks_of
 
 from clickline.evaluation.binary_metrics import HourlyCounts
-from clickline.evaluation.progressive_validation import OPEN_HOURS, Progressive
+from clickline.evaluation.progressive_validation import OPEN_HOURS, ProgressiveValidation
 
 FIRST = 480_000
 
@@ -24,7 +24,7 @@ def stream(hours: int, rows: int = 60, seed: int = 0):
 
 
 def test_every_hour_is_measured_though_only_the_newest_are_kept():
-    progressive, everything = Progressive(), HourlyCounts()
+    progressive, everything = ProgressiveValidation(), HourlyCounts()
     for batch in stream(OPEN_HOURS + 20):
         progressive.add(*batch)
         everything.add(*batch)
@@ -39,14 +39,14 @@ def test_every_hour_is_measured_though_only_the_newest_are_kept():
 @pytest.mark.parametrize("stop", [0, 1, 50, 100])
 def test_stopped_and_restored_it_ends_the_same_to_the_bit(stop, tmp_path):
     batches = list(stream(OPEN_HOURS + 20))
-    undisturbed, first = Progressive(), Progressive()
+    undisturbed, first = ProgressiveValidation(), ProgressiveValidation()
     for batch in batches:
         undisturbed.add(*batch)
     for batch in batches[:stop]:
         first.add(*batch)
     np.savez(tmp_path / "state.npz", allow_pickle=False, **first.to_arrays())
     with np.load(tmp_path / "state.npz", allow_pickle=False) as arrays:
-        second = Progressive.from_arrays(dict(arrays))
+        second = ProgressiveValidation.from_arrays(dict(arrays))
     for batch in batches[stop:]:
         second.add(*batch)
     assert second.to_json() == undisturbed.to_json()
@@ -55,7 +55,7 @@ def test_stopped_and_restored_it_ends_the_same_to_the_bit(stop, tmp_path):
 
 
 def test_rows_of_a_closed_hour_are_counted_as_late():
-    progressive = Progressive()
+    progressive = ProgressiveValidation()
     for batch in stream(OPEN_HOURS + 2):
         progressive.add(*batch)
     before = progressive.hours()
@@ -63,11 +63,11 @@ def test_rows_of_a_closed_hour_are_counted_as_late():
     progressive.add(np.array([FIRST, FIRST + 1, FIRST + 1], dtype=np.int32), label, weight, probability)
     assert progressive.hours() == before
     assert progressive.late == 3
-    assert Progressive.from_arrays(progressive.to_arrays()).late == 3
+    assert ProgressiveValidation.from_arrays(progressive.to_arrays()).late == 3
 
 
 def test_what_workers_counted_is_merged():
-    alone, together = Progressive(), Progressive()
+    alone, together = ProgressiveValidation(), ProgressiveValidation()
     batches = list(stream(4))
     workers = [HourlyCounts(), HourlyCounts()]
     for number, batch in enumerate(batches):
@@ -81,7 +81,7 @@ def test_what_workers_counted_is_merged():
 
 
 def test_a_merge_into_closed_hours_is_late():
-    progressive, worker = Progressive(), HourlyCounts()
+    progressive, worker = ProgressiveValidation(), HourlyCounts()
     for batch in stream(OPEN_HOURS + 1):
         progressive.add(*batch)
     label, weight, probability = clicks_of(np.random.default_rng(1), 4)
@@ -92,7 +92,7 @@ def test_a_merge_into_closed_hours_is_late():
 
 
 def test_rows_without_a_time_are_one_hour_that_never_closes():
-    progressive = Progressive()
+    progressive = ProgressiveValidation()
     label, weight, probability = clicks_of(np.random.default_rng(2), 500)
     unknown = np.full(500, -1, dtype=np.int32)
     progressive.add(unknown, label, weight, probability)

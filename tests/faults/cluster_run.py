@@ -19,9 +19,9 @@ from unittest import mock
 
 import numpy as np
 
-from clickline.artifacts.checkpoint import Checkpoint, latest
+from clickline.artifacts.checkpoint import Checkpoint, latest_checkpoint
 from clickline.artifacts.dataset import Dataset
-from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load
+from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load_snapshot
 from clickline.embedding.table import Table
 from clickline.storage.storage import Storage
 
@@ -211,7 +211,7 @@ class ClusterRun:
 
     def cut_step(self) -> int:
         """Of the newest whole checkpoint."""
-        found = None if self.folder is None else latest(self.folder)
+        found = None if self.folder is None else latest_checkpoint(self.folder)
         return 0 if found is None else found.step
 
     def _goes_on(self) -> bool:
@@ -252,7 +252,7 @@ class ClusterRun:
     @property
     def checkpoint(self) -> Checkpoint:
         assert self.folder is not None
-        found = latest(self.folder)
+        found = latest_checkpoint(self.folder)
         assert found is not None
         return found
 
@@ -277,7 +277,9 @@ def counters(checkpoint: Checkpoint, dataset: Dataset) -> dict[int, tuple[float,
 
     slots = [SlotShape(slot.name, 4) for slot in dataset.features.slots]
     with mock.patch.object(Table, "place", keep):
-        load(Tables(slots, embedding_optimizer=AdaGrad(0.05), wide_optimizer=Ftrl()), checkpoint.tables)
+        load_snapshot(
+            Tables(slots, embedding_optimizer=AdaGrad(0.05), wide_optimizer=Ftrl()), checkpoint.tables
+        )
     return found
 
 

@@ -15,11 +15,11 @@ cache: {dir: cache}
 model: {name: wide_deep, embedding_dim: 4, hidden: [16, 8]}
 train:
   workers: {min: 2, max: 2}
-  shards: 2
+  embedding_servers: 2
   batch_size: 256
   checkpoint_every: 1h
   checkpoint_steps: 40
-gate: {auc: 0.51, retries: 0}
+gate: {auc: 0.51, extra_epochs: 0}
 tracking: {enabled: false}
 """
 

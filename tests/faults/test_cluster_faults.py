@@ -131,13 +131,13 @@ def test_both_workers_die_one_after_the_other(project, calm, mode):
         *in_both("between-count-and-apply", Fault(TABLES, "apply", LATER)),
         *in_both("after-apply", Fault(TABLES, "apply", LATER, after=True)),
         *in_both("before-the-first-cut", Fault(TABLES, "apply", 5)),
-        *in_both("cutting", Fault(SHARD, "freeze", 2)),
+        *in_both("cutting", Fault(SHARD, "begin_snapshot", 2)),
         *in_both("writing-its-part", Fault(SHARD, "_write", 2)),
         case("part-written", "sync", Fault(SHARD, "_write", 2, after=True)),
         case("writing-the-last-part", "async", Fault(SHARD, "_write", 1, after=True)),
-        case("restoring", "sync", Fault(TABLES, "apply", LATER), Fault(SHARD, "load", 1)),
-        case("restoring", "async", Fault(TABLES, "apply", LATER), Fault(SHARD, "load", 1)),
-        case("looking-for-scores", "sync", Fault(TABLES, "look", 1)),
+        case("restoring", "sync", Fault(TABLES, "apply", LATER), Fault(SHARD, "load_snapshot", 1)),
+        case("restoring", "async", Fault(TABLES, "apply", LATER), Fault(SHARD, "load_snapshot", 1)),
+        case("looking-for-scores", "sync", Fault(TABLES, "lookup", 1)),
         case("network-before-a-step", "async", Fault(HOLDER, "_learn", LATER)),
         case("network-after-a-step", "async", Fault(HOLDER, "_learn", LATER, after=True)),
     ],
@@ -230,11 +230,11 @@ def test_the_one_worker_that_was_given_the_network_dies_before_the_others_have_i
 @pytest.mark.parametrize(("shards", "mode"), [(2, "sync"), (5, "sync"), (2, "async"), (5, "async")])
 def test_a_checkpoint_of_three_shards_goes_on_with_another_number(project, calm, shards, mode):
     run = ClusterRun(project, mode, calm(mode))
-    run.start(**{"train.shards": 3})
+    run.start(**{"train.embedding_servers": 3})
     run.await_cut()
     run.kill()
     assert len(run.checkpoint.tables) == 3
-    run.start(**{"train.shards": shards})
+    run.start(**{"train.embedding_servers": shards})
     run.ends_exact()
     assert len(run.checkpoint.tables) == shards
 
@@ -329,7 +329,7 @@ def test_a_worker_that_answers_but_hangs_holds_up_nobody_async(project, calm, pl
 @pytest.mark.parametrize(
     ("place", "name", "call"),
     [
-        ("clickline.embedding.remote_tables:RemoteTables", "ask", 1),
+        ("clickline.embedding.remote_tables:RemoteTables", "begin_lookup", 1),
         ("clickline.training.batches:Batches", "read_window", 2),
     ],
     ids=["asking-first", "reading"],
@@ -386,7 +386,7 @@ def test_a_shard_that_stops_as_it_writes_a_cut_is_given_up(project, calm):
 def test_a_shard_that_hangs_as_it_restores_is_given_up(project, calm):
     run = ClusterRun(project, "sync", calm("sync"))
     run.hurry({"clickline.training.cluster.worker_group": {"_RESTORE_SECONDS": 60.0}})
-    struck, held = run.strike(Fault(TABLES, "apply", LATER), Fault(SHARD, "load", 1, do="hold"))
+    struck, held = run.strike(Fault(TABLES, "apply", LATER), Fault(SHARD, "load_snapshot", 1, do="hold"))
     run.start()
     run.ends_exact()
     assert struck.exists() and held.exists()

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from clickline.artifacts.checkpoint import Checkpoint, result_of
+from clickline.artifacts.checkpoint import Checkpoint, run_result
 from clickline.artifacts.dataset import Dataset
-from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load
+from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load_snapshot
 from clickline.embedding.table import Table
 from clickline.storage.storage import Storage
 
@@ -264,7 +264,7 @@ class Training:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not come to an end\n{self.state()}") from None
         assert code == 0, self.state()
-        made = result_of(self.run)
+        made = run_result(self.run)
         assert made is not None
         return made
 
@@ -301,5 +301,5 @@ def counted(made: Checkpoint, home: Path, patch: Any) -> Mapping[int, tuple[floa
     slots = [SlotShape(slot.name, 4) for slot in dataset.features.slots]
     with patch.context() as within:
         within.setattr(Table, "place", keep)
-        load(Tables(slots, embedding_optimizer=AdaGrad(0.05), wide_optimizer=Ftrl()), made.tables)
+        load_snapshot(Tables(slots, embedding_optimizer=AdaGrad(0.05), wide_optimizer=Ftrl()), made.tables)
     return found

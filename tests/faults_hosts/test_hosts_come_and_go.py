@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]  # two cores may be 
 Exact = Callable[[Training, Checkpoint], None]
 
 # A shard is where there is memory for it, so that a test knows on which hosts there are some.
-_SHARD = ("cluster.shard.memory=600MiB", "cluster.shard.cpus=0")
+_SHARD = ("cluster.embedding_server.memory=600MiB", "cluster.embedding_server.cpus=0")
 _ROOM_FOR = ("--memory=1", "--memory=700000000", "--memory=1400000000")  # no shard, one, two
 
 
@@ -56,7 +56,7 @@ def test_the_shards_of_a_node_that_leaves_are_placed_on_the_others(
     cluster.node("a", 1, _ROOM_FOR[1])
     cluster.node("b", 1, _ROOM_FOR[2])
     cluster.await_hosts()
-    training = elastic(cluster, ads, *_SHARD, f"train.sync={sync}", "cluster.crashes=1")
+    training = elastic(cluster, ads, *_SHARD, f"train.sync={sync}", "cluster.max_failures=1")
     training.until(lambda: len(training.workers()) == 3 and training.cut)
     assert {training.place("shard-0"), training.place("shard-1")} <= {"a", "b"}
     leaves = training.place("shard-0")

@@ -128,8 +128,8 @@ def test_what_a_partitioned_worker_sends_late_is_refused(
         f"train.sync={sync}",
         "train.workers.max=2",
         "train.checkpoint_steps=20",
-        "cluster.shard.memory=600MiB",
-        "cluster.shard.cpus=0",
+        "cluster.embedding_server.memory=600MiB",
+        "cluster.embedding_server.cpus=0",
         brake=0.4,
     )
     training.until(lambda: sorted(training.workers().values()) == ["far", "near"] and training.cut)

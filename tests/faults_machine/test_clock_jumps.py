@@ -23,7 +23,7 @@ from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.runs import find_checkpoint
 from clickline.config import Config, load_config
-from clickline.embedding.serving import FrozenTables
+from clickline.embedding.serving import ServingTable
 from clickline.errors import StorageError
 from clickline.publishing.run import publish
 from clickline.storage.storage import Storage
@@ -102,7 +102,11 @@ def test_no_hour_is_late_because_the_clock_jumped(
     for name, value in machine.environment.items():
         monkeypatch.setenv(name, value)
     process = hit.start(
-        3, COUNTED.format(file=str(looks)), "follow.late=600", "follow.missing=skip", "follow.poll=0.02"
+        3,
+        COUNTED.format(file=str(looks)),
+        "follow.missing_after=600",
+        "follow.on_missing_hour=skip",
+        "follow.poll_interval=0.02",
     )
     try:
         for hour, wrong in ((1, DAY), (2, -DAY)):
@@ -148,7 +152,7 @@ def test_a_server_answers_and_switches_whatever_its_clock_says(
         for version, wrong in ((2, DAY), (3, -DAY)):
             machine.set_clock(wrong)
             assert ask(service) == version - 1
-            publish(load_config(project / "clickline.yaml", [f"publish.sample={version}"]))
+            publish(load_config(project / "clickline.yaml", [f"publish.sample_rows={version}"]))
             eventually(lambda wanted=version: ask(service) == wanted)
             age = service.metrics()["clickline_version_age_seconds"]
             assert abs(age - wrong) < 600  # two clocks disagree, and that is all
@@ -225,7 +229,7 @@ def test_the_run_trained_last_is_published_after_the_clock_went_back(project: Pa
 
 def test_merged_deltas_stay_where_others_seem_newer(project: Path, tmp_path: Path) -> None:
     for sample in (256, 100, 101):
-        version = publish(load_config(project / "clickline.yaml", [f"publish.sample={sample}"])).version
+        version = publish(load_config(project / "clickline.yaml", [f"publish.sample_rows={sample}"])).version
     registry = registry_of(load_config(project / "clickline.yaml"))
     folders = [Path(one.folder) for one in registry.chain(version)]
     assert len(folders) == 3
@@ -233,7 +237,7 @@ def test_merged_deltas_stay_where_others_seem_newer(project: Path, tmp_path: Pat
     for number in range(5):
         (work / f"overlay-{number}").mkdir(parents=True)
         tomorrow(work / f"overlay-{number}")
-    tables = FrozenTables.open(folders, work=work)
+    tables = ServingTable.open(folders, work=work)
     tables.close()
     assert len(list(work.iterdir())) >= 4
 

@@ -80,7 +80,7 @@ class Watching(Progress):
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
         self._look()
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.said.append(message)
 
 
@@ -119,7 +119,7 @@ def test_nothing_is_published_without_room_and_the_next_publisher_goes_on(
 ) -> None:
     place = disk.folder / "registry"
     settings = load_config(
-        project / "clickline.yaml", [f"publish.registry={place}", "publish.precision=fp16"]
+        project / "clickline.yaml", [f"publish.registry={place}", "publish.table_precision=fp16"]
     )
     publish(settings)
     registry = registry_of(settings)
@@ -153,11 +153,11 @@ def test_a_server_whose_cache_is_full_goes_on_with_the_version_it_has(project: P
     file = project / "clickline.yaml"
     file.write_text(file.read_text().replace("dir: cache", f"dir: {disk.folder / 'cache'}"))
     for sample in (256, 100):
-        publish(load_config(file, [f"publish.sample={sample}"]))
+        publish(load_config(file, [f"publish.sample_rows={sample}"]))
     with command(project) as service:
         assert service.wait_up()["version"] == 2
         disk.fill()
-        assert publish(load_config(file, ["publish.sample=101"])).version.parent == 2
+        assert publish(load_config(file, ["publish.sample_rows=101"])).version.parent == 2
         (said,) = eventually(lambda: service.log("a version was refused"))
         assert said["version"] == 3 and "No space left on device" in said["reason"], said
         assert ask(service) == 2

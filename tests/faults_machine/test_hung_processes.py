@@ -87,7 +87,13 @@ def home(tmp_path: Path) -> Iterator[Home]:
         data={"train": "train.tsv"},
         cache={"dir": "cache"},
         studio={"port": studio},
-        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 1, "drain": 2},
+        serve={
+            "grpc_port": grpc,
+            "http_port": http,
+            "metrics_port": metrics,
+            "processes": 1,
+            "drain_timeout": 2,
+        },
     )
     yield made
     assert made.end() == [], "processes were left behind"

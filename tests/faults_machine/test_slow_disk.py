@@ -14,7 +14,7 @@ import pytest
 from service import command, eventually
 from troubled import Machine
 
-from clickline.artifacts.checkpoint import latest
+from clickline.artifacts.checkpoint import latest_checkpoint
 from clickline.config import Config, load_config
 from clickline.publishing.run import publish
 
@@ -25,7 +25,7 @@ CLICKLINE = str(Path(sys.executable).with_name("clickline"))
 def result(home: Path) -> dict[str, str]:
     """The newest checkpoint, file by file."""
     (run,) = (path for path in (home / "runs").iterdir() if path.is_dir())
-    found = latest(run)
+    found = latest_checkpoint(run)
     assert found is not None
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(found.folder.iterdir())
@@ -58,7 +58,7 @@ def test_a_server_answers_while_a_version_comes_from_a_slow_disk(
     with command(project) as service:
         assert service.wait_up()["version"] == 1
         machine.slow_down(100_000)
-        publish(load_config(project / "clickline.yaml", ["publish.sample=100"]))
+        publish(load_config(project / "clickline.yaml", ["publish.sample_rows=100"]))
         answered: list[int] = []
 
         def ask() -> bool:

@@ -17,7 +17,7 @@ from clickline.config import load_config
 from clickline.errors import StorageError
 from clickline.publishing.run import publish
 from clickline.storage import filesystems
-from clickline.storage.file_cache import Cache
+from clickline.storage.file_cache import FileCache
 from clickline.storage.storage import Storage
 from servers.s3 import s3_server
 from servers.web import web_server
@@ -86,10 +86,10 @@ def test_a_registry_that_is_slow_or_hangs_stops_no_server(
             eventually(lambda: service.metrics()["clickline_registry_unreachable"] == 1)
             assert version() == 1 and service.admin("/readyz").status_code == 200
             with pytest.raises(StorageError, match="the store did not answer"):
-                publish(load_config(file, ["publish.sample=100"]))
+                publish(load_config(file, ["publish.sample_rows=100"]))
             line.flow()
             eventually(lambda: service.metrics()["clickline_registry_unreachable"] == 0)
-            publish(load_config(file, ["publish.sample=100"]))
+            publish(load_config(file, ["publish.sample_rows=100"]))
             eventually(lambda: version() == 2, 60)
 
 
@@ -103,7 +103,7 @@ def test_a_source_that_falls_silent_is_given_up_and_gone_on_with_later(tmp_path:
         web.files["/a.tsv"] = content
         web.stop_after = 100_000
         storage = Storage({}, None)
-        cache = Cache(tmp_path / "cache", 1 << 20, storage)
+        cache = FileCache(tmp_path / "cache", 1 << 20, storage)
         (file,) = storage.list(f"{web.url}/a.tsv")
         with pytest.raises(StorageError, match="the store did not answer"), cache.local(file):
             pass

@@ -36,7 +36,7 @@ def test_every_length_up_to_three_rounds_of_lanes():
 
 
 def test_missing_is_the_hash_of_the_empty_text():
-    assert xxhash.xxh64(b"").intdigest() == encoder_kernels.MISSING_FEASIGN
+    assert xxhash.xxh64(b"").intdigest() == encoder_kernels.MISSING_FEATURE_ID
 
 
 def test_ids_of_earlier_releases_stay_as_they_are():
@@ -75,7 +75,7 @@ def test_another_process_gives_the_same_ids():
 
 # 0 means that there is no value, and so does the hash of the empty text.
 @given(st.lists(st.integers(1, 2**64 - 1), unique=True, max_size=50), st.integers(0, 2**64 - 1))
-@example([1, encoder_kernels.MISSING_FEASIGN], 0)
+@example([1, encoder_kernels.MISSING_FEATURE_ID], 0)
 def test_mixing_a_slot_in_never_makes_two_values_one(feasigns, number):
     slot = SlotField("s", "s", number, "feasign")
     encoded, _ = Encoder(FeatureSpec((), (slot,))).encode_values([{"s": feasign} for feasign in feasigns])

@@ -13,9 +13,9 @@ from clickline.features import DenseField, Encoder, FeatureSpec, FieldStatistics
 from clickline.features.request_encoder import RequestEncoder
 from clickline.records import (
     ABSENT,
-    FEASIGN,
+    FEATURE_ID,
+    FLOAT64,
     INTEGER,
-    NUMBER,
     PRECISION,
     TEXT,
     IntegerColumn,
@@ -186,7 +186,7 @@ def test_a_request_is_encoded_as_a_log_is(data):
     assert_same(encoder.encode(request), Encoder(spec).encode(raw))
 
     chosen = frozenset(data.draw(st.sets(st.sampled_from(COLUMNS))))
-    part = encoder.part(chosen)
+    part = encoder.for_columns(chosen)
     assert part.dense == tuple(d for d, f in enumerate(spec.dense) if f.column in chosen)
     assert part.slots == tuple(s for s, f in enumerate(spec.slots) if f.column in chosen)
     small = FeatureSpec(
@@ -198,7 +198,7 @@ def test_a_request_is_encoded_as_a_log_is(data):
 EDGES = {
     TEXT: [b"", b"0", b"7", b"-1", b"7.0", b"NULL", b"0.5", b"18446744073709551615", b"-9223372036854775808"],
     INTEGER: [0, 7, -1, 1000, 2**63 - 1, -(2**63), 16777217],
-    NUMBER: [0.0, -0.0, 7.0, -1.0, 1e3, 2.0**53, 2.0**62, -(2.0**62), float("nan")],
+    FLOAT64: [0.0, -0.0, 7.0, -1.0, 1e3, 2.0**53, 2.0**62, -(2.0**62), float("nan")],
 }
 
 
@@ -209,7 +209,7 @@ def test_values_at_the_edges(source, missing):
     slot = SlotField("x", "x", 9, source, statistics=STATISTICS)
     for kind, values in [
         *EDGES.items(),
-        *((NUMBER, [odd]) for odd in (2.0**63, -(2.0**63), 1e19, 1e20, 0.5, 3.5e38)),
+        *((FLOAT64, [odd]) for odd in (2.0**63, -(2.0**63), 1e19, 1e20, 0.5, 3.5e38)),
     ]:
         for spec in (FeatureSpec(dense, (), missing), FeatureSpec((), (slot,), missing)):
             request, raw = rows_of(len(values), {"x": (kind, values, None)}, spec.columns)
@@ -225,12 +225,12 @@ def test_one_value_has_one_id_however_it_is_written():
     spec = FeatureSpec((), (SlotField("x", "x", 3),))
     ids = [
         one(kind, [value], spec)[0].slots[0].ids_N[0]
-        for kind, value in [(TEXT, b"7"), (INTEGER, 7), (NUMBER, 7.0)]
+        for kind, value in [(TEXT, b"7"), (INTEGER, 7), (FLOAT64, 7.0)]
     ]
     assert len(set(ids)) == 1
 
 
-@pytest.mark.parametrize(("kind", "value"), [(TEXT, b""), (NUMBER, float("nan")), (ABSENT, None)])
+@pytest.mark.parametrize(("kind", "value"), [(TEXT, b""), (FLOAT64, float("nan")), (ABSENT, None)])
 def test_nothing_is_missing_however_it_is_written(kind, value):
     spec = FeatureSpec(
         (DenseField("x", "x", "log1p"),), (SlotField("y", "x", 3), SlotField("z", "x", 4, "log2"))
@@ -245,7 +245,7 @@ def test_a_bad_value_is_named():
     spec = FeatureSpec((DenseField("age", "x", "none"),), ())
     _, faults = one(TEXT, [b"4", b"old"], spec)
     assert [fault.detail for some in faults for fault in some] == ["age is 'old', a number expected"]
-    _, faults = one(NUMBER, [1e39], spec)
+    _, faults = one(FLOAT64, [1e39], spec)
     assert [fault.detail for some in faults for fault in some] == [
         "age is beyond the range of a 32-bit float"
     ]
@@ -263,9 +263,9 @@ def test_ids_of_all_slots_stand_in_one_array():
     request, _ = rows_of(
         2, {"x": (TEXT, [b"a", b"b"], None), "y": (TEXT, [b"p", b"q", b"", b"r"], 2)}, spec.columns
     )
-    encoded, _ = RequestEncoder(spec).whole.arrays(request)
-    slotwise = encoded.slotwise()
-    assert encoded.ids_SB.shape == (3, 2) and set(encoded.several) == {2}
+    encoded, _ = RequestEncoder(spec).full.encode_arrays(request)
+    slotwise = encoded.by_slot()
+    assert encoded.ids_SB.shape == (3, 2) and set(encoded.multi) == {2}
     assert slotwise.slots[0].ids_N.base is not None
     np.testing.assert_array_equal(slotwise.slots[1].ids_N, encoded.ids_SB[1])
     assert slotwise.slots[2].offsets_B1.tolist() == [0, 2, 3]
@@ -273,11 +273,11 @@ def test_ids_of_all_slots_stand_in_one_array():
 
 def test_parts_are_remembered_but_not_without_end():
     encoder = RequestEncoder(FeatureSpec((), tuple(SlotField(f"{n}", f"{n}", n) for n in range(10))))
-    first = encoder.part(frozenset({"1"}))
-    assert encoder.part(frozenset({"1"})) is first
+    first = encoder.for_columns(frozenset({"1"}))
+    assert encoder.for_columns(frozenset({"1"})) is first
     for n in range(200):
-        encoder.part(frozenset(str(i) for i in range(10) if n >> i & 1))
-    assert len(encoder._parts) <= 64
+        encoder.for_columns(frozenset(str(i) for i in range(10) if n >> i & 1))
+    assert len(encoder._subsets) <= 64
 
 
 def test_feasigns_of_texts_encode_as_the_texts_themselves():
@@ -298,7 +298,7 @@ def test_feasigns_of_texts_encode_as_the_texts_themselves():
     rows = RequestRows(
         4,
         np.zeros(0, dtype=np.uint8),
-        np.array([FEASIGN, FEASIGN], dtype=np.uint8),
+        np.array([FEATURE_ID, FEATURE_ID], dtype=np.uint8),
         none_CB,
         none_CB,
         none_CB.astype(np.float64),

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clickline.features import DenseField, Encoder, FeatureSpec, FieldStatistics, SlotField
-from clickline.features.raw_columns import numbers, raw_column
+from clickline.features.raw_columns import raw_column, to_float32
 from clickline.records import EncodedRows, NumberColumn, RawRows, TextColumn
 
 STATISTICS = FieldStatistics(100, -3.0, 64.5, 7.25, 11.5, (0.0, 1.0, 2.5, 100.0), 6.5, 9.25)
@@ -127,7 +127,7 @@ def test_numbers_in_a_float_column_and_in_a_request_get_the_same_bits(values):
 @example(123456789.123456789, "{!r}")
 def test_text_is_read_as_the_nearest_double(number, form):
     written = form.format(number)
-    values, faults = numbers(text_column([written]), "n", 1)
+    values, faults = to_float32(text_column([written]), "n", 1)
     with np.errstate(over="ignore"):
         expected = np.float64(float(written)).astype(np.float32)
     if np.isinf(expected):

@@ -23,15 +23,15 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from clickline.client.columnar import as_table
-from clickline.client.elasticctr_codec import ElasticCtr
-from clickline.client.grpc_codec import InferenceGrpc, TfServingGrpc
-from clickline.client.http_codec import InferenceHttp, TfServingHttp
-from clickline.client.predict.elasticctr_columns import for_elasticctr
-from clickline.data.prepare.column_sketches import Tally
-from clickline.data.readers.delimited import Csv
-from clickline.data.readers.parquet import Parquet
+from clickline.client.elasticctr_codec import ElasticCtrCodec
+from clickline.client.grpc_codec import InferenceGrpcCodec, TfServingGrpcCodec
+from clickline.client.http_codec import InferenceHttpCodec, TfServingHttpCodec
+from clickline.client.predict.elasticctr_columns import to_elasticctr_columns
+from clickline.data.prepare.column_sketches import RowStatistics
+from clickline.data.readers.delimited import CsvReader
+from clickline.data.readers.parquet import ParquetReader
 from clickline.data.readers.tf_example import ExampleParser, Records
-from clickline.data.targets import FileTimes, TargetFields, targets
+from clickline.data.targets import TargetFields, TimeBounds, read_targets
 from clickline.errors import DataError, RequestRefused
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
 from clickline.features.raw_columns import raw_column
@@ -39,7 +39,7 @@ from clickline.features.request_encoder import RequestEncoder
 from clickline.records import Block, EncodedRows, NumberColumn, RawRows, RequestRows, SourceFile
 from clickline.serving.protocols import kserve_grpc, kserve_http, tfserving_grpc, tfserving_http
 from clickline.serving.protocols.call import Target
-from clickline.serving.protocols.http_common import Door, HttpLimits, Known, Page
+from clickline.serving.protocols.http_common import HttpEndpoint, HttpInfoEndpoint, HttpLimits, ServerState
 from clickline.serving.protocols.http_routes import route
 from clickline.wire.messages import (
     GetModelMetadataResponse,
@@ -49,7 +49,7 @@ from clickline.wire.messages import (
     SignatureDefMap,
     TensorProto,
 )
-from clickline.wire.protobuf_writer import block, number
+from clickline.wire.protobuf_writer import bytes_field, encode_varint
 
 TEXTS = FeatureSpec((), (SlotField("v", "v", 7),))
 BOTH = FeatureSpec((DenseField("n", "v", "none"),), (SlotField("v", "v", 7), SlotField("b", "v", 8, "log2")))
@@ -108,7 +108,7 @@ def by_csv(
     path = folder / "log.csv"
     with path.open("w", newline="") as file:
         csv.writer(file, quoting=quotes).writerows([["v", "more"], *([text, "x"] for text in texts)])
-    reader = Csv(wanted=("v",))
+    reader = CsvReader(wanted=("v",))
     (block,) = reader.blocks("log.csv", path)
     return logged(spec, reader.parse(block))
 
@@ -116,13 +116,15 @@ def by_csv(
 def by_parquet(spec: FeatureSpec, column: pa.Array, folder: Path) -> EncodedRows:
     path = folder / "log.parquet"
     pq.write_table(pa.table({"v": column}), path)
-    reader = Parquet(("v",))
+    reader = ParquetReader(("v",))
     (block,) = reader.blocks("log.parquet", path)
     return logged(spec, reader.parse(block))
 
 
 def by_example(spec: FeatureSpec, features: Sequence[bytes]) -> EncodedRows:
-    records = [block(1, block(1, block(1, b"v") + block(2, feature))) for feature in features]
+    records = [
+        bytes_field(1, bytes_field(1, bytes_field(1, b"v") + bytes_field(2, feature))) for feature in features
+    ]
     ends = np.cumsum([len(record) for record in records])
     starts = np.append(0, ends[:-1])
     data = np.frombuffer(b"".join(records), dtype=np.uint8)
@@ -133,7 +135,7 @@ def by_http(
     spec: FeatureSpec, path: str, body: bytes, headers: Mapping[bytes, bytes] | None = None
 ) -> EncodedRows:
     door = route("POST", path)
-    assert isinstance(door, Door)
+    assert isinstance(door, HttpEndpoint)
     return asked(spec, door.decode(body, dict(headers or {}), Model(spec), LIMITS).rows)
 
 
@@ -186,11 +188,11 @@ def by_client(spec: FeatureSpec, column: Any) -> dict[str, EncodedRows]:
     """Our own client, by all its protocols."""
     table = as_table({"v": column})
     found = {}
-    for protocol in (TfServingHttp, InferenceHttp):
+    for protocol in (TfServingHttpCodec, InferenceHttpCodec):
         ask = protocol("m").predict(table, None)
         headers = {name.encode(): text.encode() for name, text in ask.headers.items()}
-        found[protocol.__name__] = by_http(spec, ask.where, ask.body, headers)
-    for protocol, door in ((TfServingGrpc, tfserving_grpc), (InferenceGrpc, kserve_grpc)):
+        found[protocol.__name__] = by_http(spec, ask.path, ask.body, headers)
+    for protocol, door in ((TfServingGrpcCodec, tfserving_grpc), (InferenceGrpcCodec, kserve_grpc)):
         ask = protocol("m").predict(table, None)
         found[protocol.__name__] = asked(spec, door.decode(ask.body, Model(spec), LIMITS).rows)
     return found
@@ -221,7 +223,7 @@ def text_paths(spec: FeatureSpec, given: Sequence[str], folder: Path) -> dict[st
         "parquet string": by_parquet(spec, pa.array(given, pa.string()), folder),
         "parquet dictionary": by_parquet(spec, pa.array(given, pa.string()).dictionary_encode(), folder),
         "parquet binary": by_parquet(spec, pa.array(raw, pa.binary()), folder),
-        "tf.Example bytes": by_example(spec, [block(1, block(1, text)) for text in raw]),
+        "tf.Example bytes": by_example(spec, [bytes_field(1, bytes_field(1, text)) for text in raw]),
         "json rows": by_json(spec, given, "rows"),
         "json columns": by_json(spec, given, "columns"),
         "json among numbers": by_json(spec, [*given, 3], "columns"),
@@ -241,8 +243,8 @@ def test_a_text_has_one_id_however_it_comes(given: list[str], folder: Path):
     expected = [id_of(canonical(text)) for text in given]
     for path, encoded in text_paths(TEXTS, given, folder).items():
         assert encoded.slots[0].ids_N.tolist()[: len(given)] == expected, path
-    ask = ElasticCtr("m").predict(as_table({"v": given}), None)
-    assert by_http(TEXTS, ask.where, ask.body).slots[0].ids_N.tolist() == expected
+    ask = ElasticCtrCodec("m").predict(as_table({"v": given}), None)
+    assert by_http(TEXTS, ask.path, ask.body).slots[0].ids_N.tolist() == expected
 
 
 def test_pieces_between_separators_are_trimmed_too():
@@ -276,9 +278,13 @@ def number_paths(spec: FeatureSpec, given: Sequence[np.float32], folder: Path) -
         ),
         "parquet float": by_parquet(spec, pa.array(given, pa.float32()), folder),
         "parquet double": by_parquet(spec, pa.array(doubles, pa.float64()), folder),
-        "tf.Example float": by_example(spec, [block(2, block(1, struct.pack("<f", v))) for v in given]),
+        "tf.Example float": by_example(
+            spec, [bytes_field(2, bytes_field(1, struct.pack("<f", v))) for v in given]
+        ),
         "tf.Example float among texts": by_example(
-            spec, [block(2, block(1, struct.pack("<f", v))) for v in given] + [block(1, block(1, b"1"))]
+            spec,
+            [bytes_field(2, bytes_field(1, struct.pack("<f", v))) for v in given]
+            + [bytes_field(1, bytes_field(1, b"1"))],
         ),
         "json rows": by_json(spec, shortest, "rows"),
         "json columns": by_json(spec, doubles, "columns"),
@@ -303,7 +309,9 @@ def number_paths(spec: FeatureSpec, given: Sequence[np.float32], folder: Path) -
         found |= {
             "parquet int64": by_parquet(spec, pa.array(shortest, pa.int64()), folder),
             "parquet decimal": by_parquet(spec, pa.array(written).cast(pa.decimal128(20, 2)), folder),
-            "tf.Example int64": by_example(spec, [block(3, block(1, number(n % 2**64))) for n in shortest]),
+            "tf.Example int64": by_example(
+                spec, [bytes_field(3, bytes_field(1, encode_varint(n % 2**64))) for n in shortest]
+            ),
             "infer json INT64": by_infer_json(spec, shortest, "INT64"),
             "infer binary INT64": by_infer_bytes(spec, whole, rows, "INT64"),
             "infer grpc INT64": by_grpc_infer(spec, rows, "INT64", int64_contents=shortest),
@@ -382,7 +390,9 @@ def test_an_infinite_category_in_a_log_is_the_text_inf_in_every_width(value: flo
         f"parquet {kind}": by_parquet(TEXTS, pa.array(given.astype(kind)), folder)
         for kind in ("float16", "float32", "float64")
     }
-    paths["tf.Example"] = by_example(TEXTS, [block(2, block(1, struct.pack("<f", v))) for v in given])
+    paths["tf.Example"] = by_example(
+        TEXTS, [bytes_field(2, bytes_field(1, struct.pack("<f", v))) for v in given]
+    )
     for path, encoded in paths.items():
         assert encoded.slots[0].ids_N.tolist() == expected, path
 
@@ -491,14 +501,14 @@ def test_a_missing_text_of_a_category_is_compared_as_text(folder: Path):
 
 def test_a_missing_fraction_leaves_narrow_floats_of_number_fields_to_the_kernel():
     spec = FeatureSpec(NUMBERS.dense, (*NUMBERS.slots, SlotField("c", "c", 9)), missing=("0.1",))
-    part = RequestEncoder(spec).whole
+    part = RequestEncoder(spec).full
     assert part._printed_C.tolist() == [False, True]
 
 
 def test_numbers_sent_to_elasticctr_are_compared_with_missing_by_value():
     column = raw_column(["-9.5", "-9.500", "2"], "v")
     spec = FeatureSpec(NUMBERS.dense, (), missing=("-9.50",))
-    sent = for_elasticctr({"v": column}, spec, 3)["v"]
+    sent = to_elasticctr_columns({"v": column}, spec, 3)["v"]
     assert isinstance(sent, NumberColumn)
     assert np.isnan(sent.values_N).tolist() == [True, True, False]
 
@@ -508,7 +518,7 @@ def test_a_date_in_a_number_field_is_refused_with_a_remedy(folder: Path):
 
     path = folder / "dates.parquet"
     pq.write_table(pa.table({"v": pa.array([dt.date(2026, 1, 31)])}), path)
-    (piece,) = (reader := Parquet(("v",))).blocks("dates.parquet", path)
+    (piece,) = (reader := ParquetReader(("v",))).blocks("dates.parquet", path)
     _, faults = Encoder(NUMBERS).encode(reader.parse(piece))
     assert [fault.detail for group in faults for fault in group] == [
         "n is '2026-01-31', a number expected; a date is text: make the field a slot, or write the date as a number "
@@ -524,12 +534,12 @@ def test_a_missing_text_is_missing_with_blanks_around_it(folder: Path):
 
 def test_positive_labels_are_compared_by_their_canonical_text(folder: Path):
     fields = TargetFields("v", positive=("1.0", " yes"))
-    reader = Csv(wanted=("v",))
+    reader = CsvReader(wanted=("v",))
     path = folder / "labels.csv"
     path.write_text("v,more\n1,x\n 1.0 ,x\nyes,x\nyes ,x\n1.01,x\nno,x\n  ,x\n")
     (block,) = reader.blocks("labels.csv", path)
-    found, faults = targets(
-        reader.parse(block), fields, (), FileTimes.of(SourceFile("labels.csv", 0, ""), block, 0.0)
+    found, faults = read_targets(
+        reader.parse(block), fields, (), TimeBounds.for_file(SourceFile("labels.csv", 0, ""), block, 0.0)
     )
     assert found.label_B.tolist() == [1, 1, 1, 1, 0, 0, 0]
     assert [fault.detail for group in faults for fault in group] == ["v is empty"]
@@ -538,13 +548,13 @@ def test_positive_labels_are_compared_by_their_canonical_text(folder: Path):
 def test_the_frequent_values_of_a_report_are_canonical_texts(folder: Path):
     spec = FeatureSpec((), TEXTS.slots, missing=("-1.0",))
     raw = RawRows(6, {"v": raw_column(["a ", "a", "7.0", " 7", "-1", " "], "v")}, np.arange(6))
-    tally = Tally.empty(1)
+    tally = RowStatistics.empty(1)
     tally.sample(raw, spec.slots, spec.missing)
     assert tally.slots[0].frequent == {"a": 2, "7": 2}
     narrow = RawRows(
         2, {"v": NumberColumn(np.array([0.1, 7.0], np.float32).astype(float), precision=24)}, np.arange(2)
     )
-    tally = Tally.empty(1)
+    tally = RowStatistics.empty(1)
     tally.sample(narrow, spec.slots, spec.missing)
     assert tally.slots[0].frequent == {"0.1": 1, "7": 1}
 
@@ -555,7 +565,7 @@ def test_the_frequent_values_of_a_report_are_canonical_texts(folder: Path):
 def told_types(spec: FeatureSpec) -> dict[str, dict[str, str]]:
     """The type of each column, as every protocol's metadata has it, by its name in the Open Inference Protocol."""
     model = Model(spec)
-    target, known = Target("m"), Known(("m",), model)
+    target, known = Target("m"), ServerState(("m",), model)
     grpc = ModelMetadataResponse.FromString(kserve_grpc.model_metadata(b"", model, [1]))
     signatures = SignatureDefMap()
     described = GetModelMetadataResponse.FromString(tfserving_grpc.metadata(b"", model))
@@ -593,8 +603,8 @@ def test_a_column_that_is_a_category_and_a_number_is_told_to_clients_as_text(als
 
 def test_the_openapi_document_lets_a_category_be_text_or_a_number():
     page = route("GET", "/openapi.json")
-    assert isinstance(page, Page)
-    schemas = json.loads(page.answer(Known(("m",), Model(BOTH))).body)["components"]["schemas"]
+    assert isinstance(page, HttpInfoEndpoint)
+    schemas = json.loads(page.answer(ServerState(("m",), Model(BOTH))).body)["components"]["schemas"]
     assert schemas["Row"]["properties"]["v"]["type"] == ["string", "number", "null"]
 
 
@@ -614,6 +624,6 @@ def test_a_feasign_is_refused_for_a_column_that_is_a_category_and_a_number():
 
 def test_predict_by_feasigns_is_refused_for_a_column_that_is_a_category_and_a_number():
     with pytest.raises(DataError, match=r"reads v as a category and as a number.*Use another --protocol"):
-        for_elasticctr({"v": raw_column(["7"], "v")}, BOTH, 1)
-    sent = for_elasticctr({"v": raw_column([" 7.0"], "v")}, TEXTS, 1)["v"]
+        to_elasticctr_columns({"v": raw_column(["7"], "v")}, BOTH, 1)
+    sent = to_elasticctr_columns({"v": raw_column([" 7.0"], "v")}, TEXTS, 1)["v"]
     assert sent.data[sent.starts_N[0] : sent.ends_N[0]].tobytes() == b"7"

@@ -89,7 +89,7 @@ def test_quantile_buckets_part_at_the_edges():
         ("inf", "x is 'inf', a number expected"),
         ("1e39", "x is beyond the range of a 32-bit float"),
         ("1e999", "x is beyond the range of a 32-bit float"),
-        ([1.0, 2.0], "x has 2 values, one allowed"),
+        ([1.0, 2.0], "x has 2 values, only one is allowed"),
     ],
 )
 def test_a_value_that_is_no_number_is_named(value, words):
@@ -105,7 +105,7 @@ def test_a_value_that_is_no_feasign_is_named(value):
     _, faults = Encoder(spec).encode_values([{"s": value}])
     ((fault,),) = faults
     assert fault.reason == "not a number"
-    assert "a 64-bit whole number expected" in fault.detail
+    assert "a 64-bit integer expected" in fault.detail
 
 
 def test_a_feasign_may_be_written_signed_or_unsigned():
@@ -122,7 +122,7 @@ def test_several_values_in_a_slot_for_one_are_named():
     spec = FeatureSpec((), (SlotField("s", "s", 1),))
     _, faults = Encoder(spec).encode_values([{"s": ["a", "b"]}])
     ((fault,),) = faults
-    assert fault.detail == "s has 2 values, one allowed; set multi: true"
+    assert fault.detail == "s has 2 values, only one is allowed; set multi: true"
 
 
 def test_missing_values_among_several_are_dropped_and_none_left_is_missing():

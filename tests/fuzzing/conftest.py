@@ -1,4 +1,4 @@
-"""The fuzz targets stand at the project's root; here they run briefly, on inputs that Hypothesis picks."""
+"""The fuzz targets are in `fuzz/` at the project root; here they run briefly, on inputs from Hypothesis."""
 
 from __future__ import annotations
 

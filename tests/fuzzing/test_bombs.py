@@ -1,4 +1,4 @@
-"""Small inputs that claim to be large, or become so: read in a process that may take only so much memory."""
+"""Small inputs that claim to be large, or become large: read in a process with limited memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from data.readers.record_writers import masked, recordio_chunk
 
-GIGABYTES = 2 * 2**30  # of addresses, libraries included: what is announced or would come out is far more
+GIGABYTES = 2 * 2**30  # of address space, libraries included; the inputs claim or decompress to far more
 
 READ = """
 import resource, sys
@@ -45,7 +45,7 @@ print(rows, grown * 1024, "|".join(sorted(reasons)))
 
 
 def read_bounded(tmp_path: Path, layout: str, content: bytes, warm: bytes = b"") -> tuple[int, int, set[str]]:
-    """Rows, bytes that memory grew by, and the reasons of what could not be read."""
+    """Return the rows, the growth of memory in bytes, and the reasons of bad rows."""
     (tmp_path / "log").write_bytes(content)
     (tmp_path / "warm").write_bytes(warm)
     done = subprocess.run(
@@ -76,20 +76,20 @@ TEXT = {
 
 
 @pytest.mark.parametrize("layout", ["csv", "slots"])
-def test_a_line_without_an_end_is_refused_in_words_and_never_held(tmp_path: Path, layout: str) -> None:
+def test_endless_line_is_refused_and_not_buffered(tmp_path: Path, layout: str) -> None:
     content, warm = TEXT[layout]
     _, grown, reasons = read_bounded(tmp_path, layout, content, warm)
     assert "line too long" in reasons
     assert grown < 150 * 2**20
 
 
-def test_zstd_that_grows_a_thousandfold(tmp_path: Path) -> None:
-    block = pa.Codec("zstd").compress(bytes(1 << 26), asbytes=True)  # frames may follow each other
+def test_zstd_bomb_stays_within_the_limit(tmp_path: Path) -> None:
+    block = pa.Codec("zstd").compress(bytes(1 << 26), asbytes=True)  # frames may be concatenated
     _, grown, reasons = read_bounded(tmp_path, "csv", block * 4, b"1,a,2\n")
     assert "line too long" in reasons and grown < 150 * 2**20
 
 
-def test_zstd_that_asks_for_a_window_of_gigabytes(tmp_path: Path) -> None:
+def test_zstd_window_of_gigabytes_is_refused(tmp_path: Path) -> None:
     magic, descriptor, window = b"\x28\xb5\x2f\xfd", b"\x00", b"\xa8"  # 2**31 bytes
     _, grown, reasons = read_bounded(tmp_path, "csv", magic + descriptor + window + b"\x09\0\0x", b"1,a,2\n")
     assert reasons == {"corrupt zstd"} and grown < 200 * 2**20
@@ -99,14 +99,14 @@ SIZES = (2**32 - 1, 2**32, 2**62, 2**64 - 1)
 
 
 @pytest.mark.parametrize("size", SIZES[1:3])
-def test_a_record_that_says_it_is_4_gib_and_more(tmp_path: Path, size: int) -> None:
+def test_record_that_claims_gigabytes_is_refused(tmp_path: Path, size: int) -> None:
     length = struct.pack("<Q", size)
     _, grown, reasons = read_bounded(tmp_path, "tfrecord", length + masked(length) + b"x" * 100)
     assert reasons == {"record too large"} and grown < 100 * 2**20
 
 
 def snappy_claim(size: int) -> bytes:
-    """A block that says it becomes so large."""
+    """A block that claims this decompressed size."""
     out = bytearray()
     while size >= 0x80:
         out.append(size & 0x7F | 0x80)
@@ -124,14 +124,14 @@ def snappy_claim(size: int) -> bytes:
     ],
     ids=["length", "snappy", "gzip"],
 )
-def test_a_chunk_that_is_or_becomes_gigabytes(tmp_path: Path, content: bytes) -> None:
+def test_chunk_of_gigabytes_is_refused(tmp_path: Path, content: bytes) -> None:
     _, grown, reasons = read_bounded(tmp_path, "recordio", content)
     assert reasons and reasons <= {"record too large", "corrupt chunk"}
     assert grown < 400 * 2**20
 
 
 def parquet(tmp_path: Path, rows: int, text: str) -> bytes:
-    """A text that stands once in the file and is the value of all rows."""
+    """A text that is once in the file and the value of all rows."""
     column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
     table = pa.table({"label": [0] * rows, "C1": column, "I1": [1.0] * rows})
     pq.write_table(
@@ -141,7 +141,7 @@ def parquet(tmp_path: Path, rows: int, text: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_one_text_in_all_rows_of_a_parquet_file(tmp_path: Path) -> None:
+def test_one_large_text_in_all_rows_of_a_parquet_file(tmp_path: Path) -> None:
     """2.5 GiB of text in a file of two kilobytes; all rows at once would not fit."""
     content = parquet(tmp_path, 2500, "x" * 2**20)
     assert len(content) < 2**16
@@ -150,22 +150,22 @@ def test_one_text_in_all_rows_of_a_parquet_file(tmp_path: Path) -> None:
     assert grown < 2**30
 
 
-def test_a_text_in_a_parquet_file_that_no_line_could_have(tmp_path: Path) -> None:
+def test_too_large_text_in_a_parquet_file_is_a_bad_row(tmp_path: Path) -> None:
     content = parquet(tmp_path, 3, "x" * (17 << 20))
     rows, _, reasons = read_bounded(tmp_path, "parquet", content, parquet(tmp_path, 10, "x"))
     assert (rows, reasons) == (0, {"corrupt parquet"})
 
 
 @pytest.mark.parametrize("size", [0x7FFFFFFF, 0xFFFFFFFF])
-def test_a_parquet_footer_that_says_it_is_gigabytes(tmp_path: Path, size: int) -> None:
+def test_parquet_footer_that_claims_gigabytes_is_refused(tmp_path: Path, size: int) -> None:
     content = parquet(tmp_path, 10, "x")
     lying = content[:-8] + struct.pack("<I", size) + b"PAR1"
     _, grown, reasons = read_bounded(tmp_path, "parquet", lying, content)
     assert reasons == {"corrupt parquet"} and grown < 200 * 2**20
 
 
-def test_the_limit_would_be_felt(tmp_path: Path) -> None:
-    """Or the tests above could not fail."""
+def test_memory_limit_is_effective(tmp_path: Path) -> None:
+    """Otherwise the tests above could not fail."""
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({GIGABYTES},) * 2); bytearray({GIGABYTES})"
     )
@@ -176,7 +176,7 @@ def test_the_limit_would_be_felt(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("layout", list(TEXT))
 @pytest.mark.parametrize("pack", [gzip.compress, lambda data: pa.Codec("zstd").compress(data, asbytes=True)])
-def test_every_layout_stays_small_over_many_gigabytes(
+def test_memory_of_every_format_stays_small_over_gigabytes(
     tmp_path: Path, layout: str, pack: Callable[[bytes], bytes]
 ) -> None:
     piece = pack(bytes(1 << 28))

@@ -1,4 +1,4 @@
-"""Every fuzz target, for a moment: its seeds, and seeds that were spoiled. `make fuzz` does it for longer."""
+"""Every fuzz target, briefly: on its seeds and on mutated seeds. `make fuzz` runs them for longer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 @st.composite
 def accidents(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
-    """A seed after a few accidents; its first bytes are the target's decisions."""
+    """A mutated seed; its first bytes are the target's choices."""
     data = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))
@@ -37,7 +37,7 @@ def accidents(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, id=name) for name in SURFACES])
-def test_a_target_has_no_finding(name: str) -> None:
+def test_target_has_no_finding(name: str) -> None:
     target = load(name)
     seeds = list(target.seeds())
     for seed in seeds:
@@ -52,15 +52,15 @@ def test_a_target_has_no_finding(name: str) -> None:
 
 
 @given(st.binary(max_size=40))
-def test_a_spoiled_document_leaves_the_good_one_alone(data: bytes) -> None:
+def test_mutation_does_not_change_the_original(data: bytes) -> None:
     document = {"a": [1, {"b": None}], "c": "x"}
     spoiled(document, Choices(data))
     assert document == {"a": [1, {"b": None}], "c": "x"}
 
 
 @pytest.mark.slow
-def test_a_finding_is_told_and_its_input_kept(tmp_path: Path) -> None:
-    """The whole way once, with a target that has a finding at one byte."""
+def test_finding_is_reported_and_its_input_saved(tmp_path: Path) -> None:
+    """Run the whole fuzzer with a target that has a finding at one byte."""
     pytest.importorskip("atheris")
     (tmp_path / "fuzz_broken.py").write_text(
         "from fuzz import surfaces, __main__\n"

@@ -1,4 +1,4 @@
-"""Schemathesis asks the REST APIs whatever their documents allow and do not: every answer is one that they tell of."""
+"""Schemathesis sends the REST APIs valid and invalid requests: every answer must conform to their OpenAPI documents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-EVENTS = "events"  # a stream that does not end
+EVENTS = "events"  # an endless stream
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def ask_all(document: str, examples: int, **call: Any) -> None:
-    """Ask every operation, with requests that are good and with others."""
+    """Call every operation with valid and invalid requests."""
     schema = schemathesis.openapi.from_url(document, **call)
     asked = set()
     for result in schema.get_all_operations():
@@ -72,11 +72,11 @@ def _ask(operation: Any, mode: Any, examples: int, call: dict[str, Any]) -> None
         response = case.call(timeout=30, **call)
         case.validate_response(response, checks=CHECKS)
 
-    with suppress(Unsatisfiable):  # nothing of this mode can be said here
+    with suppress(Unsatisfiable):  # this operation has no requests of this mode
         ask()
 
 
-def test_the_model_servers_document_tells_of_its_model(server: Service) -> None:
+def test_openapi_document_has_the_fields_of_the_model(server: Service) -> None:
     answer = httpx.get(server.url("/openapi.json"))
     assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
     document = answer.json()
@@ -95,7 +95,7 @@ def test_the_model_servers_document_tells_of_its_model(server: Service) -> None:
 
 
 @pytest.mark.slow
-def test_whatever_the_model_server_is_asked_its_answer_fits_its_document(server: Service) -> None:
+def test_model_server_conforms_to_its_openapi_document(server: Service) -> None:
     before = server.workers()
     ask_all(server.url("/openapi.json"), 5)
     assert server.workers() == before and not server.log("unexpected")
@@ -116,11 +116,11 @@ def _ask_studio(home: Path, examples: int) -> None:
 
 
 @pytest.mark.slow
-def test_whatever_the_studio_is_asked_its_answer_fits_its_document(home: Path) -> None:
+def test_studio_conforms_to_its_openapi_document(home: Path) -> None:
     _ask_studio(home, 2)
 
 
 @pytest.mark.soak
-def test_both_apis_for_longer(server: Service, home: Path) -> None:
+def test_both_apis_with_more_examples(server: Service, home: Path) -> None:
     ask_all(server.url("/openapi.json"), 500)
     _ask_studio(home, 200)

@@ -1,4 +1,4 @@
-"""The pages docs/coming-from: their commands are typed as written, in an empty folder, up to a scored request."""
+"""The pages in docs/coming-from: their commands run as written, in an empty folder, up to a scored request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENVIRONMENT = os.environ | {
     "PYTHONWARNINGS": "ignore",
 }
 PORTS = ("8500", "8501", "8502")
-SECONDS = 600  # for one block, on a machine that may have much else to do
+SECONDS = 600  # for one block, on a machine that may be busy
 
 GUIDES = sorted(page.stem for page in PAGES.glob("*.md") if page.stem != "README")
 
@@ -42,7 +42,7 @@ def typed(script: str, folder: Path) -> str:
 
 
 def use(ports: dict[str, int], file: Path) -> None:
-    """Other tests may hold the ports of the defaults; the rest of the file stays as it was written."""
+    """Set free ports, since other tests may hold the default ones; the rest of the file is unchanged."""
     own = {"grpc_port": ports["8500"], "http_port": ports["8501"], "metrics_port": ports["8502"]}
     more = {"serve": own, "studio": {"enabled": False}, "tracking": {"enabled": False}}
     assert not more.keys() & yaml.safe_load(file.read_text()).keys()
@@ -62,7 +62,7 @@ def manifests(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", GUIDES)
-def test_the_tutorial_ends_in_a_scored_request(page: str, tmp_path: Path) -> None:
+def test_tutorial_ends_with_a_scored_request(page: str, tmp_path: Path) -> None:
     ports, file = dict(zip(PORTS, free_ports(len(PORTS)), strict=True)), tmp_path / "clickline.yaml"
     printed = []
     try:
@@ -74,14 +74,14 @@ def test_the_tutorial_ends_in_a_scored_request(page: str, tmp_path: Path) -> Non
                 use(ports, file)
                 assert load_config(file).data.train
     finally:
-        # Where a block failed, the endpoint still runs.
+        # If a block failed, the endpoint is still running.
         subprocess.run(
             ["clickline", "down"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=False, timeout=60
         )
     (measured,) = [text for text in printed if re.search(r"^AUC ", text, re.MULTILINE)]
     auc = re.search(r"^AUC +([0-9.]+)", measured, re.MULTILINE)
     assert auc is not None and 0.55 < float(auc[1].rstrip(".")) < 0.95
-    # curl ends its answer without a newline, so more may follow on the same line.
+    # curl prints no newline at the end, so more text may follow on the same line.
     answer, _ = json.JSONDecoder().raw_decode(measured[measured.index('{"predictions"') :])
     (prediction,) = answer["predictions"]
     score = prediction["prob1"] if page == "elasticrec" else prediction["logistic"][0]
@@ -94,7 +94,7 @@ def test_the_tutorial_ends_in_a_scored_request(page: str, tmp_path: Path) -> Non
     ] == []
 
 
-def test_every_system_has_a_page_with_its_steps_and_what_it_lacks() -> None:
+def test_every_system_has_a_page_with_its_steps_and_missing_counterparts() -> None:
     assert GUIDES == ["elasticctr", "elasticdl", "elasticrec", "intel-wide-deep", "paddleflow"]
     index = (PAGES / "README.md").read_text()
     for page in GUIDES:
@@ -105,14 +105,14 @@ def test_every_system_has_a_page_with_its_steps_and_what_it_lacks() -> None:
         assert "| theirs | why, and what instead |" in table and table.count("\n|") > 7
 
 
-def test_links_between_the_pages_lead_somewhere() -> None:
+def test_links_between_the_pages_exist() -> None:
     for page in PAGES.glob("*.md"):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_every_key_that_a_page_names_is_a_key() -> None:
-    """`section.key` in a table or a sentence is what docs/config.md calls it."""
+def test_every_key_on_a_page_exists() -> None:
+    """Every `section.key` on a page is in docs/config.md."""
     known = (PAGES.parent / "config.md").read_text()
     sections = "data|cache|storage|model|train|tracking|gate|publish|serve|follow|studio|cluster|deploy"
     for page in PAGES.glob("*.md"):

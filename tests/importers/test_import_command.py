@@ -1,4 +1,4 @@
-"""`clickline import`: where it writes, what it never overwrites, how it ends; and what no source can do to the file."""
+"""`clickline import`: where it writes, what it never overwrites, its exit codes; no source can break the file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clickline.config import load_config
-from clickline.importers.config_draft import WIDTH, Draft
-from clickline.importers.run import checked
+from clickline.importers.config_draft import WIDTH, ConfigDraft
+from clickline.importers.run import valid_yaml
 from clickline.importers.source_files import Origin
 
 SCRIPT = Path(sys.executable).parent / "clickline"
@@ -27,7 +27,7 @@ def typed(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.slow
-def test_it_writes_prints_and_refuses_to_overwrite(tmp_path: Path) -> None:
+def test_import_writes_prints_and_refuses_to_overwrite(tmp_path: Path) -> None:
     written = typed("elasticdl", COMMAND, cwd=tmp_path)
     assert written.returncode == 0, written.stderr
     assert written.stdout == "wrote clickline.yaml: 4 keys, 0 without a counterpart\n"
@@ -38,7 +38,7 @@ def test_it_writes_prints_and_refuses_to_overwrite(tmp_path: Path) -> None:
     refused = typed("elasticdl", COMMAND, cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr == (
-        "clickline.yaml exists already. Name another file with -o, or overwrite it with --force.\n"
+        "clickline.yaml already exists. Name another file with -o, or overwrite it with --force.\n"
     )
     assert (tmp_path / "clickline.yaml").read_text() == "mine"
     assert typed("elasticdl", COMMAND, "--force", cwd=tmp_path).returncode == 0
@@ -48,7 +48,7 @@ def test_it_writes_prints_and_refuses_to_overwrite(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_malformed_source_ends_with_2_and_writes_nothing(tmp_path: Path) -> None:
+def test_malformed_source_exits_with_2_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "params").write_text("DATASET_DIR=/d\nREPLICAS=none\n")
     done = typed("tfserving-intel", "params", cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
@@ -69,25 +69,25 @@ def test_a_malformed_source_ends_with_2_and_writes_nothing(tmp_path: Path) -> No
     value=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60),
     why=st.text(max_size=200),
 )
-def test_nothing_breaks_out_of_a_value_or_a_comment(
+def test_source_text_cannot_break_out_of_a_value_or_a_comment(
     key: str, value: str, why: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    draft = Draft(key)
+    draft = ConfigDraft(key)
     draft.put("data.train", "rows")
     draft.put("data.donefile", value, Origin("file", 1, key), why=why)
-    draft.leave(Origin(key, 1, key), why)
+    draft.skip(Origin(key, 1, key), why)
     draft.hint(why)
     text = draft.text()
     document = yaml.safe_load(text)
     assert document.keys() == {"data"} and document["data"].keys() == {"train", "donefile"}
-    checked(draft, tmp_path_factory.getbasetemp())
+    valid_yaml(draft, tmp_path_factory.getbasetemp())
     file = tmp_path_factory.getbasetemp() / "hostile.yaml"
     file.write_text(text)
     assert load_config(file).data.donefile == value
 
 
-def test_lines_are_no_wider_than_they_should_be() -> None:
-    draft = Draft("a system")
+def test_lines_are_at_most_the_maximum_width() -> None:
+    draft = ConfigDraft("a system")
     draft.put("data.train", "x" * 60, Origin("file", 7, "KEY"), why="words " * 40)
-    draft.leave(Origin("file", 8, "OTHER"), "words " * 40)
+    draft.skip(Origin("file", 8, "OTHER"), "words " * 40)
     assert max(map(len, draft.text().splitlines())) <= WIDTH

@@ -1,18 +1,18 @@
-"""data.config and slot.conf of ElasticCTR 2.0 become a clickline.yaml, or a message with file and line."""
+"""data.config and slot.conf of ElasticCTR 2.0 are converted to a clickline.yaml, or refused with file and line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from imported import imported
+from draft_loading import load_draft
 
 import clickline
 from clickline.config import load_config
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ConfigError
 from clickline.importers.elasticrec import elasticrec
-from clickline.importers.run import checked
+from clickline.importers.run import valid_yaml
 from clickline.progress import Progress
 
 SHIPPED = """\
@@ -33,67 +33,73 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     return Path("data.config"), Path("slot.conf")
 
 
-def test_the_shipped_files(files: tuple[Path, Path], tmp_path: Path) -> None:
-    made = imported(elasticrec(*files, Path()), tmp_path)
-    data = made.config.data
+def test_shipped_files(files: tuple[Path, Path], tmp_path: Path) -> None:
+    result = load_draft(elasticrec(*files, Path()), tmp_path)
+    data = result.config.data
     assert data.train == ("hdfs://192.168.48.87:9000/train_data/{date}/{hour}/*",) == data.eval
     assert data.dates is not None and (data.dates.first, data.dates.last) == ("20200401/00", "20200401/02")
     assert data.eval_dates is not None and data.eval_dates.first == data.eval_dates.last == "20200401/03"
     assert (data.format, data.modulo, data.slot_conf) == ("slots", 1000001, str(tmp_path / "slot.conf"))
-    assert made.config.model.embedding_dim == 9 and made.config.model.hidden == (400, 400, 400)
-    assert "from data.config:6 SPARSE_DIM" in made.said
+    assert result.config.model.embedding_dim == 9 and result.config.model.hidden == (400, 400, 400)
+    assert "from data.config:6 SPARSE_DIM" in result.comments
 
 
-def test_a_password_is_named_and_left_out(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_password_is_reported_and_left_out(files: tuple[Path, Path], tmp_path: Path) -> None:
     address = "hdfs://someone:hunter2-of-url@namenode:9000"
     files[0].write_text(SHIPPED.replace("hdfs://192.168.48.87:9000", address))
-    made = imported(elasticrec(*files, Path()), tmp_path)
-    assert "hunter2" not in made.text and "someone" not in made.text
-    assert made.config.data.train == ("hdfs://namenode:9000/train_data/{date}/{hour}/*",)
-    assert "data.config:2 HDFS_UGI: holds a user and a password" in made.said
-    assert "storage.credentials" in made.said
+    result = load_draft(elasticrec(*files, Path()), tmp_path)
+    assert "hunter2" not in result.text and "someone" not in result.text
+    assert result.config.data.train == ("hdfs://namenode:9000/train_data/{date}/{hour}/*",)
+    assert "data.config:2 HDFS_UGI: contains a user and a password" in result.comments
+    assert "storage.credentials_file" in result.comments
 
 
-def test_what_is_not_known_is_said_without_its_value(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_unknown_key_is_listed_without_its_value(files: tuple[Path, Path], tmp_path: Path) -> None:
     files[0].write_text(SHIPPED + "\n# mine\nexport API_TOKEN=hunter2-of-mine\nSPARSE_DIM=77 # smaller\n")
-    made = imported(elasticrec(*files, Path()), tmp_path)
-    assert "data.config:9 API_TOKEN: is not a key of ElasticCTR" in made.said and "hunter2" not in made.text
-    assert made.config.data.modulo == 77
-    assert "data.config:6 SPARSE_DIM: is given again in line 10" in made.said
+    result = load_draft(elasticrec(*files, Path()), tmp_path)
+    assert (
+        "data.config:9 API_TOKEN: is an ElasticCTR key that the importer does not know" in result.comments
+        and "hunter2" not in result.text
+    )
+    assert result.config.data.modulo == 77
+    assert "data.config:6 SPARSE_DIM: is overridden in line 10" in result.comments
 
 
-def test_a_single_hour_and_no_end(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_single_hour_and_open_end(files: tuple[Path, Path], tmp_path: Path) -> None:
     files[0].write_text(SHIPPED.replace("20200401/03", "20200401/00"))
-    one = imported(elasticrec(*files, Path()), tmp_path).config.data
+    one = load_draft(elasticrec(*files, Path()), tmp_path).config.data
     assert one.eval is None and one.dates is not None and one.dates.last == "20200401/00"
     files[0].write_text(SHIPPED.replace("export END_DATE_HR=20200401/03\n", ""))
-    endless = imported(elasticrec(*files, Path()), tmp_path)
+    endless = load_draft(elasticrec(*files, Path()), tmp_path)
     assert endless.config.data.dates is not None and endless.config.data.dates.last is None
-    assert "up --follow" in endless.said
+    assert "up --follow" in endless.comments
     files[0].write_text(SHIPPED.replace("20200401/00", "20200227").replace("20200401/03", "20200301"))
-    days = imported(elasticrec(*files, Path()), tmp_path).config.data
+    days = load_draft(elasticrec(*files, Path()), tmp_path).config.data
     assert days.dates is not None and days.dates.last == "20200229"
 
 
-def test_the_result_in_another_folder_names_the_same_files(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_result_in_another_folder_names_the_same_files(files: tuple[Path, Path], tmp_path: Path) -> None:
     files[0].write_text('START_DATE_HR=20200401/00\nDATASET_PATH="rows"\n')
     (tmp_path / "deep" / "er").mkdir(parents=True)
-    made = imported(elasticrec(*files, Path("deep/er")), tmp_path / "deep" / "er")
-    assert made.config.data.slot_conf is not None
-    assert Path(made.config.data.slot_conf).resolve() == tmp_path / "slot.conf"
-    assert Path(made.config.data.train[0]).parents[2].resolve() == tmp_path / "rows"
+    result = load_draft(elasticrec(*files, Path("deep/er")), tmp_path / "deep" / "er")
+    assert result.config.data.slot_conf is not None
+    assert Path(result.config.data.slot_conf).resolve() == tmp_path / "slot.conf"
+    assert Path(result.config.data.train[0]).parents[2].resolve() == tmp_path / "rows"
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("export HDFS_UGI root,hunter2", "data.config:7 begins with 'export HDFS_UGI', which is no export."),
-        ("rm -rf /tmp/hunter2", "data.config:7 begins with 'rm', which is no export."),
+        (
+            "export HDFS_UGI root,hunter2",
+            "data.config:7 begins with 'export HDFS_UGI', which is not an export.",
+        ),
+        ("rm -rf /tmp/hunter2", "data.config:7 begins with 'rm', which is not an export."),
         ("export SPARSE_DIM=$(touch pwned)", "data.config:7 SPARSE_DIM is computed by the shell"),
         ("export SPARSE_DIM=`touch pwned`", "data.config:7 SPARSE_DIM is computed by the shell"),
         ("export DATASET_PATH=$HOME/hunter2", "data.config:7 DATASET_PATH is computed by the shell"),
-        ('export SPARSE_DIM="100', "data.config:7 SPARSE_DIM has a quote that is not closed."),
-        ("export SPARSE_DIM=1 2", "data.config:7 SPARSE_DIM holds 2 words. Allowed: one."),
+        ('export SPARSE_DIM="100', "data.config:7 SPARSE_DIM has an unclosed quote."),
+        ("export SPARSE_DIM=1 2", "data.config:7 SPARSE_DIM has 2 words. Allowed: one."),
         (
             "export SPARSE_DIM=many",
             "data.config:7 SPARSE_DIM would become data.modulo, which is many. Allowed:",
@@ -101,32 +107,34 @@ def test_the_result_in_another_folder_names_the_same_files(files: tuple[Path, Pa
         ("export SPARSE_DIM=0", "data.config:7 SPARSE_DIM would become data.modulo, which is 0. Allowed:"),
         (
             "export START_DATE_HR=2020-04-01",
-            "data.config:7 START_DATE_HR is '2020-04-01'. Allowed: YYYYMMDD/HH",
+            "data.config:7 START_DATE_HR is '2020-04-01'. Allowed: a valid YYYYMMDD/HH",
         ),
         ("export END_DATE_HR=20200231/00", "data.config:7 END_DATE_HR is '20200231/00'. Allowed:"),
         ("export DATASET_PATH=", "data.config:7 DATASET_PATH is missing or empty."),
         (
             "export HDFS_ADDRESS=10.0.0.1",
-            "data.config:7 HDFS_ADDRESS is not the address of an HDFS. Allowed:",
+            "data.config:7 HDFS_ADDRESS is not an HDFS address. Allowed:",
         ),
         (
             "export DATASET_PATH='/a/{x}'",
             "data.config:7 DATASET_PATH would become data.train, which holds {x}.",
         ),
-        ("\0", "data.config:7 holds a zero byte"),
-        ("=\u2028name: evil", "data.config:7 begins with '=', which is no export."),
+        ("\0", "data.config:7 contains a zero byte"),
+        ("=\u2028name: evil", "data.config:7 begins with '=', which is not an export."),
     ],
 )
-def test_malformed(files: tuple[Path, Path], tmp_path: Path, line: str, message: str) -> None:
+def test_malformed_export_is_refused(
+    files: tuple[Path, Path], tmp_path: Path, line: str, message: str
+) -> None:
     files[0].write_text(f"{SHIPPED}{line}\n")
     with pytest.raises(ConfigError) as caught:
-        checked(elasticrec(*files, Path()), tmp_path)
+        valid_yaml(elasticrec(*files, Path()), tmp_path)
     assert message in str(caught.value)
     assert "hunter2" not in str(caught.value)
     assert not (tmp_path / "pwned").exists()
 
 
-def test_malformed_slots_and_files_that_are_not_there(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_malformed_slots_and_missing_files_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
     files[1].write_text("1\n2\ntwo\n")
     with pytest.raises(ConfigError, match=r"slot.conf:3 'two' is not a slot number"):
         elasticrec(*files, Path())
@@ -143,11 +151,11 @@ def test_malformed_slots_and_files_that_are_not_there(files: tuple[Path, Path], 
 
 
 @pytest.mark.slow
-def test_the_imported_config_reads_the_hours(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_imported_config_reads_the_hours(files: tuple[Path, Path], tmp_path: Path) -> None:
     generate(SampleOptions(format="slots", rows=400, out=tmp_path / "rows", hours=3), Progress())
     files[0].write_text(
         "export START_DATE_HR=20260101/00\nexport END_DATE_HR=20260101/02\nexport DATASET_PATH=rows\n"
     )
-    imported(elasticrec(files[0], Path("rows/slot.conf"), Path()), tmp_path)
+    load_draft(elasticrec(files[0], Path("rows/slot.conf"), Path()), tmp_path)
     prepared = clickline.prepare(load_config(tmp_path / "clickline.yaml"))
     assert prepared.train_rows + prepared.eval_rows == 400 and prepared.eval_rows > 100

@@ -1,15 +1,15 @@
-"""Parameters of Intel's kustomize packages become a clickline.yaml, or a message with file and line."""
+"""Parameters of Intel's kustomize packages are converted to a clickline.yaml, or refused with file and line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from imported import imported
+from draft_loading import load_draft
 
-from clickline.deploy.render import rendered
+from clickline.deploy.render import render
 from clickline.errors import ConfigError
-from clickline.importers.run import checked
+from clickline.importers.run import valid_yaml
 from clickline.importers.tfserving_intel import tfserving_intel
 from deploy.schemas.schemas import pod_specs, problems, restricted_problems
 
@@ -48,14 +48,14 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("params")
 
 
-def test_the_table_of_setters(params: Path, tmp_path: Path) -> None:
+def test_table_of_setters(params: Path, tmp_path: Path) -> None:
     params.write_text(TABLE)
-    made = imported(tfserving_intel(params), tmp_path)
-    config = made.config
+    result = load_draft(tfserving_intel(params), tmp_path)
+    config = result.config
     assert (config.data.format, config.data.train) == ("criteo", ("/datasets/train.csv",))
     assert config.data.eval == ("/datasets/eval.csv",)
     assert (config.model.embedding_dim, config.model.hidden) == (32, (1024, 512, 256))
-    assert (config.gate.accuracy, config.gate.retries, config.train.batch_size) == (0.74, 10, 512)
+    assert (config.gate.accuracy, config.gate.extra_epochs, config.train.batch_size) == (0.74, 10, 512)
     serving, storage = config.deploy.serving, config.deploy.storage
     assert (serving.replicas, serving.max_replicas, serving.service) == (3, None, "NodePort")
     assert (config.deploy.workflow.kind, config.deploy.workflow.retries) == ("argo", 10)
@@ -66,42 +66,42 @@ def test_the_table_of_setters(params: Path, tmp_path: Path) -> None:
     )
     assert (storage.models.kind, storage.models.claim) == ("existing", "workdisk")
     assert (config.deploy.identity.user, config.deploy.identity.group) == (1001, 1002)
-    assert config.deploy.identity.fs_group == 10001 and "params:4 FS_ID: is root" in made.said
-    assert "a model that never expects a click reaches 0.744" in made.said
+    assert config.deploy.identity.fs_group == 10001 and "params:4 FS_ID: is root" in result.comments
+    assert "a model that never predicts a click reaches 0.744" in result.comments
     for number, line in enumerate(TABLE.splitlines()[2:], 3):
-        assert f"params:{number} {line.split()[1]}" in made.said
+        assert f"params:{number} {line.split()[1]}" in result.comments
 
 
-def test_commands_nfs_and_a_namespace(params: Path, tmp_path: Path) -> None:
+def test_set_commands_nfs_and_namespace(params: Path, tmp_path: Path) -> None:
     params.write_text(COMMANDS + "PVC_NAME='workdisk'\nMY_TOKEN: hunter2\n")
-    made = imported(tfserving_intel(params), tmp_path)
-    storage = made.config.deploy.storage
+    result = load_draft(tfserving_intel(params), tmp_path)
+    storage = result.config.deploy.storage
     assert (storage.data.kind, storage.data.server, storage.data.path) == ("nfs", "10.1.2.3", "/nfs")
-    assert (storage.data.mount, made.config.data.train) == ("/nfs", ("/nfs/criteo/train.csv",))
-    assert made.config.serve.grpc_port == 9000
-    assert (made.config.deploy.namespace, made.config.deploy.create_namespace) == ("ctr", False)
-    assert "params:8 PVC_NAME: is not used" in made.said
-    assert "params:9 MY_TOKEN: is not a parameter that this import knows." in made.said
-    assert "hunter2" not in made.text
+    assert (storage.data.mount, result.config.data.train) == ("/nfs", ("/nfs/criteo/train.csv",))
+    assert result.config.serve.grpc_port == 9000
+    assert (result.config.deploy.namespace, result.config.deploy.create_namespace) == ("ctr", False)
+    assert "params:8 PVC_NAME: is not used" in result.comments
+    assert "params:9 MY_TOKEN: is a parameter that the importer does not know." in result.comments
+    assert "hunter2" not in result.text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [TABLE, COMMANDS])
-def test_what_is_imported_can_be_deployed(params: Path, tmp_path: Path, text: str) -> None:
+def test_imported_config_can_be_deployed(params: Path, tmp_path: Path, text: str) -> None:
     params.write_text(text)
-    imported(tfserving_intel(params), tmp_path)
-    made = rendered(tmp_path / "clickline.yaml").objects
-    assert [problem for one in made for problem in problems(one)] == []
-    assert [p for one in made for spec in pod_specs(one) for p in restricted_problems(spec)] == []
+    load_draft(tfserving_intel(params), tmp_path)
+    result = render(tmp_path / "clickline.yaml").objects
+    assert [problem for one in result for problem in problems(one)] == []
+    assert [p for one in result for spec in pod_specs(one) for p in restricted_problems(spec)] == []
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("kubectl apply -f hunter2.yaml", "params:17 begins with 'kubectl' and is no parameter."),
-        ("kustomize cfg set . DATASET_DIR", "params:17 begins with 'kustomize' and is no parameter."),
-        ("dataset = hunter2", "params:17 begins with 'dataset' and is no parameter."),
-        ('DATASET_DIR="/x', "params:17 DATASET_DIR has a quote that is not closed."),
+        ("kubectl apply -f hunter2.yaml", "params:17 begins with 'kubectl' and is not a parameter."),
+        ("kustomize cfg set . DATASET_DIR", "params:17 begins with 'kustomize' and is not a parameter."),
+        ("dataset = hunter2", "params:17 begins with 'dataset' and is not a parameter."),
+        ('DATASET_DIR="/x', "params:17 DATASET_DIR has an unclosed quote."),
         ("DATASET_DIR=", "params:17 DATASET_DIR is missing or empty."),
         ("REPLICAS=many", "params:17 REPLICAS would become deploy.serving.replicas, which is many. Allowed:"),
         ("TARGET_ACCURACY=74", "params:17 TARGET_ACCURACY would become gate.accuracy, which is 74. Allowed:"),
@@ -109,20 +109,20 @@ def test_what_is_imported_can_be_deployed(params: Path, tmp_path: Path, text: st
         ("PVC_NAME=My_Disk", "params:17 PVC_NAME would become deploy.storage.data.claim, which is My_Disk."),
         (
             "TF_SERVING_PORT=8502",
-            "params:17 TF_SERVING_PORT does not fit: serve.metrics_port is 8502, and so is grpc_port.",
+            "params:17 TF_SERVING_PORT conflicts with a default: serve.metrics_port is 8502, and so is grpc_port.",
         ),
-        ("\x1b[31mRED=1", "params:17 begins with '\\x1b' and is no parameter."),
+        ("\x1b[31mRED=1", "params:17 begins with '\\x1b' and is not a parameter."),
     ],
 )
-def test_malformed(params: Path, tmp_path: Path, line: str, message: str) -> None:
+def test_malformed_line_is_refused(params: Path, tmp_path: Path, line: str, message: str) -> None:
     params.write_text(f"{TABLE}{line}\n")
     with pytest.raises(ConfigError) as caught:
-        checked(tfserving_intel(params), tmp_path)
+        valid_yaml(tfserving_intel(params), tmp_path)
     assert message in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_empty_file(params: Path) -> None:
+def test_empty_file_is_refused(params: Path) -> None:
     params.write_text("# nothing\n")
-    with pytest.raises(ConfigError, match=r"params holds no parameter. Write NAME=value"):
+    with pytest.raises(ConfigError, match=r"params contains no parameters. Write NAME=value"):
         tfserving_intel(params)

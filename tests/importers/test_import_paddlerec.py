@@ -1,15 +1,15 @@
-"""A config.yaml of PaddleRec becomes a clickline.yaml, or a message with file and line."""
+"""PaddleRec's config.yaml is converted to a clickline.yaml, or refused with file and line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from imported import imported
+from draft_loading import load_draft
 
 from clickline.errors import ConfigError
 from clickline.importers.paddlerec import paddlerec
-from clickline.importers.run import checked
+from clickline.importers.run import valid_yaml
 
 TUTORIAL = """\
 # global settings
@@ -63,9 +63,9 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_the_tutorials_config(source: Path, tmp_path: Path) -> None:
-    made = imported(paddlerec(source, Path()), tmp_path)
-    config = made.config
+def test_tutorial_config(source: Path, tmp_path: Path) -> None:
+    result = load_draft(paddlerec(source, Path()), tmp_path)
+    config = result.config
     assert config.data.train == ("/mnt/criteo/slot_train_data_full/*",) and config.data.eval is not None
     assert config.data.eval == (str(tmp_path / "data" / "test" / "*"),)
     assert (config.train.batch_size, config.train.epochs, config.train.seed) == (4096, 4, 12345)
@@ -75,17 +75,17 @@ def test_the_tutorials_config(source: Path, tmp_path: Path) -> None:
     assert (config.train.mode, config.train.sync) == ("cluster", False)
     assert (config.train.learning_rate, config.train.embedding.learning_rate) == (0.001, 0.001)
     assert config.train.embedding.optimizer == "adam"
-    assert "from wide_deep/config.yaml:8 runner.epochs" in made.said
+    assert "from wide_deep/config.yaml:8 runner.epochs" in result.comments
     for key in ("use_gpu", "print_interval", "infer_end_epoch", "save_inference_feed_varnames"):
-        assert f" runner.{key}: " in made.said
+        assert f" runner.{key}: " in result.comments
 
 
-def test_every_key_of_the_source_is_somewhere(source: Path, tmp_path: Path) -> None:
-    made = imported(paddlerec(source, Path()), tmp_path)
+def test_every_key_is_imported_or_listed(source: Path, tmp_path: Path) -> None:
+    result = load_draft(paddlerec(source, Path()), tmp_path)
     for number, line in enumerate(TUTORIAL.splitlines(), 1):
         name, colon, value = line.split("#")[0].strip().partition(":")
         if colon and value.strip():
-            assert f"config.yaml:{number} " in made.said, name
+            assert f"config.yaml:{number} " in result.comments, name
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,21 @@ def test_every_key_of_the_source_is_somewhere(source: Path, tmp_path: Path) -> N
         ("unheard_of", "wide_deep", "the file does not name its network"),
     ],
 )
-def test_the_network_goes_by_the_folder(
+def test_network_is_recognized_by_the_folder(
     source: Path, tmp_path: Path, folder: str, network: str, said: str
 ) -> None:
-    made = imported(paddlerec(source.rename(_made(tmp_path / folder) / "config.yaml"), Path()), tmp_path)
-    assert made.config.model.name == network and said in made.said
+    result = load_draft(
+        paddlerec(source.rename(_new_folder(tmp_path / folder) / "config.yaml"), Path()), tmp_path
+    )
+    assert result.config.model.name == network and said in result.comments
 
 
-def _made(folder: Path) -> Path:
+def _new_folder(folder: Path) -> Path:
     folder.mkdir()
     return folder
 
 
-def test_the_accessor_of_the_streaming_trainer(source: Path, tmp_path: Path) -> None:
+def test_accessor_of_the_streaming_trainer(source: Path, tmp_path: Path) -> None:
     more = """
 table_parameters:
   embedding:
@@ -126,45 +128,49 @@ table_parameters:
     stream = "  start_day: 20210101\n  end_day: 20210103\n  data_donefile: done\n  data_sleep_second: 10\n"
     text = TUTORIAL.replace("  seed: 12345\n", f"{stream}  split_interval: 60\n")
     source.write_text(text + more)
-    made = imported(paddlerec(source, Path()), tmp_path)
-    eviction = made.config.train.eviction
-    assert made.config.train.admission.shows == 10 and eviction is not None
-    assert (eviction.decay, eviction.threshold, eviction.hours_unseen) == (0.98, 0.8, 720)
+    result = load_draft(paddlerec(source, Path()), tmp_path)
+    eviction = result.config.train.eviction
+    assert result.config.train.admission.min_impressions == 10 and eviction is not None
+    assert (eviction.decay, eviction.threshold, eviction.max_idle_hours) == (0.98, 0.8, 720)
     assert (eviction.click_weight, eviction.nonclick_weight) == (1.0, 0.1)
-    assert "base_threshold: there is none" in made.said and "table_name: there is none" in made.said
-    assert made.config.data.train == ("/mnt/criteo/slot_train_data_full/{date}/{hour}/*",)
-    assert made.config.data.dates is not None and made.config.data.dates.last == "20210103"
-    assert (made.config.data.donefile, made.config.follow.poll) == ("done", 10.0)
+    assert (
+        "base_threshold: none: train.admission" in result.comments and "table_name: none" in result.comments
+    )
+    assert result.config.data.train == ("/mnt/criteo/slot_train_data_full/{date}/{hour}/*",)
+    assert result.config.data.dates is not None and result.config.data.dates.last == "20210103"
+    assert (result.config.data.donefile, result.config.follow.poll_interval) == ("done", 10.0)
 
 
-def test_unknown_keys_and_secrets(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_keys_are_listed_and_secrets_left_out(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PLANTED", "hunter2")
     text = TUTORIAL.replace("/mnt/criteo/slot_train_data_full", "s3://key:hunter2@bucket/rows")
     text = text.replace("  seed: 12345\n", "  data_donefile: ${PLANTED}\n")
     source.write_text(text + "mine:\n  password: hunter2\n  list: [1, {a: hunter2}]\n")
-    made = imported(paddlerec(source, Path()), tmp_path)
-    assert "hunter2" not in made.text
-    assert made.config.data.train == ("s3://bucket/rows/*",)
-    assert made.config.data.donefile == "${PLANTED}"
-    assert "its password was left out" in made.said
+    result = load_draft(paddlerec(source, Path()), tmp_path)
+    assert "hunter2" not in result.text
+    assert result.config.data.train == ("s3://bucket/rows/*",)
+    assert result.config.data.donefile == "${PLANTED}"
+    assert "its password was left out" in result.comments
     for key in ("password", "list"):
-        assert f" mine.{key}: is not a key that this import knows." in made.said
+        assert f" mine.{key}: is a key that the importer does not know." in result.comments
 
 
-def test_names_that_try_to_break_out_of_their_comment(source: Path, tmp_path: Path) -> None:
+def test_key_names_cannot_break_out_of_their_comment(source: Path, tmp_path: Path) -> None:
     source.write_text(TUTORIAL + '"evil\\nname: broken\\u2028home: /evil\\x85#": 1\n')
-    made = imported(paddlerec(source, Path()), tmp_path)
-    assert made.config.name == "ads" and made.config.home == str(tmp_path / ".clickline")
-    assert "evil\\nname: broken\\u2028home: /evil\\x85#" in made.said
+    result = load_draft(paddlerec(source, Path()), tmp_path)
+    assert result.config.name == "ads" and result.config.home == str(tmp_path / ".clickline")
+    assert "evil\\nname: broken\\u2028home: /evil\\x85#" in result.comments
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("runner:\n\ttrain: 1\n", "config.yaml:2 is not YAML"),
-        ("runner: [1, 2]\n", "config.yaml:1 runner is not a group of keys."),
-        ("- 1\n", "has no group `runner:`. Allowed: the config of a model of PaddleRec."),
-        ("", "has no group `runner:`"),
+        ("runner: [1, 2]\n", "config.yaml:1 runner is not a mapping."),
+        ("- 1\n", "has no section `runner:`. Allowed: the config of a PaddleRec model."),
+        ("", "has no section `runner:`"),
         ("runner:\n  epochs: 1\n", "config.yaml runner.train_data_dir is missing."),
         ("runner:\n  train_data_dir: 5\n", "config.yaml:2 runner.train_data_dir is not a folder."),
         (
@@ -183,8 +189,8 @@ def test_names_that_try_to_break_out_of_their_comment(source: Path, tmp_path: Pa
         (BOMB, "holds more than 20000 values"),
     ],
 )
-def test_malformed(source: Path, tmp_path: Path, text: str, message: str) -> None:
+def test_malformed_config_is_refused(source: Path, tmp_path: Path, text: str, message: str) -> None:
     source.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        checked(paddlerec(source, Path()), tmp_path)
+        valid_yaml(paddlerec(source, Path()), tmp_path)
     assert message in str(caught.value)

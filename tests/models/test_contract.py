@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clickline.config.sections import ModelSection
 from clickline.errors import ConfigError
-from clickline.models.layers import USUAL_DIM, Network
+from clickline.models.layers import DEFAULT_DIM, Network
 from clickline.models.network_spec import NetworkSpec
 from clickline.models.onnx_export import check_export, export_onnx
 from clickline.models.registry import NETWORKS, build
@@ -177,7 +177,7 @@ def test_dense_floats_alone_work_or_are_refused_by_name(name: str) -> None:
 def test_slots_alone_and_one_slot_alone(name: str) -> None:
     spec = NetworkSpec((4,), 0, (8,))
     if name == "dlrm":
-        with pytest.raises(ConfigError, match="dlrm learns from products of fields, and there is one slot"):
+        with pytest.raises(ConfigError, match="dlrm needs at least two fields to multiply, found one slot"):
             build(name, spec, 1)
         spec = NetworkSpec((4, 4), 0, (8,))
     assert logits(build(name, spec, 1), *batch(spec, 5)).shape == (5,)
@@ -273,7 +273,7 @@ def test_fm_is_the_sum_over_pairs_scaled_to_that_of_the_default_dim() -> None:
     fields += [dense_BD[:, at : at + 1] * factors_DK[at] for at in range(3)]
     pairs_B = 9 / 4 * sum((fields[i] * fields[j]).sum(1) for i in range(8) for j in range(i))
     torch.testing.assert_close(network(inputs_BI, wide_B), wide_B + (dense_BD @ weight_D1)[:, 0] + pairs_B)
-    assert ModelSection().embedding_dim == USUAL_DIM == 9
+    assert ModelSection().embedding_dim == DEFAULT_DIM == 9
 
 
 def test_xdeepfm_s_maps_are_the_sums_of_products_of_the_paper() -> None:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clickline.data.sample.generate import SampleOptions, generate
-from clickline.embedding import AdaGrad, Lookup, SlotShape, Tables
-from clickline.evaluation.binary_metrics import Counts
+from clickline.embedding import AdaGrad, BatchLookup, SlotShape, Tables
+from clickline.evaluation.binary_metrics import MetricCounts
 from clickline.models.network_spec import NetworkSpec
 from clickline.models.registry import NETWORKS, build
 from clickline.progress import Progress
@@ -45,7 +45,7 @@ class Rows:
     chance_B: NDArray[np.float64]  # the truth
 
     def auc(self, logit_B: Tensor | NDArray[np.float64]) -> float:
-        counts = Counts()
+        counts = MetricCounts()
         probability_B = torch.sigmoid(torch.as_tensor(logit_B, dtype=torch.float64)).numpy()
         counts.add(self.label_B, np.ones_like(self.label_B), probability_B)
         found = counts.metrics().auc
@@ -101,7 +101,7 @@ def _learned(name: str, rows: Rows, unseen: Rows) -> Tensor:
     shapes = [SlotShape(str(slot), DIM) for slot in range(SLOTS)]
     tables = Tables(shapes, embedding_optimizer=AdaGrad(0.1), init_scale=0.1)
 
-    def look_up(of: Rows, places_B: NDArray[np.int64], *, train: bool) -> tuple[Lookup, Tensor, Tensor]:
+    def look_up(of: Rows, places_B: NDArray[np.int64], *, train: bool) -> tuple[BatchLookup, Tensor, Tensor]:
         inputs_BI = np.empty((places_B.size, SPEC.width), dtype=np.float32)
         inputs_BI[:, SLOTS * DIM :] = of.dense_BD[places_B]
         wide_B = np.empty(places_B.size, dtype=np.float32)

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from clickline.config import load_config
-from clickline.deploy.render import rendered
+from clickline.deploy.render import render
 from servers.waiting import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -140,7 +140,7 @@ def test_every_yaml_example_passes_the_check(page, tmp_path):
         config = load_config(tmp_path / "clickline.yaml")
         assert config.data.train, yaml.safe_load(text)
         if "\ndeploy:" in text:
-            assert rendered(tmp_path / "clickline.yaml").objects
+            assert render(tmp_path / "clickline.yaml").objects
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from clickline.artifacts.checkpoint import latest
+from clickline.artifacts.checkpoint import latest_checkpoint
 from clickline.artifacts.from_config import registry_of
 from clickline.config import Config, load_config
 from clickline.data.sample.generate import SampleOptions, generate
@@ -32,8 +32,8 @@ data:
 model: {{embedding_dim: 4, hidden: [16]}}
 train: {{batch_size: 128}}
 tracking: {{enabled: false}}
-publish: {{sample: 32}}
-follow: {{poll: 0.05, late: 1}}
+publish: {{sample_rows: 32}}
+follow: {{poll_interval: 0.05, missing_after: 1}}
 cache: {{dir: cache}}
 home: {home}
 """
@@ -59,7 +59,7 @@ class Watcher(Progress):
         self.facts: list[Mapping[str, Any]] = []
         self._stop_at = stop_at
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.said.append(message)
 
     def stage(self, name: str, state: str, facts: Mapping[str, Any] | None = None) -> None:
@@ -143,7 +143,7 @@ class HourWorld:
 
 def same_model(one: HourWorld, other: HourWorld) -> None:
     """Tables, network, optimizers and the hours they know are the same, to the bit."""
-    found = [latest(world.home / "runs/follow") for world in (one, other)]
+    found = [latest_checkpoint(world.home / "runs/follow") for world in (one, other)]
     assert found[0] is not None and found[1] is not None
     for key in ("tables_sha256", "learned", "steps", "newest_hour", "plan", "features", "calibration"):
         assert found[0].body[key] == found[1].body[key], key

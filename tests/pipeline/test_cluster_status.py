@@ -12,16 +12,16 @@ import pytest
 from up_home import Home, eventually
 
 from clickline.training.cluster.job_status import (
-    CutStatus,
+    CheckpointStatus,
     Event,
-    Figures,
+    JobMetrics,
     LeaseCounts,
-    ShardStatus,
-    Status,
+    ServerStatus,
+    JobStatus,
     WorkerStatus,
-    ask_workers,
-    driving,
-    logs_of,
+    request_workers,
+    driver_lock,
+    logs_folder,
     write_status,
 )
 
@@ -32,8 +32,8 @@ def ago(seconds: float) -> str:
     return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
 
 
-def running() -> Status:
-    return Status(
+def running() -> JobStatus:
+    return JobStatus(
         "running",
         "async",
         generation=1,
@@ -41,11 +41,11 @@ def running() -> Status:
             WorkerStatus("worker-0", "10.0.0.4", "learning", "unit 12, batch 7", 820_112, 6100.0, GIB),
             WorkerStatus("worker-10", "10.0.0.5", "starting"),
         ),
-        shards=(ShardStatus("shard-0", "10.0.0.4", 1_204_332, 2 * GIB, 8 * GIB),),
-        network=ShardStatus("network", "10.0.0.4", memory=GIB // 2),
+        shards=(ServerStatus("shard-0", "10.0.0.4", 1_204_332, 2 * GIB, 8 * GIB),),
+        network=ServerStatus("network", "10.0.0.4", memory=GIB // 2),
         leases=LeaseCounts(61, 1, 12),
-        last_cut=CutStatus(1000, ago(120), 1.25, 0.3),
-        figures=Figures(1204, 2_465_792, 9_863_168, 6100.0, 0.7312, 0.4411),
+        last_cut=CheckpointStatus(1000, ago(120), 1.25, 0.3),
+        figures=JobMetrics(1204, 2_465_792, 9_863_168, 6100.0, 0.7312, 0.4411),
         events=(
             Event(ago(60), "restart", "shard-0 crashed"),
             Event(ago(60), "resize", "worker-1 left with its node: 1 worker goes on"),
@@ -62,13 +62,13 @@ def run(home: Home) -> Path:
 @pytest.fixture
 def driven(home: Home, run: Path) -> Iterator[Path]:
     """A run whose driver is this process, begun without `up`."""
-    with driving(run.parents[1], run):
+    with driver_lock(run.parents[1], run):
         write_status(run, running())
         yield run
 
 
 def test_a_run_begun_by_train_is_shown_process_by_process(home: Home, driven: Path) -> None:
-    ask_workers(driven.parents[1], 3)
+    request_workers(driven.parents[1], 3)
     code, out, err = home.run("status")
     assert (code, err) == (0, "")
     lines = [re.sub(r"\d+\.\d s ago|\d min \d\d s ago", "some time ago", line) for line in out.splitlines()]
@@ -104,22 +104,22 @@ def test_as_json_it_is_the_drivers_document(home: Home, driven: Path) -> None:
 
 
 def test_a_driver_that_has_said_nothing_yet(home: Home, run: Path) -> None:
-    with driving(run.parents[1], run):
+    with driver_lock(run.parents[1], run):
         code, out, err = home.run("status")
     assert (code, err) == (0, "")
     assert re.search(r"\n\n  cluster: starting, run abc, driver pid \d+ on \S+\n\n", out)
 
 
 def test_a_driver_that_waits_for_room_says_what_is_missing(home: Home, run: Path) -> None:
-    with driving(run.parents[1], run):
-        write_status(run, Status("waiting", "sync", message="waits for room: 2 workers must fit to begin"))
+    with driver_lock(run.parents[1], run):
+        write_status(run, JobStatus("waiting", "sync", message="waits for room: 2 workers must fit to begin"))
         out = home.run("status")[1]
     assert "  cluster: waiting, run abc, sync, " in out
     assert "  message    waits for room: 2 workers must fit to begin\n" in out
 
 
 def test_a_driver_that_is_gone_without_a_word(home: Home, run: Path) -> None:
-    with driving(run.parents[1], run):
+    with driver_lock(run.parents[1], run):
         write_status(run, running())
     code, out, _ = home.run("status")
     assert code == 1
@@ -134,16 +134,16 @@ def test_a_driver_that_is_gone_without_a_word(home: Home, run: Path) -> None:
 
 
 def test_a_run_that_ended_in_order_is_not_shown(home: Home, run: Path) -> None:
-    with driving(run.parents[1], run):
-        write_status(run, Status("done", "sync"))
+    with driver_lock(run.parents[1], run):
+        write_status(run, JobStatus("done", "sync"))
     code, out, _ = home.run("status", "--json")
     assert (code, json.loads(out)["cluster"]) == (0, None)
     assert home.run("status")[1].startswith("nothing was run in ")
 
 
 def test_a_lost_run_is_forgotten_when_up_ran_since(home: Home, run: Path) -> None:
-    with driving(run.parents[1], run):
-        write_status(run, Status("running", "sync"))
+    with driver_lock(run.parents[1], run):
+        write_status(run, JobStatus("running", "sync"))
     assert home.run("up", "--no-serve", "-q")[0] == 0
     code, out, _ = home.run("status", "--json")
     document = json.loads(out)
@@ -154,7 +154,7 @@ def test_a_lost_run_is_forgotten_when_up_ran_since(home: Home, run: Path) -> Non
 
 
 def write(run: Path, role: str, second: int, text: str) -> None:
-    with (logs_of(run) / f"{role}.log").open("a") as file:
+    with (logs_folder(run) / f"{role}.log").open("a") as file:
         file.write(f"2030-01-01T00:00:{second:02d}.000000Z {text}\n")
 
 
@@ -185,14 +185,14 @@ def test_logs_of_all_roles_come_in_the_order_of_time(home: Home, driven: Path) -
     code, _, err = home.run("logs", "shards")
     assert code == 2
     assert err == (
-        "STAGE is 'shards'. There are logs of: driver, shard-0, worker-0, worker-10. Allowed: up, prepare, train, "
+        "STAGE is 'shards'. Available logs: driver, shard-0, worker-0, worker-10. Allowed: up, prepare, train, "
         "evaluate, gate, publish, follow, serve, studio, driver, network, worker, worker-N, shard, shard-N.\n"
     )
 
 
 def test_logs_of_stages_and_roles_are_shown_together(home: Home, run: Path) -> None:
     assert home.run("up", "--no-serve", "-q")[0] == 0
-    with driving(run.parents[1], run):
+    with driver_lock(run.parents[1], run):
         write(run, "worker-0", 1, "later than all")
         out = home.run("logs")[1]
     assert shown(out)[0].startswith("up       ")
@@ -200,7 +200,7 @@ def test_logs_of_stages_and_roles_are_shown_together(home: Home, run: Path) -> N
 
 
 def test_following_sees_workers_that_join_later_and_ends_with_the_driver(home: Home, run: Path) -> None:
-    with driving(run.parents[1], run):
+    with driver_lock(run.parents[1], run):
         write(run, "worker-0", 1, "begins")
         following = home.start("logs", "-f", "worker")
         eventually(lambda: "begins" in home.said(following)[0])

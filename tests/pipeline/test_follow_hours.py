@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hour_world import HourWorld, Stop, Watcher, make_hours
 
-from clickline.artifacts.checkpoint import latest
+from clickline.artifacts.checkpoint import latest_checkpoint
 from clickline.artifacts.from_config import registry_of
 from clickline.data.prepare.hour_dataset import prepare_hour
-from clickline.embedding.serving import FrozenTables, merged
+from clickline.embedding.serving import ServingTable, merged_blocks
 from clickline.embedding.snapshot import SnapshotReader
 from clickline.errors import (
     ArtifactError,
@@ -47,7 +47,7 @@ def world(tmp_path: Path, made: Path) -> HourWorld:
 
 def counted(world: HourWorld, *hours: int) -> dict[int, tuple[float, float]]:
     """Shows and clicks of every id, counted over the logs."""
-    found = latest(world.home / "runs/follow")
+    found = latest_checkpoint(world.home / "runs/follow")
     assert found is not None
     features = FeatureSpec.from_json(found.body["features"])
     shows: Counter[int] = Counter()
@@ -65,7 +65,7 @@ def counted(world: HourWorld, *hours: int) -> dict[int, tuple[float, float]]:
 
 def learned(world: HourWorld) -> dict[int, tuple[float, float]]:
     """The same, as the newest checkpoint has it."""
-    found = latest(world.home / "runs/follow")
+    found = latest_checkpoint(world.home / "runs/follow")
     assert found is not None
     reader = SnapshotReader(found.tables)
     return {
@@ -80,9 +80,9 @@ def served(world: HourWorld) -> set[int]:
     """The ids of the newest version, with those it builds on."""
     registry = registry_of(world.config())
     chain = registry.chain(registry.versions()[-1])
-    tables = FrozenTables.open([Path(version.folder) for version in chain])
+    tables = ServingTable.open([Path(version.folder) for version in chain])
     try:
-        return {int(one) for block in merged(tables) for one in block.ids_N}
+        return {int(one) for block in merged_blocks(tables) for one in block.ids_N}
     finally:
         tables.close()
 
@@ -117,7 +117,7 @@ def test_what_is_served_is_what_was_learned(world: HourWorld):
     registry = registry_of(config)
     version = registry.versions()[-1]
     assert version.body["model"]["hour"] == "20260101/03"
-    model = open_checkpoint(latest(world.home / "runs/follow"), 1)
+    model = open_checkpoint(latest_checkpoint(world.home / "runs/follow"), 1)
     dataset = prepare_hour(config, FIRST + 3, model.features, Progress()).dataset
     rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[0].file), [0])
     scorer = open_scorer(registry, version, Path(config.cache.dir), 1)
@@ -155,14 +155,14 @@ def test_a_version_whose_files_do_not_score_alike_stays_in_and_learning_goes_on(
     world: HourWorld, monkeypatch
 ):
     world.arrive(0, 1, 2)
-    real = publishing._prove
+    real = publishing._verify_scores
 
     def second_is_damaged(config, registry, release, *rest):
         if release.origin["hour"] == "20260101/01":
             raise ArtifactError("the packed files score the sample differently.")
         return real(config, registry, release, *rest)
 
-    monkeypatch.setattr(publishing, "_prove", second_is_damaged)
+    monkeypatch.setattr(publishing, "_verify_scores", second_is_damaged)
     watcher = world.follow(3, "follow.holdout=0")
     assert any(line.startswith("20260101/01 was not published: the packed files") for line in watcher.said)
     assert [record["version"] for record in world.records()][0::2] == [1, world.versions()[-1].number]
@@ -200,7 +200,7 @@ def test_a_bad_hour_ends_the_run_where_that_is_wanted(world: HourWorld):
     world.arrive(0, 1)
     world.log(1).write_text("click\n1\n")
     with pytest.raises(DataError):
-        world.follow(2, "follow.corrupt=stop")
+        world.follow(2, "follow.on_corrupt_hour=stop")
     assert [record["state"] for record in world.records()] == ["learned"]
 
 
@@ -219,8 +219,8 @@ def test_a_late_hour_is_reported_and_waited_for(world: HourWorld):
     late = threading.Thread(target=lambda: world.arrive(1))
 
     class Waiting(Watcher):
-        def say(self, message: str) -> None:
-            super().say(message)
+        def log(self, message: str) -> None:
+            super().log(message)
             if "20260101/01 is late" in message:
                 late.start()
 
@@ -236,7 +236,7 @@ def test_a_late_hour_is_reported_and_waited_for(world: HourWorld):
 @pytest.mark.slow
 def test_a_missing_hour_is_skipped_only_where_that_is_wanted(world: HourWorld):
     world.arrive(0, 2)
-    watcher = world.follow(3, "follow.missing=skip")
+    watcher = world.follow(3, "follow.on_missing_hour=skip")
     assert any("--backfill 20260101/01..20260101/01" in line for line in watcher.said)
     assert [record["state"] for record in world.records()] == ["learned", "skipped", "learned"]
     world.arrive(1)
@@ -248,7 +248,7 @@ def test_a_missing_hour_is_skipped_only_where_that_is_wanted(world: HourWorld):
 def test_a_missing_hour_ends_the_run_where_that_is_wanted(world: HourWorld):
     world.arrive(0, 2)
     with pytest.raises(HourNotReady, match=r"20260101/01 did not arrive within follow\.late, 1 s"):
-        world.follow(3, "follow.missing=stop")
+        world.follow(3, "follow.on_missing_hour=stop")
 
 
 def test_a_range_is_filled_with_one_version(world: HourWorld):
@@ -297,24 +297,24 @@ def test_tables_stay_within_their_bound(world: HourWorld):
     """Ids that were not seen for long go first, from the versions too."""
     world.arrive(*range(6))
     bound = 7 << 18
-    watcher = world.follow(6, f"follow.memory={bound}", "follow.holdout=0")
+    watcher = world.follow(6, f"follow.max_table_memory={bound}", "follow.holdout=0")
     records = world.records()
     assert all(record["memory"] <= bound for record in records)
     assert sum(record["evicted"] for record in records) > 0
-    assert any("the sparse tables reached follow.memory, 1.8 MiB" in line for line in watcher.said)
+    assert any("the sparse tables reached follow.max_table_memory, 1.8 MiB" in line for line in watcher.said)
     assert served(world) == learned(world).keys()
 
 
 def test_a_bound_that_holds_nothing_is_refused(world: HourWorld):
     world.arrive(0)
     with pytest.raises(ConfigError, match=r"follow\.memory is 1\.0 MiB, too little .* Give at least"):
-        world.follow(1, "follow.memory=1MiB", "model.embedding_dim=64")
+        world.follow(1, "follow.max_table_memory=1MiB", "model.embedding_dim=64")
 
 
 @pytest.mark.slow
 def test_eviction_and_decay_run_each_hour(world: HourWorld):
     world.arrive(*range(6))
-    world.follow(6, "train.eviction={hours_unseen: 1, decay: 0.5}", "follow.holdout=0")
+    world.follow(6, "train.eviction={max_idle_hours: 1, decay: 0.5}", "follow.holdout=0")
     records = world.records()
     assert all(record["evicted"] > 0 for record in records[2:])
     assert all(record["ids"] < 1.3 * records[1]["ids"] for record in records)
@@ -328,7 +328,7 @@ def test_ids_that_went_are_tombstones_of_a_delta(world: HourWorld):
     world.arrive(*range(7))
     for hour in (5, 6):  # little is new in the last hours, and what came in the first of all goes
         world.log(hour).write_text("\n".join(world.log(hour).read_text().splitlines()[:60]) + "\n")
-    world.follow(7, "train.eviction={hours_unseen: 4}", "follow.holdout=0")
+    world.follow(7, "train.eviction={max_idle_hours: 4}", "follow.holdout=0")
     last = world.versions()[-1].body
     assert last["table"] == "delta"
     assert last["tombstones"] == world.records()[-1]["evicted"] > 0

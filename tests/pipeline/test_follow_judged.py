@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hour_world import HourWorld, make_hours
 
-from clickline.artifacts.checkpoint import latest
+from clickline.artifacts.checkpoint import latest_checkpoint
 from clickline.artifacts.from_config import registry_of
 from clickline.data.prepare.hour_dataset import prepare_hour
 from clickline.embedding.snapshot import SnapshotReader
 from clickline.errors import ArtifactError
-from clickline.evaluation.evaluator import measure
+from clickline.evaluation.evaluator import evaluate_rows
 from clickline.features import FeatureSpec
 from clickline.progress import Progress
 from clickline.scoring.open_scorer import open_scorer
@@ -52,7 +52,7 @@ def redate(world: HourWorld, hour: int, time: int, rows: int = 1) -> None:
 
 def last_seen(world: HourWorld) -> set[int]:
     """The hours that the tables of the newest checkpoint hold."""
-    found = latest(world.home / "runs/follow")
+    found = latest_checkpoint(world.home / "runs/follow")
     assert found is not None
     reader = SnapshotReader(found.tables)
     return {
@@ -73,7 +73,7 @@ def held_out_auc(world: HourWorld, number: int, hour: int) -> float | None:
         batches = Batches(
             dataset, Path(dataset.folder), 128, config.train.seed, held_out=config.follow.holdout
         )
-        return measure(scorer.probabilities, batches.held_out()).total.auc
+        return evaluate_rows(scorer.probabilities, batches.held_out()).total.auc
     finally:
         scorer.close()
 
@@ -83,7 +83,7 @@ def test_row_with_a_wrong_time_is_left_out_and_the_model_stays(world: HourWorld,
     """One dated 2036 or nine days ahead has emptied the tables; one in microseconds has ended the learner."""
     world.arrive(0, 1, 2)
     redate(world, 1, time)
-    world.follow(3, "train.eviction={hours_unseen: 168}", "gate={auc: 0.55, vs_current: -0.1}")
+    world.follow(3, "train.eviction={max_idle_hours: 168}", "gate={auc: 0.55, vs_current: -0.1}")
     records = world.records()
     assert [(record["state"], record["bad"]) for record in records] == [
         ("learned", 0),
@@ -101,7 +101,7 @@ def test_newest_hour_is_that_of_the_files_and_not_of_rows(world: HourWorld):
     """Rows may be dated up to 24 hours ahead of their file: nothing else goes for it, and they go in time."""
     world.arrive(0, 1, 2)
     redate(world, 0, (FIRST + 20) * 3600, rows=300)
-    world.follow(3, "train.eviction={hours_unseen: 4}")
+    world.follow(3, "train.eviction={max_idle_hours: 4}")
     assert [record["evicted"] for record in world.records()] == [0, 0, 0]
     assert [record["bad"] for record in world.records()] == [0, 0, 0]
     assert world.checkpoint()["newest_hour"] == FIRST + 2
@@ -142,7 +142,7 @@ def test_what_is_published_is_what_was_judged(world: HourWorld):
     ).held_out()
     rows = next(held_out)
     sample, _ = read_sample(Path(version.folder), len(scorer.features.slots))
-    assert np.array_equal(sample.slots[0].ids_N, rows.encoded.slots[0].ids_N[: config.publish.sample])
+    assert np.array_equal(sample.slots[0].ids_N, rows.encoded.slots[0].ids_N[: config.publish.sample_rows])
 
 
 def test_gate_refuses_a_model_that_eviction_has_emptied(tmp_path: Path):
@@ -211,7 +211,7 @@ def test_damaged_version_of_the_same_model_is_not_made_current_again(world: Hour
     damaged.chmod(0o644)
     damaged.write_bytes(damaged.read_bytes()[:-10])
     watcher = world.follow(1)
-    assert any("the same model is published again: version 1 is not whole" in line for line in watcher.said)
+    assert any("the same model is published again: version 1 is incomplete" in line for line in watcher.said)
     assert world.records()[-1]["version"] == 2
     assert registry_of(world.config()).current().version == 2
 

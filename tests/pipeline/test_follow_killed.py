@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 # Each strikes the second time it comes by: one hour is learned, the next is in the middle of it.
 MOMENTS = {
-    "preparing": ("clickline.data.prepare.dataset_builder", "finish", 2, False),
+    "preparing": ("clickline.data.prepare.dataset_builder", "finish_dataset", 2, False),
     "scoring": ("clickline.training.hourly_trainer:HourlyTrainer", "_score", 2, False),
     "learning": ("clickline.training.hourly_trainer:HourlyTrainer", "_learn", 20, False),
     "publishing": ("clickline.artifacts.version:Draft", "commit", 2, False),
@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_killed_in_every_stage_the_model_is_the_same_to_the_bit(tmp_path: Path, made: Path):
-    overrides = ("gate.auc=0.52", "gate.vs_current=-0.5", "train.eviction={decay: 0.9, hours_unseen: 4}")
+    overrides = ("gate.auc=0.52", "gate.vs_current=-0.5", "train.eviction={decay: 0.9, max_idle_hours: 4}")
     calm, hit = HourWorld(tmp_path / "calm", made), HourWorld(tmp_path / "hit", made)
     for world in (calm, hit):
         world.arrive(*range(9))

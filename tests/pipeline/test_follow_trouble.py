@@ -98,12 +98,12 @@ def fill(disk: Path) -> None:
 LOOKS = """
 import sys
 from pathlib import Path
-from clickline.artifacts.checkpoint import latest
+from clickline.artifacts.checkpoint import latest_checkpoint
 from clickline.config import load_config
 from clickline.artifacts.from_config import registry_of
 config = load_config(Path(sys.argv[1]))
-found = latest(Path(config.home, "runs/follow"))
-assert found.is_whole()
+found = latest_checkpoint(Path(config.home, "runs/follow"))
+assert found.is_intact()
 registry = registry_of(config)
 for version in registry.versions():
     registry.check(version)
@@ -198,7 +198,7 @@ def test_an_hour_with_values_that_no_network_stands_is_passed_over(
             row["I1"] = row["I2"] = value
 
     hit.log(2).write_text(columns(hit.log(2).read_text(), spoil))
-    calm.follow(4, fields, "follow.missing=skip")
+    calm.follow(4, fields, "follow.on_missing_hour=skip")
     watcher = hit.follow(4, fields)
     (told,) = [line for line in watcher.said if line.startswith("20260101/02 was not learned: ")]
     assert "extreme values in the dense fields" in told
@@ -213,7 +213,7 @@ def test_a_harmful_hour_ends_the_run_where_that_is_wanted(calm: HourWorld) -> No
     calm.arrive(0, 1)
     calm.log(1).write_text(columns(calm.log(1).read_text(), lambda _, row: row.update(I1="3e38")))
     with pytest.raises(Exception, match="extreme values"):
-        calm.follow(2, fields, "follow.corrupt=stop")
+        calm.follow(2, fields, "follow.on_corrupt_hour=stop")
 
 
 # ── hours that change ──────────────────────────────────────────────────────────────────────────
@@ -267,7 +267,7 @@ def test_an_hour_that_changes_when_all_of_it_was_read_is_not_ready(
 ) -> None:
     """The last moment: every file was read, one of them is written again before the hour is whole."""
     calm.arrive(0)
-    real = preparing.Making.split
+    real = preparing.DatasetBuilder.build_split
 
     def split(making: Any, *arguments: Any, **options: Any) -> Any:
         result = real(making, *arguments, **options)
@@ -275,7 +275,7 @@ def test_an_hour_that_changes_when_all_of_it_was_read_is_not_ready(
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparing.Making, "split", split)
+        patch.setattr(preparing.DatasetBuilder, "build_split", split)
         with pytest.raises(HourNotReady, match="20260101/00 changed while it was read"):
             prepare_hour(calm.config(), FIRST, None, Progress())
     assert prepare_hour(calm.config(), FIRST, None, Progress()).dataset.splits["train"].rows == 1501

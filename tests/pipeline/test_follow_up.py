@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 HOURS = 6
 DEATHS = [  # each in the second hour that its learner takes up
-    ("clickline.data.prepare.dataset_builder", "finish", 2, False),
+    ("clickline.data.prepare.dataset_builder", "finish_dataset", 2, False),
     ("clickline.training.hourly_trainer:HourlyTrainer", "_learn", 20, False),
     ("clickline.artifacts.version:Draft", "commit", 2, False),
     ("clickline.artifacts.registry:Registry", "move", 2, True),
@@ -54,8 +54,8 @@ def home(world: HourWorld) -> Iterator[Home]:
             "http_port": http,
             "metrics_port": metrics,
             "processes": 1,
-            "drain": 3,
-            "poll": 0.2,
+            "drain_timeout": 3,
+            "poll_interval": 0.2,
         }
     )
     yield made

@@ -43,7 +43,7 @@ def test_hour_whose_first_shard_has_no_rows_is_learned(tmp_path: Path) -> None:
         bad.append(",".join(cells))
     (world.hour(0) / "part-00000.csv").write_text("\n".join([head, *bad]) + "\n")
     (world.hour(0) / "part-00001.csv").write_text("\n".join([head, *good]) + "\n")
-    options = FIELDS % "none", "gate.accuracy=0.01", "data.max_bad=0.6", "data.shard_size=64KiB"
+    options = FIELDS % "none", "gate.accuracy=0.01", "data.max_bad_ratio=0.6", "data.shard_size=64KiB"
     said = world.follow(1, *options).said
     assert [record["state"] for record in world.records()] == ["learned"]
     assert any("are the likely cause: I1 (transform: none; median " in line for line in said)

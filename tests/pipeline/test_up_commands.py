@@ -112,7 +112,7 @@ def test_logs_of_all_stages_or_one(home: Home) -> None:
     assert "printed in train" in texts and "train all: begun, 100 rows" in texts
     code, _, err = home.run("logs", "trian")
     assert code == 2
-    assert err.startswith("STAGE is 'trian'. There are logs of: up, prepare, train, evaluate, gate, publish.")
+    assert err.startswith("STAGE is 'trian'. Available logs: up, prepare, train, evaluate, gate, publish.")
 
 
 def test_the_state_tells_how_far_the_work_is(home: Home) -> None:

@@ -14,7 +14,7 @@ from up_home import Home, eventually
 
 from clickline.config import load_config
 
-INTERRUPTED = "interrupted; run the same command again to go on\n"
+INTERRUPTED = "interrupted; run the same command again to resume\n"
 
 
 def reached(home: Home, name: str) -> int:
@@ -62,7 +62,7 @@ def test_the_endpoint_is_up_then_ctrl_c_drains_and_ends_well(home: Home) -> None
     assert process.wait(10) == 0
     out, err = home.said(process)
     assert '"version": 7' in out and '"grpc": "127.0.0.1:' in out
-    assert "stopping: running requests get the time to end" in err
+    assert "stopping: waiting for running requests to finish" in err
     assert home.none_left(1)
     assert home.state["state"] == "stopped"
 
@@ -258,7 +258,7 @@ def test_down_kills_what_does_not_end(home: Home) -> None:
         os.kill(pid, signal.SIGSTOP)
     code, out, err = home.run("down")
     assert code == 0
-    assert f"up (pid {process.pid}) did not end in time and was killed" in err
+    assert f"up (pid {process.pid}) did not stop in time and was killed" in err
     assert out == f"ended: 2 processes of {home.up.parent}, none is left\n"
     assert home.none_left(1)
 
@@ -331,7 +331,7 @@ def test_following_without_an_endpoint_goes_on_until_it_is_stopped(home: Home) -
         (["up", "--backfill", "20260101..20260102"], "--backfill is given without --follow."),
         (["up", "--wait"], "--wait is given without --detach."),
         (["up", "--set", "home=s3://bucket/ads"], "clickline.yaml home is s3://bucket/ads."),
-        (["logs", "trian"], "STAGE is 'trian'. There are logs of: nothing yet. Allowed: up, prepare, train,"),
+        (["logs", "trian"], "STAGE is 'trian'. Available logs: none yet. Allowed: up, prepare, train,"),
     ],
 )
 def test_wrong_arguments_are_named_with_what_is_allowed(

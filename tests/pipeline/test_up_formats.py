@@ -53,7 +53,7 @@ def test_from_an_empty_folder_to_a_scored_request(empty: Home, preset: str, endi
     )
     grpc, http, metrics = free_ports(3)
     empty.configure(
-        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 1, "drain": 2},
+        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 1, "drain_timeout": 2},
         tracking={"enabled": False},
         cache={"dir": "cache"},
         gate={"auc": 0.55},

@@ -39,14 +39,14 @@ def clustered(tmp_path: Path) -> Iterator[Home]:
         train={
             "mode": "cluster",
             "workers": {"min": 2, "max": 2},
-            "shards": 2,
+            "embedding_servers": 2,
             "batch_size": 64,
             "epochs": 30,
             "checkpoint_steps": 200,
         },
-        gate={"retries": 0},
+        gate={"extra_epochs": 0},
         tracking={"enabled": False},
-        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 1, "drain": 3},
+        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 1, "drain_timeout": 3},
     )
     yield made
     assert made.end() == [], "processes were left behind"

@@ -19,12 +19,12 @@ from clickline import errors
 from clickline.config import Config, load_config
 from clickline.errors import ClicklineError, ConfigError, Mistake, RequestRefused
 from clickline.pipeline import stage_logs
-from clickline.pipeline.endpoint import endpoint
-from clickline.pipeline.ipc import Teller, error_of, replay, told_error
-from clickline.pipeline.processes import Process, descendants, end_all
-from clickline.pipeline.run_state import Board
-from clickline.pipeline.stage_logs import Journal, LogReader
-from clickline.pipeline.status_text import duration, stage_words
+from clickline.pipeline.endpoint import endpoint_of
+from clickline.pipeline.ipc import ProgressSender, error_from_json, replay, error_to_json
+from clickline.pipeline.processes import Process, descendants, wait_then_kill
+from clickline.pipeline.run_state import RunState
+from clickline.pipeline.stage_logs import LogWriter, LogReader
+from clickline.pipeline.status_text import duration, stage_summary
 from clickline.pipeline.up_folder import UpFolder
 from clickline.progress import Progress
 
@@ -50,7 +50,7 @@ class Recorder(Progress):
     def stage(self, name, state, facts=None):
         self.calls.append(("stage", name, state, facts))
 
-    def say(self, message):
+    def log(self, message):
         self.calls.append(("say", message))
 
 
@@ -61,7 +61,7 @@ def across(tell) -> Recorder:
     """What a watcher hears of the calls that a child makes."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        tell(Teller(theirs))
+        tell(ProgressSender(theirs))
         theirs.shutdown(socket.SHUT_WR)
         heard = Recorder()
         with ours.makefile("rb") as lines:
@@ -71,7 +71,7 @@ def across(tell) -> Recorder:
 
 
 def test_calls_come_out_as_they_went_in():
-    def tell(teller: Teller) -> None:
+    def tell(teller: ProgressSender) -> None:
         teller.stage("train", "running")
         teller.begin("train epoch 1", total_rows=100)
         teller.advance(rows=10, size=3)
@@ -79,7 +79,7 @@ def test_calls_come_out_as_they_went_in():
         teller.advance(rows=20)
         teller.end()
         teller.stage("train", "done", {"auc": np.float32(0.5), "steps": np.int64(7), "path": Path("a")})
-        teller.say("two\nlines, ünd")
+        teller.log("two\nlines, ünd")
 
     assert across(tell).calls == [
         ("stage", "train", "running", {}),
@@ -94,7 +94,7 @@ def test_calls_come_out_as_they_went_in():
 
 
 def test_a_million_steps_are_few_lines_and_no_row_is_lost():
-    def tell(teller: Teller) -> None:
+    def tell(teller: ProgressSender) -> None:
         teller.begin("train")
         threads = [
             threading.Thread(target=lambda: [teller.advance(rows=1, size=2) for _ in range(20_000)])
@@ -123,7 +123,7 @@ def test_every_error_is_raised_again_as_itself(name):
         error = RequestRefused("invalid", "no")
     else:
         error = kind("what was found")
-    again = error_of(json.loads(json.dumps(told_error(error))))
+    again = error_from_json(json.loads(json.dumps(error_to_json(error))))
     assert str(again) == str(error)
     assert type(again) is (ClicklineError if kind is RequestRefused else kind)
     assert getattr(again, "mistakes", None) == getattr(error, "mistakes", None)
@@ -135,9 +135,9 @@ data:
   dates: {from: 20260101, wait: 2h}
   eval: [a.tsv, 'c [1]/*.tsv']
   fields: {I3: zscore, I4: {transform: bucket, buckets: 4}}
-train: {eviction: {}, calibration: {}, early_stop: {}, batch_size: 7, checkpoint_every: 1h}
+train: {eviction: {}, calibration: {}, early_stopping: {}, batch_size: 7, checkpoint_every: 1h}
 serve: {batching: {}, lookup: {shards: [['127.0.0.1:1']]}}
-follow: {memory: 2GiB}
+follow: {max_table_memory: 2GiB}
 storage: {options: {s3: {anon: true}}}
 publish: {registry: 's3://bucket/ads'}
 """
@@ -160,16 +160,16 @@ def sleeping() -> subprocess.Popen[bytes]:
 def test_a_pid_that_was_given_to_somebody_else_is_not_ours():
     with sleeping() as process:
         try:
-            found = Process.of(process.pid, "flow")
+            found = Process.from_pid(process.pid, "flow")
             assert found is not None and found.alive
             recycled = Process(process.pid, found.born.replace(":", ":1"), "flow")
             rebooted = Process(process.pid, "another-boot:" + found.born.partition(":")[2], "flow")
             assert not recycled.alive and not rebooted.alive
             recycled.send(signal.SIGKILL)
-            assert end_all([recycled, rebooted], 0.0) == []
+            assert wait_then_kill([recycled, rebooted], 0.0) == []
             assert process.poll() is None
             assert found in list(descendants(os.getpid()))
-            assert end_all([found], 0.05) == [found]  # dead, though nobody has waited for it
+            assert wait_then_kill([found], 0.05) == [found]  # dead, though nobody has waited for it
             assert not found.alive
         finally:
             process.kill()
@@ -185,49 +185,49 @@ def folder(tmp_path: Path) -> UpFolder:
 
 
 def test_whoever_holds_the_lock_is_running_and_free_means_lost(folder):
-    assert folder.look().state == "never"
-    held = folder.hold("up")
-    us = Process.of(os.getpid())
+    assert folder.read().state == "never"
+    held = folder.acquire("up")
+    us = Process.from_pid(os.getpid())
     assert us is not None
-    assert (folder.look().state, folder.look().holder) == ("starting", us)
+    assert (folder.read().state, folder.read().holder) == ("starting", us)
     document = {"state": "running", "pid": us.pid, "born": us.born, "stage": "train", "processes": []}
-    folder.write(document)
-    seen = folder.look()
+    folder.write_state(document)
+    seen = folder.read()
     assert (seen.state, seen.stage, seen.holder) == ("running", "train", us)
     with pytest.raises(ClicklineError, match=r"is running for .*, pid \d+, stage train\. `clickline status`"):
-        folder.hold("up")
+        folder.acquire("up")
     os.close(held)
-    assert (folder.look().state, folder.look().stage) == ("lost", "train")
-    folder.write({**document, "state": "stopped"})
-    assert folder.look().state == "stopped"
+    assert (folder.read().state, folder.read().stage) == ("lost", "train")
+    folder.write_state({**document, "state": "stopped"})
+    assert folder.read().state == "stopped"
 
 
 def test_a_state_that_a_power_cut_has_torn_is_none(folder):
-    os.close(folder.hold("up"))
+    os.close(folder.acquire("up"))
     (folder.path / "state.json").write_text('{"state": "run')
-    assert folder.look().state == "never"
+    assert folder.read().state == "never"
 
 
 def test_the_speed_of_a_stage_is_that_of_its_longest_work():
-    board = Board()
-    board.stage("train", "running")
+    state = RunState()
+    state.stage("train", "running")
     for rows, seconds in ((1000, 0.3), (9000, 0.25)):  # to learn them; to measure every field by them
-        board.begin("work")
-        board.advance(rows=rows)
+        state.begin("work")
+        state.advance(rows=rows)
         time.sleep(seconds)
-        board.end()
-    board.stage("train", "done")
-    assert 2000 < board.document()["stages"]["train"]["rows_per_second"] <= 1000 / 0.3
+        state.end()
+    state.stage("train", "done")
+    assert 2000 < state.to_json()["stages"]["train"]["rows_per_second"] <= 1000 / 0.3
 
 
 # ── logs ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
-def journal(folder: UpFolder, monkeypatch: pytest.MonkeyPatch) -> Journal:
+def journal(folder: UpFolder, monkeypatch: pytest.MonkeyPatch) -> LogWriter:
     folder.logs.mkdir(parents=True)
-    monkeypatch.setattr(stage_logs, "MOST_BYTES", 4096)
-    return Journal(folder.logs, Board())
+    monkeypatch.setattr(stage_logs, "MAX_BYTES", 4096)
+    return LogWriter(folder.logs, RunState())
 
 
 def test_logs_are_merged_by_time_and_never_grow_beyond_their_bound(folder, journal):
@@ -272,7 +272,7 @@ def test_following_loses_nothing_over_rotation_and_into_new_stages(folder, journ
 
 
 def test_a_full_disk_costs_lines_and_nothing_else(folder, tmp_path):
-    gone = Journal(tmp_path / "not there", Board())
+    gone = LogWriter(tmp_path / "not there", RunState())
     gone.line("train", "lost")
     gone.close()
 
@@ -288,7 +288,7 @@ def test_following_in_words():
         "hours_learned": 5,
         "last": {"hour": "20260101/04", "rows": 1000, "progressive": {"auc": 0.7}, "version": 3},
     }
-    assert stage_words("follow", {"state": "running", "facts": facts}) == (
+    assert stage_summary("follow", {"state": "running", "facts": facts}) == (
         "waiting for 20260101/05 (late); 5 hours learned; last 20260101/04: 1,000 rows, AUC 0.7000, version 3"
     )
 
@@ -303,9 +303,9 @@ def test_durations(seconds, words):
 
 def test_a_line_for_the_shell_survives_quotes(tmp_path):
     (tmp_path / "clickline.yaml").write_text(
-        "name: ads\ndata: {train: a.tsv}\nserve: {host: '::', open: true}\n"
+        "name: ads\ndata: {train: a.tsv}\nserve: {host: '::', allow_unauthenticated: true}\n"
     )
-    where = endpoint(load_config(tmp_path / "clickline.yaml"), {"C1": "it's"})
+    where = endpoint_of(load_config(tmp_path / "clickline.yaml"), {"C1": "it's"})
     assert (where.grpc, where.http) == ("[::]:8500", "http://[::]:8501")
     shown = subprocess.run(
         ["bash", "-c", where.curl.replace("curl", "printf '%s\\n'", 1)],

@@ -29,7 +29,7 @@ def test_typed_facts_and_a_running_endpoint(home: Home, program: Config) -> None
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with clickline.up(program) as running:
         home.note_processes()
-        assert isinstance(running, clickline.Running)
+        assert isinstance(running, clickline.RunHandle)
         assert (running.name, running.version, running.dataset) == ("ads", 7, "d")
         assert running.metrics == {"auc": 0.7, "logloss": 0.5, "calibration": 1.0}
         assert running.gate["passed"] is True
@@ -65,7 +65,7 @@ def test_in_a_thread_with_progress(home: Home, program: Config) -> None:
             self.said: list[str] = []
             self.stages: list[tuple[str, str]] = []
 
-        def say(self, message: str) -> None:
+        def log(self, message: str) -> None:
             self.said.append(message)
 
         def stage(self, name, state, facts=None) -> None:

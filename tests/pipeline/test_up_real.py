@@ -36,9 +36,9 @@ def real(tmp_path: Path) -> Iterator[Home]:
         cache={"dir": "cache"},
         model={"embedding_dim": 4, "hidden": [8]},
         train={"batch_size": 128},
-        gate={"auc": 0.55, "retries": 0},
+        gate={"auc": 0.55, "extra_epochs": 0},
         tracking={"enabled": False},
-        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 2, "drain": 3},
+        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 2, "drain_timeout": 3},
     )
     yield made
     assert made.end() == [], "processes were left behind"
@@ -66,7 +66,7 @@ def test_csv_to_a_scored_request_over_killed_endpoints_and_parents(real: Home) -
     fields = {"click": "label", "I1": "log1p", "I3": "zscore", "C1": "slot", "C2": "slot", "C3": "slot"}
     real.configure(
         data={"format": "csv", "train": "data/train.csv", "eval": "data/eval.csv", "fields": fields},
-        gate={"auc": 0.51, "retries": 0},
+        gate={"auc": 0.51, "extra_epochs": 0},
     )
     first = real.start("up")
     real.until_up(first)
@@ -129,7 +129,7 @@ def test_interrupted_and_killed_in_the_middle_of_training(real: Home) -> None:
     real.note_processes()
     first.send_signal(signal.SIGINT)
     assert first.wait(10) == 130
-    assert real.said(first)[1].endswith("interrupted; run the same command again to go on\n")
+    assert real.said(first)[1].endswith("interrupted; run the same command again to resume\n")
     assert real.none_left(1)
 
     second = real.start("up")

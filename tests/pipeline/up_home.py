@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from clickline.pipeline.processes import Process, descendants, living
+from clickline.pipeline.processes import Process, descendants, still_alive
 from servers.waiting import eventually, free_ports
 
 SCRIPT = Path(sys.executable).parent / "clickline"
@@ -103,7 +103,7 @@ class Home:
         for process in self._started:
             if process.poll() is None:
                 self.processes |= {one.pid: one for one in descendants(process.pid)}
-        return living(one for one in self.processes.values() if one.pid != os.getpid())
+        return still_alive(one for one in self.processes.values() if one.pid != os.getpid())
 
     def none_left(self, seconds: float = 20.0) -> bool:
         return bool(eventually(lambda: not self.note_processes(), seconds))
@@ -115,13 +115,13 @@ class Home:
             if process.poll() is None:
                 process.kill()
             process.wait()
-        left = living(one for one in self.processes.values() if one.pid != os.getpid())
+        left = still_alive(one for one in self.processes.values() if one.pid != os.getpid())
         deadline = time.monotonic() + 15.0  # children end with their parent
         while left and time.monotonic() < deadline:
             time.sleep(0.02)
-            left = living(left)
+            left = still_alive(left)
         for one in left:
-            one.send(signal.SIGKILL)
+            one.send_signal(signal.SIGKILL)
         return left
 
 
@@ -135,7 +135,7 @@ def home_of_doubles(folder: Path, environment: dict[str, str]) -> Iterator[Home]
         name="ads",
         data={"train": "train.tsv"},
         cache={"dir": "cache"},
-        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 1, "drain": 2},
+        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 1, "drain_timeout": 2},
     )
     yield made
     assert made.end() == [], "processes were left behind"

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clickline.artifacts.dataset import Dataset, concat
+from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.runs import find_checkpoint
 from clickline.config import Config, load_config
-from clickline.embedding import Eviction, freeze, save
-from clickline.embedding.serving import FrozenTables
+from clickline.embedding import Eviction, begin_snapshot, save_snapshot
+from clickline.embedding.serving import ServingTable
 from clickline.errors import ArtifactError, GateRefused, RegistryMoved
 from clickline.evaluation.run import evaluate
 from clickline.models.model import Model, open_checkpoint
@@ -27,20 +27,20 @@ from clickline.records import LabelledRows
 from clickline.scoring import scorer as scoring
 from clickline.scoring.open_scorer import open_scorer
 from clickline.storage.storage import Storage
-from clickline.training.train_step import Learner
+from clickline.training.train_step import TrainStep
 
 
 def rows_of(config: Config, split: str = "eval") -> LabelledRows:
     dataset = Dataset.current(Storage(), config.home)
     shards = dataset.splits[split].shards
-    return concat(
+    return concat_rows(
         [dataset.read(Path(dataset.folder, shards[s].file), [g]) for s, g, _ in dataset.row_groups(split)]
     )
 
 
 def packed_otherwise(config: Config) -> Config:
     """The same model is not published twice in the same way."""
-    return config.model_copy(update={"publish": config.publish.model_copy(update={"sample": 100})})
+    return config.model_copy(update={"publish": config.publish.model_copy(update={"sample_rows": 100})})
 
 
 def scores_of(config: Config, number: int, rows: LabelledRows) -> np.ndarray:
@@ -62,16 +62,16 @@ class Trained:
         self.rows = rows_of(config)
         self.train = rows_of(config, "train")
         self.origin = {"checkpoint": "live", "step": 0, "tables_sha256": "", "dataset": "d"}
-        self.learner = Learner(self.model)
+        self.train_step = TrainStep(self.model)
 
     def learn(self, start: int, stop: int) -> None:
-        part = self.train.part(start, stop)
-        self.learner.learn(self.learner.prepare(part))
+        part = self.train.slice(start, stop)
+        self.train_step.run(self.train_step.prepare(part))
 
     def publish(self, snapshot: Path, **options: object):
         release = Release(self.model, snapshot, self.origin, "", None, self.rows)
         return publish_release(
-            self.config, release, iter(()), Progress(), reason="test", began=time.monotonic(), **options
+            self.config, release, iter(()), Progress(), reason="test", started=time.monotonic(), **options
         )
 
 
@@ -97,8 +97,8 @@ def test_a_version_scores_as_its_checkpoint(config, checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("options", "most"), [(["publish.precision=fp16"], 2e-3), (["publish.precision=int8"], 0.02),
-                          (["publish.dense=int8"], 0.05)]
+    ("options", "most"), [(["publish.table_precision=fp16"], 2e-3), (["publish.table_precision=int8"], 0.02),
+                          (["publish.dense_precision=int8"], 0.05)]
 )  # fmt: skip
 def test_what_a_lower_precision_costs_is_measured(project, options, most):
     config = load_config(project / "clickline.yaml", options)
@@ -131,7 +131,7 @@ def test_what_float32_rounds_off_in_the_checkpoint_too_is_no_difference(config, 
 
     def off(self, encoded):
         answer = served(self, encoded)
-        return scoring.Answer(answer.version, answer.logit_B, answer.probability_B + np.float32(5e-6))
+        return scoring.Scores(answer.version, answer.logit_B, answer.probability_B + np.float32(5e-6))
 
     def rounded(self, rows):
         return trained(self, rows) + np.float32(2e-6 if rows.rows == 1 else 0)
@@ -149,7 +149,7 @@ def test_files_that_score_differently_are_not_published(config, monkeypatch):
 
     def off(self, encoded):
         answer = original(self, encoded)
-        return scoring.Answer(answer.version, answer.logit_B, answer.probability_B + np.float32(1e-4))
+        return scoring.Scores(answer.version, answer.logit_B, answer.probability_B + np.float32(1e-4))
 
     monkeypatch.setattr(scoring.Scorer, "score", off)
     with pytest.raises(ArtifactError, match=r"score the sample differently .* Nothing was published"):
@@ -173,13 +173,13 @@ def test_a_pinned_version_stays_until_it_is_unpinned(config):
 def test_a_publisher_that_was_overtaken_says_so(config, monkeypatch):
     publish(config)
     registry = registry_of(config)
-    prove = publishing._prove
+    prove = publishing._verify_scores
 
     def overtaken(*args):
         registry.move(1, "somebody else", after=registry.current())
         return prove(*args)
 
-    monkeypatch.setattr(publishing, "_prove", overtaken)
+    monkeypatch.setattr(publishing, "_verify_scores", overtaken)
     with pytest.raises(RegistryMoved, match=r"version 2 is stored, but it was not made current"):
         publish(packed_otherwise(config), base=True)
     assert registry.current().version == 1
@@ -193,7 +193,7 @@ def test_a_whole_snapshot_becomes_a_delta_of_what_changed(config, tmp_path):
     publish(config)
     live = Trained(config)
     live.learn(0, 40)
-    save(live.model.tables, tmp_path / "whole.bin")
+    save_snapshot(live.model.tables, tmp_path / "whole.bin")
     second = live.publish(tmp_path / "whole.bin")
     assert (second.version.body["table"], second.version.parent) == ("delta", 1)
     first = registry_of(config).version(1)
@@ -216,7 +216,7 @@ def test_nothing_is_built_on_a_damaged_version(config, name):
     said: list[str] = []
 
     class Heard(Progress):
-        def say(self, message: str) -> None:
+        def log(self, message: str) -> None:
             said.append(message)
 
     result = publish(config, Heard())
@@ -228,17 +228,17 @@ def test_nothing_is_built_on_a_damaged_version(config, name):
 
 def test_delta_snapshots_chain_and_evicted_ids_are_gone(config, tmp_path):
     live = Trained(config)
-    whole = freeze(live.model.tables)
+    whole = begin_snapshot(live.model.tables)
     whole.write(tmp_path / "whole.bin")
     live.publish(tmp_path / "whole.bin")
-    marks = [whole.mark]
+    marks = [whole.generation]
     for step in range(3):
         live.learn(100 * step, 100 * step + 30)
         if step == 1:
             live.model.tables.evict(Eviction(threshold=0.15))
-        part = freeze(live.model.tables, since=marks[-1])
+        part = begin_snapshot(live.model.tables, since=marks[-1])
         part.write(tmp_path / f"delta-{step}.bin")
-        marks.append(part.mark)
+        marks.append(part.generation)
         result = live.publish(tmp_path / f"delta-{step}.bin")
         assert result.version.parent == step + 1
         assert (result.version.body["tombstones"] > 0) == (step == 1)
@@ -248,15 +248,15 @@ def test_delta_snapshots_chain_and_evicted_ids_are_gone(config, tmp_path):
 
 
 def test_a_long_chain_is_compacted_into_a_base(project, tmp_path):
-    config = load_config(project / "clickline.yaml", ["publish.deltas=2"])
+    config = load_config(project / "clickline.yaml", ["publish.max_deltas=2"])
     live = Trained(config)
-    snapshot = freeze(live.model.tables)
+    snapshot = begin_snapshot(live.model.tables)
     snapshot.write(tmp_path / "whole.bin")
     live.publish(tmp_path / "whole.bin")
     kinds = []
     for step in range(4):
         live.learn(50 * step, 50 * step + 10)
-        part = freeze(live.model.tables, since=snapshot.mark)
+        part = begin_snapshot(live.model.tables, since=snapshot.generation)
         part.write(tmp_path / f"delta-{step}.bin")
         snapshot = part
         kinds.append(live.publish(tmp_path / f"delta-{step}.bin").version.body["table"])
@@ -264,16 +264,16 @@ def test_a_long_chain_is_compacted_into_a_base(project, tmp_path):
     np.testing.assert_allclose(
         scores_of(config, 5, live.rows), live.model.score(live.rows), rtol=0, atol=1e-6
     )
-    with FrozenTables.open([Path(registry_of(config).version(4).folder)]) as tables:
+    with ServingTable.open([Path(registry_of(config).version(4).folder)]) as tables:
         assert tables.rows == sum(slot.ids for slot in live.model.tables.report()) or tables.rows > 0
 
 
 def test_a_delta_without_its_parent_is_refused_in_words(config, tmp_path):
     live = Trained(config)
-    whole = freeze(live.model.tables)
+    whole = begin_snapshot(live.model.tables)
     whole.write(tmp_path / "whole.bin")
     live.learn(0, 10)
-    freeze(live.model.tables, since=whole.mark).write(tmp_path / "delta.bin")
+    begin_snapshot(live.model.tables, since=whole.generation).write(tmp_path / "delta.bin")
     with pytest.raises(ArtifactError, match="Publish a whole checkpoint first"):
         live.publish(tmp_path / "delta.bin")
 
@@ -283,7 +283,7 @@ def test_any_kept_version_can_be_the_current_one(config, tmp_path):
     live = Trained(config)
     before = live.model.score(live.rows)
     live.learn(0, 40)
-    save(live.model.tables, tmp_path / "whole.bin")
+    save_snapshot(live.model.tables, tmp_path / "whole.bin")
     live.publish(tmp_path / "whole.bin")
     registry = registry_of(config)
     registry.move(1, "back", after=registry.current())

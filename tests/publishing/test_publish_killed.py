@@ -28,12 +28,12 @@ def die(*args, **options):
 
 moments = {
     "tables are half written": (run, "write_shards"),
-    "files are not proven": (run, "_prove"),
+    "files are not proven": (run, "_verify_scores"),
     "files are there, the manifest is not": (Draft, "commit"),
     "the manifest is there, the pointer has not moved": (Registry, "move"),
 }
 setattr(*moments[sys.argv[2]], die)
-run.publish(load_config(sys.argv[1], ["publish.sample=100"]), base=True)
+run.publish(load_config(sys.argv[1], ["publish.sample_rows=100"]), base=True)
 """
 
 
@@ -54,7 +54,7 @@ def test_what_a_killed_publisher_leaves(project, config, moment, whole):
     current = registry.current()
     assert current is not None and current.version == 1
     assert [version.number for version in registry.versions()] == ([1, 2] if whole else [1])
-    again = publish(load_config(project / "clickline.yaml", ["publish.sample=100"]), base=True)
+    again = publish(load_config(project / "clickline.yaml", ["publish.sample_rows=100"]), base=True)
     after = again.version
     assert again.reused == whole
     assert registry.current().version == after.number > 1

@@ -20,7 +20,7 @@ class Heard(Progress):
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.said.append(message)
 
 
@@ -66,13 +66,13 @@ def test_the_same_model_is_published_once(publisher, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", ["precision=fp16", "dense=int8", "shards=3", "sample=100"])
+@pytest.mark.parametrize("change", ["table_precision=fp16", "dense_precision=int8", "shards=3", "sample_rows=100"])
 def test_another_packing_is_another_version(publisher, change):
     publisher.publish()
     other = publisher.publish(f"publish.{change}")
     assert (other.reused, other.version.number, publisher.current) == (False, 2, 2)
     assert publisher.publish(f"publish.{change}").reused
-    assert publisher.publish("publish.keep=2", "publish.deltas=1", "serve.aliases=[a]").version.number == 3
+    assert publisher.publish("publish.keep_versions=2", "publish.max_deltas=1", "serve.aliases=[a]").version.number == 3
 
 
 @pytest.mark.slow
@@ -90,25 +90,25 @@ def test_another_model_is_another_version_and_back_again(publisher):
 @pytest.mark.slow
 def test_a_delta_is_up_to_date_unless_a_base_is_asked_for(publisher):
     publisher.publish()
-    delta = publisher.publish("publish.sample=100")
+    delta = publisher.publish("publish.sample_rows=100")
     assert delta.version.parent == 1
-    assert publisher.publish("publish.sample=100").version == delta.version
-    base = publisher.publish("publish.sample=100", base=True)
+    assert publisher.publish("publish.sample_rows=100").version == delta.version
+    base = publisher.publish("publish.sample_rows=100", base=True)
     assert (base.reused, base.version.number, base.version.parent) == (False, 3, None)
 
 
 @pytest.mark.slow
 def test_a_rollback_is_not_undone(publisher):
     publisher.publish()
-    publisher.publish("publish.sample=100")
+    publisher.publish("publish.sample_rows=100")
     registry = publisher.registry
     registry.move(1, "clicks fell", after=registry.current())
-    again = publisher.publish("publish.sample=100")
+    again = publisher.publish("publish.sample_rows=100")
     assert (again.reused, again.version.number, again.move) == (True, 2, None)
     assert publisher.current == 1
     assert len(publisher.said) == 2
     assert publisher.said[1].startswith("version 2 is not current: version 1 is, since ")
-    assert "(clicks fell). `clickline versions rollback --to 2` makes it current." in publisher.said[1]
+    assert "(clicks fell). `clickline versions promote 2` makes it current." in publisher.said[1]
     assert publisher.publish().version.number == 1  # and what is current is up to date
 
 
@@ -117,13 +117,13 @@ def test_a_pin_holds_whatever_is_published_again(publisher):
     publisher.publish()
     registry = publisher.registry
     registry.move(1, "holding", after=registry.current(), pinned=True)
-    waiting = publisher.publish("publish.sample=100")
+    waiting = publisher.publish("publish.sample_rows=100")
     assert (waiting.reused, waiting.move) == (False, None)
-    again = publisher.publish("publish.sample=100")
+    again = publisher.publish("publish.sample_rows=100")
     assert (again.reused, again.version.number, again.move, publisher.current) == (True, 2, None, 1)
     assert "version 2 waits: version 1 is pinned" in publisher.said[1]
     registry.move(1, "let go", after=registry.current())
-    assert publisher.publish("publish.sample=100").move.version == publisher.current == 2
+    assert publisher.publish("publish.sample_rows=100").move.version == publisher.current == 2
 
 
 @pytest.mark.slow
@@ -131,16 +131,16 @@ def test_a_version_that_was_stored_but_never_current_becomes_so(publisher, monke
     publisher.publish()
     registry = publisher.registry
     with monkeypatch.context() as patch:
-        prove = publishing._prove
+        prove = publishing._verify_scores
 
         def overtaken(*args):
             registry.move(1, "somebody else", after=registry.current())
             return prove(*args)
 
-        patch.setattr(publishing, "_prove", overtaken)
+        patch.setattr(publishing, "_verify_scores", overtaken)
         with pytest.raises(RegistryMoved):
-            publisher.publish("publish.sample=100")
-    again = publisher.publish("publish.sample=100", reason="second try")
+            publisher.publish("publish.sample_rows=100")
+    again = publisher.publish("publish.sample_rows=100", reason="second try")
     assert (again.reused, again.version.number, publisher.current) == (True, 2, 2)
     assert again.move.reason == "second try"
 
@@ -161,7 +161,7 @@ def test_a_damaged_version_is_made_anew(publisher, name):
 @pytest.mark.slow
 def test_a_delta_on_a_damaged_base_is_made_anew(publisher):
     first = Path(publisher.publish().version.folder)
-    assert publisher.publish("publish.sample=100").version.parent == 1
+    assert publisher.publish("publish.sample_rows=100").version.parent == 1
     (first / "dense.onnx").unlink()
-    again = publisher.publish("publish.sample=100")
+    again = publisher.publish("publish.sample_rows=100")
     assert (again.reused, again.version.number, again.version.parent) == (False, 3, None)

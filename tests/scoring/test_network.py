@@ -12,9 +12,9 @@ import torch
 from clickline.errors import ArtifactError
 from clickline.models.network_spec import NetworkSpec
 from clickline.models.onnx_export import export_onnx, with_weights
-from clickline.models.quantization import quantise
+from clickline.models.quantization import quantize
 from clickline.models.registry import build
-from clickline.scoring.onnx_network import Network
+from clickline.scoring.onnx_network import OnnxNetwork
 
 SPEC = NetworkSpec((9,) * 6, 4, (64, 32, 16), dropout=0.1)
 
@@ -44,7 +44,7 @@ def batch(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_rows_that_share_columns_score_as_whole_rows(batch_norm):
     spec = replace(SPEC, batch_norm=batch_norm)
-    network = Network(exported("wide_deep", spec), 1)
+    network = OnnxNetwork(exported("wide_deep", spec), 1)
     inputs_BI, wide_B = batch(50)
     own, shared = [*range(0, 9), 20, 57], [i for i in range(SPEC.width) if i not in {*range(0, 9), 20, 57}]
     inputs_BI[:, shared] = inputs_BI[0, shared]
@@ -56,20 +56,20 @@ def test_rows_that_share_columns_score_as_whole_rows(batch_norm):
 
 @pytest.mark.parametrize("name", ["deepfm", "dcn_v2", "dlrm", "lr"])
 def test_a_network_that_uses_its_input_otherwise_is_not_split(name):
-    network = Network(exported(name), 1)
+    network = OnnxNetwork(exported(name), 1)
     assert network.split([0, 1], list(range(2, SPEC.width))) is None
 
 
 def test_a_file_that_is_no_network_is_refused_in_words():
     with pytest.raises(ArtifactError, match=r"dense\.onnx is refused by ONNX Runtime"):
-        Network(b"not a network", 1)
+        OnnxNetwork(b"not a network", 1)
 
 
 def test_eight_bits_are_close_and_rows_do_not_see_each_other():
     inputs_BI, wide_B = batch(2000)
     inputs_BI[:, -4:] *= 20  # dense floats are larger than vectors: each column has its own range
     content = exported("wide_deep")
-    whole, small = Network(content, 1), Network(quantise(content, inputs_BI, wide_B), 1)
+    whole, small = OnnxNetwork(content, 1), OnnxNetwork(quantize(content, inputs_BI, wide_B), 1)
     wanted_B, found_B = whole.logits(inputs_BI, wide_B), small.logits(inputs_BI, wide_B)
     deep_B = wanted_B - wide_B
     assert np.abs(found_B - wanted_B).max() < 0.1 * np.abs(deep_B).max()
@@ -86,8 +86,8 @@ def test_new_weights_in_an_earlier_export_are_as_good_as_a_new_export(name, batc
     changed = with_weights(earlier, trained(name, spec))
     assert changed is not None
     inputs_BI, wide_B = batch(20)
-    wanted_B = Network(exported(name, spec), 1).logits(inputs_BI, wide_B)
-    np.testing.assert_array_equal(Network(changed, 1).logits(inputs_BI, wide_B), wanted_B)
+    wanted_B = OnnxNetwork(exported(name, spec), 1).logits(inputs_BI, wide_B)
+    np.testing.assert_array_equal(OnnxNetwork(changed, 1).logits(inputs_BI, wide_B), wanted_B)
 
 
 def test_weights_of_another_network_or_a_folded_graph_are_not_replaced():

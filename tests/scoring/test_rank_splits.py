@@ -18,10 +18,10 @@ from clickline.artifacts.from_config import registry_of
 from clickline.config import load_config
 from clickline.publishing.run import publish
 from clickline.scoring import scorer as scoring
-from clickline.scoring.onnx_network import Network
+from clickline.scoring.onnx_network import OnnxNetwork
 from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.scorer import Scorer
-from clickline.serving.protocols.http_common import Door, HttpLimits
+from clickline.serving.protocols.http_common import HttpEndpoint, HttpLimits
 from clickline.serving.protocols.http_routes import route
 
 FIELDS = [*(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
@@ -52,13 +52,13 @@ def scorer(published: Path) -> Iterator[Scorer]:
 def sessions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of candidates' inputs of each session that was made."""
     made: list[int] = []
-    split = Network.split
+    split = OnnxNetwork.split
 
-    def counted(self: Network, own: Any, shared: Any) -> Any:
+    def counted(self: OnnxNetwork, own: Any, shared: Any) -> Any:
         made.append(len(own))
         return split(self, own, shared)
 
-    monkeypatch.setattr(Network, "split", counted)
+    monkeypatch.setattr(OnnxNetwork, "split", counted)
     return made
 
 
@@ -73,7 +73,7 @@ def rows(published: Path) -> list[Row]:
 
 def ranked(scorer: Scorer, context: Row, candidates: list[Row]) -> np.ndarray:
     door = route("POST", "/v1/models/ads:rank")
-    assert isinstance(door, Door)
+    assert isinstance(door, HttpEndpoint)
     body = orjson.dumps({"context": context, "candidates": candidates})
     call = door.decode(body, {}, scorer, HttpLimits())
     assert call.context is not None
@@ -82,7 +82,7 @@ def ranked(scorer: Scorer, context: Row, candidates: list[Row]) -> np.ndarray:
 
 def predicted(scorer: Scorer, whole: list[Row]) -> np.ndarray:
     door = route("POST", "/v1/models/ads:predict")
-    assert isinstance(door, Door)
+    assert isinstance(door, HttpEndpoint)
     call = door.decode(orjson.dumps({"instances": whole}), {}, scorer, HttpLimits())
     return scorer.predict(call.rows).probability_B
 

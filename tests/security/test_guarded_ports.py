@@ -1,4 +1,4 @@
-"""Ports that others can reach: what the config refuses, what is warned of, and the contexts that clients take."""
+"""Ports that other machines can reach: what the config refuses, what is warned about, and clients' TLS contexts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from clickline.client import Client
 from clickline.config import load_config
 from clickline.errors import ConfigError
-from clickline.serving.auth import exposure
+from clickline.serving.auth import exposure_warning
 
 TLS = "{certificate: c.pem, key: k.pem}"
 
 
 def studio(folder: Path, host: str, **keys: str) -> str:
-    """The mistake in a config with this studio; empty without one."""
+    """The config error of this studio section; empty if there is none."""
     file = folder / "clickline.yaml"
     more = "".join(f", {key}: {value}" for key, value in keys.items())
     file.write_text(f"data: {{train: x.tsv}}\nstudio: {{host: '{host}'{more}}}\n")
@@ -29,7 +29,7 @@ def studio(folder: Path, host: str, **keys: str) -> str:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "studio.example"])
-def test_a_studio_that_others_reach_needs_both(tmp_path: Path, host: str) -> None:
+def test_exposed_studio_needs_tls_and_token(tmp_path: Path, host: str) -> None:
     both = studio(tmp_path, host)
     assert f"clickline.yaml:2 studio.host is {host}, which others can reach" in both
     assert "tls and token_file are not given" in both
@@ -40,11 +40,11 @@ def test_a_studio_that_others_reach_needs_both(tmp_path: Path, host: str) -> Non
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_a_studio_of_this_machine_needs_nothing(tmp_path: Path, host: str) -> None:
+def test_studio_on_loopback_needs_nothing(tmp_path: Path, host: str) -> None:
     assert studio(tmp_path, host) == ""
 
 
-def test_so_do_servers_unless_something_else_guards_them(tmp_path: Path) -> None:
+def test_exposed_server_needs_tls_and_token_unless_allowed(tmp_path: Path) -> None:
     file = tmp_path / "clickline.yaml"
     file.write_text(f"data: {{train: x.tsv}}\nserve: {{host: 0.0.0.0, tls: {TLS}}}\n")
     with pytest.raises(ConfigError) as raised:
@@ -54,15 +54,15 @@ def test_so_do_servers_unless_something_else_guards_them(tmp_path: Path) -> None
         "clickline.yaml:2 serve.host is 0.0.0.0, which others can reach, and token_file is not given"
         in str(mistake)
     )
-    assert "Set serve.token_file, or serve.open: true where something else guards the ports." in str(mistake)
-    words = exposure(load_config(file, ["serve.open=true"]).serve)
-    assert words is not None
-    assert "serve.token_file is not set" in words and "serve.tls" not in words
-    assert exposure(load_config(file, ["serve.token_file=t"]).serve) is None
-    assert exposure(load_config(file, ["serve.host=127.0.0.1"]).serve) is None
+    assert "Set serve.token_file, or serve.allow_unauthenticated: true where something else guards the ports." in str(mistake)
+    warning = exposure_warning(load_config(file, ["serve.allow_unauthenticated=true"]).serve)
+    assert warning is not None
+    assert "serve.token_file is not set" in warning and "serve.tls" not in warning
+    assert exposure_warning(load_config(file, ["serve.token_file=t"]).serve) is None
+    assert exposure_warning(load_config(file, ["serve.host=127.0.0.1"]).serve) is None
 
 
-def test_a_context_of_ssl_is_for_protocols_over_http() -> None:
+def test_ssl_context_is_for_http_protocols_only() -> None:
     context = ssl.create_default_context()
     Client("127.0.0.1:1", protocol="http", model="ctr", tls=context).close()
     with pytest.raises(ConfigError, match="tls is an SSLContext, and protocol is grpc"):

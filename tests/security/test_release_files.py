@@ -1,4 +1,4 @@
-"""Release files are the same bytes from another folder and another umask; an audit that asked nobody says so."""
+"""Release files are reproducible from another folder and with another umask; an audit that could not run fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build(root: Path, out: Path, umask: int) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_two_builds_are_the_same_bytes(tmp_path: Path) -> None:
+def test_two_builds_are_identical(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     subprocess.run(["git", "clone", "--quiet", ROOT, elsewhere], check=True, umask=0o077, timeout=60)
     shutil.copytree(ROOT / "release", elsewhere / "release", dirs_exist_ok=True)
@@ -50,20 +50,20 @@ def test_two_builds_are_the_same_bytes(tmp_path: Path) -> None:
     assert not [name for name in names if not name.startswith("clickline")]
 
 
-def test_an_audit_that_cannot_run_is_no_success(tmp_path: Path) -> None:
-    """With a pip-audit that fails, and one that could ask about nothing."""
+def test_audit_that_cannot_run_fails(tmp_path: Path) -> None:
+    """With a pip-audit that fails, and one that could not check anything."""
     (tmp_path / "pip_audit.py").write_text("import sys; sys.exit('no such host')")
-    for said, words in (
+    for script, message in (
         ("import sys; sys.exit('no such host')", "the audit could NOT run: no such host"),
         (
             'print(\'{"dependencies": [{"name": "a", "skip_reason": "not found."}]}\')',
             "1 of 1 packages could NOT be audited (a)",
         ),
     ):
-        (tmp_path / "pip_audit.py").write_text(said)
+        (tmp_path / "pip_audit.py").write_text(script)
         done = audit(tmp_path)
         assert done.returncode == 2
-        assert words in done.stdout
+        assert message in done.stdout
     fine = '{"name": "a", "version": "1", "vulns": []}'
     known = '{"id": "PYSEC-1", "aliases": ["CVE-1"], "fix_versions": ["2"]}'
     (tmp_path / "pip_audit.py").write_text(f"print('{{\"dependencies\": [{fine}]}}')")

@@ -1,5 +1,5 @@
-"""Secrets are planted wherever a user may have them, the whole flow is run, and nobody has written one down: no file of
-the home, no object of the stores, no log, no output, no answer of a server or of the studio, no command line."""
+"""Secrets are planted wherever a user may have them, the whole pipeline runs, and none may appear anywhere: not in a file
+of the home, an object of the stores, a log, an output, an answer of the server or the studio, or a command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from clickline.progress import Progress
 from clickline.storage.storage import Storage
 from servers.s3 import s3_server
 from serving.lookup.fleet import certificate_in
-from serving.service import eventually, free_ports, predict_request
+from servers.waiting import eventually, free_ports
+from serving.service import predict_request
 
 SCRIPT = Path(sys.executable).parent / "clickline"
 
@@ -52,11 +53,11 @@ ENVIRONMENT = {
 
 
 class World:
-    """A project whose logs and versions lie in S3, and all that was heard of it."""
+    """A project whose logs and versions are in S3, and all output collected from it."""
 
     def __init__(self, folder: Path, endpoint: str) -> None:
         self.folder = folder
-        self.heard: dict[str, str] = {}
+        self.collected: dict[str, str] = {}
         secret = folder / "secret"
         secret.mkdir(mode=0o700)
         s3 = {"key": PLANTED["s3 key"], "secret": PLANTED["s3 secret"], "token": PLANTED["s3 session"]}
@@ -67,7 +68,7 @@ class World:
         (secret / "token").write_text(PLANTED["serve token"] + "\n")
         (secret / "studio-token").write_text(PLANTED["studio token"] + "\n")
         private, _ = make_keys(secret / "signing")
-        # Of another host: the studio asks its neighbour by 127.0.0.1, whatever its certificate is for.
+        # For another host: the studio calls the local server by 127.0.0.1, whatever host its certificate names.
         self.certificate, key = certificate_in(secret, "ads.example")
         self.secrets = {
             **PLANTED,
@@ -81,10 +82,10 @@ class World:
             "name": "ctr",
             "data": {"train": "s3://logs/train.tsv", "eval": "s3://logs/eval.tsv", "shard_size": "64KiB"},
             "cache": {"dir": "cache"},
-            "storage": {"options": options, "credentials": "secret/stores.yaml"},
+            "storage": {"options": options, "credentials_file": "secret/stores.yaml"},
             "model": {"embedding_dim": 4, "hidden": [8]},
             "train": {"batch_size": 256},
-            "gate": {"auc": 0.51, "retries": 0},
+            "gate": {"auc": 0.51, "extra_epochs": 0},
             "tracking": {"uri": "http://127.0.0.1:1"},
             "publish": {
                 "registry": "s3://models/ads",
@@ -133,7 +134,7 @@ class World:
             self.storage.put(f"s3://logs/{name}", (folder / "made" / name).read_bytes())
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        """A command; what it says is kept."""
+        """Run a command and collect its output."""
         done = subprocess.run(
             [SCRIPT, *arguments],
             cwd=self.folder,
@@ -143,17 +144,17 @@ class World:
             text=True,
             timeout=400,
         )
-        said = done.stdout + done.stderr
-        self.hear(" ".join(arguments[:2]), said)
-        assert done.returncode == code, said
-        return said
+        output = done.stdout + done.stderr
+        self.collect(" ".join(arguments[:2]), output)
+        assert done.returncode == code, output
+        return output
 
-    def hear(self, source: str, said: str) -> None:
-        self.heard[f"{source} ({len(self.heard)})"] = said
+    def collect(self, source: str, output: str) -> None:
+        self.collected[f"{source} ({len(self.collected)})"] = output
 
     def everything(self) -> Iterator[tuple[str, bytes]]:
-        """All that could be read by whoever may see the home, the stores, and the outputs."""
-        yield from ((source, said.encode()) for source, said in self.heard.items())
+        """All content of the home, the stores and the collected output."""
+        yield from ((source, output.encode()) for source, output in self.collected.items())
         for path in self.folder.rglob("*"):
             if path.is_file() and not path.is_relative_to(self.folder / "secret"):
                 yield str(path.relative_to(self.folder)), path.read_bytes()
@@ -177,12 +178,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a dozen commands, some with PyTorch, on a machine that others use too
-def test_no_secret_is_written_down_anywhere(world: World) -> None:
+def test_no_secret_is_written_anywhere(world: World) -> None:
     try:
         world.run("up", "--detach", "--wait", "--json")
-        ask_the_server(world)
-        ask_the_studio(world)
-        look_at_command_lines(world)
+        query_server(world)
+        query_studio(world)
+        collect_command_lines(world)
         world.run("status", "--json")
         world.run(
             "predict", "--json", "--input", "s3://logs/eval.tsv", "--ca", "secret/certificate.pem", code=1
@@ -202,7 +203,7 @@ def test_no_secret_is_written_down_anywhere(world: World) -> None:
         "models/ads/versions/000000001/manifest.json",
         "logs/train.tsv",
     ):
-        assert any(expected in source for source in sources), f"{expected} was not looked at"
+        assert any(expected in source for source in sources), f"{expected} was not searched"
     (world.folder / "cache" / "canary").write_text(PLANTED["s3 secret"])
     assert leaks(world) == ["s3 secret in cache/canary"], "this test can fail"
 
@@ -216,46 +217,46 @@ def leaks(world: World) -> list[str]:
     )
 
 
-def ask_the_server(world: World) -> None:
-    """Over HTTP, gRPC and the metrics port; with the right token, a wrong one and none."""
-    asked = {"instances": [{"I1": 1}]}
+def query_server(world: World) -> None:
+    """Send requests over HTTP, gRPC and the metrics port, with the right token, a wrong one and none."""
+    body = {"instances": [{"I1": 1}]}
     for token, status in (("serve token", 200), ("wrong token", 401), (None, 401)):
         headers = {} if token is None else {"authorization": f"Bearer {PLANTED[token]}"}
         with httpx.Client(verify=world.tls(), headers=headers, timeout=30) as client:
             predicted = client.post(
-                f"https://127.0.0.1:{world.ports['http']}/v1/models/ctr:predict", json=asked
+                f"https://127.0.0.1:{world.ports['http']}/v1/models/ctr:predict", json=body
             )
             measured = client.get(f"https://127.0.0.1:{world.ports['metrics']}/metrics")
             assert (predicted.status_code, measured.status_code) == (status, status)
             assert client.get(f"https://127.0.0.1:{world.ports['metrics']}/readyz").status_code == 200
-            world.hear(
+            world.collect(
                 "server", predicted.text + measured.text + str(predicted.headers) + str(measured.headers)
             )
         trusted = grpc.ssl_channel_credentials(world.certificate.read_bytes())
         options = [("grpc.ssl_target_name_override", "ads.example")]
         with grpc.secure_channel(f"127.0.0.1:{world.ports['grpc']}", trusted, options) as channel:
             call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-            asked_for = {"timeout": 30, "metadata": list(headers.items())}
+            call_options = {"timeout": 30, "metadata": list(headers.items())}
             if status == 200:
-                call(predict_request(name="ctr"), **asked_for)
+                call(predict_request(name="ctr"), **call_options)
                 continue
             with pytest.raises(grpc.RpcError) as refused:
-                call(predict_request(name="ctr"), **asked_for)
+                call(predict_request(name="ctr"), **call_options)
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
-            world.hear("gRPC", str(refused.value))
-    with pytest.raises(httpx.HTTPError):  # without TLS nothing is answered at all
+            world.collect("gRPC", str(refused.value))
+    with pytest.raises(httpx.HTTPError):  # without TLS there is no answer at all
         httpx.get(f"http://127.0.0.1:{world.ports['http']}/v1/models/ctr", timeout=10)
 
 
-def ask_the_studio(world: World) -> None:
-    """Every GET of its API, and the model behind it: a neighbour that takes TLS and a token."""
+def query_studio(world: World) -> None:
+    """Send every GET of its API, and a request to the model through it, which needs TLS and a token."""
     url = f"https://127.0.0.1:{world.ports['studio']}"
     bearer = {"authorization": f"Bearer {PLANTED['studio token']}"}
     with httpx.Client(base_url=url, verify=world.tls(), timeout=30) as client:
 
         def get(path: str, **headers: str) -> httpx.Response:
             answer = client.get(path, headers=headers)
-            world.hear(f"studio {path}", answer.text + str(answer.headers))
+            world.collect(f"studio {path}", answer.text + str(answer.headers))
             return answer
 
         assert get("/api/homes").status_code == 401
@@ -269,12 +270,12 @@ def ask_the_studio(world: World) -> None:
             ):
                 continue
             for stage in ("up", "prepare", "train", "serve", "studio") if "{stage}" in place else ("",):
-                question = "?a=1&b=1" if place.endswith("diff") else ""
-                answer = get(place.replace("{stage}", stage) + question, **bearer)
+                query = "?a=1&b=1" if place.endswith("diff") else ""
+                answer = get(place.replace("{stage}", stage) + query, **bearer)
                 assert answer.status_code == 200, (place, answer.text)
         with client.stream("GET", "/api/homes/ctr/events", headers=bearer) as events:
             lines = events.iter_lines()
-            world.hear("studio events", "".join(next(lines) for _ in range(3)))
+            world.collect("studio events", "".join(next(lines) for _ in range(3)))
         eventually(lambda: get("/api/homes/ctr/serving", **bearer).json()["alive"])
         form = get("/api/homes/ctr/form", **bearer).json()
         tried = client.post(
@@ -282,20 +283,20 @@ def ask_the_studio(world: World) -> None:
         )
         assert tried.status_code == 200, tried.text
         assert 0 < tried.json()["rows"][0]["probability"] < 1
-        world.hear("studio try", tried.text)
+        world.collect("studio try", tried.text)
 
 
-def look_at_command_lines(world: World) -> None:
-    """Everybody on a machine may read those."""
+def collect_command_lines(world: World) -> None:
+    """Collect the command lines, which every user of the machine can read."""
     pid = yaml.safe_load((world.folder / ".clickline/up/state.json").read_text())["pid"]
     running = [pid, *(one.pid for one in descendants(pid))]
     assert len(running) > 2
     for one in running:
-        world.hear(f"command line {one}", Path(f"/proc/{one}/cmdline").read_text())
+        world.collect(f"command line {one}", Path(f"/proc/{one}/cmdline").read_text())
 
 
 def commands(world: World) -> None:
-    """What else tells of a config, a run or a version."""
+    """Run the other commands that print a config, a run or a version."""
     world.run("check", "--json")
     world.run("plan", "--json", "--no-probe")
     world.run("deploy", "render", "--output", "manifests")
@@ -321,19 +322,19 @@ def commands(world: World) -> None:
         "storage.options={{http: {{client_kwargs: {{headers: {{Authorization: Bearer {}}}}}}}}}",
     ],
 )
-def test_a_secret_where_none_belongs_is_refused_unseen(tmp_path: Path, setting: str) -> None:
+def test_misplaced_secret_is_refused_without_printing_it(tmp_path: Path, setting: str) -> None:
     file = tmp_path / "clickline.yaml"
     file.write_text("data: {train: train.tsv}\n")
     secret = "hush" * 3
     with pytest.raises(ConfigError) as caught:
         load_config(file, [setting.format(secret)])
-    told = repr(caught.value.mistakes) + "".join(traceback.format_exception(caught.value))
-    assert secret not in told
-    assert "secret" in told or "password" in told
+    message = repr(caught.value.mistakes) + "".join(traceback.format_exception(caught.value))
+    assert secret not in message
+    assert "secret" in message or "password" in message
 
 
 def failures(world: World) -> None:
-    """Stores that are away or have nothing, with all that --debug tells."""
+    """Run with unreachable or empty stores, with --debug."""
     away = (
         "{client_kwargs: {endpoint_url: 'http://127.0.0.1:1'}, config_kwargs: {retries: {max_attempts: 0}}}"
     )

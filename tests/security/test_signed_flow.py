@@ -1,4 +1,4 @@
-"""Signatures through the real flow: publish, servers, lookup servers, the command line, pods."""
+"""Signatures end to end: publishing, servers, lookup servers, the CLI, pods."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ import clickline
 from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.manifest import MANIFEST, SIGNATURE
 from clickline.artifacts.registry import Registry
-from clickline.artifacts.signing import Signer, Trusted, make_keys
+from clickline.artifacts.signing import Signer, TrustedKeys, make_keys
 from clickline.artifacts.version import Verifier
 from clickline.config import Config, load_config
-from clickline.deploy.render import rendered
+from clickline.deploy.render import render
 from clickline.errors import ArtifactError, ClicklineError, VersionUntrusted
 from clickline.scoring.open_scorer import open_scorer
 from clickline.serving.lookup.lookup_versions import ShardFiles
 from clickline.storage.storage import Storage
 from serving.lookup.fleet import Server, random_blocks, random_delta, registry_in
 from serving.lookup.fleet import publish as publish_tables
-from serving.service import Service, command, eventually
+from servers.waiting import eventually
+from serving.service import Service, command
 
 SCRIPT = Path(sys.executable).parent / "clickline"
 
@@ -45,7 +46,7 @@ def change(project: Path, **sections: dict[str, Any]) -> Config:
 
 
 def signing(project: Path) -> Config:
-    """With a pair of keys, used and trusted."""
+    """The project with a key pair that signs and is trusted."""
     make_keys(project / "keys")
     return change(
         project,
@@ -54,8 +55,8 @@ def signing(project: Path) -> Config:
     )
 
 
-def again(config: Config, number: int, signer: Signer | None) -> int:
-    """A version with the same files under a new number, as whoever can write to the registry could make it."""
+def republish(config: Config, number: int, signer: Signer | None) -> int:
+    """Copy a version under a new number, as anyone with write access to the registry could."""
     anybody = registry_of(config, any_version=True)
     old = anybody.version(number)
     with anybody.draft() as draft:
@@ -70,9 +71,9 @@ def again(config: Config, number: int, signer: Signer | None) -> int:
 
 
 @pytest.mark.slow
-def test_what_is_published_is_signed_and_builds_on_nothing_unsigned(project: Path) -> None:
+def test_published_versions_are_signed_and_have_no_unsigned_parent(project: Path) -> None:
     config = load_config(project / "clickline.yaml")
-    clickline.publish(config)  # version 1, before anybody thought of keys
+    clickline.publish(config)  # version 1, before keys were configured
     config = signing(project)
     with pytest.raises(VersionUntrusted, match="version 1 is not signed"):
         open_scorer_of(config, 1)
@@ -94,7 +95,7 @@ def open_scorer_of(config: Config, number: int) -> Any:
     return open_scorer(registry, registry.version(number), Path(config.cache.dir), 1)
 
 
-def test_publishing_what_servers_would_refuse_is_refused_first(project: Path) -> None:
+def test_publishing_a_version_that_servers_would_refuse_is_refused(project: Path) -> None:
     signing(project)
     config = change(project, publish={"signing_key_file": None})
     with pytest.raises(
@@ -103,12 +104,12 @@ def test_publishing_what_servers_would_refuse_is_refused_first(project: Path) ->
         clickline.publish(config)
     make_keys(project / "other")
     config = change(project, publish={"signing_key_file": "other/signing-key.pem"})
-    with pytest.raises(ClicklineError, match=r"other/signing-key\.pem is none of their private keys"):
+    with pytest.raises(ClicklineError, match=r"other/signing-key\.pem is not the private key of any of them"):
         clickline.publish(config)
     assert registry_of(config).numbers() == []
 
 
-def test_without_the_package_it_is_said(project: Path) -> None:
+def test_missing_package_is_reported(project: Path) -> None:
     signing(project)
     code = """
 import sys
@@ -129,12 +130,12 @@ main()
 
 
 def answering(service: Service) -> int:
-    told = httpx.get(service.url("/v1/models/ctr"), timeout=10).json()
-    return int(told["model_version_status"][0]["version"])
+    document = httpx.get(service.url("/v1/models/ctr"), timeout=10).json()
+    return int(document["model_version_status"][0]["version"])
 
 
 @pytest.mark.slow
-def test_a_server_stays_on_what_is_signed(project: Path) -> None:
+def test_server_stays_on_the_signed_version(project: Path) -> None:
     config = signing(project)
     signer = Signer.read(str(project / "keys" / "signing-key.pem"))
     clickline.publish(config)
@@ -144,37 +145,37 @@ def test_a_server_stays_on_what_is_signed(project: Path) -> None:
     trusted.write_bytes(b"".join((project / one / "public-key.pem").read_bytes() for one in ("keys", "new")))
     with command(project, trusted_keys_file=str(trusted)) as service:
         assert service.wait_up()["version"] == 1
-        for count, (wrong, words) in enumerate(
+        for count, (wrong, message) in enumerate(
             ((None, "is not signed"), (Signer.read(str(stranger)), "is wrong")), start=1
         ):
-            number = again(config, 1, wrong)
+            number = republish(config, 1, wrong)
             [line] = eventually(
                 lambda: [one for one in service.log("a version was refused") if one["version"] == number]  # noqa: B023
             )
-            assert words in line["reason"]
+            assert message in line["reason"]
             assert (line["current"], line["level"]) == (1, "error")
             assert answering(service) == 1
             assert service.admin("/readyz").text.startswith("ready\n")
             assert service.metrics()["clickline_version_refused_total"] == count
             assert service.metrics()["clickline_version"] == 1
-        number = again(config, 1, Signer.read(str(new)))  # the next key, trusted beside the first
+        number = republish(config, 1, Signer.read(str(new)))  # the next key, trusted in addition to the first
         eventually(lambda: answering(service) == number)
-        number = again(config, 1, signer)
+        number = republish(config, 1, signer)
         eventually(lambda: answering(service) == number)
-    # Where the pointer is at a version of a stranger at the start, no port is opened.
-    number = again(config, 1, None)
+    # If the pointer names an untrusted version at the start, no port is opened.
+    number = republish(config, 1, None)
     done = run(project, "serve")
     assert (done.returncode, done.stdout) == (1, "")
     assert f"version {number} is not signed" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
-def test_lookup_servers_ask_for_the_same(tmp_path: Path) -> None:
+def test_lookup_servers_require_signatures_too(tmp_path: Path) -> None:
     private, public = make_keys(tmp_path / "keys")
     signer = Signer.read(str(private))
     registry = registry_in(tmp_path)
     server = Server(tmp_path, 0, {"serve.trusted_keys_file": public})
-    trusting = Registry(Storage(), registry.uri, Trusted.read(str(public)))
+    trusting = Registry(Storage(), registry.uri, TrustedKeys.read(str(public)))
     files = ShardFiles(trusting, 0, tmp_path / "copies", Verifier())
     with signed_drafts(registry, signer):
         publish_tables(registry, random_blocks(1))
@@ -192,15 +193,15 @@ def test_lookup_servers_ask_for_the_same(tmp_path: Path) -> None:
         server.start()
         assert server.process is not None
         assert server.process.wait(60) == 1
-        told = json.loads(server.process.stdout.read())  # type: ignore[union-attr]
-        assert f"version {unsigned} is not signed" in json.dumps(told)
+        document = json.loads(server.process.stdout.read())  # type: ignore[union-attr]
+        assert f"version {unsigned} is not signed" in json.dumps(document)
     finally:
         server.end()
 
 
 @contextmanager
 def signed_drafts(registry: Registry, signer: Signer) -> Iterator[None]:
-    """All that a registry's drafts commit in the block is signed."""
+    """Sign everything that the registry's drafts commit in the block."""
     unsigned = registry.draft
 
     def draft(*arguments: Any) -> Any:
@@ -216,7 +217,7 @@ def signed_drafts(registry: Registry, signer: Signer) -> Iterator[None]:
         registry.draft = unsigned  # type: ignore[method-assign]
 
 
-# ── the command line ───────────────────────────────────────────────────────────────────────────
+# ── CLI ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -224,13 +225,13 @@ def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_keygen_verify_and_what_is_shown_of_unsigned_versions(tmp_path: Path) -> None:
+def test_keygen_verify_and_listing_of_unsigned_versions(tmp_path: Path) -> None:
     registry = registry_in(tmp_path)
     made = run(tmp_path, "versions", "keygen", "--out", "keys")
     assert made.returncode == 0, made.stderr
     assert "keys/signing-key.pem: name it in publish.signing_key_file" in made.stdout
-    told = json.loads(run(tmp_path, "versions", "keygen", "--out", "more", "--json").stdout)
-    assert told == {"private": "more/signing-key.pem", "public": "more/public-key.pem"}
+    document = json.loads(run(tmp_path, "versions", "keygen", "--out", "more", "--json").stdout)
+    assert document == {"private": "more/signing-key.pem", "public": "more/public-key.pem"}
     with signed_drafts(registry, Signer.read(str(tmp_path / "keys" / "signing-key.pem"))):
         publish_tables(registry, random_blocks(1))
         publish_tables(registry, random_delta(2), parent=1)
@@ -243,14 +244,14 @@ def test_keygen_verify_and_what_is_shown_of_unsigned_versions(tmp_path: Path) ->
     }
     (tmp_path / "clickline.yaml").write_text(yaml.safe_dump(tree))
     assert (
-        "4 files of 2 versions read. Signatures were not asked for"
+        "checked 4 files of 2 versions. Signatures were not checked"
         in run(tmp_path, "versions", "verify").stdout
     )
     tree["serve"] = {"trusted_keys_file": "keys/public-key.pem"}
     (tmp_path / "clickline.yaml").write_text(yaml.safe_dump(tree))
     assert "Signed by a trusted key." in run(tmp_path, "versions", "verify").stdout
-    told = json.loads(run(tmp_path, "versions", "verify", "2", "--json").stdout)
-    assert told == {"version": 2, "chain": [1, 2], "files": 4, "signed": True}
+    document = json.loads(run(tmp_path, "versions", "verify", "2", "--json").stdout)
+    assert document == {"version": 2, "chain": [1, 2], "files": 4, "signed": True}
     refused = run(tmp_path, "versions", "verify", "3")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "version 3 is not signed" in refused.stderr
@@ -261,7 +262,7 @@ def test_keygen_verify_and_what_is_shown_of_unsigned_versions(tmp_path: Path) ->
     manifest = tmp_path / "registry/versions/000000001" / MANIFEST
     manifest.write_bytes(manifest.read_bytes() + b" ")
     refused = run(tmp_path, "versions", "verify", "2")
-    assert "because of a version on which it builds: the signature of version 1 is wrong" in refused.stderr
+    assert "because of a version that it builds on: the signature of version 1 is invalid" in refused.stderr
 
 
 # ── pods ───────────────────────────────────────────────────────────────────────────────────────
@@ -281,7 +282,7 @@ deploy:
 """)
     mounted: dict[str, set[str]] = {}
     volumes: dict[str, set[str]] = {}
-    for made in rendered(file).objects:
+    for made in render(file).objects:
         spec = made.get("spec", {}).get("template", {}).get("spec")
         if spec is not None:
             role = made["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]

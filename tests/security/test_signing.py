@@ -1,4 +1,4 @@
-"""Signatures of versions in a registry: what is trusted, what is refused, and in which words."""
+"""Signatures of versions in a registry: what is trusted, what is refused, and with which message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from clickline.artifacts.manifest import MANIFEST, SIGNATURE, manifest_bytes
 from clickline.artifacts.promotion import pin, roll_back
 from clickline.artifacts.registry import Registry
-from clickline.artifacts.signing import Signer, Trusted, make_keys
+from clickline.artifacts.signing import Signer, TrustedKeys, make_keys
 from clickline.artifacts.version import VERSION_FORMAT, Version
 from clickline.errors import ArtifactError, ClicklineError, VersionUntrusted
 from clickline.storage.storage import Storage
@@ -21,7 +21,7 @@ from servers.s3 import s3_server
 
 
 class Keys:
-    """A pair of keys in files."""
+    """A key pair in files."""
 
     def __init__(self, folder: Path) -> None:
         self.private, self.public = make_keys(folder)
@@ -34,10 +34,10 @@ def keys(tmp_path: Path) -> Keys:
 
 
 def trusting(uri: str | Path, *trusted: Keys, storage: Storage | None = None) -> Registry:
-    """The registry as a server sees it that trusts these keys."""
+    """The registry as seen by a server that trusts these keys."""
     file = trusted[0].private.with_name("trusted.pem")
     file.write_bytes(b"what lies between blocks is no key\n".join(one.public.read_bytes() for one in trusted))
-    return Registry(storage or Storage(), str(uri), Trusted.read(str(file)))
+    return Registry(storage or Storage(), str(uri), TrustedKeys.read(str(file)))
 
 
 def publish(registry: Registry, signer: Signer | None, parent: int | None = None, **body: Any) -> Version:
@@ -49,7 +49,7 @@ def publish(registry: Registry, signer: Signer | None, parent: int | None = None
         )
 
 
-def test_a_signed_version_is_used_and_openssl_agrees(tmp_path: Path, keys: Keys) -> None:
+def test_signed_version_is_accepted_and_openssl_agrees(tmp_path: Path, keys: Keys) -> None:
     registry = trusting(tmp_path / "registry", keys)
     version = publish(registry, keys.signer)
     assert registry.version(1) == version == registry.versions()[0]
@@ -67,18 +67,18 @@ def test_a_signed_version_is_used_and_openssl_agrees(tmp_path: Path, keys: Keys)
         assert (done.returncode, done.stdout.strip()) == (0, "Signature Verified Successfully")
 
 
-def test_gc_that_steps_back_writes_the_signed_bytes_again(tmp_path: Path, keys: Keys) -> None:
+def test_gc_that_rolls_back_restores_the_signed_bytes(tmp_path: Path, keys: Keys) -> None:
     version = publish(Registry(Storage(), str(tmp_path)), keys.signer, name="\udc80")
     stored = (Path(version.folder) / MANIFEST).read_bytes()
     assert manifest_bytes("version", VERSION_FORMAT, version.body) == stored
 
 
-def test_an_unsigned_version_is_refused(tmp_path: Path, keys: Keys) -> None:
+def test_unsigned_version_is_refused(tmp_path: Path, keys: Keys) -> None:
     anybody, server = Registry(Storage(), str(tmp_path / "r")), trusting(tmp_path / "r", keys)
     publish(anybody, keys.signer)
     publish(anybody, None)
-    words = r"version 2 is not signed: there is no .*000000002/manifest\.sig.*trusted\.pem.*publish\.signing_key_file"
-    with pytest.raises(VersionUntrusted, match=words):
+    message = r"version 2 is not signed: there is no .*000000002/manifest\.sig.*trusted\.pem.*publish\.signing_key_file"
+    with pytest.raises(VersionUntrusted, match=message):
         server.version(2)
     assert [version.number for version in server.versions()] == [1]
     with pytest.raises(VersionUntrusted, match="version 2 is not signed"):
@@ -100,7 +100,7 @@ def test_any_changed_byte_of_manifest_or_signature_is_refused(tmp_path: Path, ke
     for at in range(len(right)):
         file.write_bytes(right[:at] + bytes([right[at] ^ 1]) + right[at + 1 :])
         with pytest.raises(
-            VersionUntrusted, match="the signature of version 1 is wrong: its manifest was changed"
+            VersionUntrusted, match="the signature of version 1 is invalid: its manifest was changed"
         ):
             registry.version(1)
     for wrong in (right + b"\n", right[:-1], b""):
@@ -111,11 +111,11 @@ def test_any_changed_byte_of_manifest_or_signature_is_refused(tmp_path: Path, ke
     assert registry.version(1).number == 1
     file.write_bytes(right + b"\n")
     if name == MANIFEST:
-        with pytest.raises(VersionUntrusted):  # also after the right one was seen
+        with pytest.raises(VersionUntrusted):  # also after the valid one was accepted
             registry.version(1)
 
 
-def test_a_changed_byte_of_any_file_is_found(tmp_path: Path, keys: Keys) -> None:
+def test_changed_byte_of_any_file_is_detected(tmp_path: Path, keys: Keys) -> None:
     registry = trusting(tmp_path / "registry", keys)
     version = publish(registry, keys.signer)
     registry.verify(version, Path(version.folder))
@@ -128,7 +128,7 @@ def test_a_changed_byte_of_any_file_is_found(tmp_path: Path, keys: Keys) -> None
         file.write_bytes(right)
 
 
-def test_keys_are_rotated_by_trusting_both_for_a_while(tmp_path: Path, keys: Keys) -> None:
+def test_keys_are_rotated_by_trusting_both(tmp_path: Path, keys: Keys) -> None:
     new = Keys(tmp_path / "new")
     registry = Registry(Storage(), str(tmp_path / "registry"))
     publish(registry, keys.signer)
@@ -141,34 +141,34 @@ def test_keys_are_rotated_by_trusting_both_for_a_while(tmp_path: Path, keys: Key
         trusting(registry.uri, new).version(1)
 
 
-def test_a_signature_is_good_for_its_version_only(tmp_path: Path, keys: Keys) -> None:
+def test_signature_is_valid_only_for_its_version(tmp_path: Path, keys: Keys) -> None:
     registry = trusting(tmp_path / "registry", keys)
     first, second = publish(registry, keys.signer), publish(registry, None)
     shutil.copy(Path(first.folder, SIGNATURE), second.folder)
-    with pytest.raises(VersionUntrusted, match="the signature of version 2 is wrong"):
+    with pytest.raises(VersionUntrusted, match="the signature of version 2 is invalid"):
         registry.version(2)
-    shutil.copy(Path(first.folder, MANIFEST), second.folder)  # rightly signed, and it says number 1
-    with pytest.raises(ArtifactError, match="it says number 1, its folder 000000002"):
+    shutil.copy(Path(first.folder, MANIFEST), second.folder)  # validly signed, but its number is 1
+    with pytest.raises(ArtifactError, match="it has number 1, its folder is 000000002"):
         registry.version(2)
 
 
-def test_a_delta_on_an_unsigned_version_is_refused(tmp_path: Path, keys: Keys) -> None:
+def test_delta_on_an_unsigned_version_is_refused(tmp_path: Path, keys: Keys) -> None:
     anybody = Registry(Storage(), str(tmp_path / "registry"))
     server = trusting(anybody.uri, keys)
     publish(anybody, None)
     delta = publish(anybody, keys.signer, parent=1)
     assert server.version(2) == delta
-    words = "version 2 cannot be used, because of a version on which it builds: version 1 is not signed"
-    with pytest.raises(VersionUntrusted, match=words):
+    message = "version 2 cannot be used, because of a version that it builds on: version 1 is not signed"
+    with pytest.raises(VersionUntrusted, match=message):
         server.chain(delta)
-    with pytest.raises(VersionUntrusted, match=words):
+    with pytest.raises(VersionUntrusted, match=message):
         server.move(2, "moved", after=None)
     anybody.move(2, "moved", after=None)
-    with pytest.raises(VersionUntrusted, match=words):
+    with pytest.raises(VersionUntrusted, match=message):
         server.check_trust()
 
 
-def test_a_copied_registry_keeps_its_signatures(tmp_path: Path, keys: Keys) -> None:
+def test_copied_registry_keeps_its_signatures(tmp_path: Path, keys: Keys) -> None:
     publish(Registry(Storage(), str(tmp_path / "here")), keys.signer)
     publish(Registry(Storage(), str(tmp_path / "here")), keys.signer, parent=1)
     shutil.copytree(tmp_path / "here", tmp_path / "there")
@@ -180,7 +180,7 @@ def test_a_copied_registry_keeps_its_signatures(tmp_path: Path, keys: Keys) -> N
         there.verify(version, Path(version.folder))
 
 
-def test_gc_judges_and_removes_what_nobody_trusts(tmp_path: Path, keys: Keys) -> None:
+def test_gc_handles_untrusted_versions(tmp_path: Path, keys: Keys) -> None:
     server = trusting(tmp_path / "registry", keys)
     for signer in (None, None, keys.signer, keys.signer):
         publish(server, signer)
@@ -189,7 +189,7 @@ def test_gc_judges_and_removes_what_nobody_trusts(tmp_path: Path, keys: Keys) ->
 
 
 @pytest.mark.slow
-def test_a_registry_in_s3(tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signed_registry_in_s3(tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     with s3_server() as endpoint:
@@ -208,25 +208,25 @@ def test_a_registry_in_s3(tmp_path: Path, keys: Keys, monkeypatch: pytest.Monkey
             VersionUntrusted, match=r"version 3 is not signed: there is no s3://models/ads/versions/"
         ):
             server.version(3)
-        # Copied to a disk as an operator would, signatures and all.
+        # Copied to a disk with its signatures, as an operator would.
         filesystem = storage._drivers.open("s3://models/x")
         filesystem.get("models/ads/versions", str(tmp_path / "disk" / "versions"), recursive=True)
     disk = trusting(tmp_path / "disk", keys)
     assert [version.number for version in disk.chain(disk.version(2))] == [1, 2]
     once = {"client_kwargs": {"endpoint_url": endpoint}, "config_kwargs": {"retries": {"max_attempts": 0}}}
     fresh = trusting("s3://models/ads", keys, storage=Storage({"s3": once}, None))
-    with pytest.raises(ClicklineError) as caught:  # the store is away: that says nothing of the version
+    with pytest.raises(ClicklineError) as caught:  # an unreachable store does not make the version untrusted
         fresh.version(2)
     assert not isinstance(caught.value, ArtifactError)
     fresh.check_trust()
 
 
-def test_a_store_that_fails_at_the_signature_is_no_reason_to_refuse(
+def test_store_failure_at_the_signature_is_not_a_refusal(
     tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(Registry(Storage(), str(tmp_path / "r")), keys.signer)
     (Path(tmp_path, "r/versions/000000001") / SIGNATURE).unlink()
-    (Path(tmp_path, "r/versions/000000001") / SIGNATURE).mkdir()  # neither a file nor nothing
+    (Path(tmp_path, "r/versions/000000001") / SIGNATURE).mkdir()  # exists, but is not a file
     with pytest.raises(ClicklineError) as caught:
         trusting(tmp_path / "r", keys).version(1)
     assert "manifest.sig" in str(caught.value)
@@ -235,14 +235,14 @@ def test_a_store_that_fails_at_the_signature_is_no_reason_to_refuse(
 # ── keys ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_keys_are_made_once_and_the_private_one_for_its_owner(tmp_path: Path) -> None:
+def test_keys_are_created_once_and_the_private_one_is_owner_only(tmp_path: Path) -> None:
     private, public = make_keys(tmp_path / "a" / "b")
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     before = private.read_bytes(), public.read_bytes()
-    with pytest.raises(ClicklineError, match=r"signing-key\.pem: it is there already.*--out"):
+    with pytest.raises(ClicklineError, match=r"signing-key\.pem: it already exists.*--out"):
         make_keys(tmp_path / "a" / "b")
     private.unlink()
-    with pytest.raises(ClicklineError, match=r"public-key\.pem: it is there already"):
+    with pytest.raises(ClicklineError, match=r"public-key\.pem: it already exists"):
         make_keys(tmp_path / "a" / "b")
     assert not private.exists()
     assert public.read_bytes() == before[1]
@@ -251,7 +251,7 @@ def test_keys_are_made_once_and_the_private_one_for_its_owner(tmp_path: Path) ->
         make_keys(tmp_path / "file")
 
 
-def test_files_that_hold_no_such_key_are_named(tmp_path: Path, keys: Keys) -> None:
+def test_files_without_a_valid_key_are_named(tmp_path: Path, keys: Keys) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import (
         BestAvailableEncryption,
@@ -267,19 +267,19 @@ def test_files_that_hold_no_such_key_are_named(tmp_path: Path, keys: Keys) -> No
     ours = load_pem_private_key(keys.private.read_bytes(), None)
     public = curve.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     block = b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"
-    for content, words in (
-        (b"", "holds no public key"),
-        (keys.public.read_bytes() + keys.private.read_bytes(), "holds a private key"),
-        (keys.public.read_bytes() + block, "holds a block that is no key"),
-        (public, "holds a key of another kind. Allowed: Ed25519"),
+    for content, message in (
+        (b"", "contains no public key"),
+        (keys.public.read_bytes() + keys.private.read_bytes(), "contains a private key"),
+        (keys.public.read_bytes() + block, "contains a block that is not a key"),
+        (public, "contains a key of another kind. Allowed: Ed25519"),
     ):
         file.write_bytes(content)
-        with pytest.raises(ClicklineError, match=words) as caught:
-            Trusted.read(str(file))
+        with pytest.raises(ClicklineError, match=message) as caught:
+            TrustedKeys.read(str(file))
         assert f"serve.trusted_keys_file {file}" in str(caught.value)
-    for content, words in (
-        (b"x", "holds no private key"),
-        (keys.public.read_bytes(), "holds no private key"),
+    for content, message in (
+        (b"x", "contains no private key"),
+        (keys.public.read_bytes(), "contains no private key"),
         (
             ours.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"p")),
             "has a password",
@@ -291,15 +291,15 @@ def test_files_that_hold_no_such_key_are_named(tmp_path: Path, keys: Keys) -> No
     ):
         file.write_bytes(content)
         file.chmod(0o600)
-        with pytest.raises(ClicklineError, match=words) as caught:
+        with pytest.raises(ClicklineError, match=message) as caught:
             Signer.read(str(file))
         assert f"publish.signing_key_file {file}" in str(caught.value)
-    for read in (Trusted.read, Signer.read):
+    for read in (TrustedKeys.read, Signer.read):
         with pytest.raises(ClicklineError, match="cannot be read: No such file"):
             read(str(tmp_path / "absent"))
 
 
-def test_a_private_key_that_others_may_read_is_noted(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_if_others_can_read_the_private_key(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
     keys.private.chmod(0o644)
     Signer.read(str(keys.private))
-    assert f"other users may read it: chmod 600 {keys.private}" in caplog.text
+    assert f"is readable by other users: chmod 600 {keys.private}" in caplog.text

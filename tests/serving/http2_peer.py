@@ -1,4 +1,4 @@
-"""A server of HTTP/2 in a thread of the test's own, and bytes that a client without a library sends to it."""
+"""An HTTP/2 server in a thread, and raw frames to send to it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import time
 
 import uvloop
 
-from clickline.serving.http2 import Arriving, Connection, Stream
+from clickline.serving.http2 import BufferedBytes, Connection, Stream
 
-MOST = 1 << 20
+MAX_MESSAGE = 1 << 20
 
 
 class Echo:
-    """Answers with what it was sent; /test/Big with much more, /test/Wait never, /test/Each message by message; of
-    /test/Count the messages are only counted."""
+    """Echoes messages; /test/Big answers with much more, /test/Wait never, /test/Each message by message, and
+    /test/Count only counts them."""
 
-    most_bytes = MOST
+    max_message_bytes = MAX_MESSAGE
 
     def __init__(self) -> None:
-        self.gone_calls: list[str] = []
+        self.cancelled: list[str] = []
         self.waiting: list[Stream] = []
         self.counted = 0
-        self.arriving = Arriving(16 * MOST)
+        self.buffered = BufferedBytes(16 * MAX_MESSAGE)
 
-    def opened(self, stream: Stream) -> None:
+    def on_open(self, stream: Stream) -> None:
         stream.streaming = stream.path in ("/test/Each", "/test/Count")
         if stream.path == "/test/Nowhere":
             stream.refuse(12, "not here: 50 % ü")
 
-    def message(self, stream: Stream, message: bytes) -> None:
+    def on_message(self, stream: Stream, message: bytes) -> None:
         if stream.path == "/test/Each":
             stream.send(message)
         elif stream.path == "/test/Count":
@@ -45,21 +45,21 @@ class Echo:
         else:
             stream.reply(message * (500_000 if stream.path == "/test/Big" else 1))
 
-    def ended(self, stream: Stream) -> None:
+    def on_end(self, stream: Stream) -> None:
         stream.finish()
 
-    def gone(self, stream: Stream) -> None:
-        self.gone_calls.append(stream.path)
+    def on_cancel(self, stream: Stream) -> None:
+        self.cancelled.append(stream.path)
 
 
 class Server:
-    """A loop of its own in a thread."""
+    """An HTTP/2 server with its own event loop in a thread."""
 
     def __init__(self) -> None:
         self.echo = Echo()
         self.connections: set[Connection] = set()
         self.port = 0
-        self.troubles: list[object] = []
+        self.errors: list[object] = []
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: uvloop.run(self._run()))
         self._thread.start()
@@ -67,7 +67,7 @@ class Server:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(lambda loop, context: self.troubles.append(context))
+        self._loop.set_exception_handler(lambda loop, context: self.errors.append(context))
         self._stop = asyncio.Event()
         server = await self._loop.create_server(
             lambda: Connection(self.echo, self.connections), "127.0.0.1", 0
@@ -77,7 +77,7 @@ class Server:
         await self._stop.wait()
         server.close()
         for connection in list(self.connections):
-            connection.leave()
+            connection.start_drain()
         await asyncio.sleep(0.05)
         for connection in list(self.connections):
             connection.abort()
@@ -104,16 +104,16 @@ ECHO = b"\x83\x86" + literal(b":path", b"/test/Echo") + literal(b"te", b"trailer
 MESSAGE = b"\0\0\0\0\2hi"
 
 
-def spoken(server: Server, *parts: bytes, until: bytes) -> bytes:
-    """What comes back until it holds `until`, or the connection ends."""
+def exchange(server: Server, *parts: bytes, until: bytes) -> bytes:
+    """Send the parts, and return what the server sends until it contains `until` or the connection closes."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         for part in parts:
             connection.sendall(part)
-            time.sleep(0.002)  # so that they arrive in pieces, mostly; nothing depends on it
-        heard = b""
-        while until not in heard:
+            time.sleep(0.002)  # so that they usually arrive in pieces; nothing depends on it
+        received = b""
+        while until not in received:
             piece = connection.recv(65536)
             if not piece:
                 break
-            heard += piece
-        return heard
+            received += piece
+        return received

@@ -49,8 +49,8 @@ class Service:
         self.grpc_port, self.http_port, self.metrics_port = free_ports(3)
         section = {
             "processes": 1,
-            "poll": 0.05,
-            "drain": 5,
+            "poll_interval": 0.05,
+            "drain_timeout": 5,
             "grpc_port": self.grpc_port,
             "http_port": self.http_port,
             "metrics_port": self.metrics_port,

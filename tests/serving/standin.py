@@ -22,11 +22,11 @@ from clickline.errors import ArtifactError, RequestRefused, StorageError
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.features.request_encoder import RequestEncoder
 from clickline.records import EncodedRows, RequestRows
-from clickline.scoring.scorer import Answer
+from clickline.scoring.scorer import Scores
 from clickline.serving import supervisor
-from clickline.serving.rollout import Offer
+from clickline.serving.rollout import FetchedVersion
 from clickline.serving.run import serve
-from clickline.serving.supervisor import Up
+from clickline.serving.supervisor import ServerInfo
 from clickline.storage.atomic import put_atomically
 
 FEATURES = FeatureSpec(
@@ -54,13 +54,13 @@ class StandIn:
             raise RequestRefused("invalid", next(iter(fault)).detail)
         return encoded
 
-    def predict(self, rows: RequestRows) -> Answer:
+    def predict(self, rows: RequestRows) -> Scores:
         return self.score(self.encode(rows))
 
-    def rank(self, context: RequestRows, candidates: RequestRows) -> Answer:
+    def rank(self, context: RequestRows, candidates: RequestRows) -> Scores:
         return self.predict(candidates)
 
-    def score(self, encoded: EncodedRows) -> Answer:
+    def score(self, encoded: EncodedRows) -> Scores:
         score_B = np.empty(encoded.rows, dtype=np.float32)
         for row in range(encoded.rows):
             milliseconds = float(np.nan_to_num(encoded.dense_DB[0, row]))
@@ -75,7 +75,7 @@ class StandIn:
             score_B[row] = self.number / 1024
         self.lookups_S += encoded.rows
         self.misses_S[0] += encoded.rows
-        return Answer(self.number, score_B * 2, score_B)
+        return Scores(self.number, score_B * 2, score_B)
 
     def close(self) -> None:
         self._open = False
@@ -98,7 +98,7 @@ def load(folders: Sequence[Path], section: ServeSection, work: Path) -> StandIn:
 
 
 class PointerFile:
-    """Versions in a folder; the file `pointer` holds the number of the last move and a version's number."""
+    """OpenVersions in a folder; the file `pointer` holds the number of the last move and a version's number."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -111,11 +111,11 @@ class PointerFile:
         sequence, number = map(int, (self._folder / "pointer").read_text().split())
         return sequence, number
 
-    def fetch(self, number: int) -> Offer:
+    def fetch(self, number: int) -> FetchedVersion:
         folder = self._folder / str(number)
         if not folder.is_dir():
             raise ArtifactError(f"there is no version {number}")
-        return Offer(number, (str(folder),), time.time() - 100)
+        return FetchedVersion(number, (str(folder),), time.time() - 100)
 
 
 def publish(folder: Path, number: int, **told: object) -> None:
@@ -127,7 +127,7 @@ def publish(folder: Path, number: int, **told: object) -> None:
     put_atomically(pointer, f"{sequence + 1} {number}".encode())
 
 
-def _say(up: Up) -> None:
+def _say(up: ServerInfo) -> None:
     sys.stdout.write(json.dumps({"version": up.version, "processes": up.processes}) + "\n")
     sys.stdout.flush()
 
@@ -135,5 +135,5 @@ def _say(up: Up) -> None:
 if __name__ == "__main__":
     import standin  # by its own name, under which workers import `load`
 
-    supervisor._DEAF_SECONDS = 3
+    supervisor._HANG_SECONDS = 3
     serve(load_config(Path(sys.argv[1])), _say, source=PointerFile(Path(sys.argv[2])), load=standin.load)

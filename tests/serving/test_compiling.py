@@ -7,10 +7,10 @@ import time
 
 from numba import njit
 
-from clickline.serving.compile_notice import patience
+from clickline.serving.compile_notice import notify_if_compiling
 
 
-def test_a_long_compilation_is_told_once() -> None:
+def test_long_compilation_is_reported_once() -> None:
     said: list[str] = []
     enough = threading.Event()
 
@@ -18,26 +18,26 @@ def test_a_long_compilation_is_told_once() -> None:
         said.append("compiling")
         enough.set()
 
-    with patience(say, 0.01):
+    with notify_if_compiling(say, 0.01):
         for number in (1, 2):
             assert njit(lambda value, number=number: value + number)(1) == 1 + number
         assert enough.wait(20)
     assert said == ["compiling"]
 
 
-def test_kernels_that_are_ready_are_nothing_to_tell() -> None:
+def test_cached_kernels_are_not_reported() -> None:
     said: list[str] = []
     ready = njit(lambda value: value * 3)
     ready(1)
-    with patience(lambda: said.append("compiling"), 0.001):
+    with notify_if_compiling(lambda: said.append("compiling"), 0.001):
         assert ready(2) == 6
         time.sleep(0.05)
     assert said == []
 
 
-def test_a_short_compilation_is_nothing_to_tell() -> None:
+def test_short_compilation_is_not_reported() -> None:
     said: list[str] = []
-    with patience(lambda: said.append("compiling"), 600.0):
+    with notify_if_compiling(lambda: said.append("compiling"), 600.0):
         assert njit(lambda value: value - 4)(5) == 1
     assert said == []
     deadline = time.monotonic() + 20

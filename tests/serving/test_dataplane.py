@@ -18,14 +18,14 @@ from standin import StandIn
 from clickline.config.sections import ServeSection
 from clickline.errors import RequestRefused
 from clickline.records import ABSENT, EncodedRows, NumberColumn, RequestRows, SlotIds
-from clickline.scoring.scorer import Answer
-from clickline.serving.auth import Guard
-from clickline.serving.dataplane import Dataplane, Outcome, concatenated
+from clickline.scoring.scorer import Scores
+from clickline.serving.auth import BearerAuth
+from clickline.serving.dataplane import Dataplane, RequestResult, concatenate_rows
 from clickline.serving.grpc_server import GrpcServer
-from clickline.serving.open_versions import Versions
+from clickline.serving.open_versions import OpenVersions
 from clickline.serving.protocols.call import Call, Target
-from clickline.serving.server_log import Log
-from clickline.serving.server_metrics import Tally
+from clickline.serving.server_log import ServerLog
+from clickline.serving.server_metrics import RequestMetrics
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ class Request:
     def decode(self, scorer: object) -> Call:
         return Call(self._rows)
 
-    def encode(self, call: Call, answer: Answer) -> list[float]:
+    def encode(self, call: Call, answer: Scores) -> list[float]:
         return [float(score) * 1024 for score in answer.probability_B]
 
 
@@ -67,7 +67,7 @@ class Counting(StandIn):
         super().__init__(number)
         self.scored: list[int] = []
 
-    def score(self, encoded: EncodedRows) -> Answer:
+    def score(self, encoded: EncodedRows) -> Scores:
         self.scored.append(encoded.rows)
         return super().score(encoded)
 
@@ -78,8 +78,8 @@ class Plane:
     def __init__(self, **options: Any) -> None:
         self.closed: list[int] = []
         self.lines: list[dict[str, Any]] = []
-        self.versions = Versions(("ctr", "alias"), lambda scorer: self.closed.append(scorer.number))
-        log = Log("test", lambda line: self.lines.append(json.loads(line)))
+        self.versions = OpenVersions(("ctr", "alias"), lambda scorer: self.closed.append(scorer.number))
+        log = ServerLog("test", lambda line: self.lines.append(json.loads(line)))
         self.plane = Dataplane(self.versions, log, **{"queue": 64, **options})
         self.scorer = self.switch(1)
 
@@ -89,12 +89,12 @@ class Plane:
         self.versions.switch(number)
         return scorer
 
-    def ask(self, request: Request, seconds: float | None = None) -> asyncio.Task[Outcome]:
+    def ask(self, request: Request, seconds: float | None = None) -> asyncio.Task[RequestResult]:
         deadline = None if seconds is None else time.monotonic() + seconds
         return asyncio.create_task(self.plane.answer(request, deadline))
 
 
-async def refusal(task: asyncio.Task[Outcome]) -> tuple[str, str]:
+async def refusal(task: asyncio.Task[RequestResult]) -> tuple[str, str]:
     with pytest.raises(RequestRefused) as caught:
         await task
     return caught.value.kind, str(caught.value)
@@ -104,7 +104,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 60))
 
 
-def test_a_full_queue_refuses_at_once_and_what_was_accepted_is_answered() -> None:
+def test_full_queue_refuses_at_once_and_answers_accepted_requests() -> None:
     async def test() -> None:
         plane = Plane(queue=3)
         tasks = [plane.ask(Request(5)) for _ in range(10)]
@@ -117,7 +117,7 @@ def test_a_full_queue_refuses_at_once_and_what_was_accepted_is_answered() -> Non
     run(test())
 
 
-def test_work_that_has_not_begun_at_its_deadline_is_never_begun() -> None:
+def test_request_past_its_deadline_is_not_scored() -> None:
     async def test() -> None:
         plane = Plane()
         slow, late, in_time = plane.ask(Request(50)), plane.ask(Request(0), 0.01), plane.ask(Request(0), 30)
@@ -130,7 +130,7 @@ def test_work_that_has_not_begun_at_its_deadline_is_never_begun() -> None:
     run(test())
 
 
-def test_nobody_computes_for_a_client_that_has_gone() -> None:
+def test_request_of_disconnected_client_is_not_scored() -> None:
     async def test() -> None:
         plane = Plane()
         first, gone = plane.ask(Request(20)), plane.ask(Request(0))
@@ -145,23 +145,23 @@ def test_nobody_computes_for_a_client_that_has_gone() -> None:
 
 
 @pytest.mark.parametrize("batching", [{}, {"batch_rows": 8, "batch_wait": 20.0}])
-def test_requests_that_were_given_up_leave_their_place_in_the_queue(batching: dict[str, Any]) -> None:
+def test_cancelled_requests_leave_the_queue(batching: dict[str, Any]) -> None:
     async def test() -> None:
         plane = Plane(queue=3, **batching)
         told: list[object] = []
         jobs = [plane.plane.submit(Request(0), None, told.append) for _ in range(3)]
-        assert [plane.plane.give_up(job) for job in jobs] == [True] * 3
-        assert plane.plane.waiting == 0 and plane.versions.open()[0].users == 0
+        assert [plane.plane.cancel(job) for job in jobs] == [True] * 3
+        assert plane.plane.queue_length == 0 and plane.versions.open()[0].users == 0
         rows = Request(*[0.0] * 7)  # one less than a batch: nothing may be left of those before
         full = [plane.ask(rows), plane.ask(Request(0))]
         assert [len((await task).reply) for task in full] == [7, 1]
         assert told == []
-        assert not plane.plane.give_up(jobs[0])
+        assert not plane.plane.cancel(jobs[0])
 
     run(test())
 
 
-def test_an_answer_that_cannot_be_sent_keeps_nobody_elses_back() -> None:
+def test_answer_that_cannot_be_sent_does_not_block_others() -> None:
     async def test() -> None:
         plane = Plane(batch_rows=8, batch_wait=0.02)
 
@@ -176,7 +176,7 @@ def test_an_answer_that_cannot_be_sent_keeps_nobody_elses_back() -> None:
     run(test())
 
 
-def test_a_bug_gets_an_id_and_its_traceback_stays_in_the_log() -> None:
+def test_internal_error_gets_an_id_and_its_traceback_stays_in_the_log() -> None:
     async def test() -> None:
         plane = Plane()
         kind, words = await refusal(plane.ask(Request(666)))
@@ -192,13 +192,13 @@ def test_a_bug_gets_an_id_and_its_traceback_stays_in_the_log() -> None:
     run(test())
 
 
-def test_names_and_versions_that_are_not_here_are_refused_with_those_that_are() -> None:
+def test_unknown_names_and_versions_are_refused_with_the_available_ones() -> None:
     async def test() -> None:
         plane = Plane()
         assert (await plane.ask(Request(0, model="alias", version=1))).reply == [1.0]
         assert (await refusal(plane.ask(Request(0, model="other")))) == (
             "not_found",
-            'There is no model "other". There is: "ctr", "alias".',
+            'There is no model "other". Available: "ctr", "alias".',
         )
         kind, words = await refusal(plane.ask(Request(0, version=7)))
         assert kind == "not_found" and words.startswith("Version 7 is not loaded. Version 1 is")
@@ -210,8 +210,8 @@ def test_names_and_versions_that_are_not_here_are_refused_with_those_that_are() 
 
 def test_without_a_version_requests_are_refused_as_unavailable() -> None:
     async def test() -> None:
-        versions = Versions(("ctr",), lambda scorer: None)
-        plane = Dataplane(versions, Log("test", lambda line: None), queue=4)
+        versions = OpenVersions(("ctr",), lambda scorer: None)
+        plane = Dataplane(versions, ServerLog("test", lambda line: None), queue=4)
         with pytest.raises(RequestRefused, match="No version") as caught:
             await plane.answer(Request(0), None)
         assert caught.value.kind == "unavailable"
@@ -219,10 +219,10 @@ def test_without_a_version_requests_are_refused_as_unavailable() -> None:
     run(test())
 
 
-def test_an_old_version_answers_what_it_began_and_is_closed_then() -> None:
+def test_old_version_finishes_its_requests_and_is_then_closed() -> None:
     async def test() -> None:
         with ThreadPoolExecutor(4) as threads:
-            plane = Plane(threads=threads, at_once=4)
+            plane = Plane(threads=threads, max_concurrent=4)
             running = [plane.ask(Request(80, 0, 0)) for _ in range(2)]
             while not plane.scorer.scored:
                 await asyncio.sleep(0.001)
@@ -237,10 +237,10 @@ def test_an_old_version_answers_what_it_began_and_is_closed_then() -> None:
     run(test())
 
 
-def test_steps_in_threads_run_at_the_same_time() -> None:
+def test_steps_in_threads_run_concurrently() -> None:
     async def test() -> None:
         with ThreadPoolExecutor(4) as threads:
-            plane = Plane(threads=threads, at_once=4)
+            plane = Plane(threads=threads, max_concurrent=4)
             began = time.monotonic()
             await asyncio.gather(*(plane.ask(Request(200)) for _ in range(4)))
             assert time.monotonic() - began < 0.7
@@ -248,20 +248,20 @@ def test_steps_in_threads_run_at_the_same_time() -> None:
     run(test())
 
 
-def test_a_bug_in_a_page_ends_one_grpc_call_and_nothing_else() -> None:
+def test_bug_in_an_info_endpoint_ends_only_its_grpc_call() -> None:
     async def test() -> None:
         plane = Plane()
         told: list[tuple[int, str]] = []
         stream = SimpleNamespace(path="/x.Y/Z", refuse=lambda status, words: told.append((status, words)))
 
-        def page(body: bytes, versions: Versions) -> bytes:
+        def page(body: bytes, versions: OpenVersions) -> bytes:
             raise KeyError("a field")
 
-        log = Log("test", lambda line: plane.lines.append(json.loads(line)))
+        log = ServerLog("test", lambda line: plane.lines.append(json.loads(line)))
         server = GrpcServer(
-            {}, {"/x.Y/Z": ("x", page)}, plane.plane, Guard(None), ServeSection(), Tally(), log
+            {}, {"/x.Y/Z": ("x", page)}, plane.plane, BearerAuth(None), ServeSection(), RequestMetrics(), log
         )
-        server.message(stream, b"")  # type: ignore[arg-type]
+        server.on_message(stream, b"")  # type: ignore[arg-type]
         ((status, words),) = told
         assert status == 13 and plane.lines[0]["id"] in words and "field" not in words
 
@@ -269,7 +269,7 @@ def test_a_bug_in_a_page_ends_one_grpc_call_and_nothing_else() -> None:
 
 
 class TestBatching:
-    def test_requests_that_come_together_are_scored_together_and_each_gets_its_rows(self) -> None:
+    def test_concurrent_requests_are_scored_in_one_batch_and_each_gets_its_rows(self) -> None:
         async def test() -> None:
             plane = Plane(batch_rows=8, batch_wait=0.05)
             tasks = [plane.ask(Request(*[0.0] * rows)) for rows in (1, 2, 3)]
@@ -280,7 +280,7 @@ class TestBatching:
 
         run(test())
 
-    def test_enough_rows_begin_before_the_wait_is_over(self) -> None:
+    def test_full_batch_is_scored_before_the_wait_is_over(self) -> None:
         async def test() -> None:
             plane = Plane(batch_rows=4, batch_wait=20.0)
             await asyncio.gather(*(plane.ask(Request(0, 0)) for _ in range(6)))
@@ -288,7 +288,7 @@ class TestBatching:
 
         run(test())
 
-    def test_a_lonely_request_waits_no_longer_than_the_bound(self) -> None:
+    def test_single_request_waits_no_longer_than_the_limit(self) -> None:
         async def test() -> None:
             plane = Plane(batch_rows=64, batch_wait=0.03)
             began = time.monotonic()
@@ -297,7 +297,7 @@ class TestBatching:
 
         run(test())
 
-    def test_a_bad_request_fails_alone(self) -> None:
+    def test_bad_request_in_a_batch_fails_alone(self) -> None:
         async def test() -> None:
             plane = Plane(batch_rows=8, batch_wait=0.05)
             good, bad, also_good = (
@@ -312,7 +312,7 @@ class TestBatching:
 
         run(test())
 
-    def test_requests_of_two_versions_are_never_scored_together(self) -> None:
+    def test_requests_of_two_versions_are_never_in_one_batch(self) -> None:
         async def test() -> None:
             plane = Plane(batch_rows=8, batch_wait=0.05)
             old = plane.ask(Request(0, 0))
@@ -324,7 +324,7 @@ class TestBatching:
 
         run(test())
 
-    def test_a_large_request_is_scored_alone_in_its_turn(self) -> None:
+    def test_large_request_is_scored_alone_in_order(self) -> None:
         async def test() -> None:
             plane = Plane(batch_rows=4, batch_wait=0.02)
             tasks = [plane.ask(Request(*[0.0] * rows)) for rows in (1, 9, 1)]
@@ -333,7 +333,7 @@ class TestBatching:
 
         run(test())
 
-    def test_a_request_whose_client_has_gone_is_left_out(self) -> None:
+    def test_request_of_disconnected_client_is_left_out_of_the_batch(self) -> None:
         async def test() -> None:
             plane = Plane(batch_rows=8, batch_wait=0.05)
             gone, stays = plane.ask(Request(0)), plane.ask(Request(0, 0))
@@ -346,7 +346,7 @@ class TestBatching:
         run(test())
 
 
-def test_rows_put_together_are_the_rows_one_after_the_other() -> None:
+def test_concatenated_rows_keep_their_order() -> None:
     one = EncodedRows(
         2,
         np.array([[1, 2]], dtype=np.float32),
@@ -357,7 +357,7 @@ def test_rows_put_together_are_the_rows_one_after_the_other() -> None:
         np.array([[3]], dtype=np.float32),
         (SlotIds(np.array([3], np.uint64)), SlotIds(np.array([8], np.uint64))),
     )
-    joined = concatenated([one, other])
+    joined = concatenate_rows([one, other])
     assert joined.rows == 3
     assert joined.dense_DB.tolist() == [[1, 2, 3]]
     assert joined.slots[0].ids_N.tolist() == [1, 2, 3] and joined.slots[0].offsets_B1 is None

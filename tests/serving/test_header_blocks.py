@@ -22,7 +22,7 @@ def some_headers(chosen: random.Random) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_large_blocks_leave_the_table_as_the_client_has_it(seed: int) -> None:
+def test_large_blocks_keep_the_header_table_in_sync(seed: int) -> None:
     chosen = random.Random(seed)
     encoder, decoder = Encoder(), HeaderDecoder(MOST)
     refused = 0
@@ -49,6 +49,6 @@ def test_large_blocks_leave_the_table_as_the_client_has_it(seed: int) -> None:
         b"\x00\x01a\x7f\xf1\xa1\x04" + b"v" * 70_000 + b"\x80",  # number 0, after too much
     ],
 )
-def test_large_blocks_that_cannot_be_read_are_refused(block: bytes) -> None:
+def test_malformed_large_blocks_are_refused(block: bytes) -> None:
     with pytest.raises(HPACKError):
         HeaderDecoder(MOST).decode(block)

@@ -16,13 +16,13 @@ from standin import StandIn
 
 from clickline.config.sections import ServeSection
 from clickline.serving import http1
-from clickline.serving.auth import Guard
+from clickline.serving.auth import BearerAuth
 from clickline.serving.dataplane import Dataplane
-from clickline.serving.http_server import HttpDoors, HttpServer
-from clickline.serving.open_versions import Versions
+from clickline.serving.http_server import HttpEndpoints, HttpServer
+from clickline.serving.open_versions import OpenVersions
 from clickline.serving.ports import bound_socket
-from clickline.serving.server_log import Log
-from clickline.serving.server_metrics import Tally
+from clickline.serving.server_log import ServerLog
+from clickline.serving.server_metrics import RequestMetrics
 from servers.waiting import eventually
 
 MOST = 1 << 20
@@ -36,7 +36,7 @@ class Running:
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
-        self.tally = Tally()
+        self.metrics = RequestMetrics()
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: uvloop.run(self._run()))
         self._thread.start()
@@ -45,24 +45,26 @@ class Running:
     async def _run(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        versions = Versions(("ctr",), lambda scorer: None)
+        versions = OpenVersions(("ctr",), lambda scorer: None)
         versions.add(StandIn(5))
         versions.switch(5)
-        log = Log("test", lambda line: self.lines.append(json.loads(line)))
+        log = ServerLog("test", lambda line: self.lines.append(json.loads(line)))
         plane = Dataplane(versions, log, queue=64)
         serve = ServeSection(max_body=MOST)
-        self.doors = HttpDoors(plane, Guard(None), serve, self.tally, log)
+        self.endpoints = HttpEndpoints(plane, BearerAuth(None), serve, self.metrics, log)
         bound = bound_socket("127.0.0.1", 0, "http_port")
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # an answer that nobody takes shows soon
         self.port = bound.getsockname()[1]
-        self.server = HttpServer(self.doors, [bound], None, 10.0, self.doors.refused)
+        self.server = HttpServer(self.endpoints, [bound], None, 10.0, self.endpoints.refused)
         await self.server.start()
         self._up.set()
         await self._stop.wait()
         await self.server.stop()
 
     def sweep(self, seconds: float) -> None:
-        self.loop.call_soon_threadsafe(lambda: [one.sweep(seconds) for one in self.server._connections()])
+        self.loop.call_soon_threadsafe(
+            lambda: [one.check_timeouts(seconds) for one in self.server._connections()]
+        )
 
     def stop(self) -> None:
         if self._thread.is_alive():
@@ -99,7 +101,7 @@ def heard(connection: socket.socket, until: bytes = b"never said") -> bytes:
 
 
 @pytest.mark.parametrize("endless", [b"x-more: " + b"y" * 8000 + b"\r\n", b"y" * 8000])
-def test_headers_without_an_end_are_refused(server: Running, endless: bytes) -> None:
+def test_endless_headers_are_refused(server: Running, endless: bytes) -> None:
     with server.connect() as connection:
         connection.sendall(HEAD + b"x-first: ")
         sent = 0
@@ -113,7 +115,7 @@ def test_headers_without_an_end_are_refused(server: Running, endless: bytes) -> 
     eventually(lambda: any("The headers are larger" in line.get("message", "") for line in server.lines))
 
 
-def test_trailers_without_an_end_are_not_kept(server: Running) -> None:
+def test_endless_trailers_are_discarded(server: Running) -> None:
     chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n"
     with server.connect() as connection:
         connection.sendall(chunked)
@@ -127,14 +129,14 @@ def test_trailers_without_an_end_are_not_kept(server: Running) -> None:
 
 
 @pytest.mark.parametrize("begun", [b"", HEAD, HEAD + b"content-length: 99\r\n\r\n", WHOLE[:-3], WHOLE + HEAD])
-def test_a_request_that_does_not_arrive_is_given_up(server: Running, begun: bytes) -> None:
+def test_request_that_does_not_arrive_times_out(server: Running, begun: bytes) -> None:
     with server.connect() as connection:
         connection.sendall(begun)
         if begun.startswith(WHOLE):
             heard(connection, b"predictions")
         eventually(lambda: len(server.server._connections()) == 1)
         (protocol,) = server.server._connections()
-        eventually(lambda: bool(protocol._since) and (not begun or protocol._requests > 0))
+        eventually(lambda: bool(protocol._request_since) and (not begun or protocol._requests > 0))
         server.sweep(1000.0)
         server.sweep(0.0)
         said = heard(connection)
@@ -142,7 +144,7 @@ def test_a_request_that_does_not_arrive_is_given_up(server: Running, begun: byte
     eventually(lambda: not server.server._connections())
 
 
-def test_a_connection_between_two_requests_is_left_alone(server: Running) -> None:
+def test_idle_keep_alive_connection_is_not_closed(server: Running) -> None:
     with server.connect() as connection:
         for _ in range(2):
             connection.sendall(WHOLE)
@@ -150,7 +152,7 @@ def test_a_connection_between_two_requests_is_left_alone(server: Running) -> Non
             server.sweep(0.0)
 
 
-def test_who_was_answered_before_the_body_came_is_not_answered_twice(server: Running) -> None:
+def test_client_answered_before_its_body_arrives_is_not_answered_twice(server: Running) -> None:
     with server.connect() as connection:
         connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % (2 * MOST) + b"x" * 1000)
         first = heard(connection, b"serve.max_body")
@@ -159,7 +161,7 @@ def test_who_was_answered_before_the_body_came_is_not_answered_twice(server: Run
         assert heard(connection).count(b"HTTP/1.1") == 0
 
 
-def test_a_client_that_has_gone_is_no_refused_request(server: Running) -> None:
+def test_disconnected_client_is_not_counted_as_refused(server: Running) -> None:
     with server.connect() as connection:
         connection.sendall(WHOLE[:-3])
         eventually(lambda: bool(server.server._connections()))
@@ -168,28 +170,28 @@ def test_a_client_that_has_gone_is_no_refused_request(server: Running) -> None:
         connection.sendall(WHOLE)
         assert b"200 OK" in heard(connection, b"predictions")
     assert server.lines == []
-    assert server.tally.counts == {("requests", "tfserving_rest", "200"): 1, ("rows", "tfserving_rest"): 1}
+    assert server.metrics.counts == {("requests", "tfserving_rest", "200"): 1, ("rows", "tfserving_rest"): 1}
 
 
-def test_bodies_that_are_half_here_hold_a_bounded_amount(server: Running) -> None:
+def test_incomplete_bodies_are_buffered_up_to_a_limit(server: Running) -> None:
     half = HEAD + b"content-length: %d\r\n\r\n" % MOST + b" " * (MOST - 1000)
     connections = [server.connect() for _ in range(18)]
     try:
         for n, connection in enumerate(connections):
             connection.sendall(half)
             if n < 16:
-                eventually(lambda n=n: server.doors._arriving == (n + 1) * (MOST - 1000))  # type: ignore[misc]
+                eventually(lambda n=n: server.endpoints._buffered == (n + 1) * (MOST - 1000))  # type: ignore[misc]
             else:
                 assert b"429" in heard(connection, b"half sent")
-        assert server.doors._arriving <= 17 * MOST
+        assert server.endpoints._buffered <= 17 * MOST
     finally:
         for connection in connections:
             connection.close()
-    eventually(lambda: server.doors._arriving == 0)
+    eventually(lambda: server.endpoints._buffered == 0)
 
 
-def test_connections_are_bounded(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http1, "_MOST_CONNECTIONS", 1)
+def test_connections_are_limited(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1, "_MAX_CONNECTIONS", 1)
     with server.connect() as first:
         first.sendall(WHOLE)
         assert b"200 OK" in heard(first, b"predictions")
@@ -199,7 +201,7 @@ def test_connections_are_bounded(server: Running, monkeypatch: pytest.MonkeyPatc
         assert b"200 OK" in heard(first, b"predictions")
 
 
-def test_an_answer_that_is_not_taken_is_given_up(server: Running) -> None:
+def test_unread_answer_times_out(server: Running) -> None:
     rows = b",".join([b"{}"] * 6000)
     body = b'{"instances": [' + rows + b"]}"
     request = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
@@ -207,7 +209,7 @@ def test_an_answer_that_is_not_taken_is_given_up(server: Running) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(request)
         eventually(
-            lambda: bool(server.server._connections()) and server.server._connections()[0]._stuck_since > 0
+            lambda: bool(server.server._connections()) and server.server._connections()[0]._blocked_since > 0
         )
         server.sweep(1000.0)
         assert server.server._connections()
@@ -215,7 +217,7 @@ def test_an_answer_that_is_not_taken_is_given_up(server: Running) -> None:
         eventually(lambda: not server.server._connections())
 
 
-def test_a_request_that_is_half_here_does_not_hold_up_the_end(server: Running) -> None:
+def test_incomplete_request_does_not_delay_shutdown(server: Running) -> None:
     with server.connect() as idle, server.connect() as half, server.connect() as headless:
         half.sendall(WHOLE[:-3])
         headless.sendall(HEAD)
@@ -229,7 +231,7 @@ def test_a_request_that_is_half_here_does_not_hold_up_the_end(server: Running) -
         assert time.monotonic() - began < 5  # and not the ten seconds of the drain
 
 
-def test_a_request_that_arrives_while_the_server_stops_is_answered(server: Running) -> None:
+def test_request_completed_during_shutdown_is_answered(server: Running) -> None:
     with server.connect() as connection:
         connection.sendall(WHOLE[:-3])
         eventually(lambda: bool(server.server._connections()))
@@ -239,7 +241,7 @@ def test_a_request_that_arrives_while_the_server_stops_is_answered(server: Runni
         assert b"200 OK" in heard(connection)
 
 
-def test_a_request_that_crosses_the_stop_is_answered_and_is_the_last(server: Running) -> None:
+def test_request_sent_during_shutdown_is_answered_as_the_last(server: Running) -> None:
     """A connection that is kept open is not closed at once: what the client sends in that moment would be lost."""
     with server.connect() as kept, server.connect() as idle:
         for connection in (kept, idle):
@@ -264,7 +266,7 @@ UPGRADE = (
 
 
 @pytest.mark.parametrize("pieces", [1, 7], ids=["at once", "in pieces"])
-def test_a_client_that_offers_http2_is_answered_in_http1(server: Running, pieces: int) -> None:
+def test_client_that_offers_http2_is_answered_in_http1(server: Running, pieces: int) -> None:
     """Java's client does so, and curl --http2; more requests on the same connection come without it."""
     asking = WHOLE.replace(b"host: x\r\n", b"host: x\r\n" + UPGRADE) + WHOLE
     with server.connect() as connection:
@@ -280,7 +282,7 @@ def test_a_client_that_offers_http2_is_answered_in_http1(server: Running, pieces
 
 
 @pytest.mark.parametrize("path", [b"x:80", b"/v1/models/ctr"])
-def test_a_tunnel_is_refused(server: Running, path: bytes) -> None:
+def test_connect_method_is_refused(server: Running, path: bytes) -> None:
     with server.connect() as connection:
         connection.sendall(b"CONNECT " + path + b" HTTP/1.1\r\nhost: x\r\n\r\n")
         assert b" 400 " in heard(connection)

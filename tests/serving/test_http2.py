@@ -1,4 +1,4 @@
-"""HTTP/2 on real sockets: real gRPC clients, and clients that do not keep to the protocol."""
+"""HTTP/2 on real sockets: real gRPC clients, and clients that violate the protocol."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from http2_peer import ECHO, MESSAGE, MOST, PREFACE, Server, frame, literal, spoken
+from http2_peer import ECHO, MESSAGE, MAX_MESSAGE, Server, frame, literal, exchange
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clickline.serving.http2 import PREFACE
 from servers.waiting import eventually
 
 
@@ -24,7 +25,7 @@ def server() -> Iterator[Server]:
     running = Server()
     yield running
     running.close()
-    assert running.troubles == []
+    assert running.errors == []
 
 
 @pytest.fixture
@@ -36,12 +37,12 @@ def channel(server: Server) -> Iterator[grpc.Channel]:
 
 def test_messages_of_every_size_come_back(channel):
     call = channel.unary_unary("/test/Echo")
-    for size in (0, 1, 5, 16_383, 16_384, 16_385, 65_535, 200_000, MOST):
+    for size in (0, 1, 5, 16_383, 16_384, 16_385, 65_535, 200_000, MAX_MESSAGE):
         body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
         assert call(body, timeout=20) == body
 
 
-def test_call_with_too_much_metadata_ends_alone(server, channel):
+def test_call_with_too_much_metadata_fails_alone(server, channel):
     call = channel.unary_unary("/test/Echo")
     waiting = channel.unary_unary("/test/Wait").future(b"slow", timeout=60)
     eventually(lambda: len(server.echo.waiting) == 1)
@@ -55,18 +56,18 @@ def test_call_with_too_much_metadata_ends_alone(server, channel):
     assert waiting.result() == b"in the end"
 
 
-def test_an_answer_larger_than_every_window_arrives_whole(channel):
+def test_answer_larger_than_the_windows_arrives_complete(channel):
     assert channel.unary_unary("/test/Big")(b"0123456789", timeout=60) == b"0123456789" * 500_000
 
 
-def test_many_calls_on_one_connection_are_told_apart(channel):
+def test_many_calls_on_one_connection_get_their_own_answers(channel):
     call = channel.unary_unary("/test/Echo")
     bodies = [b"%d" % number * (1 + number % 4000) for number in range(500)]
     futures = [call.future(body, timeout=60, metadata=[("n", str(n))]) for n, body in enumerate(bodies)]
     assert [one.result() for one in futures] == bodies
 
 
-def test_deadlines_and_refusals_are_understood(channel):
+def test_deadlines_and_error_statuses_are_understood(channel):
     left = float(channel.unary_unary("/test/Deadline")(b"", timeout=5))
     assert 3 < left <= 5.1
     with pytest.raises(grpc.RpcError) as caught:
@@ -81,39 +82,39 @@ def test_compressed_messages_are_read(server):
         with grpc.insecure_channel(address, compression=way) as channel:
             assert channel.unary_unary("/test/Echo")(b"abc" * 1000, timeout=10) == b"abc" * 1000
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary("/test/Echo")(b"\0" * (3 * MOST), timeout=10)
+                channel.unary_unary("/test/Echo")(b"\0" * (3 * MAX_MESSAGE), timeout=10)
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_message_that_is_too_large_is_refused_and_the_connection_lives(channel):
+def test_too_large_message_is_refused_and_the_connection_survives(channel):
     call = channel.unary_unary("/test/Echo")
     with pytest.raises(grpc.RpcError) as caught:
-        call(b"x" * (3 * MOST), timeout=20)
+        call(b"x" * (3 * MAX_MESSAGE), timeout=20)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "serve.max_body" in caught.value.details()
     assert call(b"y", timeout=20) == b"y"
 
 
-def test_streams_of_messages_are_answered_one_by_one(channel):
+def test_streamed_messages_are_answered_one_by_one(channel):
     call = channel.stream_stream("/test/Each")
     sent = [b"a", b"", b"c" * 100_000, b"d"]
     assert list(call(iter(sent), timeout=20)) == sent
     assert list(call(iter([]), timeout=20)) == []
 
 
-def test_a_call_that_is_given_up_is_told(server, channel):
+def test_cancelled_call_is_reported_to_the_handler(server, channel):
     future = channel.unary_unary("/test/Wait").future(b"x", timeout=60)
     deadline = time.monotonic() + 20
     while not any(stream.path == "/test/Wait" for stream in server.echo.waiting):
         assert time.monotonic() < deadline
         time.sleep(0.005)
     future.cancel()
-    while "/test/Wait" not in server.echo.gone_calls:
+    while "/test/Wait" not in server.echo.cancelled:
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
-def test_leaving_answers_what_is_under_way():
+def test_drain_answers_open_calls():
     server = Server()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -126,7 +127,7 @@ def test_leaving_answers_what_is_under_way():
 
             def leave() -> None:
                 for connection in list(server.connections):
-                    connection.leave()
+                    connection.start_drain()
                 server.echo.waiting[0].reply(b"answered")
 
             server.on_loop(leave)
@@ -136,58 +137,58 @@ def test_leaving_answers_what_is_under_way():
                 time.sleep(0.005)
     finally:
         server.close()
-    assert server.troubles == []
+    assert server.errors == []
 
 
 # ── without a client library ───────────────────────────────────────────────────────────────────
 
 
-def test_frames_may_come_byte_by_byte_padded_and_continued(server):
+def test_frames_may_arrive_byte_by_byte_padded_and_continued(server):
     headers = frame(1, 8 | 32, 1, b"\3" + b"\0\0\0\0\x10" + ECHO[:10] + b"\0\0\0") + frame(9, 4, 1, ECHO[10:])
     data = frame(0, 8 | 1, 1, b"\4" + MESSAGE + b"\0\0\0\0")
     whole = PREFACE + frame(4, 0, 0) + headers + data
-    assert MESSAGE in spoken(server, *(whole[n : n + 1] for n in range(len(whole))), until=MESSAGE)
+    assert MESSAGE in exchange(server, *(whole[n : n + 1] for n in range(len(whole))), until=MESSAGE)
 
 
-def test_a_client_with_a_small_window_gets_no_more_than_it_takes(server):
+def test_client_gets_no_more_than_its_window(server):
     small = frame(4, 0, 0, struct.pack(">HL", 4, 3))
     asked = frame(1, 4, 1, ECHO) + frame(0, 1, 1, MESSAGE)
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(PREFACE + small + asked)
-        heard = b""
-        while MESSAGE[:3] not in heard.split(b"application/grpc")[-1]:
-            heard += connection.recv(65536)
-        assert b"grpc-status" not in heard
+        received = b""
+        while MESSAGE[:3] not in received.split(b"application/grpc")[-1]:
+            received += connection.recv(65536)
+        assert b"grpc-status" not in received
         connection.sendall(frame(8, 0, 1, struct.pack(">L", 100)))
-        while b"grpc-status" not in heard:
-            heard += connection.recv(65536)
-    assert frame(0, 0, 1, MESSAGE[:3]) in heard and frame(0, 0, 1, MESSAGE[3:]) in heard
+        while b"grpc-status" not in received:
+            received += connection.recv(65536)
+    assert frame(0, 0, 1, MESSAGE[:3]) in received and frame(0, 0, 1, MESSAGE[3:]) in received
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        frame(9, 4, 1, ECHO),  # continues nothing
-        frame(1, 0, 1, ECHO) + frame(0, 1, 1, MESSAGE),  # a block that is interrupted
-        frame(1, 4, 2, ECHO),  # an even number
-        frame(0, 1, 7, MESSAGE),  # never began
-        frame(1, 4 | 8, 1, b"\xff" + ECHO),  # more padding than there is
+        frame(9, 4, 1, ECHO),  # a CONTINUATION without HEADERS
+        frame(1, 0, 1, ECHO) + frame(0, 1, 1, MESSAGE),  # an interrupted header block
+        frame(1, 4, 2, ECHO),  # an even stream id
+        frame(0, 1, 7, MESSAGE),  # never opened
+        frame(1, 4 | 8, 1, b"\xff" + ECHO),  # padding longer than the payload
         frame(4, 0, 0, b"12345"),
         frame(6, 0, 0, b"1"),
         frame(8, 0, 0, struct.pack(">L", 0)),
-        frame(1, 4, 1, b"\xff\xff\xff\xff\xff\xff"),  # no header of any table
-        struct.pack(">BHBBL", 255, 0, 0, 0, 1),  # larger than any frame may be
-        frame(1, 0, 1, ECHO) + frame(9, 0, 1, b"\0" * 40_000) * 27,  # a block without an end
+        frame(1, 4, 1, b"\xff\xff\xff\xff\xff\xff"),  # an invalid index
+        struct.pack(">BHBBL", 255, 0, 0, 0, 1),  # larger than the maximum frame
+        frame(1, 0, 1, ECHO) + frame(9, 0, 1, b"\0" * 40_000) * 27,  # an endless header block
     ],
 )
-def test_what_is_against_the_protocol_ends_that_connection_alone(server, channel, wrong):
-    heard = spoken(server, PREFACE + frame(4, 0, 0), wrong, until=b"never said")
-    assert struct.pack(">B", 7) in heard  # GOAWAY
+def test_protocol_violation_ends_only_that_connection(server, channel, wrong):
+    received = exchange(server, PREFACE + frame(4, 0, 0), wrong, until=b"never sent")
+    assert struct.pack(">B", 7) in received  # GOAWAY
     assert channel.unary_unary("/test/Echo")(b"x", timeout=20) == b"x"
 
 
-def test_a_client_that_never_reads_is_not_read_from_any_more(server):
-    """Its answers would pile up otherwise."""
+def test_server_stops_reading_from_a_client_that_never_reads(server):
+    """Otherwise its answers would accumulate."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(PREFACE + frame(4, 0, 0, struct.pack(">HL", 4, 2**31 - 1)))
         connection.sendall(frame(8, 0, 0, struct.pack(">L", 2**31 - 1 - 65535)))
@@ -200,45 +201,45 @@ def test_a_client_that_never_reads_is_not_read_from_any_more(server):
                 connection.sendall(frame(1, 4, number, ECHO) + frame(0, 1, number, body))
                 sent.append(len(body))
 
-        with pytest.raises(TimeoutError):  # at last nothing more is taken
+        with pytest.raises(TimeoutError):  # finally nothing more is accepted
             flood()
         assert sum(sent) < 60_000_000
 
 
-def test_calls_that_never_end_are_given_up(server):
+def test_incomplete_calls_time_out(server):
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(PREFACE + frame(4, 0, 0) + frame(1, 4, 1, ECHO) + frame(0, 0, 1, MESSAGE[:4]))
-        deadline, heard = time.monotonic() + 20, b""
-        while b"did not arrive" not in heard:
-            server.on_loop(lambda: [one.sweep(0.0) for one in list(server.connections)])
+        deadline, received = time.monotonic() + 20, b""
+        while b"did not arrive" not in received:
+            server.on_loop(lambda: [one.check_timeouts(0.0) for one in list(server.connections)])
             assert time.monotonic() < deadline
             connection.settimeout(0.2)
             with contextlib.suppress(TimeoutError):
-                heard += connection.recv(65536)
+                received += connection.recv(65536)
 
 
-def test_half_sent_calls_hold_a_bounded_amount_of_memory(server):
+def test_incomplete_calls_are_buffered_up_to_a_limit(server):
     many = b"".join(
-        frame(1, 4, number, ECHO) + frame(0, 0, number, b"\0\0\x10\0\0" + b"x" * (MOST - 5))
+        frame(1, 4, number, ECHO) + frame(0, 0, number, b"\0\0\x10\0\0" + b"x" * (MAX_MESSAGE - 5))
         for number in range(1, 13, 2)
     )
-    assert b"half sent" in spoken(server, PREFACE + frame(4, 0, 0), many, until=b"half sent")
+    assert b"half sent" in exchange(server, PREFACE + frame(4, 0, 0), many, until=b"half sent")
 
 
-def test_http1_and_silence_are_no_trouble(server, channel):
-    assert spoken(server, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", until=b"never said")[:3] in (b"", b"\0\0\x18")
+def test_http1_and_silent_clients_do_no_harm(server, channel):
+    assert exchange(server, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", until=b"never sent")[:3] in (b"", b"\0\0\x18")
     socket.create_connection(("127.0.0.1", server.port), timeout=20).close()
     assert channel.unary_unary("/test/Echo")(b"x", timeout=20) == b"x"
 
 
-def test_a_damaged_compressed_message_is_refused(server):
+def test_damaged_compressed_message_is_refused(server):
     packed = gzip.compress(b"hello")[:-6] + b"??????"
     body = b"\1" + struct.pack(">L", len(packed)) + packed
     block = ECHO + literal(b"grpc-encoding", b"gzip")
-    heard = spoken(
+    received = exchange(
         server, PREFACE + frame(4, 0, 0), frame(1, 4, 1, block) + frame(0, 1, 1, body), until=b"grpc-message"
     )
-    assert b"damaged" in heard
+    assert b"damaged" in received
 
 
 @settings(max_examples=150)
@@ -247,7 +248,7 @@ def test_a_damaged_compressed_message_is_refused(server):
     st.builds(frame, st.integers(0, 12), st.integers(0, 255), st.integers(0, 9), st.binary(max_size=60)),
     st.just(frame(1, 4, 1, ECHO)), st.just(frame(0, 1, 1, MESSAGE)), st.just(frame(3, 0, 1, b"\0\0\0\x08")),
 ), max_size=8))  # fmt: skip
-def test_any_bytes_leave_the_server_answering(server, parts):
+def test_server_survives_any_bytes(server, parts):
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(PREFACE + b"".join(parts))
         connection.shutdown(socket.SHUT_WR)
@@ -256,10 +257,10 @@ def test_any_bytes_leave_the_server_answering(server, parts):
                 pass
         except ConnectionResetError:
             pass
-    assert server.troubles == []
+    assert server.errors == []
 
 
-def test_the_server_still_answers_after_all_that(server, channel):
+def test_server_still_answers_after_the_other_tests(server, channel):
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         call = channel.unary_unary("/test/Echo")
         assert list(threads.map(lambda n: call(b"%d" % n, timeout=20), range(50))) == [

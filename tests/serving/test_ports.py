@@ -13,7 +13,7 @@ from clickline.serving.auth import read_token
 from clickline.serving.ports import bound_socket, raise_file_limit
 
 
-def test_a_port_that_is_taken() -> None:
+def test_port_in_use_is_explained() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
@@ -22,7 +22,7 @@ def test_a_port_that_is_taken() -> None:
             bound_socket("127.0.0.1", port, "http_port")
 
 
-def test_a_shared_port_is_had_twice_and_one_that_is_not_once() -> None:
+def test_only_a_shared_port_can_be_bound_twice() -> None:
     with bound_socket("127.0.0.1", 0, "http_port", shared=True) as one:
         port = one.getsockname()[1]
         bound_socket("127.0.0.1", port, "http_port", shared=True).close()
@@ -35,24 +35,24 @@ def test_a_shared_port_is_had_twice_and_one_that_is_not_once() -> None:
 
 @pytest.mark.parametrize(
     ("host", "words"),
-    [("203.0.113.9", "Set serve.host to an address of this machine"), ("a..b", "is no address")],
+    [("203.0.113.9", "Set serve.host to an address of this machine"), ("a..b", "is not an address")],
 )
-def test_a_host_that_is_not_this_machine(host: str, words: str) -> None:
+def test_host_that_is_not_this_machine_is_explained(host: str, words: str) -> None:
     with pytest.raises(ClicklineError, match=words):
         bound_socket(host, 0, "http_port")
 
 
-def test_a_token_that_no_header_can_carry(tmp_path: Path) -> None:
+def test_token_not_allowed_in_a_header_is_refused(tmp_path: Path) -> None:
     for content in ("geheim ü\n".encode(), b"a\x01b\n"):
         (tmp_path / "token").write_bytes(content)
-        with pytest.raises(ClicklineError, match="no header may carry"):
+        with pytest.raises(ClicklineError, match="not allowed in a header"):
             read_token(str(tmp_path / "token"))
     (tmp_path / "token").write_bytes(b"\xff\xfe")
-    with pytest.raises(ClicklineError, match="is no text"):
+    with pytest.raises(ClicklineError, match="is not text"):
         read_token(str(tmp_path / "token"))
 
 
-def test_the_limit_on_files_is_what_the_system_allows() -> None:
+def test_file_limit_is_raised_to_the_hard_limit() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[1]), before[1]))

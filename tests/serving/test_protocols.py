@@ -19,7 +19,7 @@ import tritonclient.grpc
 import tritonclient.http
 import xxhash
 from numpy.typing import NDArray
-from service import Service, command, eventually, free_ports
+from service import Service, command
 from tritonclient.utils import InferenceServerException
 
 from clickline.artifacts.from_config import registry_of
@@ -35,6 +35,7 @@ from clickline.wire.messages import (
     RankRequest,
     RankResponse,
 )
+from servers.waiting import eventually, free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -248,7 +249,7 @@ def test_elasticctr(service: Service, rows: list[dict[str, str]]) -> None:
     assert [one["prob1"] for one in answer["predictions"]] == wanted
 
 
-def test_both_doors_name_the_field_that_is_wrong(service: Service) -> None:
+def test_http_and_grpc_errors_name_the_wrong_field(service: Service) -> None:
     request = PredictRequest()
     request.model_spec.name = "ctr"
     request.inputs["I99"].dtype = 1
@@ -261,19 +262,19 @@ def test_both_doors_name_the_field_that_is_wrong(service: Service) -> None:
     assert reply.status_code == 400 and "I99" in reply.json()["error"]
 
 
-def test_metrics_name_every_protocol(service: Service, expected: Floats) -> None:
+def test_metrics_have_every_protocol(service: Service, expected: Floats) -> None:
     page = service.admin("/metrics").text
     for protocol in ("tfserving_grpc", "tfserving_rest", "inference_grpc", "inference_rest"):
         assert f'protocol="{protocol}"' in page
     assert 'clickline_lookups_total{slot="C1"}' in page
 
 
-def test_a_publish_goes_live_and_a_damaged_version_does_not(trained: Path, tmp_path: Path) -> None:
+def test_published_version_goes_live_and_damaged_one_does_not(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "ads")
     config = load_config(tmp_path / "ads" / "clickline.yaml")
     registry = registry_of(config)
     publish(config)
-    otherwise = load_config(tmp_path / "ads" / "clickline.yaml", ["publish.sample=100"])
+    otherwise = load_config(tmp_path / "ads" / "clickline.yaml", ["publish.sample_rows=100"])
     damaged = publish(otherwise).version
     registry.move(1, "back", after=registry.current())
     sample = Path(damaged.folder) / "sample.npz"
@@ -292,7 +293,7 @@ def test_a_publish_goes_live_and_a_damaged_version_does_not(trained: Path, tmp_p
         assert (reply.status_code, reply.headers["clickline-version"]) == (200, "3")
 
 
-def test_the_age_of_the_newest_data_is_told_where_it_is_known(trained: Path, tmp_path: Path) -> None:
+def test_data_age_is_reported_if_known(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "ads")
     config = load_config(tmp_path / "ads" / "clickline.yaml")
     manifest = Path(publish(config).version.folder, "manifest.json")
@@ -309,7 +310,7 @@ def test_the_age_of_the_newest_data_is_told_where_it_is_known(trained: Path, tmp
         assert "clickline_data_age_seconds" not in service.metrics()
 
 
-def test_rows_on_lookup_servers_give_the_same_scores(
+def test_lookup_servers_give_the_same_scores(
     project: Path, service: Service, rows: list[dict[str, str]], expected: Floats, tmp_path: Path
 ) -> None:
     shutil.copytree(project, tmp_path / "ads")
@@ -317,7 +318,7 @@ def test_rows_on_lookup_servers_give_the_same_scores(
     script = (
         "import sys; from pathlib import Path; from clickline.config import load_config\n"
         "from clickline.serving.lookup.run import lookup\n"
-        "lookup(load_config(Path('clickline.yaml'), ['serve.poll=0.05', f'serve.metrics_port={sys.argv[2]}']),"
+        "lookup(load_config(Path('clickline.yaml'), ['serve.poll_interval=0.05', f'serve.metrics_port={sys.argv[2]}']),"
         " int(sys.argv[1]), 0, lambda up: print(up.address, flush=True))"
     )
     shards = []
@@ -332,14 +333,14 @@ def test_rows_on_lookup_servers_give_the_same_scores(
         for server in servers:
             assert server.stdout is not None
             shards.append([server.stdout.readline().strip()])
-        with command(here, lookup={"shards": shards, "missing": "unavailable"}) as remote:
+        with command(here, lookup={"shards": shards, "on_missing_shard": "unavailable"}) as remote:
             assert remote.wait_up()["version"] == 1
             url = remote.url("/v1/models/ctr:predict")
             body = {"instances": [as_json(row) for row in rows]}
             reply = httpx.post(url, json=body, timeout=60)
             scores = [row["logistic"][0] for row in reply.json()["predictions"]]
             assert np.array_equal(np.float32(scores), expected)
-            config = load_config(here / "clickline.yaml", ["publish.sample=100"])
+            config = load_config(here / "clickline.yaml", ["publish.sample_rows=100"])
             published = publish(config, base=True).version.number
             eventually(lambda: remote.metrics()["clickline_version"] == published)
             assert remote.metrics()['clickline_remote_total{what="keys"}'] > 0

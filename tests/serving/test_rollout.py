@@ -13,11 +13,11 @@ from clickline.config.sections import ServeSection
 from clickline.errors import ClicklineError, RequestRefused, StorageError
 from clickline.serving import json_log as service_log
 from clickline.serving import registry_follower as following
-from clickline.serving.auth import Guard, exposure, read_token
-from clickline.serving.registry_follower import Follower
-from clickline.serving.rollout import Offer, Rollout
-from clickline.serving.server_log import Log
-from clickline.serving.server_metrics import BUCKETS, KEPT_VERSIONS, Tally, exposition
+from clickline.serving.auth import BearerAuth, exposure_warning, read_token
+from clickline.serving.registry_follower import RegistryFollower
+from clickline.serving.rollout import FetchedVersion, Rollout
+from clickline.serving.server_log import ServerLog
+from clickline.serving.server_metrics import BUCKETS, KEPT_VERSIONS, RequestMetrics, exposition
 
 
 class Story:
@@ -41,14 +41,14 @@ class Story:
     def serving(self, number: int, workers: tuple[int, ...] = (0, 1)) -> None:
         for worker in workers:
             self.rollout.worker_up(worker)
-        self.rollout.offered(offer(number))
+        self.rollout.propose(offer(number))
         for worker in workers:
             self.rollout.prepared(worker, number)
         self.news()
 
 
-def offer(number: int) -> Offer:
-    return Offer(number, (f"/versions/{number}",))
+def offer(number: int) -> FetchedVersion:
+    return FetchedVersion(number, (f"/versions/{number}",))
 
 
 @pytest.fixture
@@ -57,11 +57,11 @@ def story() -> Story:
 
 
 class TestRollout:
-    def test_all_workers_have_a_version_before_any_answers_with_it(self, story: Story) -> None:
+    def test_no_worker_switches_before_all_have_loaded(self, story: Story) -> None:
         story.rollout.worker_up(0)
         story.rollout.worker_up(1)
         assert story.news() == [(0, "listen", None), (1, "listen", None)]
-        story.rollout.offered(offer(5))
+        story.rollout.propose(offer(5))
         assert story.news() == [(0, "prepare", 5), (1, "prepare", 5)]
         story.rollout.prepared(1, 5)
         assert story.news() == [] and story.current == []
@@ -69,9 +69,9 @@ class TestRollout:
         assert story.news() == [(0, "switch", 5), (1, "switch", 5)]
         assert story.current == [5]
 
-    def test_one_refusal_is_enough_and_the_others_forget_it(self, story: Story) -> None:
+    def test_refusal_of_one_worker_drops_the_version_everywhere(self, story: Story) -> None:
         story.serving(5)
-        story.rollout.offered(offer(6))
+        story.rollout.propose(offer(6))
         story.rollout.prepared(0, 6)
         story.news()
         story.rollout.refused(1, 6, "damaged", False)
@@ -81,14 +81,14 @@ class TestRollout:
         story.rollout.prepared(0, 6)  # said before it heard
         assert story.news() == [(0, "drop", 6)]
 
-    def test_a_worker_that_dies_while_loading_refuses_for_now(self, story: Story) -> None:
+    def test_worker_that_dies_while_loading_refuses_with_retry(self, story: Story) -> None:
         story.serving(5)
-        story.rollout.offered(offer(6))
+        story.rollout.propose(offer(6))
         story.rollout.worker_gone(1)
         assert [(number, again) for number, _, again in story.refused] == [(6, True)]
         assert story.news()[-1] == (0, "drop", 6)
 
-    def test_a_new_worker_loads_the_current_version_before_it_listens(self, story: Story) -> None:
+    def test_new_worker_loads_the_current_version_before_it_listens(self, story: Story) -> None:
         story.serving(5)
         story.rollout.worker_gone(1)
         story.rollout.worker_up(1)
@@ -97,10 +97,10 @@ class TestRollout:
         assert story.news() == [(1, "switch", 5)]
         assert story.current == [5]
 
-    def test_a_new_worker_takes_part_in_a_switch_that_is_under_way(self, story: Story) -> None:
+    def test_new_worker_joins_a_running_rollout(self, story: Story) -> None:
         story.serving(5)
         story.rollout.worker_gone(1)
-        story.rollout.offered(offer(6))
+        story.rollout.propose(offer(6))
         story.rollout.worker_up(1)
         assert story.news() == [(0, "prepare", 6), (1, "prepare", 5), (1, "prepare", 6)]
         story.rollout.prepared(0, 6)
@@ -108,7 +108,7 @@ class TestRollout:
         story.rollout.prepared(1, 6)
         assert story.news() == [(1, "switch", 5), (0, "switch", 6), (1, "switch", 6)]
 
-    def test_a_worker_that_cannot_load_the_current_version_is_replaced(self, story: Story) -> None:
+    def test_worker_that_cannot_load_the_current_version_is_replaced(self, story: Story) -> None:
         story.serving(5)
         story.rollout.worker_gone(1)
         story.rollout.worker_up(1)
@@ -117,22 +117,22 @@ class TestRollout:
         assert story.news() == [(1, "stop", None)]
         assert story.refused == []
 
-    def test_of_offers_that_come_during_a_switch_the_last_one_counts(self, story: Story) -> None:
+    def test_last_version_proposed_during_a_rollout_is_next(self, story: Story) -> None:
         story.serving(5)
         for number in (6, 7, 8):
-            story.rollout.offered(offer(number))
+            story.rollout.propose(offer(number))
         assert story.news() == [(0, "prepare", 6), (1, "prepare", 6)]
         story.rollout.prepared(0, 6)
         story.rollout.prepared(1, 6)
         assert story.news()[2:] == [(0, "prepare", 8), (1, "prepare", 8)]
 
-    def test_a_rollback_to_the_current_version_changes_nothing(self, story: Story) -> None:
+    def test_rollback_to_the_current_version_changes_nothing(self, story: Story) -> None:
         story.serving(5)
-        story.rollout.offered(offer(5))
+        story.rollout.propose(offer(5))
         assert story.news() == []
 
-    def test_without_any_version_the_workers_listen_after_a_refusal(self, story: Story) -> None:
-        story.rollout.offered(offer(5))
+    def test_workers_listen_if_the_first_version_is_refused(self, story: Story) -> None:
+        story.rollout.propose(offer(5))
         story.rollout.worker_up(0)
         assert story.news() == [(0, "prepare", 5)]
         story.rollout.refused(0, 5, "damaged", False)
@@ -148,10 +148,10 @@ class Following:
         self.offered: list[int] = []
         self.refused: list[int] = []
         self.source = PointerFile(folder)
-        self.follower = Follower(
+        self.follower = RegistryFollower(
             self.source,
             1.0,
-            Log("test", lambda line: self.lines.append(json.loads(line))),
+            ServerLog("test", lambda line: self.lines.append(json.loads(line))),
             lambda offer: self.offered.append(offer.number),
             lambda number, reason: self.refused.append(number),
         )
@@ -163,23 +163,23 @@ def follow(tmp_path: Path) -> Following:
 
 
 class TestFollower:
-    def test_each_move_is_offered_once(self, follow: Following) -> None:
-        follow.follower.look()
+    def test_each_move_is_fetched_once(self, follow: Following) -> None:
+        follow.follower.poll_once()
         publish(follow.folder, 3)
         for _ in range(3):
-            follow.follower.look()
+            follow.follower.poll_once()
         publish(follow.folder, 4)
-        follow.follower.look()
+        follow.follower.poll_once()
         assert follow.offered == [3, 4]
 
-    def test_a_store_that_is_away_is_told_once_and_again_when_it_is_back(self, follow: Following) -> None:
+    def test_unreachable_store_and_its_return_are_logged_once(self, follow: Following) -> None:
         (follow.folder / "unreachable").touch()
         for _ in range(5):
-            follow.follower.look()
+            follow.follower.poll_once()
         assert follow.follower.unreachable
         (follow.folder / "unreachable").unlink()
         publish(follow.folder, 3)
-        follow.follower.look()
+        follow.follower.poll_once()
         assert not follow.follower.unreachable
         assert follow.offered == [3]
         assert [line["event"] for line in follow.lines] == [
@@ -187,24 +187,24 @@ class TestFollower:
             "the registry answers again",
         ]
 
-    def test_a_version_that_is_not_whole_is_refused_once_until_the_pointer_moves(
+    def test_incomplete_version_is_refused_once_until_the_pointer_moves(
         self, follow: Following
     ) -> None:
         publish(follow.folder, 3)
         (follow.folder / "pointer").write_text("2 9")
         for _ in range(3):
-            follow.follower.look()
+            follow.follower.poll_once()
         assert (follow.offered, follow.refused) == ([], [9])
         (follow.folder / "pointer").write_text("3 9")
-        follow.follower.look()
+        follow.follower.poll_once()
         assert follow.refused == [9, 9]
 
-    def test_a_fetch_that_fails_is_tried_again_after_longer_and_longer_pauses(
+    def test_failed_fetch_is_retried_with_backoff(
         self, follow: Following, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now, fetches = 1000.0, 0
 
-        def failing(number: int) -> Offer:
+        def failing(number: int) -> FetchedVersion:
             nonlocal fetches
             fetches += 1
             raise StorageError("a timeout")
@@ -215,31 +215,31 @@ class TestFollower:
         times = []
         for _ in range(100):
             before = fetches
-            follow.follower.look()
+            follow.follower.poll_once()
             if fetches > before:
                 times.append(now - 1000.0)
             now += 1.0
         assert times == [0, 5, 15, 35, 75]
 
-    def test_a_version_that_workers_could_not_read_is_offered_again_later(
+    def test_version_that_workers_could_not_read_is_fetched_again_later(
         self, follow: Following, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = 1000.0
         monkeypatch.setattr(following.time, "monotonic", lambda: now)
         publish(follow.folder, 3)
-        follow.follower.look()
-        follow.follower.try_again(3)
-        follow.follower.try_again(2)  # of an earlier pointer: nothing to do
-        follow.follower.look()
+        follow.follower.poll_once()
+        follow.follower.retry_later(3)
+        follow.follower.retry_later(2)  # of an earlier pointer: nothing to do
+        follow.follower.poll_once()
         assert follow.offered == [3]
         now += 6
-        follow.follower.look()
+        follow.follower.poll_once()
         assert follow.offered == [3, 3]
 
 
 class TestTally:
-    def test_counts_of_several_processes_add_up_and_survive_the_wire(self) -> None:
-        one, other, total = Tally(), Tally(), Tally()
+    def test_metrics_of_several_processes_add_up_after_serialization(self) -> None:
+        one, other, total = RequestMetrics(), RequestMetrics(), RequestMetrics()
         one.answered("rest", "200", 7, 100, 0.0003)
         other.answered("rest", "200", 7, 1, 0.004)
         other.answered("rest", "200", 7, 1, 9.0)
@@ -250,7 +250,7 @@ class TestTally:
         one.lookups(scorer)
         one.lookups(scorer)  # what was taken over is not counted twice
         for tally in (one, other):
-            total.add(Tally.from_json(tally.to_json()))
+            total.add(RequestMetrics.from_json(tally.to_json()))
         page = exposition(
             total, {"version": ("The version.", 7)}, {"worker_restarts": ("Restarts.", 2)}
         ).decode()
@@ -272,8 +272,8 @@ class TestTally:
         ):
             assert f"{line}\n" in page
 
-    def test_latencies_are_kept_of_the_last_versions_only_and_of_the_one_asked_for(self) -> None:
-        tally = Tally()
+    def test_latencies_are_kept_only_of_the_last_versions_and_the_served_one(self) -> None:
+        tally = RequestMetrics()
         for version in range(1, 1000):
             tally.answered("rest", "200", version, 1, BUCKETS[0])
         assert len(tally.seconds) == KEPT_VERSIONS
@@ -283,12 +283,12 @@ class TestTally:
 
 
 class TestLog:
-    def test_refused_requests_are_told_sparingly_and_those_left_out_are_counted(
+    def test_refused_requests_are_logged_at_a_limited_rate_with_a_count(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now, lines = 5.0, []
         monkeypatch.setattr(service_log.time, "monotonic", lambda: now)
-        log = Log("test", lambda line: lines.append(json.loads(line)))
+        log = ServerLog("test", lambda line: lines.append(json.loads(line)))
         for _ in range(500):
             log.refused("rest", "invalid", "row 1: I1 is not a number")
         assert 1 < len(lines) < 20
@@ -300,18 +300,18 @@ class TestLog:
 
 
 class TestAccess:
-    def test_only_the_token_opens(self) -> None:
-        guard = Guard("secret")
-        guard.check(b"Bearer secret")
-        guard.check(b"bearer secret")
+    def test_only_the_token_is_accepted(self) -> None:
+        auth = BearerAuth("secret")
+        auth.check(b"Bearer secret")
+        auth.check(b"bearer secret")
         for given in (None, b"", b"secret", b"Bearer secre", b"Bearer secret2", b"Basic secret", b"Bearer "):
             with pytest.raises(RequestRefused) as caught:
-                guard.check(given)
+                auth.check(given)
             assert caught.value.kind == "unauthenticated"
             assert "secret" not in str(caught.value)
-        Guard(None).check(None)
+        BearerAuth(None).check(None)
 
-    def test_a_token_file_without_a_token_stops_the_start(self, tmp_path: Path) -> None:
+    def test_empty_token_file_prevents_the_start(self, tmp_path: Path) -> None:
         file = tmp_path / "token"
         file.write_text("first line\nsecond\n")
         assert read_token(str(file)) == "first line"
@@ -325,10 +325,12 @@ class TestAccess:
         ("host", "warned"),
         [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("10.0.0.1", True)],
     )
-    def test_ports_that_others_can_reach_are_warned_about(self, host: str, warned: bool) -> None:
-        words = exposure(ServeSection(host=host, open=True))
+    def test_warning_if_other_machines_can_reach_the_ports(self, host: str, warned: bool) -> None:
+        words = exposure_warning(ServeSection(host=host, allow_unauthenticated=True))
         assert (words is not None) == warned
         if words:
             assert "serve.tls and serve.token_file are not set" in words
-        token_only = exposure(ServeSection(host=host, open=True, token_file="/token"))
+        token_only = exposure_warning(
+            ServeSection(host=host, allow_unauthenticated=True, token_file="/token")
+        )
         assert token_only is None or "serve.tls is not set" in token_only

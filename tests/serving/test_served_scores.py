@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import clickline
-from clickline.artifacts.dataset import Dataset, concat
+from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.runs import find_checkpoint
 from clickline.config import load_config
@@ -88,11 +88,11 @@ def evaluated(published: Path) -> np.ndarray:
     parts = [
         dataset.read(Path(dataset.folder, shards[s].file), [g]) for s, g, _ in dataset.row_groups("eval")
     ]
-    return open_checkpoint(find_checkpoint(None, config.home), 2).score(concat(parts))
+    return open_checkpoint(find_checkpoint(None, config.home), 2).score(concat_rows(parts))
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http", "v2-grpc", "v2-http"])
-def test_served_scores_are_the_evaluated_ones(ports, rows, evaluated, protocol):
+def test_served_scores_equal_the_evaluated_ones(ports, rows, evaluated, protocol):
     port = ports["grpc_port" if protocol.endswith("grpc") else "http_port"]
     with clickline.Client(f"127.0.0.1:{port}", protocol=protocol) as client:
         found = [client.predict(rows[start : start + 400]) for start in range(0, len(rows), 400)]
@@ -103,7 +103,7 @@ def test_served_scores_are_the_evaluated_ones(ports, rows, evaluated, protocol):
     np.testing.assert_allclose(alone, evaluated[:20], rtol=0, atol=1e-6)
 
 
-def test_ranked_scores_are_those_of_whole_rows(ports, rows):
+def test_ranked_scores_equal_those_of_whole_rows(ports, rows):
     shared = FIELDS[:5] + FIELDS[13:25]
     context = {name: rows[0][name] for name in shared}
     candidates = [{name: row[name] for name in FIELDS if name not in shared} for row in rows[:100]]
@@ -117,11 +117,11 @@ def test_ranked_scores_are_those_of_whole_rows(ports, rows):
 
 
 @pytest.mark.parametrize("name", ["dense.onnx", "table-00001-of-00002.bin", "sample.npz"])
-def test_a_damaged_version_is_refused_and_the_old_one_goes_on(published, ports, rows, name):
+def test_damaged_version_is_refused_and_the_old_one_keeps_serving(published, ports, rows, name):
     config = load_config(published / "clickline.yaml")
     registry = registry_of(config)
     registry.move(1, "hold it", after=registry.current(), pinned=True)
-    otherwise = load_config(published / "clickline.yaml", [f"publish.sample={100 + len(name)}"])
+    otherwise = load_config(published / "clickline.yaml", [f"publish.sample_rows={100 + len(name)}"])
     waiting = publish(otherwise, base=True).version
     path = Path(waiting.folder, name)
     whole = path.read_bytes()

@@ -28,8 +28,6 @@ from service import (
     Load,
     Service,
     answered,
-    eventually,
-    free_ports,
     predict_request,
     predictor,
     running,
@@ -40,6 +38,7 @@ from standin import publish
 from clickline.config.sections import ServeSection, TlsSection
 from clickline.errors import ClicklineError
 from clickline.serving.auth import server_tls
+from servers.waiting import eventually, free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +67,7 @@ def health(service: Service, name: str = "") -> str:
 
 
 class TestAnswers:
-    def test_both_doors_answer_with_the_same_version(self, shared: Service) -> None:
+    def test_http_and_grpc_answer_with_the_same_version(self, shared: Service) -> None:
         reply = shared.post(rows=3)
         scores = [row["logistic"] for row in reply.json()["predictions"]]
         assert (reply.status_code, scores) == (200, [[5 / 1024]] * 3)
@@ -81,7 +80,7 @@ class TestAnswers:
             assert answered(answer) == 5
         assert refused(shared, predict_request(name="other")) == (
             "NOT_FOUND",
-            'There is no model "other". There is: "ctr", "recommender".',
+            'There is no model "other". Available: "ctr", "recommender".',
         )
         code, words = refused(shared, predict_request(version=4))
         assert code == "NOT_FOUND" and "Version 5 is" in words
@@ -90,7 +89,7 @@ class TestAnswers:
         )
         assert reply.status_code == 404 and "recommender" in reply.json()["error"]
 
-    def test_a_body_that_is_too_large_is_refused_in_words(self, shared: Service) -> None:
+    def test_too_large_body_is_refused_with_a_message(self, shared: Service) -> None:
         body = predict_request(rows=300_000)
         assert 2**20 < len(body) < 2**21
         code, words = refused(shared, body)
@@ -114,7 +113,7 @@ class TestAnswers:
         reply = shared.post(headers={"X-Request-Timeout-Ms": "soon"})
         assert reply.status_code == 400 and '"soon"' in reply.json()["error"]
 
-    def test_a_bug_is_an_id_to_the_client_and_a_traceback_in_the_log(self, shared: Service) -> None:
+    def test_internal_error_is_an_id_for_the_client_and_a_traceback_in_the_log(self, shared: Service) -> None:
         code, words = refused(shared, predict_request(666))
         assert code == "INTERNAL" and "Traceback" not in words and "bug" not in words
         identity = words.split()[2].rstrip(".")
@@ -134,13 +133,13 @@ class TestAnswers:
             "/v1/models/no",
         ],
     )
-    def test_head_tells_the_length_that_get_has(self, shared: Service, path: str) -> None:
+    def test_head_has_the_content_length_of_get(self, shared: Service, path: str) -> None:
         found, head = (httpx.request(method, shared.url(path), timeout=20) for method in ("GET", "HEAD"))
         assert (head.status_code, head.content) == (found.status_code, b"")
         assert found.content and head.headers["content-length"] == str(len(found.content))
         assert head.headers["content-type"] == found.headers["content-type"]
 
-    def test_wrong_method_is_told_which_ones_are_allowed(self, shared: Service) -> None:
+    def test_wrong_method_is_answered_with_the_allowed_ones(self, shared: Service) -> None:
         pages = ("/v1/models/ctr", "/v1/models/ctr/metadata", "/v2", "/v2/health/live", "/v2/models/ctr")
         doors = ("/v1/models/ctr:predict", "/v1/models/ctr:rank", "/v2/models/ctr/infer")
         elastic = "/ElasticCTRPredictionService/inference"
@@ -165,7 +164,7 @@ class TestAnswers:
             assert (reply.status_code, reply.headers.get("allow")) == (405, "GET, HEAD")
         assert httpx.post(base + "/nothing", timeout=20).status_code == 404
 
-    def test_garbage_is_refused_and_the_service_goes_on(self, shared: Service) -> None:
+    def test_garbage_is_refused_and_the_server_survives(self, shared: Service) -> None:
         assert refused(shared, b"\xff\xff\xff")[0] == "INVALID_ARGUMENT"
         assert httpx.post(shared.url("/v1/models/ctr:predict"), content=b"{", timeout=20).status_code == 400
         assert httpx.get(shared.url("/nothing"), timeout=20).status_code == 404
@@ -193,14 +192,14 @@ class TestAnswers:
         assert shared.admin("/readyz").status_code == 200
         assert shared.admin("/debug").status_code == 404
 
-    def test_questions_about_what_is_served_have_an_end(self, shared: Service) -> None:
+    def test_reflection_requests_are_limited(self, shared: Service) -> None:
         method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
         with shared.channel() as channel, pytest.raises(grpc.RpcError) as caught:
             list(channel.stream_stream(method)(iter([b""] * 1500), timeout=30))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert shared.version() == 5
 
-    def test_metrics_count_over_all_processes(self, shared: Service) -> None:
+    def test_metrics_are_summed_over_all_processes(self, shared: Service) -> None:
         def by_code(metrics: dict[str, float], code: str, protocol: str) -> float:
             return metrics.get(f'clickline_requests_total{{code="{code}",protocol="{protocol}"}}', 0.0)
 
@@ -230,7 +229,7 @@ class TestAnswers:
 
 
 class TestVersions:
-    def test_switches_under_load_fail_nothing_and_mix_nothing(self, tmp_path: Path) -> None:
+    def test_switches_under_load_fail_no_request_and_mix_no_versions(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
         with standing_in(tmp_path, processes=2) as service:
             service.wait_up()
@@ -242,7 +241,7 @@ class TestVersions:
             assert set(load.versions) == set(range(1, 22))
             assert service.metrics()["clickline_version"] == 21
 
-    def test_a_version_that_cannot_be_used_is_refused_and_the_old_one_answers(self, tmp_path: Path) -> None:
+    def test_unusable_version_is_refused_and_the_old_one_keeps_serving(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
         with standing_in(tmp_path, processes=2) as service:
             service.wait_up()
@@ -264,7 +263,7 @@ class TestVersions:
             publish(tmp_path / "versions", 4)
             eventually(lambda: service.version() == 4)
 
-    def test_a_version_whose_loading_kills_the_process_does_not_become_current(self, tmp_path: Path) -> None:
+    def test_version_that_crashes_its_loader_does_not_become_current(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
         with standing_in(tmp_path, processes=2) as service:
             service.wait_up()
@@ -275,7 +274,7 @@ class TestVersions:
             eventually(lambda: service.metrics()["clickline_workers"] == 2)
             assert service.version() == 3
 
-    def test_without_a_version_it_is_live_but_not_ready(self, tmp_path: Path) -> None:
+    def test_server_without_a_version_is_live_but_not_ready(self, tmp_path: Path) -> None:
         with standing_in(tmp_path) as service:
             assert service.wait_up()["version"] is None
             assert len(service.log("nothing is published yet")) == 1
@@ -291,7 +290,7 @@ class TestVersions:
             assert service.version() == 9
             assert health(service) == "SERVING"
 
-    def test_a_registry_that_is_away_stops_nothing(self, tmp_path: Path) -> None:
+    def test_unreachable_registry_does_not_interrupt_serving(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
         with standing_in(tmp_path) as service:
             service.wait_up()
@@ -305,7 +304,7 @@ class TestVersions:
 
 
 class TestFaults:
-    def test_a_killed_worker_is_replaced_and_the_others_answer_meanwhile(self, tmp_path: Path) -> None:
+    def test_killed_worker_is_replaced_while_the_others_answer(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
         with standing_in(tmp_path, processes=2) as service:
             service.wait_up()
@@ -323,7 +322,7 @@ class TestFaults:
             assert other in service.workers() and victim not in service.workers()
             assert service.metrics()["clickline_worker_restarts_total"] == 1
 
-    def test_a_worker_that_hangs_is_replaced(self, tmp_path: Path) -> None:
+    def test_hanging_worker_is_replaced(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
         with standing_in(tmp_path, processes=2) as service:
             service.wait_up()
@@ -335,7 +334,7 @@ class TestFaults:
             (line,) = service.log("a worker process is ended")
             assert line["reason"] == "it gives no sign of life"
 
-    def test_a_worker_that_cannot_be_started_for_a_while_is_started_later(self, tmp_path: Path) -> None:
+    def test_worker_that_cannot_be_started_is_retried(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
         with standing_in(tmp_path) as service:
             service.wait_up()
@@ -348,19 +347,19 @@ class TestFaults:
             eventually(lambda: service.admin("/readyz").status_code == 200)
             assert service.version() == 1
 
-    def test_a_service_whose_output_nobody_reads_goes_on(self, tmp_path: Path) -> None:
+    def test_server_with_closed_stdout_keeps_serving(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1, seconds=1)
         with standing_in(tmp_path) as service:
             assert service.process.stdout is not None
             service.process.stdout.close()
-            eventually(lambda: service.log("that the service is up could not be told"))
+            eventually(lambda: service.log("could not announce that the server is ready"))
             assert service.version() == 1
             (victim,) = service.workers()
             os.kill(victim, signal.SIGKILL)  # its supervisor still listens
             eventually(lambda: service.metrics().get("clickline_worker_restarts_total") == 1)
             eventually(lambda: service.admin("/readyz").status_code == 200)
 
-    def test_a_worker_that_cannot_do_what_it_is_told_leaves_its_place(self, tmp_path: Path) -> None:
+    def test_worker_that_fails_to_handle_a_message_exits(self, tmp_path: Path) -> None:
         """It would not hear anything any more, not even that it should stop."""
         ports = dict(zip(("grpc_port", "http_port", "metrics_port"), free_ports(3), strict=True))
         ours, theirs = socket.socketpair()
@@ -383,9 +382,9 @@ class TestFaults:
             finally:
                 process.kill()
         assert process.returncode == 0
-        assert b"obeying the supervisor" in said
+        assert b"handling a message of the supervisor" in said
 
-    def test_sigterm_lets_running_and_waiting_requests_end(self, tmp_path: Path) -> None:
+    def test_sigterm_finishes_running_and_queued_requests(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
         with standing_in(tmp_path) as service, concurrent.futures.ThreadPoolExecutor(4) as threads:
             service.wait_up()
@@ -402,7 +401,7 @@ class TestFaults:
             with pytest.raises(httpx.ConnectError):
                 service.post()
 
-    def test_sigterm_lets_a_running_http_request_end(self, tmp_path: Path) -> None:
+    def test_sigterm_finishes_a_running_http_request(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
         with standing_in(tmp_path) as service, concurrent.futures.ThreadPoolExecutor(1) as threads:
             service.wait_up()
@@ -412,9 +411,12 @@ class TestFaults:
             assert slow.result().status_code == 200
             assert service.process.wait(20) == 0
 
-    def test_the_time_to_drain_has_an_end(self, tmp_path: Path) -> None:
+    def test_drain_timeout_is_enforced(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
-        with standing_in(tmp_path, drain=1) as service, concurrent.futures.ThreadPoolExecutor(1) as threads:
+        with (
+            standing_in(tmp_path, drain_timeout=1) as service,
+            concurrent.futures.ThreadPoolExecutor(1) as threads,
+        ):
             service.wait_up()
             pids = service.workers()
             slow = threads.submit(refused, service, predict_request(30_000), timeout=60)
@@ -426,13 +428,13 @@ class TestFaults:
             assert slow.result()[0] in ("UNAVAILABLE", "CANCELLED")
             assert not any(map(running, pids))
 
-    @pytest.mark.parametrize("batching", [None, {"rows": 64, "wait": 1}])
-    def test_nothing_holds_up_the_end_but_answers(
+    @pytest.mark.parametrize("batching", [None, {"rows": 64, "max_wait_ms": 1}])
+    def test_only_pending_answers_delay_shutdown(
         self, tmp_path: Path, batching: dict[str, int] | None
     ) -> None:
         """Neither a request that was refused, nor one that is half here, nor who watches the health."""
         publish(tmp_path / "versions", 1)
-        with standing_in(tmp_path, drain=30, batching=batching) as service:
+        with standing_in(tmp_path, drain_timeout=30, batching=batching) as service:
             service.wait_up()
             assert refused(service, predict_request(name="other"))[0] == "NOT_FOUND"
             assert refused(service, b"\xff\xff")[0] == "INVALID_ARGUMENT"
@@ -453,9 +455,9 @@ class TestFaults:
                 assert service.process.wait(20) == 0
             assert time.monotonic() - began < 8
 
-    def test_a_large_answer_that_is_computed_at_the_end_arrives_whole(self, tmp_path: Path) -> None:
+    def test_large_answer_computed_during_shutdown_arrives_complete(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
-        with standing_in(tmp_path, drain=20) as service:
+        with standing_in(tmp_path, drain_timeout=20) as service:
             service.wait_up()
             with service.channel() as channel:
                 stream = channel.unary_unary("/tensorflow.serving.PredictionService/Predict").future(
@@ -466,9 +468,12 @@ class TestFaults:
                 assert answered(stream.result()) == 1
             assert service.process.wait(20) == 0
 
-    def test_a_second_signal_ends_at_once(self, tmp_path: Path) -> None:
+    def test_second_signal_exits_at_once(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
-        with standing_in(tmp_path, drain=60) as service, concurrent.futures.ThreadPoolExecutor(1) as threads:
+        with (
+            standing_in(tmp_path, drain_timeout=60) as service,
+            concurrent.futures.ThreadPoolExecutor(1) as threads,
+        ):
             service.wait_up()
             pids = service.workers()
             slow = threads.submit(refused, service, predict_request(20_000), timeout=60)
@@ -498,9 +503,9 @@ class TestFaults:
                 assert answered(slow.result()) == 1  # begun, so ended
             eventually(lambda: not any(map(running, pids)), 15)
 
-    def test_overload_is_refused_and_accepted_requests_wait_for_a_bounded_time(self, tmp_path: Path) -> None:
+    def test_overload_is_refused_and_latency_of_accepted_requests_is_bounded(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
-        with standing_in(tmp_path, queue=4) as service:
+        with standing_in(tmp_path, queue_size=4) as service:
             service.wait_up()
             with Load(service, clients=24, rows=1, milliseconds=20) as load:
                 eventually(lambda: len(load.versions) > 60)
@@ -523,7 +528,7 @@ class TestFaults:
             # Each refusal at most once, and sparingly.
             assert len(service.log("refused")) < len(load.failures)
 
-    def test_a_port_that_is_taken_stops_the_start_in_words(self, shared: Service, tmp_path: Path) -> None:
+    def test_port_in_use_prevents_the_start_with_a_message(self, shared: Service, tmp_path: Path) -> None:
         for key in ("grpc_port", "http_port", "metrics_port"):
             with standing_in(tmp_path, **{key: getattr(shared, key)}) as service:
                 assert service.process.wait(30) == 1
@@ -565,7 +570,7 @@ def certificate(folder: Path) -> None:
     )
 
 
-def test_tls_and_token_guard_every_port(tmp_path: Path) -> None:
+def test_tls_and_token_protect_every_port(tmp_path: Path) -> None:
     certificate(tmp_path)
     (tmp_path / "token").write_text("open sesame\n")
     publish(tmp_path / "versions", 1)
@@ -606,7 +611,7 @@ def test_tls_and_token_guard_every_port(tmp_path: Path) -> None:
         assert "open sesame" not in service.said()
 
 
-def test_certificates_that_cannot_be_used_stop_the_start_in_words(tmp_path: Path) -> None:
+def test_unusable_certificates_prevent_the_start_with_a_message(tmp_path: Path) -> None:
     tls = TlsSection(certificate=str(tmp_path / "cert.pem"), key=str(tmp_path / "key.pem"))
     with pytest.raises(ClicklineError, match=r"serve\.tls\.certificate .*cert\.pem is not a file"):
         server_tls(tls)
@@ -617,6 +622,6 @@ def test_certificates_that_cannot_be_used_stop_the_start_in_words(tmp_path: Path
         server_tls(tls)
 
 
-def test_importing_the_worker_brings_no_torch() -> None:
+def test_importing_the_worker_does_not_import_torch() -> None:
     code = "import sys, clickline.serving.worker_process as w; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from clickline.artifacts.checkpoint import latest
+from clickline.artifacts.checkpoint import latest_checkpoint
 from clickline.config import Config, load_config
 from clickline.data.prepare.hour_dataset import prepare_hour
 from clickline.data.sample.generate import SampleOptions, generate
-from clickline.evaluation.binary_metrics import Counts
-from clickline.evaluation.evaluator import measure
+from clickline.evaluation.binary_metrics import MetricCounts
+from clickline.evaluation.evaluator import evaluate_rows
 from clickline.models.model import open_checkpoint
 from clickline.pipeline.follow import follow
 from clickline.progress import Progress
@@ -41,8 +41,8 @@ data:
     {click: label, timestamp: time, I1: log1p, I2: log1p, B1: {column: I1, transform: bucket},
      B2: {column: I2, transform: bucket}, C1: slot, C2: slot, C3: slot, C4: slot, C5: slot, C6: slot}
 model: {embedding_dim: 4, hidden: [16]}
-train: {embedding: {learning_rate: 0.2}, eviction: {hours_unseen: 24}}
-follow: {poll: 0.05, memory: 2MiB}
+train: {embedding: {learning_rate: 0.2}, eviction: {max_idle_hours: 24}}
+follow: {poll_interval: 0.05, max_table_memory: 2MiB}
 tracking: {enabled: false}
 cache: {dir: cache}
 home: home
@@ -50,47 +50,47 @@ home: home
 
 
 class Enough(Exception):
-    """All hours were learned."""
+    """All hours were trained."""
 
 
 class Watcher(Progress):
-    """After each hour: which it was, and the memory of the process. Keeps the model of one hour."""
+    """Records each hour and the memory of the process after it, and keeps the model of one hour."""
 
     def __init__(self, folder: Path, frozen_after: int, hours: int) -> None:
-        self.told: list[str] = []
-        self.said: list[str] = []
+        self.hours_seen: list[str] = []
+        self.messages: list[str] = []
         self.resident: list[int] = []
         self._folder = folder
         self._frozen_after = frozen_after
         self._hours = hours
         self._last: Mapping[str, Any] = {}
 
-    def say(self, message: str) -> None:
-        self.said.append(message)
+    def log(self, message: str) -> None:
+        self.messages.append(message)
 
     def stage(self, name: str, state: str, facts: Mapping[str, Any] | None = None) -> None:
         last = (facts or {}).get("last", self._last)
         if name != "follow" or last is self._last:
             return
         self._last = last
-        self.told.append(last["hour"])
+        self.hours_seen.append(last["hour"])
         self.resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
-        if len(self.told) == self._frozen_after:
+        if len(self.hours_seen) == self._frozen_after:
             newest = max((self._folder / "home/runs/follow").glob("step-*"))
             shutil.copytree(newest, self._folder / "frozen" / newest.name)
-        if len(self.told) == self._hours:
+        if len(self.hours_seen) == self._hours:
             raise Enough
 
 
 @dataclass(frozen=True)
 class Followed:
-    """What became of the hours."""
+    """Results of following the hours."""
 
     watcher: Watcher
     records: list[dict[str, Any]]
-    live_H: NDArray[np.float64]  # AUC before each hour was learned
-    frozen_L: NDArray[np.float64]  # of the model that stopped learning, in the last hours
-    best_H: NDArray[np.float64]  # of the chances that the clicks were drawn with
+    live_H: NDArray[np.float64]  # AUC before training on each hour
+    frozen_L: NDArray[np.float64]  # of the model that stopped training, in the last hours
+    best_H: NDArray[np.float64]  # of the true click probabilities
 
 
 def followed(folder: Path, hours: int, frozen_after: int, last: int, seed: int, *overrides: str) -> Followed:
@@ -109,7 +109,7 @@ def followed(folder: Path, hours: int, frozen_after: int, last: int, seed: int, 
 
 
 def frozen(folder: Path, config: Config, hours: int, last: int) -> NDArray[np.float64]:
-    found = latest(folder / "frozen")
+    found = latest_checkpoint(folder / "frozen")
     assert found is not None
     model = open_checkpoint(found, 1)
     aucs = []
@@ -119,7 +119,7 @@ def frozen(folder: Path, config: Config, hours: int, last: int) -> NDArray[np.fl
             data.read(Path(data.folder, data.splits["train"].shards[shard].file), [group])
             for shard, group, _ in data.row_groups("train")
         ]
-        aucs.append(measure(model.score, rows).total.auc)
+        aucs.append(evaluate_rows(model.score, rows).total.auc)
     return np.array(aucs, np.float64)
 
 
@@ -128,7 +128,7 @@ def best(folder: Path) -> NDArray[np.float64]:
     for path in sorted((folder / "logs/truth").iterdir()):
         truth = pq.read_table(path)
         clicks_B = truth["label"].to_numpy().astype(np.float32)
-        counts = Counts()
+        counts = MetricCounts()
         counts.add(clicks_B, np.ones_like(clicks_B), truth["p"].to_numpy())
         aucs.append(counts.metrics().auc)
     return np.array(aucs, np.float64)
@@ -137,32 +137,32 @@ def best(folder: Path) -> NDArray[np.float64]:
 @pytest.mark.parametrize(
     ("hours", "frozen_after", "last", "gain", "share"),
     [
-        # Of six seeds this is the one in the middle: 0.006 above the frozen one (0.0025 to 0.020), 0.86 of the way
+        # This is the median of six seeds: 0.006 above the frozen one (0.0025 to 0.020), 0.86 of the way
         # (0.82 to 0.90).
         pytest.param(30, 12, 12, 0.003, 0.80, marks=pytest.mark.slow),
         # Over three seeds: 0.014 to 0.018, and 0.87 to 0.89.
         pytest.param(200, 24, 48, 0.010, 0.85, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
 )
-def test_hours_without_end(
+def test_endless_hours(
     hours: int, frozen_after: int, last: int, gain: float, share: float, tmp_path: Path
 ) -> None:
-    """`gain`: in AUC, over the model that stopped learning; `share`: of the way from chance to the best there is."""
+    """`gain`: in AUC, over the model that stopped training; `share`: of the distance from chance to the best possible AUC."""
     made = followed(tmp_path, hours, frozen_after, last, seed=0)
 
     # Every hour once, in order.
     labels = [f"202601{1 + hour // 24:02d}/{hour % 24:02d}" for hour in range(hours)]
-    assert made.watcher.told == labels
+    assert made.watcher.hours_seen == labels
     assert [(r["hour"], r["state"], r["rows"]) for r in made.records] == [
         (label, "learned", ROWS) for label in labels
     ]
-    newest = latest(tmp_path / "home/runs/follow")
+    newest = latest_checkpoint(tmp_path / "home/runs/follow")
     assert newest is not None
     assert newest.body["learned"] == [[FIRST, FIRST + hours]]
 
-    # Nothing grows: not the tables, which had reached their bound, nor the process, nor what lies on disk.
+    # Nothing grows: neither the tables, which have reached their limit, nor the process, nor the files on disk.
     assert max(record["memory"] for record in made.records) <= BOUND
-    assert any("the sparse tables reached follow.memory" in line for line in made.watcher.said)
+    assert any("the sparse tables reached follow.max_table_memory" in line for line in made.watcher.messages)
     early, end = made.watcher.resident[hours // 4], made.watcher.resident[-1]
     assert end <= 1.1 * early, f"{early / 2**20:.0f} MiB have become {end / 2**20:.0f} MiB"
     assert len(list((tmp_path / "home/runs/follow").glob("step-*"))) == 2

@@ -1,4 +1,4 @@
-"""Long runs of a real service: a thousand switches under load, and a million requests. `make soak-parts` runs them."""
+"""Long runs of a real server: a thousand switches under load, and a million requests. `make soak-parts` runs them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.runs import find_checkpoint
 from clickline.config import Config, load_config
-from clickline.embedding import save
+from clickline.embedding import save_snapshot
 from clickline.models.model import open_checkpoint
 from clickline.progress import Progress
 from clickline.publishing.release import Release
 from clickline.publishing.run import publish, publish_release
 from clickline.storage.storage import Storage
-from clickline.training.train_step import Learner
+from clickline.training.train_step import TrainStep
 from clickline.wire.messages import PredictRequest, PredictResponse
 from servers.waiting import free_ports
 
@@ -39,7 +39,7 @@ PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
 def request(project: Path, rows: int, first: int = 0) -> bytes:
-    """Raw fields of a log's lines, as TF Serving's clients send them."""
+    """Raw fields of log lines, as TF Serving clients send them."""
     lines = [line.split("\t") for line in (project / "data" / "eval.tsv").read_text().splitlines()]
     found = lines[first : first + rows]
     asked = PredictRequest()
@@ -60,7 +60,7 @@ def request(project: Path, rows: int, first: int = 0) -> bytes:
 
 @contextmanager
 def serving(project: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A service of its own; its process and where it answers gRPC."""
+    """Start a server; yields its process and its gRPC address."""
     ports = free_ports(3)
     settings = [*options]
     for name, port in zip(("grpc_port", "http_port", "metrics_port"), ports, strict=True):
@@ -89,21 +89,21 @@ def serving(project: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str
 
 
 def two_versions(config: Config, folder: Path) -> None:
-    """A base, and a delta on it whose every score is another."""
+    """Publish a base, and a delta on it that changes every score."""
     publish(config)
     model = open_checkpoint(find_checkpoint(None, config.home), 2)
     dataset = Dataset.current(Storage(), config.home)
     rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[0].file), [0])
-    learner = Learner(model)
-    learner.learn(learner.prepare(rows.take(np.arange(60))))
-    save(model.tables, folder / "later.bin")
+    train_step = TrainStep(model)
+    train_step.run(train_step.prepare(rows.take(np.arange(60))))
+    save_snapshot(model.tables, folder / "later.bin")
     origin = {"checkpoint": "later", "step": 1, "tables_sha256": "", "dataset": dataset.id}
     release = Release(model, folder / "later.bin", origin, "", None, rows)
-    publish_release(config, release, iter(()), Progress(), reason="soak", began=time.monotonic())
+    publish_release(config, release, iter(()), Progress(), reason="soak", started=time.monotonic())
 
 
-class Asking(threading.Thread):
-    """Asks again and again and compares every answer with what its version must say."""
+class RequestLoop(threading.Thread):
+    """Sends requests in a loop and compares every answer with the expected scores of its version."""
 
     def __init__(self, address: str, body: bytes, wanted: dict[int, np.ndarray]) -> None:
         super().__init__(daemon=True)
@@ -128,13 +128,13 @@ class Asking(threading.Thread):
                 self.answers[version] += 1
 
 
-def test_a_thousand_switches_fail_no_request_and_mix_no_versions(project, tmp_path):
+def test_thousand_switches_fail_no_request_and_mix_no_versions(project, tmp_path):
     config = load_config(project / "clickline.yaml")
     two_versions(config, tmp_path)
     registry = registry_of(config)
     body = request(project, 50)
     with (
-        serving(project, "serve.processes=2", "serve.poll=0.02") as (_, address),
+        serving(project, "serve.processes=2", "serve.poll_interval=0.02") as (_, address),
         grpc.insecure_channel(address) as channel,
     ):
         call = channel.unary_unary(PREDICT)
@@ -154,8 +154,8 @@ def test_a_thousand_switches_fail_no_request_and_mix_no_versions(project, tmp_pa
             raise AssertionError(f"version {version} never answered")
 
         wanted = {version: moved_to(version) for version in (1, 2)}
-        assert np.abs(wanted[1] - wanted[2]).min() > 1e-5  # a mixed answer would be seen
-        asking = [Asking(address, body, wanted) for _ in range(4)]
+        assert np.abs(wanted[1] - wanted[2]).min() > 1e-5  # a mixed answer would be detected
+        asking = [RequestLoop(address, body, wanted) for _ in range(4)]
         for one in asking:
             one.start()
         for switch in range(SWITCHES):
@@ -173,7 +173,7 @@ def test_a_thousand_switches_fail_no_request_and_mix_no_versions(project, tmp_pa
 
 
 def resident(pids: list[int]) -> int:
-    """Memory of these processes that is their own, in bytes."""
+    """Private memory of these processes, in bytes."""
     total = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -215,7 +215,7 @@ def test_memory_is_flat_over_a_million_requests(project):
         ask(REQUESTS // 10)
         warm = resident([process.pid, *workers])
         ask(REQUESTS - REQUESTS // 10)
-        assert children(process.pid) == workers  # none has died meanwhile
+        assert children(process.pid) == workers  # none has died
         after = resident([process.pid, *workers])
         print(f"{warm / 2**20:.1f} MiB after a tenth, {after / 2**20:.1f} MiB at the end")  # noqa: T201
         assert after < warm * 1.05 + 2**22

@@ -43,7 +43,7 @@ class Heard(Progress):
     def end(self) -> None:
         self.ended += 1
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.said.append(message)
 
 

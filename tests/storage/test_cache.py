@@ -16,7 +16,7 @@ import pytest
 
 from clickline.errors import CacheFull, StorageError
 from clickline.records import SourceFile
-from clickline.storage.file_cache import Cache, Cleared, Phase
+from clickline.storage.file_cache import Cleared, FileCache, Phase
 from clickline.storage.storage import Storage
 from servers.web import Web
 
@@ -31,8 +31,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cache(directory: Path) -> Cache:
-    return Cache(directory, 100 * MIB, Storage({}, None))
+def cache(directory: Path) -> FileCache:
+    return FileCache(directory, 100 * MIB, Storage({}, None))
 
 
 def _file(web: Web, path: str, content: bytes) -> SourceFile:
@@ -41,7 +41,7 @@ def _file(web: Web, path: str, content: bytes) -> SourceFile:
     return file
 
 
-def _content(cache: Cache, file: SourceFile, heard: Heard | None = None) -> bytes:
+def _content(cache: FileCache, file: SourceFile, heard: Heard | None = None) -> bytes:
     with cache.local(file, heard) as path:
         return path.read_bytes()
 
@@ -60,14 +60,14 @@ def test_any_remote_store_is_copied_and_local_files_are_not(store: Store, direct
     uri = store.storage.join(store.base, "a.gz")
     store.storage.put(uri, content)
     [file] = store.storage.list(uri)
-    cache = Cache(directory, MIB, store.storage)
+    cache = FileCache(directory, MIB, store.storage)
     with cache.local(file) as path:
         assert path.read_bytes() == content
         assert (str(path) == uri) == store.storage.is_local(uri)
     assert directory.exists() != store.storage.is_local(uri)
 
 
-def test_a_file_is_fetched_once_and_progress_is_told(web: Web, cache: Cache, heard: Heard) -> None:
+def test_a_file_is_fetched_once_and_progress_is_told(web: Web, cache: FileCache, heard: Heard) -> None:
     content = os.urandom(300_000)
     file = _file(web, "/a.gz", content)
     assert _content(cache, file, heard) == content
@@ -77,14 +77,14 @@ def test_a_file_is_fetched_once_and_progress_is_told(web: Web, cache: Cache, hea
     assert (heard.advanced, heard.ended, heard.said) == (300_000, 1, [])
 
 
-def test_another_process_finds_the_copy(web: Web, cache: Cache, directory: Path) -> None:
+def test_another_process_finds_the_copy(web: Web, cache: FileCache, directory: Path) -> None:
     file = _file(web, "/a.gz", b"content")
     _content(cache, file)
-    assert _content(Cache(directory, MIB, Storage({}, None)), file) == b"content"
+    assert _content(FileCache(directory, MIB, Storage({}, None)), file) == b"content"
     assert len(web.gets) == 1
 
 
-def test_the_manifest_says_what_is_there_and_no_secret(web: Web, cache: Cache, directory: Path) -> None:
+def test_the_manifest_says_what_is_there_and_no_secret(web: Web, cache: FileCache, directory: Path) -> None:
     content = b"content"
     web.files["/a.gz"] = content
     [file] = Storage({}, None).list(f"http://bob:planted@{web.url[7:]}/a.gz?X-Amz-Signature=planted")
@@ -103,18 +103,18 @@ def test_the_manifest_says_what_is_there_and_no_secret(web: Web, cache: Cache, d
         assert path.is_dir() or b"planted" not in path.read_bytes()
 
 
-def test_a_corrupt_copy_is_fetched_again(web: Web, cache: Cache, directory: Path, heard: Heard) -> None:
+def test_a_corrupt_copy_is_fetched_again(web: Web, cache: FileCache, directory: Path, heard: Heard) -> None:
     file = _file(web, "/a.gz", b"good")
     _content(cache, file)
     (_entry(directory) / "data").write_bytes(b"evil")  # of the same size
-    new_process = Cache(directory, MIB, Storage({}, None))
+    new_process = FileCache(directory, MIB, Storage({}, None))
     assert _content(new_process, file, heard) == b"good"
-    assert heard.said == [f"the cached copy of {web.url}/a.gz is corrupt and is fetched again"]
+    assert heard.said == [f"the cached copy of {web.url}/a.gz is corrupt and is downloaded again"]
     assert len(web.gets) == 2
 
 
 def test_a_truncated_copy_is_noticed_at_every_use(
-    web: Web, cache: Cache, directory: Path, heard: Heard
+    web: Web, cache: FileCache, directory: Path, heard: Heard
 ) -> None:
     file = _file(web, "/a.gz", b"good")
     _content(cache, file)
@@ -124,33 +124,33 @@ def test_a_truncated_copy_is_noticed_at_every_use(
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"version": 1}'])
-def test_a_broken_manifest_is_no_copy(web: Web, cache: Cache, directory: Path, damage: bytes) -> None:
+def test_a_broken_manifest_is_no_copy(web: Web, cache: FileCache, directory: Path, damage: bytes) -> None:
     file = _file(web, "/a.gz", b"good")
     _content(cache, file)
     (_entry(directory) / "manifest").write_bytes(damage)
-    assert _content(Cache(directory, MIB, Storage({}, None)), file) == b"good"
+    assert _content(FileCache(directory, MIB, Storage({}, None)), file) == b"good"
     assert len(web.gets) == 2
 
 
-def test_a_changed_remote_file_is_fetched_again(web: Web, cache: Cache, heard: Heard) -> None:
+def test_a_changed_remote_file_is_fetched_again(web: Web, cache: FileCache, heard: Heard) -> None:
     _content(cache, _file(web, "/a.gz", b"old"))
     assert _content(cache, _file(web, "/a.gz", b"newer"), heard) == b"newer"
     assert heard.said == []  # listed anew: nothing surprising
 
 
-def test_a_file_that_changed_since_it_was_listed_is_said(web: Web, cache: Cache, heard: Heard) -> None:
+def test_a_file_that_changed_since_it_was_listed_is_said(web: Web, cache: FileCache, heard: Heard) -> None:
     listed = _file(web, "/a.gz", b"old")
     web.files["/a.gz"] = b"newer"
     assert _content(cache, listed, heard) == b"newer"
-    assert heard.said == [f"{web.url}/a.gz has changed since it was listed; its present content is fetched"]
+    assert heard.said == [f"{web.url}/a.gz has changed since it was listed; downloading its current content"]
     assert _content(cache, listed, heard) == b"newer"
     assert len(web.gets) == 1
 
 
-def test_a_file_that_is_gone(web: Web, cache: Cache) -> None:
+def test_a_file_that_is_gone(web: Web, cache: FileCache) -> None:
     file = _file(web, "/a.gz", b"old")
     del web.files["/a.gz"]
-    with pytest.raises(StorageError, match=r"a\.gz: it was there when the input was listed and is gone now"):
+    with pytest.raises(StorageError, match=r"a\.gz: it existed when the input was listed and is gone now"):
         _content(cache, file)
 
 
@@ -169,8 +169,8 @@ class _Overwritten(Storage):
 def test_a_file_overwritten_while_it_is_fetched(web: Web, directory: Path) -> None:
     file = _file(web, "/a.gz", b"first")
     with pytest.raises(StorageError, match="overwritten while it was being fetched"):
-        _content(Cache(directory, MIB, _Overwritten(web)), file)
-    assert _content(Cache(directory, MIB, Storage({}, None)), file) == b"other"
+        _content(FileCache(directory, MIB, _Overwritten(web)), file)
+    assert _content(FileCache(directory, MIB, Storage({}, None)), file) == b"other"
 
 
 class _FlippedBit(Storage):
@@ -184,9 +184,9 @@ class _FlippedBit(Storage):
 def test_s3_content_is_compared_with_its_md5(s3: Store, s3_options: Any, directory: Path) -> None:
     s3.storage.put(f"{s3.base}/a", b"content")
     [file] = s3.storage.list(f"{s3.base}/a")
-    with pytest.raises(StorageError, match="does not have the checksum the store announced"):
-        _content(Cache(directory, MIB, _FlippedBit(*s3_options)), file)
-    assert _content(Cache(directory, MIB, s3.storage), file) == b"content"
+    with pytest.raises(StorageError, match="does not have the checksum that the store announced"):
+        _content(FileCache(directory, MIB, _FlippedBit(*s3_options)), file)
+    assert _content(FileCache(directory, MIB, s3.storage), file) == b"content"
 
 
 def test_s3_object_encrypted_with_a_key_has_no_md5(s3: Store, s3_options: Any, directory: Path) -> None:
@@ -194,7 +194,7 @@ def test_s3_object_encrypted_with_a_key_has_no_md5(s3: Store, s3_options: Any, d
     filesystem.pipe_file(f"{s3.base}/a", b"content", ServerSideEncryption="aws:kms")
     [file] = s3.storage.list(f"{s3.base}/a")
     # The ETag of such an object is not the MD5 of its content; one changed byte stands in for that.
-    assert _content(Cache(directory, MIB, _FlippedBit(*s3_options)), file) == b"bontent"
+    assert _content(FileCache(directory, MIB, _FlippedBit(*s3_options)), file) == b"bontent"
 
 
 def test_s3_upload_in_parts_has_no_md5_and_is_cached_all_the_same(s3: Store, directory: Path) -> None:
@@ -205,7 +205,7 @@ def test_s3_upload_in_parts_has_no_md5_and_is_cached_all_the_same(s3: Store, dir
         out.write(content[5 * MIB :])
     [file] = s3.storage.list(f"{s3.base}/a")
     assert "-" in file.version
-    assert _content(Cache(directory, 10 * MIB, s3.storage), file) == content
+    assert _content(FileCache(directory, 10 * MIB, s3.storage), file) == content
 
 
 _USE_WITH_LITTLE_ROOM = """
@@ -224,7 +224,7 @@ except StorageError as error:
 """
 
 
-def test_no_room_while_downloading(web: Web, cache: Cache, directory: Path) -> None:
+def test_no_room_while_downloading(web: Web, cache: FileCache, directory: Path) -> None:
     file = _file(web, "/a.gz", b"x" * 100_000)
     command = [sys.executable, "-c", _USE_WITH_LITTLE_ROOM, str(directory), file.uri, file.version]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -238,10 +238,10 @@ def test_no_room_while_downloading(web: Web, cache: Cache, directory: Path) -> N
 
 
 def test_too_little_room_on_the_disk_is_said_before_the_download(
-    web: Web, cache: Cache, monkeypatch: pytest.MonkeyPatch
+    web: Web, cache: FileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = _file(web, "/a.gz", b"x" * 100_000)
-    monkeypatch.setattr(Cache, "_free_on_disk", lambda _: 50_000)
+    monkeypatch.setattr(FileCache, "_free_on_disk", lambda _: 50_000)
     with pytest.raises(StorageError, match=r"48\.8 KiB are free and .* needs 97\.7 KiB more\. .* cache\.dir"):
         _content(cache, file)
     assert web.gets == []
@@ -251,7 +251,7 @@ def test_a_cache_directory_that_cannot_be_made(web: Web, tmp_path: Path) -> None
     (tmp_path / "file").write_bytes(b"")
     file = _file(web, "/a.gz", b"x")
     with pytest.raises(StorageError, match=r"file/cache"):
-        _content(Cache(tmp_path / "file" / "cache", MIB, Storage({}, None)), file)
+        _content(FileCache(tmp_path / "file" / "cache", MIB, Storage({}, None)), file)
 
 
 # Several processes
@@ -318,7 +318,7 @@ def test_two_processes_fetch_one_file_once(web: Web, directory: Path, user: User
 
 
 def test_kill_9_in_the_middle_then_resume(
-    web: Web, cache: Cache, directory: Path, heard: Heard, user: Users
+    web: Web, cache: FileCache, directory: Path, heard: Heard, user: Users
 ) -> None:
     content = os.urandom(5_000_000)
     file = _file(web, "/a.gz", content)
@@ -361,15 +361,15 @@ class _CutsTheConnection(Heard):
             self._web.go_on.set()
 
 
-def _fetch_in_vain(web: Web, cache: Cache, file: SourceFile) -> None:
-    with pytest.raises(StorageError, match=r"did not answer|were announced"):
+def _fetch_in_vain(web: Web, cache: FileCache, file: SourceFile) -> None:
+    with pytest.raises(StorageError, match=r"did not answer|were expected"):
         _content(cache, file, _CutsTheConnection(web))
     web.stop_after = web.cut_after = None
     web.bytes_sent = 0
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_cut_connection_then_resume(web: Web, cache: Cache, ranges: bool) -> None:
+def test_a_cut_connection_then_resume(web: Web, cache: FileCache, ranges: bool) -> None:
     web.ranges = ranges
     content = os.urandom(500_000)
     file = _file(web, "/a.gz", content)
@@ -378,7 +378,7 @@ def test_a_cut_connection_then_resume(web: Web, cache: Cache, ranges: bool) -> N
     assert (web.bytes_sent < len(content)) == ranges
 
 
-def test_a_part_of_an_older_version_is_thrown_away(web: Web, cache: Cache) -> None:
+def test_a_part_of_an_older_version_is_thrown_away(web: Web, cache: FileCache) -> None:
     _fetch_in_vain(web, cache, _file(web, "/a.gz", b"a" * 500_000))
     assert _content(cache, _file(web, "/a.gz", b"b" * 500_000)) == b"b" * 500_000
 
@@ -389,7 +389,7 @@ def test_resume_from_any_store(request: pytest.FixtureRequest, kind: str, direct
     content = os.urandom(100_000)
     store.storage.put(f"{store.base}/a", content)
     [file] = store.storage.list(f"{store.base}/a")
-    cache = Cache(directory, MIB, store.storage)
+    cache = FileCache(directory, MIB, store.storage)
     _content(cache, file)
     entry = _entry(directory)
     manifest: dict[str, Any] = json.loads((entry / "manifest").read_text())
@@ -406,7 +406,7 @@ def test_resume_from_any_store(request: pytest.FixtureRequest, kind: str, direct
 
 
 def test_the_copies_used_longest_ago_make_room(web: Web, directory: Path) -> None:
-    cache = Cache(directory, 250_000, Storage({}, None))
+    cache = FileCache(directory, 250_000, Storage({}, None))
     old, middle, new = (_file(web, f"/{name}.gz", os.urandom(100_000)) for name in ("a", "b", "c"))
     for age, file in ((300, old), (200, middle)):
         _content(cache, file)
@@ -423,10 +423,10 @@ def test_the_copies_used_longest_ago_make_room(web: Web, directory: Path) -> Non
 def test_a_copy_in_use_by_another_process_is_not_evicted(web: Web, directory: Path, user: Users) -> None:
     used = _file(web, "/used.gz", os.urandom(100_000))
     other = _file(web, "/other.gz", os.urandom(100_000))
-    cache = Cache(directory, 150_000, Storage({}, None))
+    cache = FileCache(directory, 150_000, Storage({}, None))
     using = user(directory, used, 150_000)
     assert using.size() == 100_000
-    with pytest.raises(CacheFull, match=r"finds no room: .*in use by running work\. Raise cache\.size"):
+    with pytest.raises(CacheFull, match=r"there is no room for .*in use by running processes\. Raise cache\.size"):
         _content(cache, other)
     assert cache.clear() == Cleared(files=0, size=0, in_use=1)
     assert cache.status([used]).phase == Phase.READY
@@ -438,7 +438,7 @@ def test_a_copy_in_use_by_another_process_is_not_evicted(web: Web, directory: Pa
 def test_a_copy_in_use_by_this_process_is_not_evicted(web: Web, directory: Path) -> None:
     used = _file(web, "/used.gz", os.urandom(100_000))
     other = _file(web, "/other.gz", os.urandom(100_000))
-    cache = Cache(directory, 150_000, Storage({}, None))
+    cache = FileCache(directory, 150_000, Storage({}, None))
     with cache.local(used) as path:
         with pytest.raises(CacheFull, match="in use by running work"):
             _content(cache, other)
@@ -452,7 +452,7 @@ def test_a_download_under_way_counts_as_taken_room(web: Web, directory: Path, us
     web.stop_after = 10_000
     fetching = user(directory, first, 150_000)
     assert web.stopped.wait(60)
-    cache = Cache(directory, 150_000, Storage({}, None))
+    cache = FileCache(directory, 150_000, Storage({}, None))
     assert cache.status([first]).phase == Phase.SYNCING
     with pytest.raises(CacheFull, match="in use by running work"):
         _content(cache, second)
@@ -463,7 +463,7 @@ def test_a_download_under_way_counts_as_taken_room(web: Web, directory: Path, us
 def test_a_file_larger_than_the_cache(web: Web, directory: Path) -> None:
     file = _file(web, "/a.gz", b"x" * 3 * MIB)
     with pytest.raises(CacheFull) as caught:
-        _content(Cache(directory, 2 * MIB, Storage({}, None)), file)
+        _content(FileCache(directory, 2 * MIB, Storage({}, None)), file)
     assert str(caught.value) == (
         f"{web.url}/a.gz is 3.0 MiB and the cache may hold 2.0 MiB. "
         "Raise cache.size, or cut the file into smaller ones."
@@ -472,7 +472,7 @@ def test_a_file_larger_than_the_cache(web: Web, directory: Path) -> None:
 
 
 def test_what_is_no_copy_is_neither_counted_nor_evicted_nor_cleared(web: Web, directory: Path) -> None:
-    cache = Cache(directory, 150_000, Storage({}, None))
+    cache = FileCache(directory, 150_000, Storage({}, None))
     others = [directory / "work" / "3f2a" / "data", directory / ("a" * 31) / "data", directory / "notes.txt"]
     for other in others:
         other.parent.mkdir(parents=True, exist_ok=True)
@@ -488,7 +488,7 @@ def test_what_is_no_copy_is_neither_counted_nor_evicted_nor_cleared(web: Web, di
 # status, warm, clear
 
 
-def test_status_warm_clear(web: Web, cache: Cache, directory: Path, tmp_path: Path) -> None:
+def test_status_warm_clear(web: Web, cache: FileCache, directory: Path, tmp_path: Path) -> None:
     files = [_file(web, f"/{name}.gz", b"x" * 1000) for name in "abc"]
     before = cache.status(files)
     assert (before.files, before.total_bytes, before.cached_bytes) == (3, 3000, 0)
@@ -499,8 +499,8 @@ def test_status_warm_clear(web: Web, cache: Cache, directory: Path, tmp_path: Pa
     some = cache.status(files)
     assert (some.cached_bytes, some.available_bytes, some.phase) == (1000, 100 * MIB - 1000, Phase.PARTIAL)
 
-    cache.warm(files)
-    cache.warm(files)
+    cache.prefetch(files)
+    cache.prefetch(files)
     after = cache.status(files)
     assert (after.cached_bytes, after.phase) == (3000, Phase.READY)
     assert len(web.gets) == 3
@@ -512,20 +512,20 @@ def test_status_warm_clear(web: Web, cache: Cache, directory: Path, tmp_path: Pa
     assert list(directory.glob("*/*")) == []
 
 
-def test_status_of_local_files(cache: Cache, folder: Store, directory: Path) -> None:
+def test_status_of_local_files(cache: FileCache, folder: Store, directory: Path) -> None:
     folder.storage.put(f"{folder.base}/a", b"1234")
     files = folder.storage.list(f"{folder.base}/a")
     status = cache.status(files)
     assert (status.files, status.total_bytes, status.cached_bytes, status.phase) == (1, 4, 0, Phase.LOCAL)
     assert str(status.phase) == "Local"
-    cache.warm(files)
+    cache.prefetch(files)
     assert cache.clear() == Cleared(0, 0, 0)
 
 
 def test_warm_refuses_what_cannot_all_stay(web: Web, directory: Path) -> None:
     files = [_file(web, f"/{name}.gz", b"x" * 1000) for name in "abc"]
     with pytest.raises(
-        CacheFull, match=r"the 3 files are 2\.9 KiB together and the cache may hold 2\.0 KiB.*cache\.size"
+        CacheFull, match=r"the 3 files have 2\.9 KiB in total and the cache may hold 2\.0 KiB.*cache\.size"
     ):
-        Cache(directory, 2048, Storage({}, None)).warm(files)
+        FileCache(directory, 2048, Storage({}, None)).prefetch(files)
     assert web.gets == []

@@ -109,7 +109,7 @@ def test_a_disk_without_hard_links_is_refused_in_words(
     monkeypatch.setattr(Path, "hardlink_to", no_links)
     with pytest.raises(
         StorageError,
-        match=r"1\.json: .* only if there is none, and this disk makes no hard links\. Use another",
+        match=r"1\.json: .* only if none exists, but this disk has no hard links\. Use another",
     ):
         folder.storage.create(f"{folder.base}/1.json", b"x")
     assert list(Path(folder.base).iterdir()) == []
@@ -141,12 +141,12 @@ def test_a_folder_that_may_not_be_written(folder: Store) -> None:
 
 
 def test_http_creates_nothing(web: Web) -> None:
-    with pytest.raises(StorageError, match="can only be read"):
+    with pytest.raises(StorageError, match="are read-only"):
         Storage().create(f"{web.url}/a", b"x")
 
 
 def test_hdfs_names_the_way_that_works() -> None:
-    with pytest.raises(StorageError, match=r"hdfs:// cannot\. Use webhdfs:// for the same cluster"):
+    with pytest.raises(StorageError, match=r"hdfs:// does not support that\. Use webhdfs:// for the same cluster"):
         Storage().create("hdfs://name-node/a", b"x")
 
 
@@ -198,7 +198,7 @@ def test_s3_that_ignores_the_condition_is_found_out(s3_options: Any, s3: Store) 
     filesystem = storage._drivers.open(s3.base)
     real = filesystem.pipe_file
     filesystem.pipe_file = lambda uri, data, mode: real(uri, data)
-    with pytest.raises(StorageError, match=r"ignores If-None-Match, so it overwrites\. Use a store with"):
+    with pytest.raises(StorageError, match=r"ignores If-None-Match and overwrites\. Use a store with"):
         storage.create(f"{s3.base}/1.json", b"1")
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clickline.storage.file_lock import holder_of, sign, take
+from clickline.storage.file_lock import acquire, read_owner, write_owner
 
 HOLD = """
 import sys
@@ -22,15 +22,15 @@ sys.stdin.read()
 
 def test_nobody_holds_what_is_not_there_or_was_left(tmp_path: Path) -> None:
     file = tmp_path / "lock"
-    assert holder_of(file) is None
-    held = take(file)
+    assert read_owner(file) is None
+    held = acquire(file)
     assert held is not None
-    assert holder_of(file) == {}, "it has not signed yet"
-    sign(held, {"pid": 1, "host": "a-long-name"})
-    sign(held, {"pid": 2})
-    assert holder_of(file) == {"pid": 2}
+    assert read_owner(file) == {}, "it has not signed yet"
+    write_owner(held, {"pid": 1, "host": "a-long-name"})
+    write_owner(held, {"pid": 2})
+    assert read_owner(file) == {"pid": 2}
     os.close(held)
-    assert holder_of(file) is None
+    assert read_owner(file) is None
 
 
 def test_a_second_one_gets_it_when_the_first_is_killed(tmp_path: Path) -> None:
@@ -40,10 +40,10 @@ def test_a_second_one_gets_it_when_the_first_is_killed(tmp_path: Path) -> None:
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        assert take(file) is None
-        assert holder_of(file) == {"pid": 7}
+        assert acquire(file) is None
+        assert read_owner(file) == {"pid": 7}
         other.kill()
         other.wait()
-        held = take(file)
+        held = acquire(file)
     assert held is not None
     os.close(held)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clickline.errors import StorageError
-from clickline.storage.redaction import Redactor, secrets_in, shown
+from clickline.storage.redaction import Redactor, redacted, secrets_in
 from clickline.storage.storage import Storage
 from servers.web import Web
 from servers.webhdfs import NameNode
@@ -40,7 +40,7 @@ def _credentials(tmp_path: Path, tree: object) -> Path:
     ],
 )
 def test_shown(text: str, allowed: str) -> None:
-    assert shown(text) == allowed
+    assert redacted(text) == allowed
 
 
 def test_redactor_strikes_out_all_spellings() -> None:
@@ -115,9 +115,9 @@ def test_options_and_credentials_are_merged_at_depth(s3: Store, s3_endpoint: str
     [
         (f"s3: {{key: {SECRET}", r":1: the credentials file is not valid YAML or JSON"),
         (f"s3:\n  key: a\n {SECRET}: [", r"the credentials file is not valid YAML or JSON"),
-        (f"{SECRET}: x", "has another shape than expected"),
-        (f"- {SECRET}", "has another shape than expected"),
-        (f"s3: {SECRET}", "has another shape than expected"),
+        (f"{SECRET}: x", "has the wrong structure"),
+        (f"- {SECRET}", "has the wrong structure"),
+        (f"s3: {SECRET}", "has the wrong structure"),
     ],
 )
 def test_a_broken_credentials_file_is_named_and_not_quoted(
@@ -145,7 +145,7 @@ def test_a_credentials_file_others_may_read_is_noted(
     file.chmod(0o644)
     with caplog.at_level(logging.WARNING):
         Storage({}, file)
-    assert f"other users may read it: chmod 600 {file}" in caplog.text
+    assert f"is readable by other users: chmod 600 {file}" in caplog.text
     assert "planted" not in caplog.text
 
 
@@ -171,10 +171,10 @@ except StorageError as error:
 
 def test_an_unknown_store_is_named() -> None:
     with pytest.raises(
-        StorageError, match=r"no store is known for ftp://\. Use a local path or one of s3://"
+        StorageError, match=r"the protocol ftp:// is not supported\. Use a local path or one of s3://"
     ):
         Storage({}, None).list("ftp://host/a")
-    with pytest.raises(StorageError, match=r"storage\.options has s4, which is no store we know"):
+    with pytest.raises(StorageError, match=r"storage\.options has s4, which is not a known store"):
         Storage({"s4": {}}, None)
 
 

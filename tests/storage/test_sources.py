@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clickline.errors import ConfigError, HourNotReady, SourceNotFound
-from clickline.storage.log_files import DateRange, resolve
+from clickline.storage.log_files import DateRange, resolve_files
 from clickline.storage.storage import Storage
 from servers.web import Web
 from servers.webhdfs import NameNode
@@ -40,7 +40,7 @@ class FakeClock:
 
 def _names(store: Store, **options: object) -> list[tuple[int | None, str]]:
     pattern = store.storage.join(store.base, str(options.pop("pattern", "{date}/{hour}/*")))
-    files = resolve(store.storage, [pattern], **options)  # type: ignore[arg-type]
+    files = resolve_files(store.storage, [pattern], **options)  # type: ignore[arg-type]
     return [(file.hour, file.uri.removeprefix(store.base + "/")) for file in files]
 
 
@@ -81,27 +81,27 @@ def test_dates_the_wrong_way_round() -> None:
 def test_files_of_several_patterns_come_once_and_sorted(store: Store, filled: Filled) -> None:
     filled(store, {"b.tsv": b"1", "a.tsv": b"2", "_SUCCESS": b"", "sub/c.tsv": b"3"})
     join, base = store.storage.join, store.base
-    files = resolve(store.storage, [join(base, "*.tsv"), join(base, "a.tsv"), join(base, "sub/*")])
+    files = resolve_files(store.storage, [join(base, "*.tsv"), join(base, "a.tsv"), join(base, "sub/*")])
     assert [file.uri for file in files] == [join(base, name) for name in ("a.tsv", "b.tsv", "sub/c.tsv")]
     assert {file.hour for file in files} == {None}
 
 
 def test_the_same_local_file_by_two_spellings_comes_once(folder: Store, filled: Filled) -> None:
     filled(folder, {"a.tsv": b"1"})
-    files = resolve(folder.storage, [f"{folder.base}/a.tsv", f"{folder.base}/../logs/*.tsv"])
+    files = resolve_files(folder.storage, [f"{folder.base}/a.tsv", f"{folder.base}/../logs/*.tsv"])
     assert [file.uri for file in files] == [f"{folder.base}/a.tsv"]
 
 
 def test_a_pattern_that_matches_nothing_says_what_is_near(store: Store, filled: Filled) -> None:
     filled(store, {"train/a.tsv": b"1", "train/b.tsv": b"1"})
     with pytest.raises(SourceNotFound) as caught:
-        resolve(store.storage, [f"{store.base}/train/2025/*.gz"])
+        resolve_files(store.storage, [f"{store.base}/train/2025/*.gz"])
     assert str(caught.value) == (
         f"{store.base}/train/2025/*.gz matches no file. The nearest folder that exists is {store.base}/train, "
         "in it: a.tsv, b.tsv. Correct the pattern, or put the files there."
     )
     with pytest.raises(SourceNotFound, match=r"train is a folder\. Write .*/train/\* for the files in it"):
-        resolve(store.storage, [f"{store.base}/train"])
+        resolve_files(store.storage, [f"{store.base}/train"])
 
 
 def test_nothing_near_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,17 +109,17 @@ def test_nothing_near_a_relative_path(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(
         SourceNotFound, match=r"data/\*\.tsv matches no file\. The nearest .* is \., in it: nothing\."
     ):
-        resolve(Storage({}, None), ["data/*.tsv"])
+        resolve_files(Storage({}, None), ["data/*.tsv"])
 
 
 def test_nothing_near_a_missing_bucket(s3: Store) -> None:
     with pytest.raises(SourceNotFound, match="Not even its bucket or top folder exists"):
-        resolve(s3.storage, ["s3://no-such-bucket-here/a/*.gz"])
+        resolve_files(s3.storage, ["s3://no-such-bucket-here/a/*.gz"])
 
 
 def test_http_address_that_is_not_there(web: Web) -> None:
     with pytest.raises(SourceNotFound, match=r"/a\.gz matches no file\. Open the address in a browser"):
-        resolve(Storage({}, None), [f"{web.url}/a.gz"])
+        resolve_files(Storage({}, None), [f"{web.url}/a.gz"])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_http_address_that_is_not_there(web: Web) -> None:
 )
 def test_placeholders_that_cannot_be_filled(pattern: str, problem: str) -> None:
     with pytest.raises(SourceNotFound, match=problem):
-        resolve(Storage({}, None), [pattern])
+        resolve_files(Storage({}, None), [pattern])
 
 
 # Hours
@@ -168,7 +168,7 @@ def test_hours_without_a_donefile_are_all_named(store: Store, filled: Filled) ->
         _names(store, dates=DateRange("20260101", "20260102/01"), donefile="done")
     assert str(caught.value) == (
         "20260101/03..05, 20260101/09, 20260101/22..20260102/00 of " + store.base + "/{date}/{hour}/*: "
-        "not there or not complete, the donefile done is missing. "
+        "not complete, the donefile done is missing. "
         "Run again when they have arrived, wait longer (data.dates.wait), or change data.dates."
     )
 
@@ -211,7 +211,7 @@ def test_a_complete_hour_without_data_is_said(store: Store, filled: Filled, hear
     dates = DateRange("20260101/00", "20260101/03")
     assert _names(store, dates=dates, donefile="done", progress=heard) == [(NEW_YEAR + 1, "20260101/01/a.gz")]
     assert heard.said == [
-        "complete, but without data: 20260101/00, 20260101/02..03 of " + store.base + "/{date}/{hour}/*"
+        "complete, but empty: 20260101/00, 20260101/02..03 of " + store.base + "/{date}/{hour}/*"
     ]
 
 

@@ -118,7 +118,7 @@ def test_signs_of_a_glob_in_the_name_of_a_folder_are_no_glob(store: Store, fille
     folder = store.storage.join(store.base, "a[1] b*")
 
     def found(pattern: str) -> list[str]:
-        files = store.storage.list(Storage.inside(folder, pattern))
+        files = store.storage.list(Storage.pattern_in(folder, pattern))
         return [file.uri.removeprefix(folder + "/") for file in files]
 
     assert found("*.tsv") == ["x.tsv", "x1.tsv"]
@@ -127,8 +127,8 @@ def test_signs_of_a_glob_in_the_name_of_a_folder_are_no_glob(store: Store, fille
     assert found("**/*.tsv") == ["sub/y.tsv", "x.tsv", "x1.tsv"]
     assert found("s*/y.tsv") == ["sub/y.tsv"]
     assert found("absent.tsv") == []
-    assert store.storage.folders(Storage.inside(folder, "sub")) == [f"{folder}/sub"]
-    deeper = store.storage.join(store.base, "*", Storage.inside("a[1] b*", "*.tsv"))
+    assert store.storage.folders(Storage.pattern_in(folder, "sub")) == [f"{folder}/sub"]
+    deeper = store.storage.join(store.base, "*", Storage.pattern_in("a[1] b*", "*.tsv"))
     assert store.storage.list(deeper) == []  # a glob in front of an escaped name
     assert len(store.storage.list(store.storage.join(store.base, "*[*]", "sub", "*"))) == 1
 
@@ -163,7 +163,7 @@ def test_a_file_shorter_than_announced_is_not_taken_for_whole(store: Store, fill
     filled(store, {"a": b"12345"})
     [file] = store.storage.list(f"{store.base}/a")
     with pytest.raises(
-        StorageError, match=r"/a: 5 bytes came, 9 were announced.* run again when it is complete"
+        StorageError, match=r"/a: 5 bytes arrived, 9 were expected.* run again when it is complete"
     ):
         list(store.storage.stream(replace(file, size=9)))
 
@@ -243,7 +243,7 @@ def test_a_local_file_with_glob_signs_in_its_name_is_found(folder: Store, filled
 
 def test_a_file_with_glob_signs_is_found_in_a_folder_with_some(folder: Store, filled: Filled) -> None:
     filled(folder, {"[x]/a[1].tsv": b"x", "[x]/a1.tsv": b"y"})
-    pattern = Storage.inside(f"{folder.base}/[x]", "a[1].tsv")
+    pattern = Storage.pattern_in(f"{folder.base}/[x]", "a[1].tsv")
     assert [file.uri for file in folder.storage.list(pattern)] == [f"{folder.base}/[x]/a[1].tsv"]
 
 
@@ -325,7 +325,7 @@ def test_http_glob_over_folder_pages(web: Web) -> None:
 def test_http_glob_on_a_server_that_lists_nothing(web: Web) -> None:
     web.files = {"/logs/a.tsv": b"1"}
     with pytest.raises(
-        StorageError, match=r"does not list this folder, .* Name each file by its full address"
+        StorageError, match=r"does not list this folder, .* Give the full URL of each file"
     ):
         Storage({}, None).list(f"{web.url}/logs/*.tsv")
 
@@ -346,15 +346,15 @@ def test_http_absent_is_not_the_same_as_dead(web: Web) -> None:
 def test_http_cut_short(web: Web) -> None:
     web.files["/a.tsv"] = b"x" * 100_000
     web.cut_after = 60_000
-    with pytest.raises(StorageError, match=r"a\.tsv: .*(did not answer|were announced)"):
+    with pytest.raises(StorageError, match=r"a\.tsv: .*(did not answer|were expected)"):
         Storage({}, None).read(f"{web.url}/a.tsv")
 
 
 def test_http_is_only_read(web: Web) -> None:
     storage = Storage({}, None)
-    with pytest.raises(StorageError, match="can only be read"):
+    with pytest.raises(StorageError, match="are read-only"):
         storage.put(f"{web.url}/a", b"x")
-    with pytest.raises(StorageError, match="can only be read"):
+    with pytest.raises(StorageError, match="are read-only"):
         storage.delete(f"{web.url}/a")
 
 

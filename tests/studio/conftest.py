@@ -23,7 +23,7 @@ def ads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "serve-token").write_text(f"{SECRETS[1]}\n")
     file = configure(
         folder,
-        storage={"credentials": "credentials.yaml"},
+        storage={"credentials_file": "credentials.yaml"},
         serve={"token_file": "serve-token"},
         studio={"enabled": True, "port": port},
     )

@@ -55,15 +55,15 @@ def configure(folder: Path, **sections: Any) -> Path:
         "cache": {"dir": "cache"},
         "model": {"embedding_dim": 4, "hidden": [8]},
         "train": {"batch_size": 256},
-        "gate": {"auc": 0.55, "retries": 0},
+        "gate": {"auc": 0.55, "extra_epochs": 0},
         "tracking": {"enabled": False},
         "serve": {
             "grpc_port": grpc,
             "http_port": http,
             "metrics_port": metrics,
             "processes": 1,
-            "drain": 2,
-            "poll": 0.2,
+            "drain_timeout": 2,
+            "poll_interval": 0.2,
         },
         "studio": {"enabled": False},
     }

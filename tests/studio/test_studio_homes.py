@@ -86,7 +86,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     credentials.write_text('s3: {key: somebody, secret: "far-away-secret"}\n')
     credentials.chmod(0o600)
     files.append(
-        configure(world / "far", publish=far, storage={"options": options, "credentials": str(credentials)})
+        configure(world / "far", publish=far, storage={"options": options, "credentials_file": str(credentials)})
     )
     write_logs(world / "refused", 3000)
     shutil.copytree(world / "refused" / "data", world / "failed" / "data")

@@ -16,7 +16,7 @@ data: {format: criteo, train: data/train.tsv, eval: data/eval.tsv, shard_size: 1
 cache: {dir: cache}
 model: {name: wide_deep, embedding_dim: 4, hidden: [16, 8]}
 train: {batch_size: 256, checkpoint_every: 0}
-gate: {auc: 0.55, retries: 0}
+gate: {auc: 0.55, extra_epochs: 0}
 tracking: {enabled: false}
 """
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clickline.artifacts.dataset import Dataset, concat
+from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 from clickline.storage.storage import Storage
 from clickline.training import batches as module
@@ -29,7 +29,7 @@ def signature(rows: LabelledRows) -> list[bytes]:
 
 def test_every_row_comes_once_an_epoch_in_another_order(dataset):
     made = Batches(dataset, Path(dataset.folder), 256, seed=1)
-    stored = concat(
+    stored = concat_rows(
         [
             dataset.read(Path(dataset.folder, shard.file), range(len(shard.row_groups)))
             for shard in dataset.splits["train"].shards
@@ -73,7 +73,7 @@ def test_rows_with_several_values_are_taken_and_joined_right(values, data):
     )
     order = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=12)))
     taken = whole.take(order)
-    joined = concat([taken, whole])
+    joined = concat_rows([taken, whole])
     assert joined.label_B.tolist() == [*order.tolist(), *range(rows)]
     (ids,) = joined.encoded.slots
     found = [ids.ids_N[a:b].tolist() for a, b in zip(ids.offsets_B1[:-1], ids.offsets_B1[1:], strict=True)]
@@ -97,8 +97,8 @@ def test_newest_hour_is_one_that_a_share_of_the_rows_has_reached(strays, rows, n
     hours = np.full(rows, 50, dtype=np.int32)
     hours[:strays] = 900
     hours[-1] = 3
-    known = module._without_strays(hours)
+    known = module._clip_stray_hours(hours)
     assert (known.max(), known.min()) == (newest, 3)
     unknown = np.full(10 * rows, -1, dtype=np.int32)  # of other files: they do not count
-    assert module._without_strays(np.concatenate((hours, unknown))).max() == newest
-    assert np.array_equal(module._without_strays(unknown), unknown)
+    assert module._clip_stray_hours(np.concatenate((hours, unknown))).max() == newest
+    assert np.array_equal(module._clip_stray_hours(unknown), unknown)

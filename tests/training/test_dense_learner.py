@@ -16,7 +16,7 @@ from clickline.models.model_plan import ModelPlan
 from clickline.models.network_spec import NetworkSpec
 from clickline.models.registry import build
 from clickline.records import EncodedRows, LabelledRows
-from clickline.training.dense_optimizer import LOSS, SEEN, TOTAL, Dense, Diverged
+from clickline.training.dense_optimizer import BUFFER_ROWS, LOSS, TOTAL_WEIGHT, DenseOptimizer, Diverged
 
 SPEC = NetworkSpec((4, 4), 3, (16, 8), 0.0, False)
 
@@ -47,10 +47,10 @@ def plan(**changes: object) -> ModelPlan:
     return ModelPlan(**(values | changes))  # type: ignore[arg-type]
 
 
-def dense(**changes: object) -> Dense:
+def dense(**changes: object) -> DenseOptimizer:
     one = plan(**changes)
     spec = NetworkSpec(SPEC.dims, SPEC.dense, SPEC.hidden, one.dropout, one.batch_norm)
-    return Dense(build(one.network or "", spec, one.seed), one)
+    return DenseOptimizer(build(one.network or "", spec, one.seed), one)
 
 
 Batch = tuple[LabelledRows, np.ndarray, np.ndarray]
@@ -70,16 +70,16 @@ def batch(seed: int, rows: int) -> Batch:
 
 def part(whole: Batch, start: int, stop: int) -> Batch:
     rows, inputs_BI, wide_B = whole
-    return rows.part(start, stop), inputs_BI[start:stop], wide_B[start:stop]
+    return rows.slice(start, stop), inputs_BI[start:stop], wide_B[start:stop]
 
 
-def learn(one: Dense, whole: Batch) -> float:
+def learn(one: DenseOptimizer, whole: Batch) -> float:
     computed = one.compute(*whole)
-    one.learn(None, computed.total)
-    return computed.mean
+    one.learn(None, computed.total_weight)
+    return computed.mean_loss
 
 
-def summed(workers: list[Dense], whole: Batch, cuts: list[int]) -> np.ndarray:
+def summed(workers: list[DenseOptimizer], whole: Batch, cuts: list[int]) -> np.ndarray:
     """The workers' gradients of their parts, added up as a group does it."""
     bounds = [0, *cuts, whole[0].rows]
     total = None
@@ -91,7 +91,7 @@ def summed(workers: list[Dense], whole: Batch, cuts: list[int]) -> np.ndarray:
     return total
 
 
-def weights_of(one: Dense) -> dict[str, np.ndarray]:
+def weights_of(one: DenseOptimizer) -> dict[str, np.ndarray]:
     return {name: value for name, value in one.state().items() if name != "random"}
 
 
@@ -107,7 +107,7 @@ def test_parts_of_a_batch_that_are_summed_are_the_batch(changes, cuts):
         whole = batch(seed, 40)
         mean = learn(alone, whole)
         vector = summed(workers, whole, cuts)
-        total = float(vector[TOTAL])
+        total = float(vector[TOTAL_WEIGHT])
         assert vector[LOSS] / total == pytest.approx(mean, rel=1e-5)
         for worker in workers:
             worker.learn(vector, total)
@@ -122,14 +122,16 @@ def test_parts_of_a_batch_that_are_summed_are_the_batch(changes, cuts):
 def as_impressions(grouped: Batch) -> Batch:
     """The same impressions, each as a row of its own: a row's clicks first, then the others."""
     rows, inputs_BI, wide_B = grouped
-    of_N = np.repeat(np.arange(rows.rows), rows.show_B)
-    place_N = np.arange(of_N.size) - np.repeat(np.cumsum(rows.show_B) - rows.show_B, rows.show_B)
+    of_N = np.repeat(np.arange(rows.rows), rows.impression_B)
+    place_N = np.arange(of_N.size) - np.repeat(
+        np.cumsum(rows.impression_B) - rows.impression_B, rows.impression_B
+    )
     click_N = (place_N < rows.click_B[of_N]).astype(np.uint32)
     single = rows.take(of_N)
     labelled = LabelledRows(
         click_N.astype(np.float32),
-        single.weight_B / single.show_B,
-        np.ones_like(single.show_B),
+        single.weight_B / single.impression_B,
+        np.ones_like(single.impression_B),
         click_N,
         single.event_hour_B,
         single.encoded,
@@ -159,8 +161,10 @@ def test_a_row_of_several_impressions_weighs_as_the_same_impressions_in_single_r
     of_rows, of_impressions = one.compute(*grouped), other.compute(*single)
     assert of_rows.total == pytest.approx(of_impressions.total, rel=1e-5)
     assert of_rows.mean == pytest.approx(of_impressions.mean, rel=1e-5)
-    np.testing.assert_allclose(one.gradient()[:SEEN], other.gradient()[:SEEN], rtol=1e-3, atol=2e-4)
-    starts = (np.cumsum(grouped[0].show_B) - grouped[0].show_B).astype(np.int64)
+    np.testing.assert_allclose(
+        one.gradient()[:BUFFER_ROWS], other.gradient()[:BUFFER_ROWS], rtol=1e-3, atol=2e-4
+    )
+    starts = (np.cumsum(grouped[0].impression_B) - grouped[0].impression_B).astype(np.int64)
     summed_BI = np.add.reduceat(of_impressions.grad_inputs_BI, starts)
     np.testing.assert_allclose(of_rows.grad_inputs_BI, summed_BI, rtol=1e-3, atol=1e-4)
 
@@ -176,13 +180,15 @@ def test_a_users_loss_gets_the_class_weights_of_each_impression():
         ).mean()
 
     network = build("deepfm", SPEC, 0)
-    one = Dense(network, plan(click_weight=5.0), CustomModel(network, True, loss=loss))
+    one = DenseOptimizer(network, plan(click_weight=5.0), CustomModel(network, True, loss=loss))
     rows = grouped_batch(2, 8)[0]
     one.compute(*grouped_batch(2, 8))
     label, weight = (value.numpy() for value in given[0])
-    own = rows.weight_B / rows.show_B
+    own = rows.weight_B / rows.impression_B
     np.testing.assert_allclose(weight * label, own * 5 * rows.click_B, rtol=1e-5)
-    np.testing.assert_allclose(weight * (1 - label), own * (rows.show_B - rows.click_B), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        weight * (1 - label), own * (rows.impression_B - rows.click_B), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_gradients_of_the_inputs_are_of_the_summed_loss_whatever_the_part():
@@ -201,7 +207,7 @@ def test_a_part_without_rows_says_nothing(network):
     one = dense(network=network)
     one.compute(*batch(0, 8))
     computed = one.compute(*part(batch(1, 8), 8, 8))
-    assert (computed.loss, computed.total, computed.finite) == (0.0, 0.0, True)
+    assert (computed.loss, computed.total_weight, computed.finite) == (0.0, 0.0, True)
     assert computed.grad_inputs_BI.shape == (0, SPEC.width)
     assert computed.grad_wide_B.shape == computed.logit_B.shape == (0,)
     assert not one.gradient().any()
@@ -213,7 +219,7 @@ def test_a_batch_of_no_weight_moves_nothing():
     rows, inputs_BI, wide_B = batch(0, 8)
     rows.weight_B[:] = 0
     computed = one.compute(rows, inputs_BI, wide_B)
-    assert (computed.total, computed.loss) == (0.0, 0.0)
+    assert (computed.total_weight, computed.loss) == (0.0, 0.0)
     other.learn(one.gradient(), 0.0)
     one.learn(None, 0.0)
     assert np.array_equal(one.weights(), before)
@@ -242,9 +248,9 @@ def test_batch_norm_learns_the_mean_of_all_workers():
     whole = batch(0, 61)
     learn(alone, whole)
     vector = summed(workers, whole, [10, 60, 60])  # 10 rows, 50, none, and one, of which it learns nothing
-    assert vector[SEEN] == 60
+    assert vector[BUFFER_ROWS] == 60
     for worker in workers:
-        worker.learn(vector, float(vector[TOTAL]))
+        worker.learn(vector, float(vector[TOTAL_WEIGHT]))
     before, after = dict(alone.network.named_buffers()), dict(workers[0].network.named_buffers())
     linear = next(layer for layer in dense(batch_norm=True).network.modules() if isinstance(layer, nn.Linear))
     with torch.no_grad():
@@ -346,12 +352,12 @@ class Half(nn.Module):
 def test_a_network_and_an_optimizer_of_the_user(extra, by_vector):
     network = Half()
     custom = CustomModel(network, False, optimizer=lambda weights: torch.optim.SGD(weights, lr=0.5))
-    one = Dense(network, plan(schedule=Cosine(4)), custom)
+    one = DenseOptimizer(network, plan(schedule=Cosine(4)), custom)
     one.step = 2  # half of the rate
     rows, inputs_BI, wide_B = batch(0, 16)
     computed = one.compute(rows, inputs_BI, wide_B)
     assert not computed.grad_wide_B.any()
-    one.learn(one.gradient() if by_vector else None, computed.total, extra)
+    one.learn(one.gradient() if by_vector else None, computed.total_weight, extra)
     slope_B = rows.weight_B * (0.5 - rows.label_B)
     expected = -0.5 * 0.5 * extra * (slope_B @ inputs_BI) / rows.weight_B.sum()
     assert np.allclose(network.used.detach().numpy(), expected, atol=1e-6)

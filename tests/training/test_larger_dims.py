@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from clickline.embedding import AdaGrad, Admission, Constant, Ftrl, SlotShape
-from clickline.evaluation.binary_metrics import Counts, Metrics
+from clickline.evaluation.binary_metrics import MetricCounts, Metrics
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.models.model import Model
 from clickline.models.model_plan import ModelPlan
 from clickline.records import EncodedRows, LabelledRows, SlotIds
-from clickline.training.train_step import Learner
+from clickline.training.train_step import TrainStep
 
 SLOTS, DENSE, ROWS = 20, 6, 12_000
 FEATURES = FeatureSpec(
@@ -59,13 +59,13 @@ def learned(network: str, dim: int) -> Metrics:
         negative_sampling=1.0,
         seed=0,
     )
-    learner = Learner(Model.build(FEATURES, plan, threads=2))
+    train_step = TrainStep(Model.build(FEATURES, plan, threads=2))
     whole, last = rows(), ROWS * 5 // 6
     for start in range(0, last, 100):
-        learner.learn(learner.prepare(whole.part(start, start + 100)))
-    unseen = whole.part(last, ROWS)
-    counts = Counts()
-    counts.add(unseen.label_B, unseen.weight_B, learner.model.score(unseen))
+        train_step.run(train_step.prepare(whole.slice(start, start + 100)))
+    unseen = whole.slice(last, ROWS)
+    counts = MetricCounts()
+    counts.add(unseen.label_B, unseen.weight_B, train_step.model.score(unseen))
     return counts.metrics()
 
 

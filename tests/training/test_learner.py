@@ -9,13 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from clickline.embedding import AdaGrad, Adam, Admission, Constant, Cosine, Ftrl, Settle, SlotShape, StepDrop
+from clickline.embedding import (
+    AdaGrad,
+    Adam,
+    Admission,
+    Constant,
+    Cosine,
+    Ftrl,
+    LinearTail,
+    SlotShape,
+    StepDrop,
+)
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.models.model import Model
 from clickline.models.model_plan import ModelPlan
 from clickline.records import EncodedRows, LabelledRows, SlotIds
-from clickline.training.train_step import Learner
+from clickline.training.train_step import TrainStep
 
 FEATURES = FeatureSpec((DenseField("x", "x", "none"),), (SlotField("s", "s", 1), SlotField("t", "t", 2)))
 PLAN = ModelPlan(
@@ -42,11 +52,11 @@ PLAN = ModelPlan(
 )
 
 
-def learner(**changes: object) -> Learner:
-    return Learner(Model.build(FEATURES, dataclasses.replace(PLAN, **changes), threads=2))
+def train_step(**changes: object) -> TrainStep:
+    return TrainStep(Model.build(FEATURES, dataclasses.replace(PLAN, **changes), threads=2))
 
 
-def learn(one: Learner, rows: LabelledRows) -> float:
+def learn(one: TrainStep, rows: LabelledRows) -> float:
     return one.learn(one.prepare(rows)).loss
 
 
@@ -80,7 +90,7 @@ def labelled(label, s, t, x) -> LabelledRows:
 )
 def test_an_interaction_between_two_slots_is_learned(changes):
     rng = np.random.default_rng(0)
-    one = learner(**changes)
+    one = train_step(**changes)
     first = learn(one, batch(rng))
     for _ in range(300):
         last = learn(one, batch(rng))
@@ -90,16 +100,16 @@ def test_an_interaction_between_two_slots_is_learned(changes):
     assert ((one.model.score(rows) > 0.5) == (rows.label_B > 0.5)).mean() > 0.98
 
 
-@pytest.mark.parametrize("schedule", [Constant(2), Cosine(6), Settle(6), StepDrop(2)])
+@pytest.mark.parametrize("schedule", [Constant(2), Cosine(6), LinearTail(6), StepDrop(2)])
 def test_the_state_is_all_there_is(schedule):
     rng = np.random.default_rng(1)
-    one = learner(schedule=schedule, row_schedule=schedule, dropout=0.3)
+    one = train_step(schedule=schedule, row_schedule=schedule, dropout=0.3)
     rows = [batch(rng) for _ in range(6)]
     for part in rows[:3]:
         learn(one, part)
     state = one.dense_state()
     after = [learn(one, part) for part in rows[3:]]
-    again = learner(schedule=schedule, row_schedule=schedule, dropout=0.3)
+    again = train_step(schedule=schedule, row_schedule=schedule, dropout=0.3)
     for part in rows[:3]:
         learn(again, part)
     torch.manual_seed(99)
@@ -110,7 +120,7 @@ def test_the_state_is_all_there_is(schedule):
 def test_a_loss_that_is_not_finite_stops_with_words_and_leaves_the_weights():
     rows = batch(np.random.default_rng(2))
     rows.encoded.dense_DB[0, 0] = np.inf
-    one = learner()
+    one = train_step()
     before = one.model.weights()
     with pytest.raises(ClicklineError, match=r"training has diverged\. Lower train\.learning_rate"):
         learn(one, rows)
@@ -132,9 +142,9 @@ def test_scores_are_probabilities_of_all_rows_whatever_was_weighted_or_sampled(c
         click = rng.binomial(shows, true[s]).astype(np.uint32)
         single = labelled(click.astype(np.float32) / shows, s, t, np.zeros((1, rows), np.float32))
         show = np.full(rows, shows, dtype=np.uint32)
-        return dataclasses.replace(single, weight_B=show.astype(np.float32), show_B=show, click_B=click)
+        return dataclasses.replace(single, weight_B=show.astype(np.float32), impression_B=show, click_B=click)
 
-    one = learner(**changes)
+    one = train_step(**changes)
     for _ in range(400):
         rows = draw(1024)
         learn(
@@ -149,7 +159,7 @@ def test_scores_are_probabilities_of_all_rows_whatever_was_weighted_or_sampled(c
 
 def test_a_network_without_inputs_of_its_own_learns_wide_weights():
     features = FeatureSpec((), FEATURES.slots)
-    one = Learner(
+    one = TrainStep(
         Model.build(features, dataclasses.replace(PLAN, network="lr", wide_optimizer=Ftrl(0.5)), threads=1)
     )
     rng = np.random.default_rng(4)
@@ -165,7 +175,7 @@ def test_a_plan_survives_json():
         PLAN,
         slots=(SlotShape("s", 4, "mean"), SlotShape("t", 7)),
         schedule=Cosine(100, 0.1, 5),
-        row_schedule=Settle(100),
+        row_schedule=LinearTail(100),
         embedding_optimizer=Adam(0.002),
     )
     document = json.loads(json.dumps(plan.to_json()))

@@ -51,7 +51,7 @@ def test_going_on_drops_what_comes_after_the_checkpoint(tmp_path):
     path = tmp_path / "curve.json"
     drawn(path, 2000).write()
     curve = LearningCurve(path)
-    curve.go_on_from(1000)
+    curve.resume_from(1000)
     before = curve.columns()
     assert before["step"][-1] <= 1000 < before["step"][-1] + 8
     for step in range(1001, 3001):
@@ -77,7 +77,7 @@ def test_a_spoilt_file_is_a_curve_without_points(tmp_path, content):
     path = tmp_path / "curve.json"
     path.write_bytes(content)
     curve = LearningCurve(path)
-    curve.go_on_from(10)
+    curve.resume_from(10)
     assert curve.columns() == {name: [] for name in COLUMNS}
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import clickline
-from clickline.artifacts.dataset import Dataset, concat
+from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.config import load_config
 from clickline.errors import GateRefused
-from clickline.evaluation.binary_metrics import Counts
+from clickline.evaluation.binary_metrics import MetricCounts
 from clickline.evaluation.curves import curves
 from clickline.evaluation.report import report_document as documents
 from clickline.models.model import open_checkpoint
@@ -35,7 +35,7 @@ class Heard(Progress):
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.said.append(message)
 
 
@@ -48,7 +48,7 @@ def trained(project: Path, *overrides: str) -> tuple[TrainResult, dict, list[str
 def rows_of(project: Path, split: str):
     dataset = Dataset.current(Storage(), str(project / ".clickline"))
     shards = dataset.splits[split].shards
-    return concat(
+    return concat_rows(
         [dataset.read(Path(dataset.folder, shards[s].file), [g]) for s, g, _ in dataset.row_groups(split)]
     )
 
@@ -61,7 +61,7 @@ def test_every_part_is_what_a_direct_count_gives(project):
     model = open_checkpoint(result.checkpoint, len(os.sched_getaffinity(0)))
     scores_B = model.score(rows)
 
-    counts = Counts()
+    counts = MetricCounts()
     counts.add(rows.label_B, rows.weight_B, scores_B)
     assert report["curves"] == curves(counts.bins())
     assert report["curves"] == result.evaluation.curves
@@ -92,7 +92,7 @@ def test_every_part_is_what_a_direct_count_gives(project):
         assert table[name]["missing_eval"] == pytest.approx((ids_B == missing).mean())
         assert table[name]["distinct_train"] == pytest.approx(len(known), rel=0.1)
     assert any(one["unseen_eval"] for one in table.values())
-    from_files = documents.unseen_in_files(result.checkpoint.tables, rows)  # as a cluster has to
+    from_files = documents.unseen_shares_in_files(result.checkpoint.tables, rows)  # as a cluster has to
     assert from_files == pytest.approx([table[name]["unseen_eval"] for name in slots])
     assert {table[field.name]["kind"] for field in dataset.features.dense} == {"dense"}
 
@@ -251,24 +251,24 @@ def test_the_live_version_is_measured_on_the_same_rows_or_the_report_says_why_no
     assert "dense.onnx is damaged" in warning
     assert said.count(warning) == 1
     with pytest.raises(GateRefused, match=r"below gate\.auc 0\.99"):
-        trained(project, "train.seed=10", "gate={vs_current: -0.1, auc: 0.99, retries: 0}")
+        trained(project, "train.seed=10", "gate={vs_current: -0.1, auc: 0.99, extra_epochs: 0}")
 
 
 def test_large_tables_are_not_read_for_it(project, monkeypatch):
     result, _, _ = trained(project)
     monkeypatch.setattr(documents, "_MOST_READ", 1000)
-    assert documents.unseen_in_files(result.checkpoint.tables, rows_of(project, "eval")) is None
+    assert documents.unseen_shares_in_files(result.checkpoint.tables, rows_of(project, "eval")) is None
 
 
 @pytest.mark.slow
 def test_after_an_early_stop_the_report_is_that_of_the_best_epoch(project):
-    options = ["train.epochs=4", "train.early_stop={patience: 1}", "train.embedding.learning_rate=0.3"]
+    options = ["train.epochs=4", "train.early_stopping={patience: 1}", "train.embedding.learning_rate=0.3"]
     result, report, said = trained(project, *options)
     assert any("was the best; the later ones did not help" in one for one in said)
     assert report["lineage"]["checkpoint"]["step"] == result.checkpoint.step < report["learning"]["step"][-1]
     rows = rows_of(project, "eval")
     model = open_checkpoint(result.checkpoint, len(os.sched_getaffinity(0)))
-    worth, count = documents.importance_on(model.score, rows, model.features)
+    worth, count = documents.measure_importance(model.score, rows, model.features)
     assert report["importance"] == [one.to_json() for one in worth]
     assert count == report["importance_rows"]
     known = np.unique(rows_of(project, "train").encoded.slots[5].ids_N)

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clickline.artifacts.checkpoint import latest
+from clickline.artifacts.checkpoint import latest_checkpoint
 from clickline.artifacts.dataset import Dataset
 from clickline.config import load_config
 from clickline.data.prepare.run import prepare
 from clickline.data.sample.generate import SampleOptions, generate
-from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load
+from clickline.embedding import AdaGrad, Ftrl, SlotShape, Tables, load_snapshot
 from clickline.embedding.table import Table
 from clickline.errors import ArtifactError, ClicklineError, ConfigError, DataError, GateRefused
-from clickline.pipeline.flow import build
+from clickline.pipeline.flow import run_flow
 from clickline.progress import Progress
 from clickline.storage.storage import Storage
 from clickline.training.run import train
@@ -41,7 +41,7 @@ def test_the_final_checkpoint_stands_at_the_end_of_the_last_epoch(project):
     assert result.verdict.passed
     assert result.evaluation is not None
     assert result.evaluation.total.rows == 4000
-    found = latest(result.checkpoint.folder.parent)
+    found = latest_checkpoint(result.checkpoint.folder.parent)
     assert found is not None
     assert found.body["position"] == {"epoch": 1, "window": 0, "batch": 0}
 
@@ -66,7 +66,9 @@ def test_every_ids_counters_equal_a_direct_count_over_the_data(project, monkeypa
 
     monkeypatch.setattr(Table, "place", keep)
     slots = [SlotShape(slot.name, 4) for slot in dataset.features.slots]
-    load(Tables(slots, embedding_optimizer=AdaGrad(0.05), wide_optimizer=Ftrl()), result.checkpoint.tables)
+    load_snapshot(
+        Tables(slots, embedding_optimizer=AdaGrad(0.05), wide_optimizer=Ftrl()), result.checkpoint.tables
+    )
     assert found == {one: (epochs * count, epochs * clicks[one]) for one, count in shows.items()}
 
 
@@ -76,7 +78,7 @@ def test_a_gate_that_asks_for_figures_is_refused_before_training_where_there_are
     (tmp_path / "clickline.yaml").write_text(text % "")
     config = load_config(tmp_path / "clickline.yaml")
     with pytest.raises(ConfigError, match=r"data\.eval is not given, but gate\.auc asks for figures"):
-        build(config, Progress())
+        run_flow(config, Progress())
     assert not (tmp_path / ".clickline").exists()  # not even prepared
     prepare(config)
     with pytest.raises(ConfigError, match=r"data\.eval is not given, but gate\.auc asks for figures"):
@@ -99,14 +101,14 @@ def test_a_file_that_is_learned_and_measured_on_is_said_before_training_and_in_t
     said: list[str] = []
 
     class Heard(Progress):
-        def say(self, message: str) -> None:
+        def log(self, message: str) -> None:
             said.append(message)
 
         def begin(self, *args, **values) -> None:
             said.append("begins")
 
     result = train(config, Heard())
-    leak = f"data.eval: its only file is in data.train too ({tmp_path}/data/eval.tsv). The model is measured on rows"
+    leak = f"data.eval: its only file is also in data.train ({tmp_path}/data/eval.tsv). The model is evaluated on its own"
     assert said[0].startswith(f"warning: {leak}") and "begins" in said[1:]
     assert json.loads(result.report.read_text())["notes"][0].startswith(leak)
 
@@ -116,7 +118,7 @@ def test_rows_without_a_click_are_neither_learned_nor_tried_again(tmp_path):
     (tmp_path / "clicked.csv").write_text("y,u\n" + clicked)
     (tmp_path / "shown.csv").write_text("y,u\n" + clicked.replace("1,", "0,"))
     text = "data: {{format: csv, train: {0}.csv, eval: {1}.csv, fields: {{y: label, u: slot}}}}\n"
-    text += "gate: {{auc: 0.6, retries: 3}}\nmodel: {{hidden: [4]}}\ntracking: {{enabled: false}}\n"
+    text += "gate: {{auc: 0.6, extra_epochs: 3}}\nmodel: {{hidden: [4]}}\ntracking: {{enabled: false}}\n"
     (tmp_path / "clickline.yaml").write_text(text.format("clicked", "shown"))
     config = load_config(tmp_path / "clickline.yaml")
     prepare(config)

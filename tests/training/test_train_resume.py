@@ -75,7 +75,7 @@ def test_ctrl_c_ends_with_130_and_training_goes_on_later(project):
 
 @pytest.mark.slow
 def test_a_model_below_the_gate_is_trained_on_and_then_refused_with_exit_3(project):
-    command = [CLICKLINE, "train", "--json", "--set", "gate.auc=0.99", "--set", "gate.retries=1"]
+    command = [CLICKLINE, "train", "--json", "--set", "gate.auc=0.99", "--set", "gate.extra_epochs=1"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     error = json.loads(done.stdout)["error"]

@@ -14,7 +14,7 @@ from clickline.artifacts.runs import find_checkpoint
 from clickline.config import load_config
 from clickline.errors import ArtifactError, GateRefused
 from clickline.evaluation.evaluator import Evaluator
-from clickline.evaluation.report.report_document import Current
+from clickline.evaluation.report.report_document import LiveEvaluation
 from clickline.progress import Progress
 from clickline.records import SlotIds
 from clickline.training import run as training
@@ -25,7 +25,7 @@ class Heard(Progress):
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.said.append(message)
 
 
@@ -82,12 +82,12 @@ def test_hours_slices_curves_and_measures_of_ones_own_come_back_from_a_report():
     scored_B = random.random(1000).astype(np.float32)
     label_B = (random.random(1000) < scored_B).astype(np.float32)
     own = {"mean": lambda labels, probabilities, weights: float(probabilities.mean())}
-    evaluator = Evaluator(["s"], own=own)
+    evaluator = Evaluator(["s"], custom_metrics=own)
     hours_B = np.repeat(np.arange(490_000, 490_004, dtype=np.int32), 250)
     slot = SlotIds(np.arange(1000, dtype=np.uint64) % 3)
     evaluator.add(label_B, np.ones_like(label_B), scored_B, hours_B, {"s": slot})
     found = evaluator.evaluation()
-    assert len(found.hours) == 4 and found.own and found.curves and found.slices
+    assert len(found.hours) == 4 and found.custom and found.curves and found.slices
     report = {"evaluation": found.to_json(), "curves": found.curves}
     assert training._measured(json.loads(as_json(report))) == found
 
@@ -116,10 +116,10 @@ def test_a_gate_that_was_changed_judges_the_figures_of_then(runs):
 @pytest.mark.slow
 def test_what_passed_beside_the_current_version_stays_passed(runs, monkeypatch):
     """Once it is published it is the current version itself, over which it has no gain."""
-    live: list[Current] = []
+    live: list[LiveEvaluation] = []
     monkeypatch.setattr(training, "_measure_current", lambda *args: (live[0] if live else None, "none yet"))
     first = runs.train("gate.vs_current=0.01")
-    live.append(Current(1, first.evaluation))
+    live.append(LiveEvaluation(1, first.evaluation))
     again = runs.train("gate.vs_current=0.01")
     assert (again.reused, runs.built) == (True, 0)
     with pytest.raises(GateRefused, match=r"gate\.vs_current asks for a gain of 0\.02"):
@@ -154,7 +154,7 @@ def test_more_epochs_or_another_rule_to_stop_are_more_to_do(runs):
     assert (more.reused, more.checkpoint.folder.parent) == (False, first.checkpoint.folder.parent)
     assert more.checkpoint.step == 2 * first.checkpoint.step
     assert runs.train(*constant, "train.epochs=2").reused
-    rule = "train.early_stop={patience: 1}"
+    rule = "train.early_stopping={patience: 1}"
     assert not runs.train(*constant, "train.epochs=2", rule).reused
     assert runs.train(*constant, "train.epochs=2", rule).reused
 

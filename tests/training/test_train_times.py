@@ -22,7 +22,7 @@ data:
   fields: {click: label, at: time, a: slot, b: slot}
 model: {embedding_dim: 4, hidden: [8]}
 train: {batch_size: 128, order: time}
-gate: {auc: 0.6, retries: 0}
+gate: {auc: 0.6, extra_epochs: 0}
 cache: {dir: cache}
 tracking: {enabled: false}
 """
@@ -41,7 +41,7 @@ def write(folder: Path, per_second: int = 1, strays: int = 0) -> Config:
                 rows.append(f"{int(click)},{at * per_second},a{a},b{b}")
         (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")
     (folder / "clickline.yaml").write_text(CONFIG)
-    return load_config(folder / "clickline.yaml", ["train.eviction={hours_unseen: 168}"])
+    return load_config(folder / "clickline.yaml", ["train.eviction={max_idle_hours: 168}"])
 
 
 def trained(config: Config) -> tuple[TrainResult, dict]:
@@ -74,7 +74,7 @@ def test_training_on_microseconds_gives_the_model_of_seconds(tmp_path):
 def test_evaluation_is_of_the_model_after_eviction(tmp_path):
     """What the gate judges is the checkpoint that is published: its tables have lost what eviction takes."""
     from clickline.artifacts.dataset import Dataset
-    from clickline.evaluation.evaluator import measure
+    from clickline.evaluation.evaluator import evaluate_rows
     from clickline.models.model import open_checkpoint
     from clickline.storage.storage import Storage
 
@@ -89,4 +89,4 @@ def test_evaluation_is_of_the_model_after_eviction(tmp_path):
         dataset.read(Path(dataset.folder, dataset.splits["eval"].shards[shard].file), [group])
         for shard, group, _ in dataset.row_groups("eval")
     ]
-    assert measure(model.score, rows).total.auc == pytest.approx(report["evaluation"]["auc"], abs=1e-9)
+    assert evaluate_rows(model.score, rows).total.auc == pytest.approx(report["evaluation"]["auc"], abs=1e-9)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from clickline.artifacts.checkpoint import latest
+from clickline.artifacts.checkpoint import latest_checkpoint
 from clickline.artifacts.dataset import Dataset
 from clickline.config import load_config
 from clickline.data.prepare.run import prepare
@@ -26,7 +26,7 @@ from clickline.storage.storage import Storage
 from clickline.training import trainer as module
 from clickline.training.batches import Batches
 from clickline.training.run import TrainResult, train
-from clickline.training.train_step import Learner
+from clickline.training.train_step import TrainStep
 
 CLICKLINE = str(Path(sys.executable).with_name("clickline"))
 
@@ -36,7 +36,7 @@ class Heard(Progress):
         self.said: list[str] = []
         self.notes: list[str] = []
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.said.append(message)
 
     def note(self, figures: str) -> None:
@@ -68,7 +68,7 @@ def test_a_checkpoint_alone_scores_as_training_did(project):
     result = run(project)
     model = open_checkpoint(result.checkpoint, threads=1)
     rows = eval_rows(project)
-    again = open_checkpoint(latest(result.checkpoint.folder.parent), threads=2)
+    again = open_checkpoint(latest_checkpoint(result.checkpoint.folder.parent), threads=2)
     assert np.array_equal(model.tables.report(), again.tables.report())
     np.testing.assert_allclose(model.score(rows), again.score(rows), rtol=1e-5)
 
@@ -89,7 +89,7 @@ def test_an_unknown_slot_is_named_with_those_there_are(project):
 
 @pytest.mark.slow
 def test_admission_leaves_rare_ids_as_candidates(project):
-    slots = report(run(project, "train.admission.shows=3"))["slots"]
+    slots = report(run(project, "train.admission.min_impressions=3"))["slots"]
     everything = report(run(project))["slots"]
     assert sum(slot["candidates"] for slot in slots) > 0
     assert sum(slot["candidates"] for slot in everything) == 0
@@ -110,7 +110,7 @@ def test_eviction_forgets_and_the_report_counts_it(project):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["isotonic", "platt"])
 def test_a_calibration_is_fitted_on_rows_that_were_not_learned_and_stored(project, method):
-    result = run(project, f"train.calibration.method={method}", "train.calibration.share=0.2")
+    result = run(project, f"train.calibration.method={method}", "train.calibration.holdout=0.2")
     assert result.checkpoint.body["calibration"]["kind"] == method
     model = open_checkpoint(result.checkpoint, threads=1)
     rows = eval_rows(project)
@@ -139,7 +139,7 @@ def test_class_weights_stay_calibrated(project):
 @pytest.mark.slow
 def test_training_stops_when_more_epochs_do_not_help_and_the_best_one_is_the_result(project):
     heard = Heard()
-    settings = ("train.epochs=9", "train.early_stop.patience=2", "train.embedding.learning_rate=0.5")
+    settings = ("train.epochs=9", "train.early_stopping.patience=2", "train.embedding.learning_rate=0.5")
     result = run(project, *settings, progress=heard)
     epochs = report(result)["epochs"]
     losses = [epoch["logloss"] for epoch in epochs]
@@ -159,18 +159,18 @@ def test_a_refusal_after_an_early_stop_is_final(project):
         run(
             project,
             "train.epochs=9",
-            "train.early_stop.patience=1",
+            "train.early_stopping.patience=1",
             "train.embedding.learning_rate=0.5",
             "gate.auc=0.99",
-            "gate.retries=10",
+            "gate.extra_epochs=10",
         )
     epochs = json.loads(next(project.glob(".clickline/runs/*/report.json")).read_text())["epochs"]
     assert len(epochs) < 9
 
 
 def test_early_stop_without_eval_rows_is_refused(project):
-    with pytest.raises(ConfigError, match=r"data\.eval is not given, but train\.early_stop asks"):
-        run(project, "train.early_stop.patience=1", "data.eval=null")
+    with pytest.raises(ConfigError, match=r"data\.eval is not given, but train\.early_stopping asks"):
+        run(project, "train.early_stopping.patience=1", "data.eval=null")
 
 
 @pytest.mark.slow
@@ -251,14 +251,14 @@ def test_in_the_order_of_time_each_row_is_scored_before_it_is_learned(tmp_path):
     config = load_config(tmp_path / "clickline.yaml")
     prepare(config)
     seen: list[int] = []
-    learn = Learner.learn
+    learn = TrainStep.learn
 
     def watch(self, batch):
         seen.extend(batch.rows.event_hour_B.tolist())
         return learn(self, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "learn", watch)
+        patch.setattr(TrainStep, "learn", watch)
         result = train(config)
     assert seen == sorted(seen)
     hours = report(result)["progressive"]["hours"]
@@ -305,11 +305,11 @@ def test_a_network_of_the_users_own_is_trained(project):
 def test_killed_with_every_option_on_the_final_checkpoint_is_bit_identical(project, tmp_path):
     settings = [
         "train.epochs=3",
-        "train.early_stop.patience=1",
+        "train.early_stopping.patience=1",
         "train.embedding.learning_rate=0.3",
-        "train.calibration.share=0.1",
+        "train.calibration.holdout=0.1",
         "train.negative_sampling=0.7",
-        "train.admission.shows=2",
+        "train.admission.min_impressions=2",
         "train.eviction.threshold=0.3",
         "train.schedule.kind=cosine",
         "train.order=time",
@@ -321,7 +321,7 @@ def test_killed_with_every_option_on_the_final_checkpoint_is_bit_identical(proje
 
     def final() -> dict[str, object]:
         (found,) = project.glob(".clickline/runs/*")
-        newest = latest(found)
+        newest = latest_checkpoint(found)
         files: dict[str, object] = {path.name: path.read_bytes() for path in newest.folder.iterdir()}
         report = json.loads((found / "report.json").read_text())
         del report["run"]["created"], report["learning"]  # they tell the time
@@ -368,7 +368,7 @@ def test_looking_up_ahead_changes_nothing(project, monkeypatch):
 
     found = []
     for ahead in (False, True):
-        monkeypatch.setattr(module, "finds_ahead", lambda _, ahead=ahead: ahead)
-        found.append(tables(run(project, "train.checkpoint_steps=7", "train.admission.shows=2")))
+        monkeypatch.setattr(module, "should_find_ahead", lambda _, ahead=ahead: ahead)
+        found.append(tables(run(project, "train.checkpoint_steps=7", "train.admission.min_impressions=2")))
         subprocess.run(["rm", "-rf", str(project / ".clickline/runs")], check=True)
     assert found[0] == found[1]

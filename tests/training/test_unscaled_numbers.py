@@ -30,11 +30,11 @@ def trained(folder: Path, amount: str, said: list[str]) -> TrainResult:
     (folder / "clickline.yaml").write_text(
         "data: {format: csv, train: train.csv, eval: eval.csv,\n"
         f"       fields: {{click: label, amount: {amount}, city: slot}}}}\n"
-        "model: {name: wide_deep, hidden: [64, 32]}\ntracking: {enabled: false}\ngate: {accuracy: 0.01, retries: 0}\n"
+        "model: {name: wide_deep, hidden: [64, 32]}\ntracking: {enabled: false}\ngate: {accuracy: 0.01, extra_epochs: 0}\n"
     )
 
     class Heard(Progress):
-        def say(self, message: str) -> None:
+        def log(self, message: str) -> None:
             said.append(message)
 
     config = load_config(folder / "clickline.yaml")

@@ -11,7 +11,7 @@ import numpy as np
 from test_wire_fuzz import COLUMNS, MAX_ROWS, PLAIN, READER
 
 from clickline.errors import RequestRefused
-from clickline.wire.request_reader import pieces
+from clickline.wire.request_reader import top_level_fields
 
 pages = mmap.mmap(-1, 2 * mmap.PAGESIZE)
 start = np.frombuffer(pages, dtype=np.uint8).ctypes.data
@@ -45,7 +45,7 @@ for n in range(6000):
     room[mmap.PAGESIZE - len(body) :] = body
     guarded = room[mmap.PAGESIZE - len(body) :].toreadonly()
     try:
-        for _ in pieces(guarded, 1, 3):
+        for _ in top_level_fields(guarded, 1, 3):
             pass
         rows = (
             READER.tensors(guarded, 2, MAX_ROWS, bool(n % 3))

@@ -208,9 +208,9 @@ def tables(rows: RequestRows, columns: tuple[str, ...]) -> dict[str, list[list[A
     """The values of decoded rows, row by row."""
     found: dict[str, list[list[Any]]] = {}
     for c, name in enumerate(columns):
-        if name in rows.several:
+        if name in rows.multi:
             assert rows.kind_C[c] == ABSENT
-            column = rows.several[name]
+            column = rows.multi[name]
             if isinstance(column, TextColumn):
                 values = _texts(rows.data, column.starts_N, column.ends_N)
             elif isinstance(column, NumberColumn):

@@ -9,9 +9,9 @@ import pytest
 from naive_requests import tables
 
 from clickline.errors import RequestRefused
-from clickline.records import INTEGER, SINGLE, TEXT
+from clickline.records import INTEGER, FLOAT32, TEXT
 from clickline.wire.messages import ModelInferRequest, PredictRequest, RankRequest, TensorProto
-from clickline.wire.request_reader import RequestReader, pieces
+from clickline.wire.request_reader import RequestReader, top_level_fields
 
 COLUMNS = ("I1", "C1", "tags")
 FLOAT, STRING, INT64, UINT64 = 1, 7, 9, 23
@@ -52,7 +52,7 @@ def test_texts_stay_in_the_request_and_numbers_become_numbers():
         C1=tensor(STRING, (2, 1), string_val=[b"68fd1e64", b""]),
     )
     rows = read(body)
-    assert rows.rows == 2 and rows.kind_C.tolist() == [SINGLE, TEXT, 0] and not rows.several
+    assert rows.rows == 2 and rows.kind_C.tolist() == [FLOAT32, TEXT, 0] and not rows.multi
     assert rows.data.tobytes() == body
     assert tables(rows, COLUMNS)["C1"] == [[b"68fd1e64"], [b""]]
     np.testing.assert_array_equal(rows.numbers_CB[0], [1.5, np.nan])
@@ -72,7 +72,7 @@ def test_several_values_a_row_and_64_bits_without_a_sign_stand_aside():
 def test_one_value_stands_for_a_tensor_full_of_it():
     rows = read(predict(I1=tensor(FLOAT, (3,), float_val=[2.0]), C1=tensor(INT64, (3, 1), int64_val=[-7])))
     assert tables(rows, COLUMNS) == {"I1": [[2.0]] * 3, "C1": [[-7]] * 3}
-    assert rows.kind_C.tolist() == [SINGLE, INTEGER, 0]
+    assert rows.kind_C.tolist() == [FLOAT32, INTEGER, 0]
 
 
 def test_a_value_without_a_shape_is_one_row():
@@ -101,11 +101,11 @@ def test_top_level_pieces_come_as_they_stand():
     request = PredictRequest(output_filter=[f"o{n}" for n in range(20)])
     request.model_spec.name = "ads"
     body = request.SerializeToString()
-    assert [piece for field, piece in pieces(body, 1, 3) if field == 3] == [
+    assert [piece for field, piece in top_level_fields(body, 1, 3) if field == 3] == [
         f"o{n}".encode() for n in range(20)
     ]
-    assert list(pieces(RankRequest(top_k=300).SerializeToString(), 4)) == [(4, 300)]
-    assert list(pieces(b"", 1)) == []
+    assert list(top_level_fields(RankRequest(top_k=300).SerializeToString(), 4)) == [(4, 300)]
+    assert list(top_level_fields(b"", 1)) == []
 
 
 @pytest.mark.parametrize(
@@ -117,30 +117,30 @@ def test_top_level_pieces_come_as_they_stand():
         ),
         (
             {"weight": tensor(FLOAT, (1,), float_val=[1])},
-            '"weight" is not a field of this model. It has: I1, C1, tags.',
+            '"weight" is not a field of this model. Its fields: I1, C1, tags.',
         ),
         ({}, "The request has no rows. Send at least one field of the model, such as I1."),
         ({"I1": tensor(FLOAT, (0,))}, "The request has no rows: its tensors are empty."),
         (
             {"I1": tensor(FLOAT, (2,), float_val=[1, float("-inf")])},
-            "I1 holds infinity; a finite number is allowed",
+            "I1 contains infinity; allowed: a finite number",
         ),
-        ({"tags": tensor(FLOAT, (1, 2), float_val=[1, float("inf")])}, "tags holds infinity"),
-        ({"I1": tensor(FLOAT, (3,), float_val=[1, 2])}, "I1 has shape [3] and 2 values; they have to fit."),
+        ({"tags": tensor(FLOAT, (1, 2), float_val=[1, float("inf")])}, "tags contains infinity"),
+        ({"I1": tensor(FLOAT, (3,), float_val=[1, 2])}, "I1 has shape [3] and 2 values; they must match."),
         ({"I1": tensor(STRING, (3,), float_val=[1, 2, 3])}, "I1 has shape [3] and 0 values"),
         ({"I1": TensorProto(dtype=FLOAT, float_val=[1, 2])}, "I1 has shape of one value and 2 values"),
         (
             {"I1": tensor(FLOAT, (2, 1, 1), float_val=[1, 2])},
             "I1 has 3 dimensions; [rows] and [rows, values] are",
         ),
-        ({"I1": tensor(FLOAT, (-1,), float_val=[1])}, "I1 has shape [-1]; sizes of 0 and more"),
-        ({"I1": tensor(FLOAT, (1,), tensor_content=b"12345")}, "bytes that are no whole number of values"),
+        ({"I1": tensor(FLOAT, (-1,), float_val=[1])}, "I1 has shape [-1]; allowed: sizes of at least 0"),
+        ({"I1": tensor(FLOAT, (1,), tensor_content=b"12345")}, "bytes that are not a whole number of values"),
         (
             {"C1": tensor(STRING, (1,), tensor_content=b"\x01a")},
             "C1 has shape [1] and text that is not in the list",
         ),
-        ({"I1": tensor(0, (1,), float_val=[1])}, "I1 has no dtype; text, a number or a bool is allowed."),
-        ({"I1": tensor(8, (1,), scomplex_val=[1, 1])}, "I1 has dtype DT_COMPLEX64; text, a number or a bool"),
+        ({"I1": tensor(0, (1,), float_val=[1])}, "I1 has no dtype; allowed: text, a number or a bool."),
+        ({"I1": tensor(8, (1,), scomplex_val=[1, 1])}, "I1 has dtype DT_COMPLEX64; allowed: text, a number or a bool"),
         ({"I1": tensor(77, (1,))}, "I1 has dtype 77"),
         ({"I1": tensor(FLOAT, (101,), float_val=range(101))}, "I1 has 101 rows; up to 100 are allowed."),
         ({"I1": tensor(FLOAT, (2**62,), float_val=[1])}, f"I1 has {2**62} rows; up to 100"),
@@ -148,7 +148,7 @@ def test_top_level_pieces_come_as_they_stand():
         ({"I1": tensor(FLOAT, (2, 2**62), float_val=[1])}, f"I1 has shape [2, {2**62}] and 1 values"),
         (
             {"I1": tensor(FLOAT, (2,), float_val=[1, 2]), "C1": tensor(STRING, (3,), string_val=[b"a"] * 3)},
-            "C1 has 3 rows and I1 has 2; all fields of a request have the same number of rows.",
+            "C1 has 3 rows and I1 has 2; all fields of a request must have the same number of rows.",
         ),
     ],
 )
@@ -160,7 +160,7 @@ def test_malformed_bytes_are_called_so_and_located():
     body = predict(C1=tensor(STRING, (1,), string_val=[b"abc"]))
     assert 'malformed at field "C1"' in refusal(read, body[:-6] + b"\xff\xff\xff\xff\xff\xff")
     assert "The request is malformed:" in refusal(read, body[:-1])
-    assert "malformed" in refusal(lambda: list(pieces(b"\x0a\x05", 1)))
+    assert "malformed" in refusal(lambda: list(top_level_fields(b"\x0a\x05", 1)))
 
 
 def test_unknown_fields_are_ignored_if_told_so():
@@ -211,7 +211,7 @@ def request_of(*inputs: tuple, raw: list[bytes] = ()) -> ModelInferRequest:
     [
         (
             request_of(("I1", "FP8", [1]), raw=[b"1"]),
-            'I1 has datatype "FP8"; text, a number or a bool is allowed.',
+            'I1 has datatype "FP8"; allowed: text, a number or a bool.',
         ),
         (request_of(("I1", "", [1]), raw=[b"1"]), "I1 has no datatype"),
         (request_of(("I1", "FP32", [2]), raw=[b"1234"]), "I1 has shape [2] and 1 values"),
@@ -225,10 +225,10 @@ def request_of(*inputs: tuple, raw: list[bytes] = ()) -> ModelInferRequest:
         ),
         (request_of(("I1", "FP32", [1])), "I1 has shape [1] and 0 values"),
         (request_of(("I1", "FP32", [1]), ("C1", "FP32", [1]), raw=[b"1234"]), "1 entries for 2 inputs"),
-        (request_of(("I1", "FP32", [1]), ("I1", "FP32", [1])), "I1 is there twice. Send each field once."),
+        (request_of(("I1", "FP32", [1]), ("I1", "FP32", [1])), "I1 is sent twice. Send each field once."),
         (request_of(("c1", "FP32", [1]), raw=[b"1234"]), 'Did you mean "C1"?'),
         (request_of(), "The request has no rows."),
-        (request_of(("I1", "FP32", [1]), raw=[np.float32([np.inf]).tobytes()]), "I1 holds infinity"),
+        (request_of(("I1", "FP32", [1]), raw=[np.float32([np.inf]).tobytes()]), "I1 contains infinity"),
     ],
 )
 def test_what_is_wrong_with_an_inference_request(request_, words):

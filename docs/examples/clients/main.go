@@ -7,7 +7,7 @@ import (
 	"log"
 	"time"
 
-	"ask/inference"
+	"example/inference"
 	"google.golang.org/grpc"
 )
 

@@ -1,4 +1,4 @@
-"""Plain arrays of a .npz file, as we write them: not compressed, nothing in them that could run."""
+"""Reads the plain arrays of an .npz file that we wrote: uncompressed, and without pickles."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from clickline.errors import ArtifactError
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays by name. What the file claims to hold must fit into it, so memory is bounded by its size."""
+    """All arrays by name. Their declared sizes must fit in the file, so memory is bounded by its size."""
     try:
         with zipfile.ZipFile(path) as members:
             _check_sizes(members, path.stat().st_size)
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
     except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}. Make it again.") from error
+        raise ArtifactError(f"{path} cannot be read: {error}. Create it again.") from error
 
 
 def _check_sizes(members: zipfile.ZipFile, size: int) -> None:
-    """Refuse an archive that grows when it is opened, and arrays larger than the bytes they are made from."""
+    """Refuse a compressed archive, and arrays larger than the bytes that store them."""
     if sum(member.file_size for member in members.infolist()) > size:
         raise ValueError("its arrays are larger than the file")
     for member in members.infolist():
@@ -35,6 +35,4 @@ def _check_sizes(members: zipfile.ZipFile, size: int) -> None:
             read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, _, dtype = read_header(file)
             if math.prod(shape) * dtype.itemsize > member.file_size:
-                raise ValueError(
-                    f"{member.filename} says it has the shape {shape}, which it is too small for"
-                )
+                raise ValueError(f"{member.filename} declares the shape {shape}, but is too small for it")

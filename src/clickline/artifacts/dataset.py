@@ -5,10 +5,10 @@
                          resolved.yaml
                          train-00000.parquet …  eval-00000.parquet …
                          quarantine/train-00000.jsonl …   rows that were left out, and why
-                         work/                            only while it is being made
+                         work/                            only while the dataset is being built
 
 Columns: label, weight, show, click, event_hour, then one float32 column for each dense field and one
-uint64 column for each slot (a list where the slot may hold several values). A row's address is
+uint64 column for each slot (a list if the slot is multi-valued). A row's address is
 (shard, row group, row).
 """
 
@@ -31,7 +31,7 @@ from clickline.errors import ArtifactError
 from clickline.features import FeatureSpec
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 from clickline.storage.storage import Storage
-from clickline.validation import checked
+from clickline.validation import validate
 
 DATASET_FORMAT = 2
 
@@ -51,7 +51,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Split:
-    """The train or the eval part of a dataset."""
+    """The train or the eval split of a dataset."""
 
     shards: tuple[Shard, ...]
     report: Mapping[str, Any]  # rows, clicks, bad rows by reason, slots: as prepare counted them
@@ -62,8 +62,8 @@ class Split:
 
 
 @dataclass(frozen=True)
-class _Manifest:
-    """What a manifest must hold."""
+class _DatasetManifest:
+    """The required keys of a dataset's manifest."""
 
     id: str
     identity: dict[str, Any]
@@ -78,19 +78,21 @@ class Dataset:
     folder: str
     id: str
     features: FeatureSpec
-    identity: Mapping[str, Any]  # what it was made from and how: the same identity gives the same bytes
+    identity: Mapping[str, Any]  # its sources and settings: the same identity gives the same bytes
     splits: Mapping[str, Split]
 
     @classmethod
     def open(cls, storage: Storage, folder: str) -> Dataset:
-        """Open a finished dataset; every shard must be there with the size the manifest gives it."""
+        """Open a finished dataset; every shard must exist with the size in the manifest."""
         document = read_manifest(storage, folder, "dataset", DATASET_FORMAT)
-        told = checked(_Manifest, document, f"the manifest of {folder}")
-        splits = told.splits
-        dataset = cls(folder, told.id, FeatureSpec.from_json(told.features), told.identity, splits)
-        found = {
+        manifest = validate(_DatasetManifest, document, f"the manifest of {folder}")
+        splits = manifest.splits
+        dataset = cls(
+            folder, manifest.id, FeatureSpec.from_json(manifest.features), manifest.identity, splits
+        )
+        sizes = {
             file.uri.rsplit("/", 1)[-1]: file.size
-            for file in storage.list(Storage.inside(folder, "*.parquet"))
+            for file in storage.list(Storage.pattern_in(folder, "*.parquet"))
         }
         for shard in (shard for split in splits.values() for shard in split.shards):
             if min(shard.row_groups, default=0) < 0 or sum(shard.row_groups) != shard.rows:
@@ -98,8 +100,8 @@ class Dataset:
                     f"the manifest of {folder} says {shard.rows} rows of {shard.file!r} and {shard.row_groups} in its "
                     f"row groups. Remove {folder} and run `clickline prepare` again."
                 )
-            if found.get(shard.file) != shard.size:
-                state = f"has {found[shard.file]:,} bytes" if shard.file in found else "is gone"
+            if sizes.get(shard.file) != shard.size:
+                state = f"has {sizes[shard.file]:,} bytes" if shard.file in sizes else "is missing"
                 raise ArtifactError(
                     f"{Storage.join(folder, shard.file)} {state}; the manifest says {shard.size:,}. "
                     f"Remove {folder} and run `clickline prepare` again."
@@ -111,7 +113,7 @@ class Dataset:
         """The newest finished dataset of a home."""
         name = current_id(storage, home)
         if name is None:
-            raise ArtifactError(f"{home} holds no prepared dataset. Run `clickline prepare` first.")
+            raise ArtifactError(f"{home} has no prepared dataset. Run `clickline prepare` first.")
         return cls.open(storage, dataset_folder(home, name))
 
     def make_current(self, storage: Storage, home: str) -> None:
@@ -126,7 +128,7 @@ class Dataset:
                     return from_table(table, self.features)
             problem = "its columns are not those of the dataset's features"
         except (pa.ArrowException, OSError, IndexError, UnicodeEncodeError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # the disk's fault, not the content's
+            if isinstance(error, OSError) and error.errno is not None:  # a disk failure, not bad content
                 raise
             problem = str(error).rstrip(".")
         raise ArtifactError(f"{path} is damaged: {problem}. Run `clickline prepare` again.")
@@ -139,21 +141,21 @@ class Dataset:
 
 
 def current_id(storage: Storage, home: str) -> str | None:
-    """The id of the newest finished dataset of a home; None when there is none yet."""
+    """The id of the newest finished dataset of a home; None if there is none yet."""
     pointer = Storage.join(home, "datasets", "current")
     if not storage.describe(pointer):
         return None
     name = storage.read(pointer).decode("utf-8", "replace").strip()
-    if not _ID.fullmatch(name):  # or it might lead out of the home
+    if not _ID.fullmatch(name):  # it must not lead out of the home
         raise ArtifactError(
-            f"{pointer} names {name[:80]!r}, which is no dataset's id. Run `clickline prepare` again."
+            f"{pointer} names {name[:80]!r}, which is not a dataset id. Run `clickline prepare` again."
         )
     return name
 
 
 def data_identity(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The `data` section as an identity holds it: of the fields, which may be 10,000, only the digest. The features
-    and resolved.yaml have them in full."""
+    """The `data` section as part of an identity: the fields, up to 10,000, only as a digest. The features and
+    resolved.yaml contain them in full."""
     return {**data, "fields": hashlib.sha256(as_json(data["fields"])).hexdigest()}
 
 
@@ -161,7 +163,7 @@ def dataset_folder(home: str, name: str) -> str:
     return Storage.join(home, "datasets", name)
 
 
-def finish(
+def finish_dataset(
     storage: Storage,
     folder: str,
     name: str,
@@ -169,7 +171,7 @@ def finish(
     identity: Mapping[str, Any],
     splits: Mapping[str, Split],
 ) -> None:
-    """Write the manifest: from here on the dataset exists."""
+    """Write the manifest; from then on the dataset exists."""
     write_manifest(
         storage,
         folder,
@@ -206,7 +208,7 @@ def schema(features: FeatureSpec) -> pa.Schema:
 
 
 def to_table(batches: Sequence[LabelledRows], features: FeatureSpec) -> pa.Table:
-    """Batches of rows as one table, in order."""
+    """Batches of rows as one Arrow table, in order."""
     kinds = schema(features)
 
     def joined(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
@@ -233,7 +235,7 @@ def to_table(batches: Sequence[LabelledRows], features: FeatureSpec) -> pa.Table
 
 
 def from_table(table: pa.Table, features: FeatureSpec) -> LabelledRows:
-    """The rows of a table that `to_table` made and Parquet kept."""
+    """The rows of a table that `to_table` built, read back from Parquet."""
 
     def column(name: str) -> np.ndarray[Any, Any]:
         return table.column(name).to_numpy()  # type: ignore[no-any-return]
@@ -255,31 +257,31 @@ def from_table(table: pa.Table, features: FeatureSpec) -> LabelledRows:
     return LabelledRows(
         label_B=column("label"),
         weight_B=column("weight"),
-        show_B=column("show"),
+        impression_B=column("show"),
         click_B=column("click"),
         event_hour_B=column("event_hour"),
         encoded=EncodedRows(table.num_rows, dense_DB, tuple(slots)),
     )
 
 
-def concat(parts: Sequence[LabelledRows]) -> LabelledRows:
-    """Rows one after the other."""
+def concat_rows(parts: Sequence[LabelledRows]) -> LabelledRows:
+    """Concatenate rows."""
     if len(parts) == 1:
         return parts[0]
     slots = []
-    for several in zip(*(part.encoded.slots for part in parts), strict=True):
-        ids_N = np.concatenate([slot.ids_N for slot in several])
-        if several[0].offsets_B1 is None:
+    for pieces in zip(*(part.encoded.slots for part in parts), strict=True):
+        ids_N = np.concatenate([slot.ids_N for slot in pieces])
+        if pieces[0].offsets_B1 is None:
             slots.append(SlotIds(ids_N))
         else:
-            counts = np.concatenate([np.diff(_offsets(slot)) for slot in several])
+            counts = np.concatenate([np.diff(_offsets(slot)) for slot in pieces])
             slots.append(SlotIds(ids_N, np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])))
     rows = sum(part.rows for part in parts)
     dense_DB = np.concatenate([part.encoded.dense_DB for part in parts], axis=1)
     return LabelledRows(
         np.concatenate([part.label_B for part in parts]),
         np.concatenate([part.weight_B for part in parts]),
-        np.concatenate([part.show_B for part in parts]),
+        np.concatenate([part.impression_B for part in parts]),
         np.concatenate([part.click_B for part in parts]),
         np.concatenate([part.event_hour_B for part in parts]),
         EncodedRows(rows, dense_DB, tuple(slots)),
@@ -288,7 +290,7 @@ def concat(parts: Sequence[LabelledRows]) -> LabelledRows:
 
 def _offsets(ids: SlotIds) -> np.ndarray[Any, Any]:
     if ids.offsets_B1 is None:
-        raise ValueError("a slot that may hold several values came without offsets")
+        raise ValueError("a multi-valued slot has no offsets")
     return ids.offsets_B1
 
 
@@ -299,14 +301,14 @@ class ShardWriter:
         self._path = path
         self._features = features
         self._groups: list[int] = []
-        # Dictionaries make ids four times smaller than plain. lz4 writes a fifth faster than zstd for a tenth
-        # more bytes. Page statistics of hashed ids tell a reader nothing.
+        # Dictionary encoding makes ids four times smaller. lz4 writes 20 % faster than zstd for 10 % more bytes. Page
+        # statistics of hashed ids are of no use to a reader.
         self._writer = pq.ParquetWriter(
             path, schema(features), compression="lz4", use_dictionary=True, write_statistics=False
         )
 
     def write(self, batches: Sequence[LabelledRows]) -> None:
-        """Append the batches as one row group; nothing when they hold no row."""
+        """Append the batches as one row group, unless they have no rows."""
         rows = sum(batch.rows for batch in batches)
         if rows:
             self._writer.write_table(to_table(batches, self._features), row_group_size=rows)
@@ -320,7 +322,7 @@ class ShardWriter:
         )
 
     def abandon(self) -> None:
-        """Leave nothing; the disk may be full, which is why."""
+        """Remove the file; the disk may be full."""
         with suppress(OSError):
             self._writer.close()
         self._path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What is told of versions: a line for each, and what differs between two."""
+"""Summaries of versions, and the differences between two."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import yaml
 from clickline.artifacts.registry import Move
 from clickline.artifacts.version import Version
 
-_MEASURES = ("auc", "logloss", "normalised_entropy", "accuracy", "calibration", "ece", "brier", "base_rate")
-_PLAIN = ("table", "parent", "rows", "tombstones", "precision", "dense", "shards", "parts", "width")
-_ALSO_COMPARED = ("logit_shift", "calibration", "model", "cost")
+_METRICS = ("auc", "logloss", "normalised_entropy", "accuracy", "calibration", "ece", "brier", "base_rate")
+_SCALARS = ("table", "parent", "rows", "tombstones", "precision", "dense", "shards", "parts", "width")
+_NESTED = ("logit_shift", "calibration", "model", "cost")
 
 Pairs = dict[str, tuple[object, object]]
-"""What differs, by its dotted path: before and after."""
+"""Differing values by their dotted path: (old, new)."""
 
 
 def state_of(number: int, current: Move | None) -> list[str]:
-    """Whether the pointer is at a version, and held there."""
+    """Whether a version is current, and whether it is pinned."""
     if current is None or current.version != number:
         return []
     return ["current", "pinned"] if current.pinned else ["current"]
 
 
 def summary(version: Version) -> dict[str, Any]:
-    """A version in a few figures."""
+    """The main figures of a version."""
     return {
         "version": version.number,
         "table": version.body.get("table"),
@@ -35,40 +35,40 @@ def summary(version: Version) -> dict[str, Any]:
         "rows": version.body.get("rows"),
         "tombstones": version.body.get("tombstones"),
         "bytes": version.size,
-        "auc": measures(version).get("auc"),
+        "auc": metrics_of(version).get("auc"),
     }
 
 
-def measures(version: Version) -> dict[str, float]:
-    """The figures of the report that the version was judged by."""
-    report = _object(version.body.get("report"))
-    found = _object(report.get("evaluation")) or report
-    return {name: found[name] for name in _MEASURES if isinstance(found.get(name), int | float)}
+def metrics_of(version: Version) -> dict[str, float]:
+    """The metrics of the evaluation report that the version was published with."""
+    report = _mapping(version.body.get("report"))
+    metrics = _mapping(report.get("evaluation")) or report
+    return {name: metrics[name] for name in _METRICS if isinstance(metrics.get(name), int | float)}
 
 
-def _object(found: Any) -> Mapping[str, Any]:
-    """A part of a manifest; empty where it is not what it should be: who compares versions must see the others."""
-    return found if isinstance(found, dict) else {}
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """A section of a manifest; empty if it is malformed, so that the other sections can still be compared."""
+    return value if isinstance(value, dict) else {}
 
 
 def differences(old: Version, new: Version) -> dict[str, Pairs]:
-    """What differs between two versions: contents, measures, features, config."""
+    """The differences between two versions: contents, metrics, features, config."""
     return {
-        "contents": _differing(_contents(old), _contents(new)),
-        "measures": _differing(measures(old), measures(new)),
-        "features": _differing_features(old, new),
+        "contents": _changed(_contents(old), _contents(new)),
+        "measures": _changed(metrics_of(old), metrics_of(new)),
+        "features": _changed_features(old, new),
         "config": differing_settings(*(str(one.body.get("config") or "") for one in (old, new))),
     }
 
 
 def _contents(version: Version) -> dict[str, object]:
-    plain = {name: version.body.get(name) for name in _PLAIN}
-    more = {name: version.body.get(name) for name in _ALSO_COMPARED}
-    return {**plain, "bytes": version.size, **dict(_flat(more))}
+    plain = {name: version.body.get(name) for name in _SCALARS}
+    more = {name: version.body.get(name) for name in _NESTED}
+    return {**plain, "bytes": version.size, **dict(_flatten(more))}
 
 
 def _fields(version: Version) -> dict[str, object]:
-    features = _object(version.body.get("features"))
+    features = _mapping(version.body.get("features"))
     lists = (("dense", features.get("dense")), ("slot", features.get("slots")))
     return {
         f"{kind} {field.get('name')}": field
@@ -78,35 +78,35 @@ def _fields(version: Version) -> dict[str, object]:
     }
 
 
-def _differing_features(old: Version, new: Version) -> Pairs:
-    """Fields that one of them lacks, and what differs in those that both have."""
+def _changed_features(old: Version, new: Version) -> Pairs:
+    """Fields that only one of the versions has, and differences in the shared ones."""
     before, after = _fields(old), _fields(new)
     both = before.keys() & after.keys()
-    lone = {
-        name: ("there" if name in before else None, "there" if name in after else None)
+    unshared = {
+        name: ("present" if name in before else None, "present" if name in after else None)
         for name in dict.fromkeys((*before, *after))
         if name not in both
     }
-    shared = [dict(_flat({name: tree[name] for name in tree if name in both})) for tree in (before, after)]
-    return {**lone, **_differing(*shared)}
+    shared = [dict(_flatten({name: tree[name] for name in tree if name in both})) for tree in (before, after)]
+    return {**unshared, **_changed(*shared)}
 
 
 def differing_settings(old: str, new: str) -> Pairs:
-    """What differs between two configs, given as YAML."""
-    before, after = (dict(_flat(yaml.safe_load(text) or {})) for text in (old, new))
-    return _differing(before, after)
+    """The differences between two configs, given as YAML."""
+    before, after = (dict(_flatten(yaml.safe_load(text) or {})) for text in (old, new))
+    return _changed(before, after)
 
 
-def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, object]]:
+def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, object]]:
     """The leaves of a document by their dotted paths."""
     if isinstance(tree, dict) and tree:
         for name, value in tree.items():
-            yield from _flat(value, f"{path}.{name}" if path else str(name))
+            yield from _flatten(value, f"{path}.{name}" if path else str(name))
     else:
         yield path, tree
 
 
-def _differing(old: Mapping[str, object], new: Mapping[str, object]) -> Pairs:
+def _changed(old: Mapping[str, object], new: Mapping[str, object]) -> Pairs:
     keys = dict.fromkeys((*old, *new))
     pairs = {key: (old.get(key), new.get(key)) for key in keys}
     return {key: (a, b) for key, (a, b) in pairs.items() if a != b}

@@ -1,4 +1,4 @@
-"""Manifests: the file that makes a folder an artifact. Written last, checked first."""
+"""The manifest, which makes a folder an artifact: written last, checked first."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from clickline.errors import ArtifactError, StorageError
 from clickline.storage.storage import Storage
 
 MANIFEST = "manifest.json"
-SIGNATURE = "manifest.sig"  # beside it, where a version is signed
+SIGNATURE = "manifest.sig"  # next to the manifest of a signed version
 
 
 def write_manifest(
     storage: Storage, folder: str, kind: str, format_number: int, body: Mapping[str, Any]
 ) -> None:
-    """Declare `folder` whole. Nothing may be written to it afterwards."""
+    """Mark `folder` as complete. Nothing may be written to it afterwards."""
     storage.put(Storage.join(folder, MANIFEST), manifest_bytes(kind, format_number, body))
 
 
 def manifest_bytes(kind: str, format_number: int, body: Mapping[str, Any]) -> bytes:
-    """As it is stored; a body that was read gives the same bytes again.
+    """The stored form; a body that was read back gives the same bytes.
 
-    A line for each part and no blanks: of 10,000 slots most of an indented manifest is blanks."""
+    One line per key and no indentation: with 10,000 slots an indented manifest would be mostly blanks."""
     parts = {"kind": kind, "format": format_number, **body}
     lines = [as_json(name) + b":" + as_json(part, separators=(",", ":")) for name, part in parts.items()]
     return b"{\n" + b",\n".join(lines) + b"\n}\n"
@@ -38,25 +38,25 @@ def read_manifest(
     format_number: int,
     check: Callable[[bytes], None] = lambda content: None,
 ) -> dict[str, Any]:
-    """The manifest of a whole artifact; ArtifactError when it is torn, absent or of another kind. `check` sees its
-    bytes before anything is made of them."""
-    place = Storage.join(folder, MANIFEST)
+    """The manifest of an artifact; ArtifactError if it is missing, damaged or of another kind. `check` gets its bytes
+    before they are parsed."""
+    uri = Storage.join(folder, MANIFEST)
     try:
-        content = storage.read(place)
+        content = storage.read(uri)
     except StorageError as error:
-        raise ArtifactError(f"{folder} holds no {MANIFEST}, so it was never finished: {error}") from error
+        raise ArtifactError(f"{folder} has no {MANIFEST}, so it was never finished: {error}") from error
     check(content)
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(
-            f"{place} is not a manifest: {error}. Remove {folder} and make it again."
+            f"{uri} is not a manifest: {error}. Remove {folder} and create it again."
         ) from error
     found = (document.get("kind"), document.get("format")) if isinstance(document, dict) else (None, None)
     if found != (kind, format_number):
         raise ArtifactError(
-            f"{place} says kind {found[0]!r}, format {found[1]!r}; this release reads kind {kind!r}, "
-            f"format {format_number}. Make it again with this release."
+            f"{uri} has kind {found[0]!r}, format {found[1]!r}; this release reads kind {kind!r}, "
+            f"format {format_number}. Create it again with this release."
         )
     return dict(document)
 
@@ -73,6 +73,6 @@ def fingerprint(document: Any) -> str:
 
 
 def as_json(document: Any, indent: int | None = None, *, separators: tuple[str, str] | None = None) -> bytes:
-    """A JSON text in UTF-8. A byte of a file's name that is not UTF-8 becomes an escape, which JSON allows."""
+    """JSON text in UTF-8. A byte of a file name that is not UTF-8 becomes an escape, which JSON allows."""
     text = json.dumps(document, indent=indent, separators=separators, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace")

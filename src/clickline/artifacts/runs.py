@@ -1,4 +1,4 @@
-"""Which checkpoint is meant: by its folder, by its run, or the newest."""
+"""Finds a checkpoint by its folder, by its run, or as the newest."""
 
 from __future__ import annotations
 
@@ -6,54 +6,53 @@ import os
 import time
 from pathlib import Path
 
-from clickline.artifacts.checkpoint import Checkpoint, open_checkpoint_folder, result_of
+from clickline.artifacts.checkpoint import Checkpoint, open_checkpoint_folder, run_result
 from clickline.artifacts.manifest import MANIFEST
 from clickline.errors import ArtifactError
 
 
 def find_checkpoint(text: str | None, home: str) -> Checkpoint:
-    """The checkpoint that a text names: its folder, a run's folder or the run's name in `home`, whose result is
-    meant (its newest checkpoint as long as it has none); None means the run that wrote a checkpoint last, or that
-    was taken anew since."""
+    """The checkpoint that a text names: its folder, or a run by its folder or its name in `home`, for the run's result
+    (its newest checkpoint until it has one). None means the run that was last to write a checkpoint or to be reused."""
     if text is None:
         return _newest(home)
     runs = Path(home, "runs")
-    for place in (Path(text), runs / text):
-        found = open_checkpoint_folder(place) or result_of(place)
+    for folder in (Path(text), runs / text):
+        found = open_checkpoint_folder(folder) or run_result(folder)
         if found is not None:
             return found
-    there = ", ".join(path.name for path in _by_age(runs)[:5]) or "none"
+    existing = ", ".join(path.name for path in _by_age(runs)[:5]) or "none"
     raise ArtifactError(
-        f"{text} is no checkpoint and no run with one. Name a folder such as .clickline/runs/RUN or "
-        f".clickline/runs/RUN/step-…; the runs in {home}, newest first: {there}."
+        f"{text} is neither a checkpoint nor a run with one. Name a folder such as .clickline/runs/RUN or "
+        f".clickline/runs/RUN/step-…; the runs in {home}, newest first: {existing}."
     )
 
 
 def make_newest(checkpoint: Checkpoint) -> None:
-    """Let a checkpoint that was there already be the one that `find_checkpoint(None)` means."""
+    """Make an existing checkpoint the one that `find_checkpoint(None)` returns."""
     newest = max(_written(checkpoint.folder.parent.parent).values(), default=0)
-    now = max(time.time_ns(), newest + 1)  # the clock may have gone back since
+    now = max(time.time_ns(), newest + 1)  # the clock may have been set back
     os.utime(checkpoint.folder / MANIFEST, ns=(now, now))
 
 
 def _newest(home: str) -> Checkpoint:
     runs = _by_age(Path(home, "runs"))
-    found = result_of(runs[0]) if runs else None
+    found = run_result(runs[0]) if runs else None
     if found is None:
         raise ArtifactError(
-            f"{home} holds no checkpoint. Run `clickline train` first, or name one by --model."
+            f"{home} has no checkpoint. Run `clickline train` first, or name one with --model."
         )
     return found
 
 
 def _by_age(runs: Path) -> list[Path]:
-    """The runs that have a checkpoint, the one that wrote one last first."""
+    """The runs that have a checkpoint, the most recently written first."""
     written = _written(runs)
     return sorted(written, key=lambda run: (-written[run], run.name))
 
 
 def _written(runs: Path) -> dict[Path, int]:
-    """When each run wrote its last checkpoint."""
+    """When each run wrote its newest checkpoint."""
     written: dict[Path, int] = {}
     for manifest in runs.glob(f"*/step-*/{MANIFEST}"):
         run = manifest.parent.parent

@@ -1,7 +1,7 @@
-"""Signatures of versions: who made one, told by an Ed25519 key.
+"""Ed25519 signatures of versions, which prove who published them.
 
-What is signed is the manifest, byte for byte, and the manifest holds the SHA-256 of every other file of its version. A
-delta is trusted when all versions that it builds on are. The signature lies beside the manifest, as 64 plain bytes.
+The manifest is signed byte for byte, and it contains the SHA-256 of every other file of its version. A delta is trusted
+if all versions that it builds on are. The signature is next to the manifest, as 64 raw bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from clickline.artifacts.manifest import SIGNATURE
 from clickline.errors import ClicklineError, StorageError, VersionUntrusted
-from clickline.storage.redaction import shown
+from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 
 PRIVATE_NAME, PUBLIC_NAME = "signing-key.pem", "public-key.pem"
 _PUBLIC = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
-_HOW = "`clickline versions keygen --out DIR` makes a pair of keys."
+_KEYGEN_HINT = "`clickline versions keygen --out DIR` makes a pair of keys."
 
 _log = logging.getLogger(__name__)
 
 
-class Trusted:
-    """Public keys; what one of them signed may be used."""
+class TrustedKeys:
+    """Public keys; versions signed by one of them may be used."""
 
     def __init__(self, keys: Sequence[Ed25519PublicKey], source: str) -> None:
-        """`source`: where they come from, in words."""
+        """`source`: where the keys come from, for messages."""
         self._keys = tuple(keys)
         self._source = source
-        self._found_right: set[bytes] = set()  # digests of manifests, which never change
+        self._verified: set[bytes] = set()  # digests of manifests, which never change
 
     @classmethod
-    def read(cls, file: str) -> Trusted:
+    def read(cls, file: str) -> TrustedKeys:
         """The keys of a PEM file, one or more."""
-        content = _content(file, "serve.trusted_keys_file")
+        content = _read_file(file, "serve.trusted_keys_file")
         if b"PRIVATE KEY" in content:
             raise ClicklineError(
-                f"serve.trusted_keys_file {file} holds a private key. Servers need public ones only: keep the private "
-                "key where versions are published."
+                f"serve.trusted_keys_file {file} contains a private key. Servers need only public ones: keep the "
+                "private key where versions are published."
             )
-        with _package():
+        with _requires_cryptography():
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
             from cryptography.hazmat.primitives.serialization import load_pem_public_key
         keys = []
@@ -57,53 +57,53 @@ class Trusted:
                 key = load_pem_public_key(block)
             except ValueError as error:
                 raise ClicklineError(
-                    f"serve.trusted_keys_file {file} holds a block that is no key. {_HOW}"
+                    f"serve.trusted_keys_file {file} contains a block that is not a key. {_KEYGEN_HINT}"
                 ) from error
             if not isinstance(key, Ed25519PublicKey):
                 raise ClicklineError(
-                    f"serve.trusted_keys_file {file} holds a key of another kind. Allowed: Ed25519. {_HOW}"
+                    f"serve.trusted_keys_file {file} contains a key of another kind. Allowed: Ed25519. {_KEYGEN_HINT}"
                 )
             keys.append(key)
         if not keys:
             raise ClicklineError(
-                f"serve.trusted_keys_file {file} holds no public key. Put one or more there, each a PEM block that "
-                f"begins with BEGIN PUBLIC KEY. {_HOW}"
+                f"serve.trusted_keys_file {file} contains no public key. Put one or more there, each a PEM block that "
+                f"begins with BEGIN PUBLIC KEY. {_KEYGEN_HINT}"
             )
         return cls(keys, f"the {len(keys)} of serve.trusted_keys_file {file}")
 
-    def knows(self, signer: Signer) -> bool:
+    def includes(self, signer: Signer) -> bool:
         return signer.public in self._keys
 
     def check(self, storage: Storage, folder: str, manifest: bytes) -> None:
-        """Refuse a version whose manifest none of the keys has signed. StorageError: the store failed, which says
-        nothing about it."""
+        """Refuse a version whose manifest is not signed by any of the keys. StorageError: the store failed, so nothing
+        is known about the version."""
         digest = hashlib.sha256(manifest).digest()
-        if digest in self._found_right:
+        if digest in self._verified:
             return
         name = folder.rstrip("/").rpartition("/")[2]
         number = int(name) if name.isdigit() else name
-        place = Storage.join(folder, SIGNATURE)
+        uri = Storage.join(folder, SIGNATURE)
         try:
-            signature = storage.read(place)
+            signature = storage.read(uri)
         except StorageError:
-            if storage.describe(place) is not None:
+            if storage.describe(uri) is not None:
                 raise
             raise VersionUntrusted(
-                f"version {number} is not signed: there is no {shown(place)}. Only versions that are signed with a "
-                f"trusted key are used ({self._source}). Publish it again with publish.signing_key_file, or use "
+                f"version {number} is not signed: there is no {redacted(uri)}. Only versions signed by a trusted key "
+                f"are used ({self._source}). Publish it again with publish.signing_key_file, or use "
                 "another version."
             ) from None
-        if not any(_signed(key, signature, manifest) for key in self._keys):
+        if not any(_is_valid(key, signature, manifest) for key in self._keys):
             raise VersionUntrusted(
-                f"the signature of version {number} is wrong: its manifest was changed, or none of the trusted keys "
-                f"({self._source}) has signed it. Use another version; if its key should be trusted, add its public "
+                f"the signature of version {number} is invalid: its manifest was changed, or none of the trusted keys "
+                f"({self._source}) signed it. Use another version; if its key should be trusted, add its public "
                 "key to that file."
             )
-        self._found_right.add(digest)
+        self._verified.add(digest)
 
 
 class Signer:
-    """The private key that signs what is published."""
+    """The private key that signs published versions."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -111,38 +111,40 @@ class Signer:
 
     @classmethod
     def read(cls, file: str) -> Signer:
-        content = _content(file, "publish.signing_key_file")
+        content = _read_file(file, "publish.signing_key_file")
         if Path(file).stat().st_mode & 0o007:
-            _log.warning("publish.signing_key_file %s: other users may read it: chmod 600 %s", file, file)
-        with _package():
+            _log.warning("publish.signing_key_file %s is readable by other users: chmod 600 %s", file, file)
+        with _requires_cryptography():
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
             from cryptography.hazmat.primitives.serialization import load_pem_private_key
         try:
             key = load_pem_private_key(content, password=None)
         except TypeError as error:
             raise ClicklineError(
-                f"publish.signing_key_file {file} has a password, and there is nobody to ask. Store the key without."
+                f"publish.signing_key_file {file} has a password, which cannot be asked for. Store the key without one."
             ) from error
         except ValueError as error:
-            raise ClicklineError(f"publish.signing_key_file {file} holds no private key. {_HOW}") from error
+            raise ClicklineError(
+                f"publish.signing_key_file {file} contains no private key. {_KEYGEN_HINT}"
+            ) from error
         if not isinstance(key, Ed25519PrivateKey):
             raise ClicklineError(
-                f"publish.signing_key_file {file} holds a key of another kind. Allowed: Ed25519. {_HOW}"
+                f"publish.signing_key_file {file} contains a key of another kind. Allowed: Ed25519. {_KEYGEN_HINT}"
             )
         return cls(key)
 
     @property
-    def trusted(self) -> Trusted:
-        """This key and no other."""
-        return Trusted([self.public], "that of publish.signing_key_file")
+    def trusted(self) -> TrustedKeys:
+        """Only this key as the trusted one."""
+        return TrustedKeys([self.public], "the one of publish.signing_key_file")
 
     def sign(self, manifest: bytes) -> bytes:
         return self._key.sign(manifest)
 
 
 def make_keys(folder: Path) -> tuple[Path, Path]:
-    """A new private key, for its owner alone, and its public one; files that are there are left alone."""
-    with _package():
+    """Create a private key, readable only by its owner, and its public key; existing files are not overwritten."""
+    with _requires_cryptography():
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import (
             Encoding,
@@ -153,15 +155,13 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
     private, public = folder / PRIVATE_NAME, folder / PUBLIC_NAME
     key = Ed25519PrivateKey.generate()
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    told = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    shared = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in (private, public):
             if file.exists():
-                raise FileExistsError(
-                    17, "it is there already, and a key that is lost cannot be made again", file
-                )
-        for file, content, mode in ((private, secret, 0o600), (public, told, 0o644)):
+                raise FileExistsError(17, "it already exists, and a lost key cannot be recovered", file)
+        for file, content, mode in ((private, secret, 0o600), (public, shared, 0o644)):
             handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(handle, "wb") as opened:
                 opened.write(content)
@@ -172,7 +172,7 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
     return private, public
 
 
-def _signed(key: Ed25519PublicKey, signature: bytes, manifest: bytes) -> bool:
+def _is_valid(key: Ed25519PublicKey, signature: bytes, manifest: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -182,7 +182,7 @@ def _signed(key: Ed25519PublicKey, signature: bytes, manifest: bytes) -> bool:
     return True
 
 
-def _content(file: str, key: str) -> bytes:
+def _read_file(file: str, key: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
@@ -192,10 +192,10 @@ def _content(file: str, key: str) -> bytes:
 
 
 @contextmanager
-def _package() -> Iterator[None]:
+def _requires_cryptography() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
         raise ClicklineError(
-            f"signatures of versions need the package {error.name}: pip install 'clickline[sign]'"
+            f"signing versions needs the package {error.name}: pip install 'clickline[sign]'"
         ) from error

@@ -1,13 +1,13 @@
-"""A version: everything a server needs to score, in one folder, for good.
+"""A version: everything that a server needs to score, in one folder that never changes.
 
     <registry>/versions/000000012/manifest.json   written last
                                   dense.onnx, table-00000-of-00002.bin …, sample.npz
-                                  manifest.sig          where versions are signed, see signing.py
-    <registry>/drafts/000000013.json              a number that is taken: by whom, since when
-    <registry>/drafts/000000013/                  its files while they are made, where the registry is local
+                                  manifest.sig          if versions are signed, see signing.py
+    <registry>/drafts/000000013.json              a claimed number: by which process, since when
+    <registry>/drafts/000000013/                  its files while they are written, in a local registry
 
-A draft takes its number by creating a file that nobody else can create, so no two versions ever share one. Numbers only
-rise: the taken number of a failed draft is left out.
+A draft claims its number by creating a file exclusively, so no two versions ever share a number. Numbers only rise: the
+number of a failed draft is not used again.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from clickline.artifacts.manifest import (
     read_manifest,
 )
 from clickline.errors import ArtifactError, StorageError
-from clickline.storage.atomic import sync
-from clickline.storage.redaction import shown
+from clickline.storage.atomic import fsync
+from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
-from clickline.storage.storage_errors import explained
+from clickline.storage.storage_errors import translate_errors
 
 if TYPE_CHECKING:
-    from clickline.artifacts.signing import Signer, Trusted
+    from clickline.artifacts.signing import Signer, TrustedKeys
 
 VERSION_FORMAT = 1
 SCRATCH_PREFIX = "clickline-draft-"
 
-_ABANDONED_SECONDS = 3600.0
+_DEAD_AFTER_SECONDS = 3600.0
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
 class Version:
-    """A whole version; its files never change."""
+    """A complete version; its files never change."""
 
     number: int
     folder: str
@@ -69,7 +69,7 @@ class Version:
 
     @property
     def files(self) -> Mapping[str, Mapping[str, Any]]:
-        """`sha256` and `size` of each file by its name, without the manifest."""
+        """`sha256` and `size` of each file by name, without the manifest."""
         files: Mapping[str, Mapping[str, Any]] = self.body["files"]
         return files
 
@@ -78,9 +78,9 @@ class Version:
         return sum(file["size"] for file in self.files.values())
 
 
-def open_version(storage: Storage, folder: str, trusted: Trusted | None = None) -> Version:
-    """The version in a folder, once its manifest is known to be one, signed by a key of `trusted`. Its files are not
-    looked at."""
+def open_version(storage: Storage, folder: str, trusted: TrustedKeys | None = None) -> Version:
+    """The version in a folder, after checking its manifest and, with `trusted`, its signature. Its other files are not
+    read."""
 
     def check(manifest: bytes) -> None:
         if trusted is not None:
@@ -91,29 +91,29 @@ def open_version(storage: Storage, folder: str, trusted: Trusted | None = None) 
     number, parent, files = body.get("number"), body.get("parent"), body.get("files")
     wrong = None
     if not isinstance(number, int) or number_name(number) != name:
-        wrong = f"it says number {number!r}, its folder {name}"
+        wrong = f"it has number {number!r}, its folder is {name}"
     elif parent is not None and not (isinstance(parent, int) and 0 < parent < number):
-        wrong = f"its parent is {parent!r}, which is no earlier version"
+        wrong = f"its parent is {parent!r}, which is not an earlier version"
     elif not isinstance(body.get("created"), str):
-        wrong = "it does not say when it was made"
-    elif not isinstance(files, dict) or not all(map(_is_file, files.items())):
-        wrong = "its list of files is not one"
+        wrong = "it has no creation time"
+    elif not isinstance(files, dict) or not all(map(_is_file_entry, files.items())):
+        wrong = "its list of files is malformed"
     if wrong:
         raise ArtifactError(
-            f"{shown(Storage.join(folder, MANIFEST))} is damaged: {wrong}. Use another version."
+            f"{redacted(Storage.join(folder, MANIFEST))} is damaged: {wrong}. Use another version."
         )
     return Version(body["number"], folder, body)
 
 
 def verify(version: Version, folder: Path) -> None:
-    """Check size and SHA-256 of every file of a version in a local folder; ArtifactError names the bad one."""
-    for name, told in version.files.items():
+    """Check the size and SHA-256 of every file of a version in a local folder; ArtifactError names a bad file."""
+    for name, expected in version.files.items():
         path = folder / name
         try:
             size = path.stat().st_size
-            if size != told["size"]:
+            if size != expected["size"]:
                 raise ArtifactError(
-                    f"{path} has {size:,} bytes; the manifest of version {version.number} says {told['size']:,}. "
+                    f"{path} has {size:,} bytes; the manifest of version {version.number} says {expected['size']:,}. "
                     "Use another version, or publish again."
                 )
             found = digest(path)
@@ -122,48 +122,48 @@ def verify(version: Version, folder: Path) -> None:
                 f"{path} of version {version.number} cannot be read: {error.strerror}. "
                 "Use another version, or publish again."
             ) from error
-        if found != told["sha256"]:
+        if found != expected["sha256"]:
             raise ArtifactError(
                 f"{path} is damaged: its SHA-256 is {found[:12]}…, the manifest of version {version.number} says "
-                f"{str(told['sha256'])[:12]}…. Use another version, or publish again."
+                f"{str(expected['sha256'])[:12]}…. Use another version, or publish again."
             )
 
 
 class Verifier:
-    """Checks files of versions, and does not read again what has not changed since."""
+    """Checks the files of versions, and reads only those again that have changed."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Version, list[tuple[int, int, int]]]] = {}
+        self._verified: dict[int, tuple[Version, list[tuple[int, int, int]]]] = {}
 
     def check(self, version: Version, folder: Path) -> None:
-        """What `verify` does, once for the same files."""
-        found = self._seen.get(version.number)
-        if found is None or found != (version, _marks(version, folder)):
+        """Like `verify`, but only once for unchanged files."""
+        verified = self._verified.get(version.number)
+        if verified is None or verified != (version, _file_stamps(version, folder)):
             verify(version, folder)
-            self._seen[version.number] = (version, _marks(version, folder))
+            self._verified[version.number] = (version, _file_stamps(version, folder))
 
     def keep(self, numbers: Iterable[int]) -> None:
         """Forget all other versions."""
         kept = set(numbers)
-        self._seen = {number: seen for number, seen in self._seen.items() if number in kept}
+        self._verified = {number: files for number, files in self._verified.items() if number in kept}
 
 
-def _marks(version: Version, folder: Path) -> list[tuple[int, int, int]]:
-    """What changes when somebody writes to a file."""
-    marks = []
+def _file_stamps(version: Version, folder: Path) -> list[tuple[int, int, int]]:
+    """Inode, size and modification time of each file, which change when it is written."""
+    stamps = []
     for name in version.files:
         with suppress(OSError):
             status = (folder / name).stat()
-            marks.append((status.st_ino, status.st_size, status.st_mtime_ns))
-    return marks
+            stamps.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return stamps
 
 
-def created_once(storage: Storage, uri: str, document: Mapping[str, Any]) -> bool:
-    """Create a small JSON file; False if somebody else did."""
+def create_exclusively(storage: Storage, uri: str, document: Mapping[str, Any]) -> bool:
+    """Create a small JSON file; False if another process created it first."""
     token = secrets.token_hex(8)
     if storage.create(uri, as_json({**document, "token": token})):
         return True
-    # The store may have answered too late and have been asked twice: then what is there is ours.
+    # If the store answered too late, the request was sent twice, and the existing file may be ours.
     try:
         return bool(json.loads(storage.read(uri))["token"] == token)
     except (StorageError, ValueError, TypeError, KeyError):
@@ -175,17 +175,17 @@ def created_once(storage: Storage, uri: str, document: Mapping[str, Any]) -> boo
 
 @dataclass(frozen=True)
 class Claim:
-    """A number that is taken: by which process, since when, and the version that it builds on."""
+    """A claimed version number: by which process, since when, and the version that it builds on."""
 
     number: int
     parent: int | None
     since: float
     machine: str
-    process: str  # empty: the draft was given up, only the number stays taken
-    scratch: str | None  # where the files are made, if not in the registry
+    process: str  # empty: the draft was abandoned, and only its number is still claimed
+    scratch: str | None  # where the files are written, if not in the registry
 
     @classmethod
-    def ours(cls, number: int, parent: int | None, scratch: Path | None) -> Claim:
+    def for_this_process(cls, number: int, parent: int | None, scratch: Path | None) -> Claim:
         process = _process(os.getpid()) or str(os.getpid())
         return cls(
             number, parent, time.time(), _machine(), process, None if scratch is None else str(scratch)
@@ -193,49 +193,49 @@ class Claim:
 
     @classmethod
     def read(cls, storage: Storage, uri: str) -> Claim:
-        """What a claim says; one that cannot be understood is dead."""
+        """Read a claim; one that cannot be parsed is dead."""
         try:
-            told = json.loads(storage.read(uri))
-            if not (told["process"] == "" or re.fullmatch(r"\d+( \d+)?", told["process"])):
-                raise ValueError(told["process"])
-            parent = None if told["parent"] is None else int(told["parent"])
-            scratch = None if told["scratch"] is None else str(told["scratch"])
-            where = str(told["machine"]), str(told["process"])
-            return cls(int(told["number"]), parent, float(told["since"]), *where, scratch)
+            claim = json.loads(storage.read(uri))
+            if not (claim["process"] == "" or re.fullmatch(r"\d+( \d+)?", claim["process"])):
+                raise ValueError(claim["process"])
+            parent = None if claim["parent"] is None else int(claim["parent"])
+            scratch = None if claim["scratch"] is None else str(claim["scratch"])
+            owner = str(claim["machine"]), str(claim["process"])
+            return cls(int(claim["number"]), parent, float(claim["since"]), *owner, scratch)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return cls(int(uri.rpartition("/")[2].split(".")[0]), None, 0.0, "", "", None)
 
-    def ended(self) -> Claim:
+    def released(self) -> Claim:
         return replace(self, parent=None, process="", scratch=None)
 
     @property
-    def is_ended(self) -> bool:
+    def is_released(self) -> bool:
         return not self.process
 
     @property
-    def dead(self) -> bool:
-        """Whether its process is gone; on another machine, whether it was silent for too long."""
-        if self.is_ended:
+    def is_dead(self) -> bool:
+        """Whether its process has ended; on another machine, whether it was not refreshed for too long."""
+        if self.is_released:
             return True
         if self.machine and self.machine == _machine():
             return not _is_running(self.process)
-        return time.time() - self.since > _ABANDONED_SECONDS
+        return time.time() - self.since > _DEAD_AFTER_SECONDS
 
     def remove_scratch(self) -> None:
-        """Remove what a dead draft of this machine left on local disk."""
-        # The place was read from a file: remove nothing that does not carry a draft's name.
+        """Remove the scratch files of a dead draft of this machine."""
+        # The path was read from a file: remove nothing that is not named like a draft.
         if self.scratch and self.machine == _machine() and Path(self.scratch).name.startswith(SCRATCH_PREFIX):
             shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 class Draft:
-    """A version on its way: a number of its own, and a local folder to make its files in.
+    """A version in progress: its number, and a local folder for its files.
 
-    As a context manager it is given up when the block ends without a commit.
+    As a context manager it is abandoned if the block ends without a commit.
     """
 
     def __init__(self, storage: Storage, registry: str, claim: Claim) -> None:
-        """Made by `Registry.draft`, which took the number."""
+        """Created by `Registry.draft`, which claims the number."""
         self.number = claim.number
         self._storage = storage
         self._claim = claim
@@ -245,31 +245,31 @@ class Draft:
         self._local = Storage.is_local(registry)
         self._open = True
         self.folder = Path(claim.scratch) if claim.scratch else draft_folder(registry, claim.number)
-        with explained(str(self.folder), shown):
+        with translate_errors(str(self.folder), redacted):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.folder.mkdir(mode=0o777 if self._local else 0o700)
 
     def commit(
         self, body: Mapping[str, Any], sha256: Mapping[str, str] | None = None, signer: Signer | None = None
     ) -> Version:
-        """Bring every file of the folder into the registry, then write the manifest: the version exists.
+        """Move or upload every file of the folder into the registry, then write the manifest, which makes it a version.
 
-        `body` is the manifest's, without number, created and files. `sha256` holds checksums that are known
-        already, by the file's name; the other files are read.
+        `body` is the manifest without number, created and files. `sha256` contains known checksums by file name; the
+        other files are read.
         """
-        whole = {"number": 0, "created": "", "parent": self._claim.parent, **body}
-        whole |= {"number": self.number, "created": utc_now(), "files": self._files(sha256 or {})}
-        self._keep_claim()
-        self._check_parent(whole["parent"])
+        manifest = {"number": 0, "created": "", "parent": self._claim.parent, **body}
+        manifest |= {"number": self.number, "created": utc_now(), "files": self._files(sha256 or {})}
+        self._refresh_claim()
+        self._check_parent(manifest["parent"])
         if self._local:
             self._move()
         else:
-            self._upload(whole["files"])
-        manifest = manifest_bytes("version", VERSION_FORMAT, whole)
+            self._upload(manifest["files"])
+        content = manifest_bytes("version", VERSION_FORMAT, manifest)
         if signer is not None:
-            self._storage.put(Storage.join(self._target, SIGNATURE), signer.sign(manifest))
-        self._storage.put(Storage.join(self._target, MANIFEST), manifest)
-        self._check_parent(whole["parent"])  # gc may have removed it meanwhile
+            self._storage.put(Storage.join(self._target, SIGNATURE), signer.sign(content))
+        self._storage.put(Storage.join(self._target, MANIFEST), content)
+        self._check_parent(manifest["parent"])  # gc may have removed it meanwhile
         version = open_version(self._storage, self._target)
         self._open = False
         self._storage.delete(self._claim_file)
@@ -277,14 +277,14 @@ class Draft:
         return version
 
     def abandon(self) -> None:
-        """Leave nothing but the number, which is not used again."""
+        """Remove everything except the claim on the number, which is not used again."""
         if not self._open:
             return
         self._open = False
         shutil.rmtree(self.folder, ignore_errors=True)
-        with suppress(StorageError):  # the store may be why the draft failed; then gc does it
+        with suppress(StorageError):  # the draft may have failed because of the store; then gc removes it
             remove_version(self._storage, self._target)
-            self._storage.put(self._claim_file, as_json(asdict(self._claim.ended())))
+            self._storage.put(self._claim_file, as_json(asdict(self._claim.released())))
 
     def __enter__(self) -> Draft:
         return self
@@ -292,16 +292,16 @@ class Draft:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.abandon()
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(self.folder)  # a full disk does not say which one it is
+            error.filename = str(self.folder)  # the error of a full disk does not name the file
 
     def _files(self, known: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-        with explained(str(self.folder), shown):
+        with translate_errors(str(self.folder), redacted):
             paths = sorted(self.folder.iterdir())
             for path in paths:
                 own = path.name in (MANIFEST, SIGNATURE)
                 if not path.is_file() or own or not _SAFE_NAME.fullmatch(path.name):
                     raise ArtifactError(
-                        f"{path} cannot be part of a version: its files lie in one folder, have plain names, and "
+                        f"{path} cannot be part of a version: its files are in one folder, have plain names, and "
                         f"{MANIFEST} and {SIGNATURE} are written by the commit."
                     )
             unknown = sorted(known.keys() - {path.name for path in paths})
@@ -312,15 +312,15 @@ class Draft:
                 for path in paths
             }
 
-    def _keep_claim(self) -> None:
-        """Tell that we are alive; refuse to go on when gc thought otherwise."""
+    def _refresh_claim(self) -> None:
+        """Refresh the claim; refuse to continue if gc has removed it."""
         found = None
         if self._storage.describe(self._claim_file):
             found = Claim.read(self._storage, self._claim_file)
         if found is None or (found.machine, found.process) != (self._claim.machine, self._claim.process):
             raise ArtifactError(
-                f"version {self.number} was being made for so long without a sign of life that `clickline versions "
-                "gc` gave it up. Publish again."
+                f"the draft of version {self.number} was inactive for so long that `clickline versions gc` removed it. "
+                "Publish again."
             )
         self._claim = replace(self._claim, since=time.time())
         self._storage.put(self._claim_file, as_json(asdict(self._claim)))
@@ -330,52 +330,52 @@ class Draft:
             return
         if not isinstance(parent, int) or not 0 < parent < self.number:
             raise ArtifactError(
-                f"version {self.number} cannot build on {parent!r}: it is no earlier version."
+                f"version {self.number} cannot build on {parent!r}: it is not an earlier version."
             )
         try:
             open_version(self._storage, version_folder(self._registry, parent))
         except ArtifactError as error:
             raise ArtifactError(
-                f"version {self.number} builds on version {parent}, which is gone or damaged: {error}"
+                f"version {self.number} builds on version {parent}, which is missing or damaged: {error}"
             ) from error
 
     def _move(self) -> None:
-        """One rename within the registry, of files that are on disk for good."""
+        """Rename the folder within the registry, after its files are flushed to disk."""
         target = local_folder(self._target)
-        with explained(str(target), shown):
+        with translate_errors(str(target), redacted):
             for path in (*self.folder.iterdir(), self.folder):
-                sync(path)
+                fsync(path)
             target.parent.mkdir(parents=True, exist_ok=True)
             self.folder.rename(target)
-            sync(target.parent)
+            fsync(target.parent)
 
     def _upload(self, files: Mapping[str, Mapping[str, Any]]) -> None:
         for name in files:
             self._storage.put(Storage.join(self._target, name), self.folder / name)
-            self._keep_claim()
-        missing = wrong_files(self._storage, self._target, files)
+            self._refresh_claim()
+        missing = first_bad_file(self._storage, self._target, files)
         if missing:
             raise ArtifactError(
-                f"the upload of version {self.number} did not arrive: {missing}. Publish again."
+                f"the upload of version {self.number} is incomplete: {missing}. Publish again."
             )
 
 
-def wrong_files(storage: Storage, folder: str, files: Mapping[str, Mapping[str, Any]]) -> str:
-    """The first file that is not there with its size, in words; empty when all are. Content is not read."""
-    found = {file.uri.rpartition("/")[2]: file.size for file in storage.list(Storage.inside(folder, "*"))}
-    for name, told in files.items():
-        place = shown(Storage.join(folder, name))
+def first_bad_file(storage: Storage, folder: str, files: Mapping[str, Mapping[str, Any]]) -> str:
+    """A message about the first file that is missing or has the wrong size; empty if all are right."""
+    found = {file.uri.rpartition("/")[2]: file.size for file in storage.list(Storage.pattern_in(folder, "*"))}
+    for name, expected in files.items():
+        place = redacted(Storage.join(folder, name))
         if name not in found:
-            return f"{place} is gone"
-        if found[name] != told["size"]:
-            return f"{place} has {found[name]:,} bytes, its manifest says {told['size']:,}"
+            return f"{place} is missing"
+        if found[name] != expected["size"]:
+            return f"{place} has {found[name]:,} bytes, its manifest says {expected['size']:,}"
     return ""
 
 
 def remove_version(storage: Storage, folder: str) -> None:
-    """Remove a version or the rest of one: its manifest first, so that nobody opens half of it.
+    """Remove a complete or partial version: its manifest first, so that no process opens half of it.
 
-    Whoever has its files mapped keeps them: on POSIX a removed file lives until the last mapping ends.
+    Processes that have its files mapped keep them: on POSIX a removed file exists until the last mapping ends.
     """
     storage.delete(Storage.join(folder, MANIFEST))
     storage.delete(folder)
@@ -385,7 +385,7 @@ def remove_version(storage: Storage, folder: str) -> None:
 
 
 def number_name(number: int) -> str:
-    """As it is written in names, so that they sort."""
+    """The number as it appears in file names, padded so that they sort."""
     return f"{number:09d}"
 
 
@@ -398,7 +398,7 @@ def claim_file(registry: str, number: int) -> str:
 
 
 def draft_folder(registry: str, number: int) -> Path:
-    """Where a draft of a local registry makes its files: on the same disk, so that a rename brings them in."""
+    """Where a draft of a local registry writes its files: on the same disk, so that they can be renamed into place."""
     return local_folder(Storage.join(registry, "drafts", number_name(number)))
 
 
@@ -410,21 +410,21 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _is_file(entry: tuple[str, Any]) -> bool:
-    """Whether it names a file of the folder itself, never one elsewhere, with its size and checksum."""
-    name, told = entry
+def _is_file_entry(entry: tuple[str, Any]) -> bool:
+    """Whether a manifest entry is a file in the folder itself, with its size and checksum."""
+    name, file = entry
     return (
         bool(_SAFE_NAME.fullmatch(name))
         and name not in (MANIFEST, SIGNATURE)
-        and isinstance(told, dict)
-        and isinstance(told.get("size"), int)
-        and told["size"] >= 0
-        and isinstance(told.get("sha256"), str)
+        and isinstance(file, dict)
+        and isinstance(file.get("size"), int)
+        and file["size"] >= 0
+        and isinstance(file.get("sha256"), str)
     )
 
 
 def _machine() -> str:
-    """This run of this machine, and the space of process ids in it; empty where Linux is not there to tell."""
+    """The boot id of this machine and its PID namespace; empty if not on Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -442,12 +442,12 @@ def _is_running(process: str) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # another user's, and this machine hides those in /proc
+        return True  # another user's process, which /proc hides on this machine
     return False
 
 
 def _process(pid: int) -> str:
-    """A process by its number and start, because numbers are used again; empty when it is gone."""
+    """A process by its id and start time, since ids are reused; empty if it has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""The tree of commands."""
+"""The command tree of `clickline`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 import clickline
+from clickline.cli.cache import cache
 from clickline.cli.check import check
-from clickline.cli.data import data
 from clickline.cli.deploy import deploy
 from clickline.cli.down import down
 from clickline.cli.evaluate import evaluate
@@ -79,6 +79,6 @@ app.command()(serve)
 app.command()(lookup)
 app.command()(predict)
 app.add_typer(versions, name="versions")
-app.add_typer(data, name="data")
+app.add_typer(cache, name="cache")
 app.add_typer(deploy, name="deploy")
 app.add_typer(import_, name="import")

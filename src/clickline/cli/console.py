@@ -1,4 +1,4 @@
-"""What commands show: progress on stderr, results on stdout."""
+"""Console output of the commands: progress on stderr, results on stdout."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from clickline.errors import ClicklineError
-from clickline.pipeline.run_state import Board
-from clickline.pipeline.status_text import duration, stage_seconds, stage_words
-from clickline.progress import Lines, Notes, Progress, StageState, Watched, Work, figures, printable
+from clickline.pipeline.run_state import RunState
+from clickline.pipeline.status_text import duration, stage_seconds, stage_summary
+from clickline.progress import (
+    LineProgress,
+    MessageProgress,
+    Progress,
+    ProgressTask,
+    StageState,
+    TrackedProgress,
+    format_figures,
+    printable,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,22 +32,22 @@ if TYPE_CHECKING:
 
 
 def emit(document: Any) -> None:
-    """The one JSON document of a `--json` command."""
+    """Print the one JSON document of a `--json` command."""
     typer.echo(json.dumps(document, indent=2, default=str))
 
 
 def note(message: str) -> None:
-    """A line that is not a result."""
+    """Print a line that is not a result, on stderr."""
     typer.echo(printable(message), err=True)
 
 
 def say(text: str) -> None:
-    """Lines of a result."""
+    """Print lines of a result."""
     typer.echo(printable(text))
 
 
 def facts(named: Mapping[str, object]) -> None:
-    """A few results, one a line."""
+    """Print named values, one per line."""
     typer.echo("\n".join(fact_lines(named)))
 
 
@@ -48,15 +57,15 @@ def fact_lines(named: Mapping[str, object]) -> list[str]:
 
 
 def result(text: str, progress: Progress) -> None:
-    """Print a result while work goes on; above the picture, where there is one."""
-    if isinstance(progress, _Picture):
-        progress.say(text)
+    """Print a result while work continues; above the live display, if there is one."""
+    if isinstance(progress, _StageDisplay):
+        progress.log(text)
     else:
         say(text)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as their widest cell; cells are never cut, so a script can read them."""
+    """Print columns as wide as their widest cell; cells are never truncated, so that scripts can read them."""
     cells = [[printable(str(cell), one_line=True) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
     for row in cells:
@@ -72,30 +81,32 @@ _MARKS = {
     "failed": ("✗", "red"),
     "stopped": ("■", "yellow"),
 }
-"""How the states of a stage are drawn."""
+"""The symbol and colour of each stage state."""
 
 
 def stage_rows(document: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """For each stage of a run its name, state, figures and time."""
+    """Name, state, figures and time of each stage of a run."""
     rows = []
     for name, stage in document.get("stages", {}).items():
         seconds = stage_seconds(stage)
-        shown = "" if seconds is None or seconds < 0.05 else duration(seconds)
-        rows.append((name, stage["state"], printable(stage_words(name, stage)), shown))
+        elapsed = "" if seconds is None or seconds < 0.05 else duration(seconds)
+        rows.append((name, stage["state"], printable(stage_summary(name, stage)), elapsed))
     return rows
 
 
-def work_words(work: Mapping[str, Any]) -> str:
-    """The piece of work that runs: rows, speed, share, time left."""
+def work_summary(work: Mapping[str, Any]) -> str:
+    """One line about the running task: rows, speed, percentage, time left."""
     share = "" if work["share"] is None else f", {min(work['share'], 1):.0%}"
     left = "" if work["seconds_left"] is None else f", about {duration(work['seconds_left'])} left"
-    told = f": {figures(work)}{share}{left}" if work["rows"] or work["bytes"] or work["note"] else ""
-    return printable(f"{work['title']}{told}")
+    figures = (
+        f": {format_figures(work)}{share}{left}" if work["rows"] or work["bytes"] or work["note"] else ""
+    )
+    return printable(f"{work['title']}{figures}")
 
 
 @contextmanager
-def needing(extra: str, work: str) -> Iterator[None]:
-    """Around the import of a stage: a package that is not installed is named with the extra that brings it."""
+def requires_extra(extra: str, work: str) -> Iterator[None]:
+    """Around the import of a stage: the error for a missing package names the extra that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -107,62 +118,62 @@ def needing(extra: str, work: str) -> Iterator[None]:
 
 
 @contextmanager
-def watching(*, as_json: bool, quiet: bool) -> Iterator[Progress]:
-    """A watcher of long work: bars for a person, plain lines for a log, silence when asked for.
+def show_progress(*, as_json: bool, quiet: bool) -> Iterator[Progress]:
+    """Progress of a long task: bars on a terminal, plain lines otherwise, nothing if quiet.
 
-    What a user's own code prints meanwhile goes to stderr: stdout is for the result alone.
+    With --json, whatever the user's own code prints goes to stderr: stdout is only for the result.
     """
     if as_json or quiet:
         with redirect_stdout(sys.stderr):
-            yield Notes()
+            yield MessageProgress()
     elif sys.stdout.isatty() and sys.stderr.isatty():
         with _Bars() as bars:
             yield bars
     else:
-        yield Lines()
+        yield LineProgress()
 
 
 @contextmanager
-def watching_stages(stages: Sequence[str], *, as_json: bool, quiet: bool) -> Iterator[Progress]:
-    """As `watching`, for a whole flow: on a terminal one picture of all its stages."""
+def show_stage_progress(stages: Sequence[str], *, as_json: bool, quiet: bool) -> Iterator[Progress]:
+    """Like `show_progress`, for a whole pipeline: on a terminal, one live display of all stages."""
     if as_json or quiet:
-        yield Notes()
+        yield MessageProgress()
     elif sys.stdout.isatty() and sys.stderr.isatty():
-        with _Picture(stages) as picture:
-            yield picture
+        with _StageDisplay(stages) as display:
+            yield display
     else:
         yield _StageLines()
 
 
-class _StageLines(Lines):
-    """And one when a stage has something new to tell."""
+class _StageLines(LineProgress):
+    """Plain progress lines, plus one whenever a stage changes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._words: dict[str, str] = {}
-        self._stages = Board()
+        self._last: dict[str, str] = {}
+        self._stages = RunState()
 
     def stage(self, name: str, state: StageState, facts: Mapping[str, Any] | None = None) -> None:
         with self._lock:
             self._stages.stage(name, state, facts)
-            rows = {row[0]: row for row in stage_rows(self._stages.document())}
-            _, _, words, seconds = rows[name]
-            if state == "running":  # its time is no news
+            rows = {row[0]: row for row in stage_rows(self._stages.to_json())}
+            _, _, summary, seconds = rows[name]
+            if state == "running":  # its elapsed time changes all the time
                 seconds = ""
-            told = ", ".join(part for part in (state, words, seconds) if part)
-            if told != self._words.get(name) and (words or state != "running"):
-                note(f"{name}: {told}")
-            self._words[name] = told
+            line = ", ".join(part for part in (state, summary, seconds) if part)
+            if line != self._last.get(name) and (summary or state != "running"):
+                note(f"{name}: {line}")
+            self._last[name] = line
 
 
-class _Picture(Notes):
-    """One line a stage: mark, name, figures, time; under the one that runs a bar."""
+class _StageDisplay(MessageProgress):
+    """A live display with one line per stage (symbol, name, figures, time) and a bar under the running one."""
 
     def __init__(self, stages: Sequence[str]) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._board = Board(stages)
+        self._state = RunState(stages)
         self._lock = threading.Lock()
         self._live = Live(
             get_renderable=self._draw,
@@ -171,7 +182,7 @@ class _Picture(Notes):
             vertical_overflow="visible",
         )
 
-    def __enter__(self) -> _Picture:
+    def __enter__(self) -> _StageDisplay:
         self._live.start()
         return self
 
@@ -180,34 +191,34 @@ class _Picture(Notes):
 
     def stage(self, name: str, state: StageState, facts: Mapping[str, Any] | None = None) -> None:
         with self._lock:
-            self._board.stage(name, state, facts)
+            self._state.stage(name, state, facts)
 
     def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
         with self._lock:
-            self._board.begin(title, total_bytes=total_bytes, total_rows=total_rows)
+            self._state.begin(title, total_bytes=total_bytes, total_rows=total_rows)
 
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
         with self._lock:
-            self._board.advance(rows=rows, size=size)
+            self._state.advance(rows=rows, size=size)
 
     def note(self, figures: str) -> None:
         with self._lock:
-            self._board.note(figures)
+            self._state.note(figures)
 
     def end(self) -> None:
         with self._lock:
-            self._board.end()
+            self._state.end()
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self._live.console.print(printable(message), markup=False, highlight=False, soft_wrap=True)
 
     def _draw(self) -> RenderableType:
         with self._lock:
-            return drawn(self._board.document())
+            return render_stages(self._state.to_json())
 
 
-def drawn(document: Mapping[str, Any]) -> RenderableType:
-    """The picture of a run."""
+def render_stages(document: Mapping[str, Any]) -> RenderableType:
+    """The stages of a run as a Rich renderable."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.progress_bar import ProgressBar
@@ -215,7 +226,7 @@ def drawn(document: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
     lines: list[RenderableType] = []
-    for name, state, words, seconds in stage_rows(document):
+    for name, state, summary, seconds in stage_rows(document):
         mark, colour = _MARKS.get(state, ("?", ""))
         line = Table.grid(padding=(0, 1), expand=True)
         line.add_column(width=1)
@@ -223,7 +234,7 @@ def drawn(document: Mapping[str, Any]) -> RenderableType:
         line.add_column(ratio=1, overflow="fold")
         line.add_column(justify="right", no_wrap=True)
         style = "dim" if state == "waiting" else ""
-        line.add_row(Text(mark, colour), Text(name, style), Text(words), Text(seconds, "dim"))
+        line.add_row(Text(mark, colour), Text(name, style), Text(summary), Text(seconds, "dim"))
         lines.append(line)
         work = document.get("work")
         if name == document.get("stage") and work is not None:
@@ -233,17 +244,17 @@ def drawn(document: Mapping[str, Any]) -> RenderableType:
             bar = ProgressBar(
                 total=1.0, completed=work["share"] or 0.0, width=20, pulse=work["share"] is None
             )
-            below.add_row(bar, Text(work_words(work)))
+            below.add_row(bar, Text(work_summary(work)))
             lines.append(Padding(below, (0, 0, 0, 2)))
     return Padding(Group(*lines), (0, 3, 0, 0))  # room for the ^C that a terminal writes
 
 
-class _Bars(Watched):
-    """A bar for each piece of work, with rows, rows/s, bytes and the time left."""
+class _Bars(TrackedProgress):
+    """A progress bar for each task, with rows, rows/s, bytes and the time left."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Rich takes its time to import, and only a terminal needs it.
+        # Rich is slow to import, and only a terminal needs it.
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
@@ -256,7 +267,7 @@ class _Bars(Watched):
             TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
             console=Console(stderr=True),
         )
-        self._tasks: dict[Work, TaskID] = {}
+        self._tasks: dict[ProgressTask, TaskID] = {}
 
     def __enter__(self) -> _Bars:
         self._rich.start()
@@ -265,17 +276,17 @@ class _Bars(Watched):
     def __exit__(self, *_: object) -> None:
         self._rich.stop()
 
-    def show_begin(self, work: Work) -> None:
+    def show_begin(self, work: ProgressTask) -> None:
         self._tasks[work] = self._rich.add_task(work.title, total=work.total, figures="")
 
-    def show(self, work: Work) -> None:
-        self._rich.update(self._tasks[work], completed=work.done, figures=work.words())
+    def show(self, work: ProgressTask) -> None:
+        self._rich.update(self._tasks[work], completed=work.done, figures=work.summary())
 
-    def show_end(self, work: Work) -> None:
-        # A bar whose total was not known, or not reached, stands full now instead of running on.
+    def show_end(self, work: ProgressTask) -> None:
+        # A bar whose total was unknown or not reached is shown as full instead of pulsing on.
         done = work.done or 1
-        self._rich.update(self._tasks[work], total=done, completed=done, figures=work.words())
+        self._rich.update(self._tasks[work], total=done, completed=done, figures=work.summary())
         self._rich.stop_task(self._tasks.pop(work))
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self._rich.console.print(printable(message), markup=False, highlight=False)

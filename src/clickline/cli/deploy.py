@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from clickline.cli.console import emit, needing, note, say, table, watching
+from clickline.cli.console import emit, note, requires_extra, say, show_progress, table
 from clickline.cli.exit_codes import ExitCode, Undecided, exit_code
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.errors import ClicklineError, ConfigError, Mistake, StorageError
-from clickline.progress import Progress, counted, human_size
+from clickline.progress import Progress, human_size, pluralize
 
 if TYPE_CHECKING:
     from clickline.config import Config
-    from clickline.deploy.apply import Applied, Proposal, Removed
-    from clickline.deploy.data_volume import Moved
+    from clickline.deploy.apply import ApplyResult, ChangeSet, DeleteResult
+    from clickline.deploy.data_volume import TransferResult
     from clickline.deploy.kube_client import Kube
     from clickline.deploy.objects import Object
     from clickline.deploy.render import Rendered
-    from clickline.deploy.wait import Outcome
+    from clickline.deploy.wait import WaitResult
 
 deploy = typer.Typer(help="Run the whole system on Kubernetes, from the same config.", no_args_is_help=False)
 data = typer.Typer(help="Move files to and from the data volume.", no_args_is_help=False)
@@ -66,16 +66,16 @@ def render(
     as_json: Json = False,
 ) -> None:
     """Write the manifests, as plain files for `kubectl apply -k`. No cluster is asked."""
-    from clickline.deploy.render import rendered, write
+    from clickline.deploy.render import render, write_files
 
-    made = rendered(config_file, _with(overrides, namespace))
-    write(made.files, output)
+    made = render(config_file, _with(overrides, namespace))
+    write_files(made.files, output)
     for line in made.notes:
         note(line)
     if as_json:
         emit({"folder": str(output), "files": list(made.files)})
         return
-    typer.echo(f"wrote {counted(len(made.files), 'file')} to {output}")
+    typer.echo(f"wrote {pluralize(len(made.files), 'file')} to {output}")
 
 
 @deploy.command()
@@ -92,15 +92,15 @@ def diff(
     Each object as it is live against what the server makes of the new one (a dry run), as `kubectl diff` does. Exit 0
     if nothing would change, 1 if something would, 2 if it could not be found out.
     """
-    from clickline.deploy.apply import propose
-    from clickline.deploy.object_diff import differences
+    from clickline.deploy.apply import plan_changes
+    from clickline.deploy.object_diff import object_diffs
 
     with _failing_above_one(), _connected(context) as kube:
         asked = _Asked.of(kube, config_file, overrides, namespace)
         asked.tell()
-        with watching(as_json=as_json, quiet=quiet) as progress:
-            proposal = propose(kube, asked.objects, **asked.where, progress=progress)
-    found = differences(proposal.steps)
+        with show_progress(as_json=as_json, quiet=quiet) as progress:
+            proposal = plan_changes(kube, asked.objects, **asked.where, progress=progress)
+    found = object_diffs(proposal.steps)
     if as_json:
         changes = [asdict(one) for one in found]
         emit({**asked.where, "changes": changes, "notes": [*asked.notes, *proposal.notes]})
@@ -111,7 +111,7 @@ def diff(
             typer.secho(line, fg=colour)
     if not as_json:
         _tell(proposal.notes)
-        many = counted(len(found), "object")
+        many = pluralize(len(found), "object")
         note(
             f"{asked.place}: {f'{many} would change' if found else 'nothing would change'}"
             + ("; `clickline deploy apply` does it" if found else "")
@@ -155,7 +155,7 @@ def apply(
     the time is up.
     """
     from clickline.deploy.apply import apply as run
-    from clickline.deploy.apply import propose
+    from clickline.deploy.apply import plan_changes
 
     if dry_run and (wait or prune):
         raise ConfigError(
@@ -166,24 +166,29 @@ def apply(
     with _connected(context) as kube:
         asked = _Asked.of(kube, config_file, overrides, namespace)
         asked.tell()
-        with watching(as_json=as_json, quiet=quiet) as progress:
+        with show_progress(as_json=as_json, quiet=quiet) as progress:
             if dry_run:
-                done = _would_be(propose(kube, asked.objects, **asked.where, progress=progress))
+                done = _would_be(plan_changes(kube, asked.objects, **asked.where, progress=progress))
             else:
-                patience = timeout if wait else 0.0
+                wait_seconds = timeout if wait else 0.0
                 done = run(
-                    kube, asked.objects, **asked.where, prune=prune, progress=progress, patience=patience
+                    kube,
+                    asked.objects,
+                    **asked.where,
+                    prune=prune,
+                    progress=progress,
+                    wait_seconds=wait_seconds,
                 )
         if not as_json:
             _show_applied(done, asked.name, asked.namespace, dry_run=dry_run)
         if wait and not done.failed:
             left = timeout - (time.monotonic() - begun)
-            with watching(as_json=as_json, quiet=quiet) as progress:
+            with show_progress(as_json=as_json, quiet=quiet) as progress:
                 outcome = _await(kube, asked, left, Progress() if as_json or quiet else progress)
     if as_json:
         document = {**asked.where, "dry_run": dry_run, **asdict(done)}
         document["notes"] = [*asked.notes, *done.notes]
-        waited = {"waited": {"state": outcome.state, "words": outcome.words}} if outcome else {}
+        waited = {"waited": {"state": outcome.state, "words": outcome.message}} if outcome else {}
         emit({**document, **waited})
     elif outcome is not None:
         _show_outcome(outcome, asked, timeout)
@@ -206,14 +211,14 @@ def status(
 
     Exit 1 if a role failed.
     """
-    from clickline.deploy.deploy_status import fetch, summarise
+    from clickline.deploy.deploy_status import fetch_status, summarize
 
     config = _config(config_file, _with(overrides, namespace))
     with _connected(context) as kube:
 
         def look() -> dict[str, Any]:
-            return summarise(
-                fetch(
+            return summarize(
+                fetch_status(
                     kube,
                     name=config.name,
                     namespace=config.deploy.namespace,
@@ -258,7 +263,7 @@ def logs(
     overrides: Overrides = None,
 ) -> None:
     """Show what the pods say, in the order of time."""
-    from clickline.deploy.pod_logs import Line, last, pods
+    from clickline.deploy.pod_logs import LogLine, last_lines, list_pods
     from clickline.deploy.pod_logs import follow as go_on
 
     if role is not None and role not in _ROLES:
@@ -282,19 +287,19 @@ def logs(
     config = _config(config_file, _with(overrides, namespace))
     name, namespace = config.name, config.deploy.namespace
 
-    def show(line: Line) -> None:
+    def show(line: LogLine) -> None:
         inner = "" if line.container == role or line.container in _ROLES else f"/{line.container}"
         say(f"{line.pod}{inner} {line.text}")
 
     with _connected(context) as kube:
-        there = pods(kube, name=name, namespace=namespace, role=role)
+        there = list_pods(kube, name=name, namespace=namespace, role=role)
         if not there:
             of_role = f" of role {role}" if role else ""
             note(
                 f"{name} has no pods{of_role} in namespace {namespace}: `clickline deploy status` tells more"
                 + (". Waiting for some." if follow else "")
             )
-        told = last(kube, there, namespace=namespace, lines=lines, previous=previous)
+        told = last_lines(kube, there, namespace=namespace, lines=lines, previous=previous)
         for line in told:
             show(line)
         if follow:
@@ -320,28 +325,30 @@ def delete(
     quiet: Quiet = False,
 ) -> None:
     """Remove all that `deploy apply` made, and nothing else. Data volumes stay, unless --with-data."""
-    from clickline.deploy.apply import found, going, remove
-    from clickline.deploy.kube_client import shown
+    from clickline.deploy.apply import delete_objects, find_objects, objects_to_delete
+    from clickline.deploy.kube_client import describe
 
     config = _config(config_file, _with(overrides, namespace))
     name, namespace = config.name, config.deploy.namespace
     with _connected(context) as kube:
-        there = found(kube, name=name, namespace=namespace)
-        leaving = going(there, with_data=with_data)
+        there = find_objects(kube, name=name, namespace=namespace)
+        leaving = objects_to_delete(there, with_data=with_data)
         if leaving and not yes:
             where = f"namespace {namespace} of {kube.where} ({kube.host})"
             if as_json or not sys.stdin.isatty():
-                problem = f"is missing: {counted(len(leaving), 'object')} would be removed from {where}."
+                problem = f"is missing: {pluralize(len(leaving), 'object')} would be removed from {where}."
                 raise ConfigError([Mistake("", 0, "--yes", problem, "Give it, or run this at a terminal.")])
             note(f"{name} in {where}:")
             for item in leaving:
-                note(f"  {shown(item)}")
+                note(f"  {describe(item)}")
             question = "Remove these, with all data on the volumes?" if with_data else "Remove these?"
             if not typer.confirm(question, err=True):
                 note("nothing was removed")
                 raise typer.Exit(ExitCode.FAILED)
-        with watching(as_json=as_json, quiet=quiet) as progress:
-            done = remove(kube, there, name=name, namespace=namespace, with_data=with_data, progress=progress)
+        with show_progress(as_json=as_json, quiet=quiet) as progress:
+            done = delete_objects(
+                kube, there, name=name, namespace=namespace, with_data=with_data, progress=progress
+            )
     if as_json:
         emit({"name": name, "namespace": namespace, **asdict(done)})
     else:
@@ -392,7 +399,7 @@ def pull(
 
 
 def _move(
-    run: Callable[[Kube, Rendered, Path, Progress], Moved],
+    run: Callable[[Kube, Rendered, Path, Progress], TransferResult],
     path: Path,
     context: str | None,
     overrides: list[str],
@@ -401,10 +408,10 @@ def _move(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from clickline.deploy.render import rendered
+    from clickline.deploy.render import render
 
-    made = rendered(config_file, overrides)
-    with _connected(context) as kube, watching(as_json=as_json, quiet=quiet) as progress:
+    made = render(config_file, overrides)
+    with _connected(context) as kube, show_progress(as_json=as_json, quiet=quiet) as progress:
         moved = run(kube, made, path, progress)
     if as_json:
         emit(asdict(moved))
@@ -425,14 +432,14 @@ def data_receive(folder: Annotated[Path, typer.Argument(metavar="FOLDER")]) -> N
 @deploy.command("data-send", hidden=True)
 def data_send(path: Annotated[Path, typer.Argument(metavar="PATH")]) -> None:
     """The pod's part of `deploy data pull`."""
-    from clickline.deploy.file_transfer import files_of, send, total_of
+    from clickline.deploy.file_transfer import list_files, send, transfer_total
 
     if not path.exists():
         raise StorageError(
             f"{path} does not exist in the volume. `clickline deploy data push` puts files there."
         )
-    files = files_of(path)
-    send(files, total_of(path, files), sys.stdout.buffer, lambda size: None)
+    files = list_files(path)
+    send(files, transfer_total(path, files), sys.stdout.buffer, lambda size: None)
     sys.stdout.buffer.flush()
 
 
@@ -484,19 +491,19 @@ def hold_ray(
     """What runs beside a pipeline on Ray: asks for Ray's pods, and lets them go when it is ended itself."""
     from clickline.cli.signals import take_stop
     from clickline.deploy.kube_client import connect
-    from clickline.deploy.ray_lifecycle import ask_for, keep, let_go
+    from clickline.deploy.ray_lifecycle import keep_scaled, scale_down, scale_up
 
     stopped = take_stop()  # other commands have a moment to end; this one begins to work then
     wanted = {name: int(size) for name, _, size in (one.partition("=") for one in sizes)}
     if only != "release":
         with _connected(None) as kube:
-            ask_for(kube, namespace, wanted, stopped, note)
+            scale_up(kube, namespace, wanted, stopped, note)
         if mark is not None:
             mark.touch()
     if only is None:
-        keep(connect, namespace, wanted, stopped, note)
+        keep_scaled(connect, namespace, wanted, stopped, note)
     if only != "ask":
-        let_go(connect, namespace, list(wanted), note)
+        scale_down(connect, namespace, list(wanted), note)
 
 
 @deploy.command("await-rollout", hidden=True)
@@ -504,10 +511,12 @@ def await_rollout(config_file: ConfigFile = Path("clickline.yaml"), overrides: O
     """The last step of a workflow: wait until every predictor answers with the registry's current version."""
     from clickline.deploy.rollout_wait import await_rollout as run
 
-    with watching(as_json=False, quiet=False) as progress:
+    with show_progress(as_json=False, quiet=False) as progress:
         count = run(_config(config_file, overrides), progress)
     serve = "serves" if count == 1 else "serve"
-    note(f"{counted(count, 'predictor')} {serve} the current version" if count else "there are no predictors")
+    note(
+        f"{pluralize(count, 'predictor')} {serve} the current version" if count else "there are no predictors"
+    )
 
 
 def _path(variable: str) -> Path | None:
@@ -539,17 +548,17 @@ class _Asked:
 
     @classmethod
     def of(cls, kube: Kube, config_file: Path, overrides: list[str] | None, namespace: str | None) -> _Asked:
-        from clickline.deploy.apply_record import forgotten, recall, remembering
-        from clickline.deploy.render import rendered
+        from clickline.deploy.apply_record import dropped_overrides, read_record, with_record
+        from clickline.deploy.render import render
 
         wanted = _with(overrides, namespace)
-        made = rendered(config_file, wanted)
-        memory = recall(kube, made.objects)
+        made = render(config_file, wanted)
+        memory = read_record(kube, made.objects)
         return cls(
             _config(config_file, wanted),
-            remembering(made.objects, overrides or (), made.notes),
+            with_record(made.objects, overrides or (), made.notes),
             memory.new(made.notes),
-            forgotten(config_file, memory.overrides, overrides or ()),
+            dropped_overrides(config_file, memory.overrides, overrides or ()),
         )
 
     @property
@@ -575,17 +584,17 @@ class _Asked:
             note("--set counts for one apply: give it again, or write it into the config to keep it.")
 
 
-def _would_be(proposal: Proposal) -> Applied:
-    from clickline.deploy.apply import Applied
-    from clickline.deploy.kube_client import shown
+def _would_be(proposal: ChangeSet) -> ApplyResult:
+    from clickline.deploy.apply import ApplyResult
+    from clickline.deploy.kube_client import describe
 
-    done = Applied(left_over=[shown(item) for item in proposal.left_over], notes=proposal.notes)
+    done = ApplyResult(left_over=[describe(item) for item in proposal.left_over], notes=proposal.notes)
     for step in proposal.steps:
-        getattr(done, step.action).append(shown(step.item))
+        getattr(done, step.action).append(describe(step.item))
     return done
 
 
-def _await(kube: Kube, asked: _Asked, seconds: float, progress: Progress) -> Outcome:
+def _await(kube: Kube, asked: _Asked, seconds: float, progress: Progress) -> WaitResult:
     from clickline.deploy.wait import await_deployed
 
     serve = asked.config.serve
@@ -615,7 +624,7 @@ def _failing_above_one() -> Iterator[None]:
 def _connected(context: str | None) -> Iterator[Kube]:
     from clickline.deploy.kube_client import connect
 
-    with needing("k8s", "talking to a cluster"):
+    with requires_extra("k8s", "talking to a cluster"):
         kube = connect(context)
     try:
         yield kube
@@ -631,7 +640,7 @@ def _tell(lines: Iterable[str]) -> None:
         note(line)
 
 
-def _show_applied(done: Applied, name: str, namespace: str, *, dry_run: bool = False) -> None:
+def _show_applied(done: ApplyResult, name: str, namespace: str, *, dry_run: bool = False) -> None:
     tried = " (dry run)" if dry_run else ""
     for action in ("removed", "created", "changed", "replaced", "unchanged", "pruned"):
         for item in getattr(done, action):
@@ -652,7 +661,7 @@ def _show_applied(done: Applied, name: str, namespace: str, *, dry_run: bool = F
         )
         return
     count = sum(map(len, (done.created, done.changed, done.replaced, done.removed)))
-    many = counted(count, "object")
+    many = pluralize(count, "object")
     if dry_run:
         told = f"{many} would be created or changed" if count else "nothing would change"
         typer.echo(
@@ -663,22 +672,22 @@ def _show_applied(done: Applied, name: str, namespace: str, *, dry_run: bool = F
     typer.echo(f"{name} in namespace {namespace}: {told}; `clickline deploy status` shows how it does")
 
 
-def _show_outcome(outcome: Outcome, asked: _Asked, timeout: float) -> None:
+def _show_outcome(outcome: WaitResult, asked: _Asked, timeout: float) -> None:
     if outcome.state == "done":
-        typer.echo(f"{asked.place}: {outcome.words}")
+        typer.echo(f"{asked.place}: {outcome.message}")
     elif outcome.state == "waiting":
         note(
-            f"{asked.place}: not complete after {timeout:,.0f} s: {outcome.words}. It goes on by itself: "
+            f"{asked.place}: not complete after {timeout:,.0f} s: {outcome.message}. It goes on by itself: "
             "`clickline deploy status` shows how it does; --timeout waits longer."
         )
     else:
         note(
-            f"{asked.place}: {outcome.words}. `clickline deploy logs` tells more; "
+            f"{asked.place}: {outcome.message}. `clickline deploy logs` tells more; "
             "after mending it `clickline deploy apply` begins again."
         )
 
 
-def _show_removed(done: Removed, name: str, namespace: str) -> None:
+def _show_removed(done: DeleteResult, name: str, namespace: str) -> None:
     for item in done.removed:
         typer.echo(f"removed    {item}")
     for item in done.kept:

@@ -1,4 +1,4 @@
-"""clickline evaluate: any checkpoint or version on any data, to a report."""
+"""clickline evaluate: evaluates any checkpoint or version on any data and writes a report."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clickline.cli.console import emit, facts, needing, say, table, watching
+from clickline.cli.console import emit, facts, requires_extra, say, show_progress, table
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 
 if TYPE_CHECKING:
     from clickline.evaluation.binary_metrics import Metrics
     from clickline.evaluation.run import EvaluateResult
 
-_MEASURES = ("ROWS", "CLICKS", "AUC", "LOG LOSS", "CALIBRATION")
+_METRICS = ("ROWS", "CLICKS", "AUC", "LOG LOSS", "CALIBRATION")
 
 
 def evaluate(
@@ -24,7 +24,7 @@ def evaluate(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="A checkpoint; a run, whose result is meant; a version's number; or current.",
+            help="A checkpoint folder, a run (its result), a version number, or current.",
             show_default="the newest run",
         ),
     ] = None,
@@ -33,29 +33,34 @@ def evaluate(
         typer.Option(
             "--data",
             metavar="DATA",
-            help="A dataset's folder, or raw logs: a path, a quoted glob, a URI; may be repeated.",
+            help="A dataset folder, or raw logs (a path, a quoted glob, a URI); may be repeated.",
             show_default="the current dataset",
         ),
     ] = None,
-    split: Annotated[Literal["train", "eval"], typer.Option("--split", help="Of a dataset.")] = "eval",
+    split: Annotated[
+        Literal["train", "eval"], typer.Option("--split", help="The split of a dataset to use.")
+    ] = "eval",
     slices: Annotated[
         list[str] | None,
         typer.Option(
             "--slice",
             metavar="SLOT",
-            help="Measure by the values of a slot; may be repeated.",
+            help="Break the metrics down by the values of this slot; may be repeated.",
             show_default=False,
         ),
     ] = None,
     importance: Annotated[
         bool,
-        typer.Option("--importance", help="Tell the AUC lost when a field is shuffled: one pass a field."),
+        typer.Option(
+            "--importance",
+            help="Report permutation importance: the AUC lost when a field is shuffled, one pass per field.",
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Fixes what --importance shuffles.", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of --importance.", min=0)] = 0,
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", metavar="FILE", help="Where the report goes.", show_default="evaluations/ in home"
+            "--out", metavar="FILE", help="Where to write the report.", show_default="evaluations/ in home"
         ),
     ] = None,
     config_file: ConfigFile = Path("clickline.yaml"),
@@ -63,13 +68,13 @@ def evaluate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a model on any data and say what the gate makes of it."""
+    """Evaluate a model on any data and check it against the gate."""
     from clickline.config import load_config
 
     config = load_config(config_file, overrides or ())
-    with needing("train", "evaluating"):
+    with requires_extra("train", "evaluating"):
         from clickline.evaluation.run import evaluate as run
-    with watching(as_json=as_json, quiet=quiet) as progress:
+    with show_progress(as_json=as_json, quiet=quiet) as progress:
         result = run(
             config,
             progress,
@@ -90,17 +95,17 @@ def evaluate(
 def _show(result: EvaluateResult) -> None:
     measured = result.evaluation.total
     bad = ", ".join(f"{count:,} {reason}" for reason, count in result.bad.items())
-    own = {name: f"{value:.6g}" for name, value in result.evaluation.own.items()}
+    own = {name: f"{value:.6g}" for name, value in result.evaluation.custom.items()}
     named: dict[str, object] = {
-        "model": result.model.shown,
-        "rows": f"{measured.rows:,}" + (f"; left out as bad: {bad}" if bad else ""),
-        "clicks": f"{measured.clicks:,.10g} of {measured.shows:,.10g} shows, rate {_shown(measured.base_rate)}",
+        "model": result.model.title,
+        "rows": f"{measured.rows:,}" + (f"; skipped as bad: {bad}" if bad else ""),
+        "clicks": f"{measured.clicks:,.10g} of {measured.shows:,.10g} impressions, rate {_number(measured.base_rate)}",
         "AUC": _auc(measured),
-        "log loss": _shown(measured.logloss) + _interval(measured.logloss_interval),
-        "normalised entropy": _shown(measured.normalised_entropy),
-        "accuracy": _shown(measured.accuracy),
-        "calibration": f"{_shown(measured.calibration)} predicted / real clicks",
-        "ECE": _shown(measured.ece),
+        "log loss": _number(measured.logloss) + _interval(measured.logloss_interval),
+        "normalised entropy": _number(measured.normalised_entropy),
+        "accuracy": _number(measured.accuracy),
+        "calibration": f"{_number(measured.calibration)} predicted / actual clicks",
+        "ECE": _number(measured.ece),
         **own,
         "gate": "passed" if result.verdict.passed else "refused",
         "report": result.report if result.page is None else result.page,
@@ -111,12 +116,12 @@ def _show(result: EvaluateResult) -> None:
         say(f"note: {line}")
     if result.evaluation.hours:
         rows = [(hour.utc or "unknown", *_figures(hour.metrics)) for hour in result.evaluation.hours]
-        _titled("By hour (UTC)", ("HOUR", *_MEASURES), rows)
-    for slot, found in result.evaluation.slices.items():
-        rows = [(result.name_of(slot, one.id), *_figures(one.metrics)) for one in found]
-        _titled(f"By {slot}, the values with most shows", (slot, *_MEASURES), rows)
+        _titled("By hour (UTC)", ("HOUR", *_METRICS), rows)
+    for slot, values in result.evaluation.slices.items():
+        rows = [(result.name_of(slot, one.id), *_figures(one.metrics)) for one in values]
+        _titled(f"By {slot}, the values with most impressions", (slot, *_METRICS), rows)
     if result.importance is not None:
-        fields = [(one.name, one.kind, f"{one.lost:+.5f}", _shown(one.auc)) for one in result.importance]
+        fields = [(one.name, one.kind, f"{one.lost:+.5f}", _number(one.auc)) for one in result.importance]
         _titled("AUC lost when a field is shuffled", ("FIELD", "KIND", "LOST", "AUC WITHOUT"), fields)
 
 
@@ -126,7 +131,7 @@ def _titled(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]
 
 
 def _figures(metrics: Metrics) -> tuple[str, ...]:
-    measures = (_shown(value) for value in (metrics.auc, metrics.logloss, metrics.calibration))
+    measures = (_number(value) for value in (metrics.auc, metrics.logloss, metrics.calibration))
     return (f"{metrics.rows:,}", f"{metrics.clicks:,.10g}", *measures)
 
 
@@ -141,5 +146,5 @@ def _interval(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f" (95 %: {interval[0]:.4f} to {interval[1]:.4f})"
 
 
-def _shown(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""What the shell gets to know."""
+"""The exit codes of the `clickline` command."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ class ExitCode(IntEnum):
     DONE = 0
     FAILED = 1
     BAD_CONFIG = 2
-    """A bad config or bad arguments; of `deploy diff`, whose 1 means differences, every error."""
+    """A bad config or bad arguments; for `deploy diff`, whose 1 means differences, any error."""
     GATE_REFUSED = 3
     BAD_DATA = 4
     INTERRUPTED = 130
 
 
 class Undecided(ClicklineError):
-    """Why a command whose exit code 1 is an answer has none."""
+    """A command whose exit code 1 is an answer could not find the answer."""
 
 
 def exit_code(error: ClicklineError) -> ExitCode:
-    """The code an error ends the command with."""
+    """The exit code of a command that failed with this error."""
     if isinstance(error, ConfigError | Undecided):
         return ExitCode.BAD_CONFIG
     if isinstance(error, DataError):

@@ -1,4 +1,4 @@
-"""clickline import: the config of another system becomes a clickline.yaml."""
+"""clickline import: converts the config of another system to a clickline.yaml."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from clickline.cli.console import note
 from clickline.errors import ConfigError, Mistake
 
 if TYPE_CHECKING:
-    from clickline.importers.config_draft import Draft
+    from clickline.importers.config_draft import ConfigDraft
 
-import_ = typer.Typer(help="Write a clickline.yaml from the config of another system.", no_args_is_help=False)
+import_ = typer.Typer(help="Convert the config of another system to a clickline.yaml.", no_args_is_help=False)
 
 Output = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write; - prints it instead.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 
 _DEFAULT = Path("clickline.yaml")
 
@@ -26,13 +26,16 @@ _DEFAULT = Path("clickline.yaml")
 @import_.command()
 def elasticrec(
     data_config: Annotated[
-        Path, typer.Argument(metavar="DATA_CONFIG", help="Its exports: where the data are, and which hours.")
+        Path,
+        typer.Argument(metavar="DATA_CONFIG", help="Its data.config: where the data is, and which hours."),
     ],
-    slot_conf: Annotated[Path, typer.Argument(metavar="SLOT_CONF", help="The slots to use, one a line.")],
+    slot_conf: Annotated[
+        Path, typer.Argument(metavar="SLOT_CONF", help="Its slot.conf: the slots to use, one per line.")
+    ],
     output: Output = _DEFAULT,
     force: Force = False,
 ) -> None:
-    """From ElasticCTR 2.0 (ElasticREC)."""
+    """Import from ElasticCTR 2.0 (ElasticREC)."""
     from clickline.importers.elasticrec import elasticrec
 
     _write(elasticrec(data_config, slot_conf, output.parent), output, force)
@@ -44,7 +47,7 @@ def paddlerec(
     output: Output = _DEFAULT,
     force: Force = False,
 ) -> None:
-    """From PaddleRec, as PaddleFlow's pipeline runs it too."""
+    """Import from PaddleRec, also as run by a PaddleFlow pipeline."""
     from clickline.importers.paddlerec import paddlerec
 
     _write(paddlerec(config, output.parent), output, force)
@@ -53,12 +56,12 @@ def paddlerec(
 @import_.command()
 def elasticdl(
     command: Annotated[
-        str, typer.Argument(metavar="COMMAND", help='What followed `elasticdl`, in quotes: "train --…".')
+        str, typer.Argument(metavar="COMMAND", help='The arguments of `elasticdl`, in quotes: "train --…".')
     ],
     output: Output = _DEFAULT,
     force: Force = False,
 ) -> None:
-    """From the flags of `elasticdl train`."""
+    """Import from the flags of `elasticdl train`."""
     from clickline.importers.elasticdl import elasticdl
 
     _write(elasticdl(command), output, force)
@@ -67,21 +70,24 @@ def elasticdl(
 @import_.command()
 def tfserving_intel(
     params: Annotated[
-        Path, typer.Argument(metavar="PARAMS", help="What its kustomize packages are set by, one a line.")
+        Path,
+        typer.Argument(
+            metavar="PARAMS", help="The params.env of its kustomize packages, one setting per line."
+        ),
     ],
     output: Output = _DEFAULT,
     force: Force = False,
 ) -> None:
-    """From Intel's Wide & Deep on Kubernetes with TensorFlow Serving."""
+    """Import from Intel's Wide & Deep on Kubernetes with TensorFlow Serving."""
     from clickline.importers.tfserving_intel import tfserving_intel
 
     _write(tfserving_intel(params), output, force)
 
 
-def _write(draft: Draft, output: Path, force: bool) -> None:
-    from clickline.importers.run import checked
+def _write(draft: ConfigDraft, output: Path, force: bool) -> None:
+    from clickline.importers.run import valid_yaml
 
-    text = checked(draft, output.parent)
+    text = valid_yaml(draft, output.parent)
     if str(output) == "-":
         typer.echo(text, nl=False)
         return
@@ -91,12 +97,12 @@ def _write(draft: Draft, output: Path, force: bool) -> None:
             file.write(text)
     except FileExistsError:
         remedy = "Name another file with -o, or overwrite it with --force."
-        raise ConfigError([Mistake(str(output), 0, "", "exists already.", remedy)]) from None
+        raise ConfigError([Mistake(str(output), 0, "", "already exists.", remedy)]) from None
     typer.echo(
-        f"wrote {output}: {_times(len(draft.entries), 'key')}, {len(draft.left)} without a counterpart"
+        f"wrote {output}: {_count(len(draft.entries), 'key')}, {len(draft.skipped)} without a counterpart"
     )
-    note("read its comments, then: clickline check")
+    note("next: read its comments, then run clickline check")
 
 
-def _times(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""clickline init: a commented config to start from."""
+"""clickline init: writes a commented config to start from."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def init(
         Path, typer.Argument(metavar="DIR", help="Folder to write clickline.yaml into.")
     ] = Path(),
     preset: Annotated[
-        Literal["criteo", "slots", "csv"], typer.Option("--preset", help="Which logs to start from.")
+        Literal["criteo", "slots", "csv"], typer.Option("--preset", help="The log format to start from.")
     ] = "criteo",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a clickline.yaml that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing clickline.yaml.")] = False,
 ) -> None:
     """Write a commented clickline.yaml."""
     target = folder / "clickline.yaml"
@@ -29,7 +29,7 @@ def init(
             file.write(text)
     except FileExistsError:
         remedy = "Name another folder, or overwrite it with --force."
-        raise ConfigError([Mistake(str(target), 0, "", "exists already.", remedy)]) from None
+        raise ConfigError([Mistake(str(target), 0, "", "already exists.", remedy)]) from None
     typer.echo(f"wrote {target} (preset {preset})")
     inside = "" if folder == Path() else f"cd {folder} && "
     typer.echo(f"next: {inside}clickline sample --format {preset} --out data && clickline up")

@@ -1,4 +1,4 @@
-"""clickline lookup: one shard of the sparse table as a server."""
+"""clickline lookup: serves one shard of the embedding table."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clickline.cli.console import emit, facts, needing
+from clickline.cli.console import emit, facts, requires_extra
 from clickline.cli.options import ConfigFile, Json, Overrides
 from clickline.progress import human_size
 
 if TYPE_CHECKING:
-    from clickline.serving.lookup.run import Up
+    from clickline.serving.lookup.run import LookupServerInfo
 
 
 def lookup(
-    shard: Annotated[int, typer.Option("--shard", metavar="I", min=0, help="Which one, counted from 0.")],
+    shard: Annotated[int, typer.Option("--shard", metavar="I", min=0, help="Index of the shard, from 0.")],
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", metavar="P", min=0, max=65535, help="0: any.", show_default="serve.lookup_port"
+            "--port",
+            metavar="P",
+            min=0,
+            max=65535,
+            help="Port to listen on; 0: any free port.",
+            show_default="serve.lookup_port",
         ),
     ] = None,
     config_file: ConfigFile = Path("clickline.yaml"),
@@ -31,32 +36,32 @@ def lookup(
     from clickline.config import load_config
 
     config = load_config(config_file, overrides or ())
-    with needing("serve", "serving"):
+    with requires_extra("serve", "serving"):
         from clickline.serving.lookup.run import lookup as run
 
-    def show(up: Up) -> None:
+    def show(server: LookupServerInfo) -> None:
         if as_json:
             emit(
                 {
-                    "address": up.address,
-                    "shard": up.shard,
-                    "shards": up.shards,
-                    "version": up.version,
-                    "rows": up.rows,
-                    "bytes": up.bytes,
+                    "address": server.address,
+                    "shard": server.shard,
+                    "shards": server.shards,
+                    "version": server.version,
+                    "rows": server.rows,
+                    "bytes": server.bytes,
                 }
             )
             return
-        of = "" if up.shards is None else f" of {up.shards}"
+        total = "" if server.shards is None else f" of {server.shards}"
         facts(
             {
-                "address": up.address,
-                "shard": f"{up.shard}{of}",
-                "version": "none is open yet: lookups are answered once the current one is"
-                if up.version is None
-                else up.version,
-                "rows": f"{up.rows:,}",
-                "memory": f"{human_size(up.bytes)}, mapped",
+                "address": server.address,
+                "shard": f"{server.shard}{total}",
+                "version": "none yet: lookups are answered once a version is published"
+                if server.version is None
+                else server.version,
+                "rows": f"{server.rows:,}",
+                "memory": f"{human_size(server.bytes)}, mapped",
             }
         )
 

@@ -1,4 +1,4 @@
-"""The console entry: runs a command and turns whatever happens into lines and an exit code."""
+"""The console entry point: runs a command and turns its outcome into messages and an exit code."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from clickline.cli.signals import leave, listen
 from clickline.errors import ClicklineError, ConfigError
 from clickline.progress import printable
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_RENAMED = {"No such command 'data'.": "It is now `clickline cache`: status, prefetch, clear."}
 
 
 def main() -> NoReturn:
-    """`clickline …`"""
+    """The entry point of the `clickline` command."""
     try:
         listen()
         code = _run(sys.argv[1:])
@@ -25,14 +26,14 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         leave()
     except BrokenPipeError:
-        # Whoever read our output has seen enough. The interpreter flushes once more when it ends.
+        # The reader of our output closed it. The interpreter flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = ExitCode.FAILED
     sys.exit(code)
 
 
 def _run(arguments: list[str]) -> int:
-    # Commands and what they need are imported here, where an interrupt is handled already.
+    # Commands and their dependencies are imported here because interrupts are handled from here on.
     import typer
 
     from clickline.cli.app import app
@@ -46,51 +47,52 @@ def _run(arguments: list[str]) -> int:
     except typer.Exit as done:
         return done.exit_code
     except typer.TyperException as error:
-        where = getattr(error, "ctx", None)
-        path = where.command_path if where else "clickline"
-        failure.tell("UsageError", f"{path}: {_plainly(error.format_message())} See `{path} --help`.")
+        usage = getattr(error, "ctx", None)
+        path = usage.command_path if usage else "clickline"
+        failure.report("UsageError", f"{path}: {_usage_message(error)} See `{path} --help`.")
         return ExitCode.BAD_CONFIG
     except ConfigError as error:
         mistakes = [vars(mistake) for mistake in error.mistakes]
-        failure.tell("ConfigError", str(error), mistakes=mistakes)
+        failure.report("ConfigError", str(error), mistakes=mistakes)
         return exit_code(error)
     except ClicklineError as error:
-        failure.tell(type(error).__name__, str(error))
+        failure.report(type(error).__name__, str(error))
         return exit_code(error)
     except BrokenPipeError:
         raise
     except OSError as error:
-        # The machine's trouble, not a bug: a full disk, a folder without permission.
-        place = f"{error.filename}: " if error.filename else ""
-        remedy = ". Free some space, then run the same command again." if error.errno in _FULL else ""
-        failure.tell(type(error).__name__, f"{place}{error.strerror or error}{remedy}")
+        # A problem of the machine, not a bug: a full disk, a folder without permission.
+        path = f"{error.filename}: " if error.filename else ""
+        remedy = ". Free some space, then run the same command again." if error.errno in _DISK_FULL else ""
+        failure.report(type(error).__name__, f"{path}{error.strerror or error}{remedy}")
         return ExitCode.FAILED
-    except Exception as error:  # noqa: BLE001 - whatever else comes is a bug, and the user should hear so
+    except Exception as error:  # noqa: BLE001 - anything else is a bug, and the user should know
         first_line = (str(error).splitlines() or [""])[0]
-        failure.tell(
+        failure.report(
             type(error).__name__,
             f"this is a bug in Clickline: {type(error).__name__}: {first_line}"
-            + ("" if debug else " (run the same command with --debug to see where)"),
+            + ("" if debug else " (run the same command with --debug to see the traceback)"),
         )
         return ExitCode.FAILED
     return ExitCode.DONE
 
 
-def _plainly(message: str) -> str:
-    """Typer's words for a wrong argument without those of the library that it parses with."""
-    message = message.replace("Value error, ", "").partition(", unable to parse")[0]
+def _usage_message(error: Any) -> str:
+    """Typer's message for a wrong argument, without the phrases of its parsing library."""
+    message = error.format_message().replace("Value error, ", "").partition(", unable to parse")[0]
     message = message.replace("Input should be", "it should be").rstrip(".")
-    return message if message.endswith("?") else f"{message}."
+    message = message if message.endswith("?") else f"{message}."
+    return f"{message} {_RENAMED[message]}" if message in _RENAMED else message
 
 
 class _Failure:
-    """How an error is told: plain lines on stderr, and with --json a document on stdout."""
+    """Reports an error: plain lines on stderr, and with --json a document on stdout."""
 
     def __init__(self, *, debug: bool, as_json: bool) -> None:
         self.debug = debug
         self.as_json = as_json
 
-    def tell(self, kind: str, message: str, **more: Any) -> None:
+    def report(self, kind: str, message: str, **more: Any) -> None:
         if self.debug:
             traceback.print_exc()
         sys.stderr.write(f"{printable(message)}\n")

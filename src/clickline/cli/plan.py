@@ -1,4 +1,4 @@
-"""clickline plan: memory, time and shard counts to expect, before they are spent."""
+"""clickline plan: estimates memory, disk, time and shard counts before anything is spent."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clickline.cli.console import emit, facts, needing, table, watching
+from clickline.cli.console import emit, facts, requires_extra, show_progress, table
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.progress import human_size
 
 if TYPE_CHECKING:
     from clickline.pipeline.planning.plan_result import Plan
 
-_SHOWN_SLOTS = 8
+_MAX_SLOTS = 8
 
 
 def plan(
@@ -24,30 +24,30 @@ def plan(
             "--memory",
             metavar="SIZE",
             help="Memory of one machine, such as 16GiB.",
-            show_default="this one's",
+            show_default="this machine's",
         ),
     ] = None,
     probe: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="Learn some batches to measure time and memory.")
+        bool, typer.Option("--probe/--no-probe", help="Train on a few batches to measure time and memory.")
     ] = True,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tell the memory, disk and time that this config will take, and what fits into a machine."""
+    """Estimate the memory, disk and time that this config needs, and what fits on one machine."""
     from clickline.config import load_config
 
     config = load_config(config_file, overrides or ())
     machine = None if memory is None else _bytes(memory)
-    with needing("train", "planning"):
+    with requires_extra("train", "planning"):
         from clickline.pipeline.planning.run import plan as run
-    with watching(as_json=as_json, quiet=quiet) as progress:
-        found = run(config, progress, memory=machine, probe=probe)
+    with show_progress(as_json=as_json, quiet=quiet) as progress:
+        estimate = run(config, progress, memory=machine, probe=probe)
     if as_json:
-        emit(found.to_json())
+        emit(estimate.to_json())
     else:
-        _show(found)
+        _show(estimate)
 
 
 def _bytes(text: str) -> int:
@@ -68,13 +68,13 @@ def _show(plan: Plan) -> None:
     rows, ids, disk = plan.rows, plan.ids, plan.disk
     about = "" if rows.exact else "about "
     between = "" if ids.low == ids.high else f" (between {ids.low:,} and {ids.high:,})"
-    largest = sorted(ids.slots, key=lambda slot: -slot.distinct)[:_SHOWN_SLOTS]
+    largest = sorted(ids.slots, key=lambda slot: -slot.distinct)[:_MAX_SLOTS]
     facts(
         {
             "from": plan.basis,
             "rows": f"{about}{rows.train:,} train, {rows.eval:,} eval",
-            "an epoch": f"{rows.learned:,} rows in {rows.steps:,} steps of {rows.batch_size:,}",
-            "ids": f"{about}{ids.distinct:,}{between} in {len(ids.slots)} slots; {ids.admitted:,} get a vector",
+            "epoch": f"{rows.learned:,} rows in {rows.steps:,} steps of {rows.batch_size:,}",
+            "ids": f"{about}{ids.distinct:,}{between} in {len(ids.slots)} slots; {ids.admitted:,} get an embedding",
             "largest slots": ", ".join(f"{slot.name} {slot.distinct:,}" for slot in largest) or "-",
             "checkpoint": f"{human_size(disk.checkpoint)}; {human_size(disk.checkpoints)} for all that a run keeps",
             "version": f"{human_size(disk.version)}, of which {human_size(disk.version_table)} is the table",
@@ -83,7 +83,7 @@ def _show(plan: Plan) -> None:
     _show_memory(plan)
     _show_time(plan)
     _show_fit(plan)
-    typer.echo("\nassumed")
+    typer.echo("\nassumptions")
     for assumption in plan.assumptions:
         typer.echo(f"  {assumption}")
 
@@ -92,13 +92,13 @@ def _show_memory(plan: Plan) -> None:
     memory, serving = plan.memory, plan.serving
     tables, dense = memory.tables, memory.dense
     row_bytes = " and ".join(f"{size} bytes" for size in tables.row_bytes)
-    typer.echo("\nmemory to train")
+    typer.echo("\ntraining memory")
     facts(
         {
-            "  rows of ids": f"{human_size(tables.rows)}, {row_bytes} each with the optimizer's state",
-            "  ids only counted": human_size(tables.candidates),
+            "  embedding rows": f"{human_size(tables.rows)}, {row_bytes} each with optimizer state",
+            "  ids not admitted": human_size(tables.candidates),
             "  index": human_size(tables.index),
-            "  slack of growth": human_size(tables.slack),
+            "  growth reserve": human_size(tables.slack),
             "  process": f"{human_size(memory.process)}: Python, PyTorch, the model",
             "  working": f"{human_size(memory.working)}: rows read ahead, a batch and its activations",
             "  snapshot": f"{human_size(memory.snapshot)}: rows kept while a checkpoint is written",
@@ -107,7 +107,7 @@ def _show_memory(plan: Plan) -> None:
             f"about {human_size(dense.activations)}; part of process and working",
         }
     )
-    typer.echo("\nmemory to serve")
+    typer.echo("\nserving memory")
     facts(
         {
             "  table": f"2 x {human_size(serving.table)}: two versions while one replaces the other",
@@ -125,10 +125,10 @@ def _show_time(plan: Plan) -> None:
     typer.echo("\ntime on this machine")
     named = {
         "  start": _duration(time.start),
-        "  learn": f"{_duration(time.learn)} an epoch, {time.rows_per_second:,.0f} rows/s",
+        "  epoch": f"{_duration(time.learn)}, {time.rows_per_second:,.0f} rows/s",
         "  evaluate": _duration(time.evaluate),
         "  checkpoint": _duration(time.checkpoint),
-        "  train": f"{_duration(time.total)} in all",
+        "  train": f"{_duration(time.total)} in total",
     }
     if time.prepare is not None:
         named = {"  prepare": _duration(time.prepare), **named}
@@ -137,16 +137,16 @@ def _show_time(plan: Plan) -> None:
 
 def _show_fit(plan: Plan) -> None:
     fit = plan.fit
-    typer.echo(f"\nmachines of {human_size(fit.memory)}")
+    typer.echo(f"\nmachines with {human_size(fit.memory)}")
     for line in fit.arithmetic:
         typer.echo(f"  {line}")
     serve = _machines(fit.serve_shards, fit.serve_fits, "serve")
     if fit.serve_processes:
-        serve += f"; beside the whole table there is room for {fit.serve_processes} processes"
+        serve += f"; beside the complete table there is room for {fit.serve_processes} processes"
     typer.echo(f"  to train, {_machines(fit.train_shards, fit.train_fits, 'train')}")
     typer.echo(f"  to serve, {serve}")
     if fit.remedies:
-        typer.echo("\nwhat a change would bring")
+        typer.echo("\neffect of changes")
         table(
             ("  --set", "TRAIN", "VERSION", "SERVE", "FITS"),
             [
@@ -162,14 +162,14 @@ def _show_fit(plan: Plan) -> None:
         )
 
 
-def _machines(shards: int | None, whole: bool, work: str) -> str:
-    if whole:
+def _machines(shards: int | None, fits: bool, work: str) -> str:
+    if fits:
         return "one is enough"
     if shards is None:
-        return "no number of them is enough: what is needed beside the tables is too much"
+        return "no number is enough: everything besides the tables needs too much"
     if work == "train":
         return f"one is too small; {shards} would each hold a part of the tables (this release trains on one)"
-    return f"one is too small; publish.shards={shards} and a lookup server for each do"
+    return f"one is too small; use publish.shards={shards} with a lookup server for each"
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""clickline predict: rows of logs to a running server; its answers measured, and how fast they come."""
+"""clickline predict: sends rows of logs to a running server and measures quality and latency of its answers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from clickline.cli.console import emit, facts, needing, say, watching
+from clickline.cli.console import emit, facts, requires_extra, say, show_progress
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 
 if TYPE_CHECKING:
-    from clickline.client.predict.run import Iteration, PredictResult
+    from clickline.client.predict.run import PredictResult, RequestResult
 
 
 def predict(
@@ -28,14 +28,16 @@ def predict(
             show_default=False,
         ),
     ],
-    batch: Annotated[int, typer.Option("-b", "--batch", metavar="ROWS", help="Rows a request.", min=1)] = 512,
+    batch: Annotated[
+        int, typer.Option("-b", "--batch", metavar="ROWS", help="Rows per request.", min=1)
+    ] = 512,
     requests: Annotated[
         int | None,
         typer.Option(
             "-n",
             "--iterations",
             metavar="N",
-            help="Requests that are measured; a shorter file is read again.",
+            help="Number of measured requests; a shorter file is read again.",
             show_default="all rows once",
             min=1,
         ),
@@ -43,7 +45,7 @@ def predict(
     warmup: Annotated[
         int,
         typer.Option(
-            "-w", "--warmup", metavar="N", help="Requests before, on each connection, not counted.", min=0
+            "-w", "--warmup", metavar="N", help="Unmeasured requests before that, per connection.", min=0
         ),
     ] = 10,
     server: Annotated[
@@ -52,7 +54,7 @@ def predict(
             "-s",
             "--server",
             metavar="HOST:PORT",
-            help="Whom to ask.",
+            help="The server to call.",
             show_default="the config's serve section",
         ),
     ] = None,
@@ -64,7 +66,8 @@ def predict(
         ),
     ] = "grpc",
     concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", help="Connections that ask at once.", min=1, max=1024)
+        int,
+        typer.Option("--concurrency", metavar="N", help="Number of concurrent connections.", min=1, max=1024),
     ] = 1,
     model: Annotated[
         str | None,
@@ -79,52 +82,50 @@ def predict(
             show_default="serve.token_file",
         ),
     ] = None,
-    authority: Annotated[
+    ca: Annotated[
         str | None,
         typer.Option(
             "--ca",
             metavar="FILE",
-            help="Ask over TLS, and trust the authority in this PEM file.",
+            help="Use TLS and trust the CA certificate in this PEM file.",
             show_default="as serve.tls",
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="For each request.", min=0.001)
+        float, typer.Option("--timeout", metavar="SECONDS", help="Timeout of each request.", min=0.001)
     ] = 10.0,
-    each: Annotated[
-        bool, typer.Option("-v", "--each", help="Print a line for each request: its time.")
-    ] = False,
+    each: Annotated[bool, typer.Option("-v", "--each", help="Print the latency of each request.")] = False,
     accuracy: Annotated[
-        bool, typer.Option("--accuracy", help="The same, with the accuracy of its rows.")
+        bool, typer.Option("--accuracy", help="Print the latency and the accuracy of each request.")
     ] = False,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Send rows of logs to a server and measure its answers.
+    """Send rows of logs to a server and measure its answers: AUC, log loss, latency, throughput.
 
-    The latency of a request is the time from its bytes being ready to its scores being there. Requests/s and
-    rows/s are those of the whole run, with the reading of the file.
+    The latency of a request is the time from its bytes being ready to its scores being received. Requests/s and
+    rows/s include reading the file.
     """
     from clickline.config import load_config
 
     config = load_config(config_file, overrides or ())
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we say what went wrong ourselves
-    with needing("client", "predicting"):
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported by us
+    with requires_extra("client", "predicting"):
         from clickline.client.predict.run import predict as run
 
-    lines: list[Iteration] = []
-    results = sys.stdout  # while a command is watched, what is printed goes elsewhere
+    lines: list[RequestResult] = []
+    results = sys.stdout  # stdout is redirected while progress is shown
 
-    def told(iteration: Iteration) -> None:
+    def report(request: RequestResult) -> None:
         if as_json:
-            lines.append(iteration)
+            lines.append(request)
         else:
-            typer.echo(_line(iteration, accuracy), file=results)
+            typer.echo(_line(request, accuracy), file=results)
 
     each = each or accuracy
-    with watching(as_json=as_json, quiet=quiet or each) as progress:
+    with show_progress(as_json=as_json, quiet=quiet or each) as progress:
         result = run(
             config,
             progress,
@@ -137,9 +138,9 @@ def predict(
             connections=concurrency,
             model=model,
             token_file=token_file,
-            authority=authority,
+            ca=ca,
             timeout=timeout,
-            **({"told": told} if each else {}),
+            **({"on_request": report} if each else {}),
         )
     if as_json:
         document: dict[str, Any] = result.to_json()
@@ -148,9 +149,9 @@ def predict(
         _show(result)
 
 
-def _line(iteration: Iteration, accuracy: bool) -> str:
-    right = "" if not accuracy or iteration.accuracy is None else f" (accuracy {iteration.accuracy:.2%})"
-    return f"{iteration.number}: {iteration.seconds:.6f} s{right}"
+def _line(request: RequestResult, accuracy: bool) -> str:
+    share = "" if not accuracy or request.accuracy is None else f" (accuracy {request.accuracy:.2%})"
+    return f"{request.number}: {request.seconds:.6f} s{share}"
 
 
 def _show(result: PredictResult) -> None:
@@ -172,13 +173,13 @@ def _show(result: PredictResult) -> None:
     named: dict[str, object] = {
         "server": f"{result.address}, {result.protocol}, model {result.model}",
         "version": versions,
-        "rows": f"{measured.rows:,}" + (f"; left out as bad: {bad}" if bad else ""),
+        "rows": f"{measured.rows:,}" + (f"; skipped as bad: {bad}" if bad else ""),
         "requests": f"{result.requests:,} over {connections}"
-        + (f"; sent again: {result.retried:,}" if result.retried else ""),
-        "accuracy": _shown(measured.accuracy),
-        "AUC": _shown(measured.auc, 5)
-        + ("" if result.best_auc is None else f"; the best reachable on these rows is {result.best_auc:.5f}"),
-        "log loss": _shown(measured.logloss),
+        + (f"; retried: {result.retried:,}" if result.retried else ""),
+        "accuracy": _number(measured.accuracy),
+        "AUC": _number(measured.auc, 5)
+        + ("" if result.best_auc is None else f"; best achievable on these rows: {result.best_auc:.5f}"),
+        "log loss": _number(measured.logloss),
         "latency": ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in percentiles.items()),
         "throughput": f"{result.requests_per_second:,.1f} requests/s, {result.rows_per_second:,.0f} rows/s",
         "time": f"{result.seconds:.1f} s",
@@ -188,5 +189,5 @@ def _show(result: PredictResult) -> None:
         say(f"note: {line}")
 
 
-def _shown(value: float | None, digits: int = 4) -> str:
+def _number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else f"{value:.{digits}f}"

@@ -1,10 +1,10 @@
-"""clickline prepare: logs to a dataset."""
+"""clickline prepare: converts logs to a dataset."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from clickline.cli.console import emit, facts, watching
+from clickline.cli.console import emit, facts, show_progress
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 
 
@@ -14,12 +14,12 @@ def prepare(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Turn the logs into a dataset: Parquet shards, statistics, quarantined bad rows."""
+    """Convert the logs to a dataset: Parquet shards, statistics, quarantined bad rows."""
     from clickline.config import load_config
     from clickline.data.prepare.run import prepare as run
 
     config = load_config(config_file, overrides or ())
-    with watching(as_json=as_json, quiet=quiet) as progress:
+    with show_progress(as_json=as_json, quiet=quiet) as progress:
         result = run(config, progress)
     dataset = result.dataset
     if as_json:
@@ -42,7 +42,7 @@ def prepare(
         named[name] = f"{report['rows']:,} rows in {shards}, click rate {report['click_rate']:.4f}"
         if report["bad"]:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in report["bad"].items())
-            named[f"{name}, left out"] = f"{reasons}: see {dataset.folder}/quarantine"
+            named[f"{name}, skipped"] = f"{reasons}: see {dataset.folder}/quarantine"
     features = dataset.features
     distinct = sum(slot["distinct"] for slot in dataset.splits["train"].report["slots"])
     named["features"] = (

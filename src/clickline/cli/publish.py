@@ -1,4 +1,4 @@
-"""clickline publish: a checkpoint whose gate passed becomes the current version."""
+"""clickline publish: turns a checkpoint that passed the gate into the current version."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clickline.cli.console import emit, facts, needing, watching
+from clickline.cli.console import emit, facts, requires_extra, show_progress
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.progress import human_size
 
@@ -18,28 +18,26 @@ def publish(
         typer.Option(
             "--model",
             metavar="FOLDER",
-            help="A checkpoint, or a run, whose result is meant.",
+            help="A checkpoint folder, or a run (its result).",
             show_default="the newest run",
         ),
     ] = None,
-    base: Annotated[
-        bool, typer.Option("--base", help="Make a version that depends on no other, not a delta.")
-    ] = False,
+    base: Annotated[bool, typer.Option("--base", help="Write a full version instead of a delta.")] = False,
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Recorded with the move of the pointer.")
+        str, typer.Option("--reason", metavar="TEXT", help="Recorded in the history.")
     ] = "published",
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Pack a checkpoint that passed its gate, prove the files, and make it the current version."""
+    """Package a checkpoint that passed the gate, verify the files, and make it the current version."""
     from clickline.config import load_config
 
     config = load_config(config_file, overrides or ())
-    with needing("train,serve", "publishing"):
+    with requires_extra("train,serve", "publishing"):
         from clickline.publishing.run import publish as run
-    with watching(as_json=as_json, quiet=quiet) as progress:
+    with show_progress(as_json=as_json, quiet=quiet) as progress:
         result = run(config, progress, model=model, base=base, reason=reason)
     version = result.version
     body = version.body
@@ -62,18 +60,18 @@ def publish(
         )
         return
     kind = "base" if version.parent is None else f"delta of version {version.parent}"
-    gone = f", {body['tombstones']:,} ids removed" if body["tombstones"] else ""
+    removed = f", {body['tombstones']:,} ids removed" if body["tombstones"] else ""
     state = (", up to date" if result.reused else "") + (
         ", current" if result.move else ", not current: see above"
     )
     named: dict[str, object] = {
         "version": f"{version.number}, {kind}{state}",
-        "table": f"{body['rows']:,} rows{gone}, {body['precision']}, {body['shards']} shards",
+        "table": f"{body['rows']:,} rows{removed}, {body['precision']}, {body['shards']} shards",
         "size": human_size(version.size),
-        "proof": f"{body['sample']['rows']} rows scored again, largest difference {result.difference:.1g}",
+        "verified": f"{body['sample']['rows']} rows scored again, largest difference {result.difference:.1g}",
     }
     if result.cost["rows"]:
-        named["precision costs"] = (
+        named["quantization"] = (
             f"AUC {_signed(result.cost['auc'])}, log loss {_signed(result.cost['logloss'])} "
             f"on {result.cost['rows']:,} rows"
         )

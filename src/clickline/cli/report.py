@@ -1,4 +1,4 @@
-"""clickline report: the page of a run or an evaluation, or of two side by side."""
+"""clickline report: renders the report page of a run or an evaluation, or compares two."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from clickline.storage.storage import Storage
 
 _REPORT = "report.json"
-_SHOWN_NAMES = 20
-_WHICH = "A run's name or folder, an evaluation's name, or a report's JSON file."
+_MAX_NAMES = 20
+_SOURCE_HELP = "A run (name or folder), the name of an evaluation, or the JSON file of a report."
 
 
 def report(
     first: Annotated[
-        str | None, typer.Argument(metavar="A", help=_WHICH, show_default="the newest run")
+        str | None, typer.Argument(metavar="A", help=_SOURCE_HELP, show_default="the newest run")
     ] = None,
     second: Annotated[
-        str | None, typer.Argument(metavar="B", help="Another one, to compare with A.", show_default=False)
+        str | None, typer.Argument(metavar="B", help="Another report, to compare with A.", show_default=False)
     ] = None,
     out: Annotated[
         str | None,
@@ -36,15 +36,15 @@ def report(
             "-o",
             "--out",
             metavar="FILE",
-            help="Where the page goes.",
-            show_default="beside the JSON file; of two: comparisons/ in home",
+            help="Where to write the page.",
+            show_default="beside the JSON file; for a comparison: comparisons/ in home",
         ),
     ] = None,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Make the page of a run or an evaluation, or one that compares two, and tell the key figures."""
+    """Render the report page of a run or an evaluation, or compare two, and print the key metrics."""
     from clickline.artifacts.from_config import storage_of
     from clickline.config import load_config
 
@@ -52,33 +52,33 @@ def report(
     storage = storage_of(config)
     a = _find(first, config.home, storage)
     if second is None:
-        _one(a, out, storage, as_json=as_json)
+        _render(a, out, storage, as_json=as_json)
     else:
-        _two(a, _find(second, config.home, storage), config.home, out, storage, as_json=as_json)
+        _compare(a, _find(second, config.home, storage), config.home, out, storage, as_json=as_json)
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A document, and where it was."""
+class _Report:
+    """A report document, its name and its URI."""
 
     name: str
     uri: str
     document: Mapping[str, Any]
 
 
-def _one(found: _Found, out: str | None, storage: Storage, *, as_json: bool) -> None:
+def _render(report: _Report, out: str | None, storage: Storage, *, as_json: bool) -> None:
     from clickline.evaluation.report.page import page_of, write_page
 
-    place = out or page_of(found.uri)
-    write_page(found.document, place, storage)
-    document = found.document
+    page = out or page_of(report.uri)
+    write_page(report.document, page, storage)
+    document = report.document
     measured, gate, current = document["evaluation"], document["gate"], document.get("current") or {}
     total = None if measured is None else {k: v for k, v in measured.items() if k not in ("hours", "slices")}
     if as_json:
-        emit({"name": found.name, "document": found.uri, "page": place, "evaluation": total, "gate": gate})
+        emit({"name": report.name, "document": report.uri, "page": page, "evaluation": total, "gate": gate})
         return
-    named: dict[str, object] = {"report of": found.name}
-    for key, words in (("auc", "AUC"), ("logloss", "log loss"), ("calibration", "calibration")):
+    named: dict[str, object] = {"report of": report.name}
+    for key, title in (("auc", "AUC"), ("logloss", "log loss"), ("calibration", "calibration")):
         if total is not None and total.get(key) is not None:
             interval = total.get(f"{key}_interval")
             between = "" if interval is None else f" (95 %: {interval[0]:.4f} to {interval[1]:.4f})"
@@ -86,28 +86,30 @@ def _one(found: _Found, out: str | None, storage: Storage, *, as_json: bool) -> 
             change = (
                 "" if before is None else f", {total[key] - before:+.4f} against version {current['version']}"
             )
-            named[words] = f"{total[key]:.4f}{between}{change}"
+            named[title] = f"{total[key]:.4f}{between}{change}"
     if gate is not None:
         named["gate"] = "passed" if gate["passed"] else "refused"
-    facts({**named, "page": place})
+    facts({**named, "page": page})
     for line in [] if gate is None else [*gate["reasons"], *gate["warnings"]]:
         say(f"note: {line}")
 
 
-def _two(old: _Found, new: _Found, home: str, out: str | None, storage: Storage, *, as_json: bool) -> None:
-    from clickline.evaluation.report.comparison import MEASURES
+def _compare(
+    old: _Report, new: _Report, home: str, out: str | None, storage: Storage, *, as_json: bool
+) -> None:
+    from clickline.evaluation.report.comparison import METRICS
     from clickline.evaluation.report.comparison_page import comparison, write_comparison
     from clickline.storage.storage import Storage as Places
 
-    place = out or Places.join(home, "comparisons", f"{old.name}-{new.name}.html")
-    write_comparison((old.name, old.document), (new.name, new.document), place, storage)
-    found = comparison(old.document, new.document)
+    page = out or Places.join(home, "comparisons", f"{old.name}-{new.name}.html")
+    write_comparison((old.name, old.document), (new.name, new.document), page, storage)
+    result = comparison(old.document, new.document)
     if as_json:
-        emit({"names": [old.name, new.name], "documents": [old.uri, new.uri], "page": place, **found})
+        emit({"names": [old.name, new.name], "documents": [old.uri, new.uri], "page": page, **result})
         return
-    names = {measure.key: measure.name for measure in MEASURES}
+    names = {measure.key: measure.name for measure in METRICS}
     rows = []
-    for key, change in found["measures"].items():
+    for key, change in result["measures"].items():
         interval = change["interval"]
         between = "" if interval is None else f"{interval[0]:+.4f} to {interval[1]:+.4f}"
         rows.append(
@@ -120,25 +122,25 @@ def _two(old: _Found, new: _Found, home: str, out: str | None, storage: Storage,
             )
         )
     if rows:
-        table(("MEASURE", old.name, new.name, "CHANGE", "95 %"), rows)
+        table(("METRIC", old.name, new.name, "CHANGE", "95 %"), rows)
         typer.echo()
-    if found["same_rows"] is False:
-        note("they were measured on different rows, so part of the change may come of the rows")
-    facts({"page": place})
+    if result["same_rows"] is False:
+        note("they were evaluated on different rows, so part of the change may come from the rows")
+    facts({"page": page})
 
 
-# ── which one is meant ─────────────────────────────────────────────────────────────────────────
+# ── finding the report ─────────────────────────────────────────────────────────────────────────
 
 
-def _find(text: str | None, home: str, storage: Storage) -> _Found:
-    """The document that a text names; None: that of the run which wrote something last."""
+def _find(text: str | None, home: str, storage: Storage) -> _Report:
+    """The report that `text` names; by default that of the run that wrote something last."""
     from clickline.storage.storage import Storage as Places
 
     if text is None:
         runs = _runs(home)
         if not runs:
             raise ArtifactError(
-                f"{home} holds no run with a {_REPORT} yet. Run `clickline train` first, or name a file."
+                f"{home} has no run with a {_REPORT} yet. Run `clickline train` first, or name a file."
             )
         return _read(runs[0], str(Path(home, "runs", runs[0], _REPORT)), storage)
     places = {
@@ -153,28 +155,28 @@ def _find(text: str | None, home: str, storage: Storage) -> _Found:
     runs, evaluations = _runs(home), _evaluations(home, storage)
     near = get_close_matches(text, [*runs, *evaluations], n=1)
     raise ArtifactError(
-        f"{text} is no run, no evaluation and no report file{f'; did you mean {near[0]}?' if near else '.'} "
+        f"{text} is not a run, an evaluation or a report file{f'; did you mean {near[0]}?' if near else '.'} "
         f"Runs in {home}, newest first: {_listed(runs)}. Evaluations: {_listed(evaluations)}."
     )
 
 
-def _read(name: str, uri: str, storage: Storage) -> _Found:
+def _read(name: str, uri: str, storage: Storage) -> _Report:
     try:
         document = json.loads(storage.read(uri))
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{uri} is no JSON document: {error}. Name a report.json.") from error
+        raise ArtifactError(f"{uri} is not a JSON document: {error}. Name a report.json.") from error
     if not isinstance(document, dict) or not ({"evaluation", "gate"} <= document.keys()):
         raise ArtifactError(f"{uri} is not the report of an evaluation: it has no keys evaluation and gate.")
-    return _Found(name, uri, document)
+    return _Report(name, uri, document)
 
 
 def _runs(home: str) -> list[str]:
-    """The runs with a report, the one that wrote something last first. Training has its home on local disk."""
+    """The runs with a report, most recently written first. Training has its home on local disk."""
     written: dict[str, int] = {}
     for path in Path(home, "runs").glob(f"*/{_REPORT}"):
-        # A run that was up to date has only touched the manifest of its checkpoint.
-        marks = [path, *path.parent.glob("step-*/manifest.json")]
-        written[path.parent.name] = max(mark.stat().st_mtime_ns for mark in marks)
+        # A run that was up to date only touches the manifest of its checkpoint.
+        files = [path, *path.parent.glob("step-*/manifest.json")]
+        written[path.parent.name] = max(file.stat().st_mtime_ns for file in files)
     return sorted(written, key=lambda run: (-written[run], run))
 
 
@@ -183,11 +185,11 @@ def _evaluations(home: str, storage: Storage) -> list[str]:
 
     try:
         names = storage.names(Places.join(home, "evaluations"))
-    except StorageError:  # the list is only there to help
+    except StorageError:  # the list is only a hint
         return []
     return [name.removesuffix(".json") for name in names if name.endswith(".json")]
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN_NAMES:,} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(names[:_SHOWN_NAMES]) + more if names else "none"
+    more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more if names else "none"

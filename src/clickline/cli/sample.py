@@ -1,4 +1,4 @@
-"""clickline sample: synthetic logs whose true click probabilities are known."""
+"""clickline sample: generates synthetic logs whose true click probabilities are known."""
 
 from __future__ import annotations
 
@@ -7,33 +7,37 @@ from typing import Annotated, Literal
 
 import typer
 
-from clickline.cli.console import emit, facts, watching
+from clickline.cli.console import emit, facts, show_progress
 from clickline.cli.options import Json, Quiet
 
 
 def sample(
     format_name: Annotated[
-        Literal["criteo", "slots", "paddlerec", "csv"], typer.Option("--format", help="Layout of the logs.")
+        Literal["criteo", "slots", "paddlerec", "csv"], typer.Option("--format", help="Format of the logs.")
     ] = "criteo",
-    rows: Annotated[int, typer.Option("--rows", help="Rows in all.")] = 100_000,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write into.")] = Path("data"),
+    rows: Annotated[int, typer.Option("--rows", help="Total number of rows.")] = 100_000,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output folder.")] = Path("data"),
     hours: Annotated[
         int | None,
-        typer.Option("--hours", help="Write that many folders YYYYMMDD/HH with donefiles instead."),
+        typer.Option("--hours", help="Write this many hourly folders YYYYMMDD/HH with donefiles instead."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Same seed, same logs.")] = 0,
-    slots: Annotated[int, typer.Option("--slots", help="Categorical fields.")] = 26,
-    dense: Annotated[int, typer.Option("--dense", help="Number fields.")] = 13,
-    cardinality: Annotated[int, typer.Option("--cardinality", help="Ids of the largest slot.")] = 100_000,
-    eval_share: Annotated[float, typer.Option("--eval-share", help="Share of the rows that is eval.")] = 0.2,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed; the same seed gives the same logs.")] = 0,
+    slots: Annotated[int, typer.Option("--slots", help="Number of categorical fields.")] = 26,
+    dense: Annotated[int, typer.Option("--dense", help="Number of numeric fields.")] = 13,
+    cardinality: Annotated[
+        int, typer.Option("--cardinality", help="Distinct ids of the largest slot.")
+    ] = 100_000,
+    eval_share: Annotated[
+        float, typer.Option("--eval-share", help="Fraction of the rows that goes to eval.*.")
+    ] = 0.2,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make synthetic logs: train.* and eval.* (later in time), with the best reachable AUC known."""
+    """Generate synthetic logs train.* and eval.* (later in time), whose best achievable AUC is known."""
     from clickline.data.sample.generate import SampleOptions, generate
 
     options = SampleOptions(format_name, rows, out, hours, seed, slots, dense, cardinality, eval_share)
-    with watching(as_json=as_json, quiet=quiet) as progress:
+    with show_progress(as_json=as_json, quiet=quiet) as progress:
         report = generate(options, progress)
     if as_json:
         emit(
@@ -48,7 +52,7 @@ def sample(
         )
         return
     auc = (
-        "unknown (the eval rows hold one label only)" if report.best_auc is None else f"{report.best_auc:.4f}"
+        "unknown (all eval rows have the same label)" if report.best_auc is None else f"{report.best_auc:.4f}"
     )
     facts(
         {
@@ -56,7 +60,7 @@ def sample(
             "train rows": f"{report.train_rows:,}",
             "eval rows": f"{report.eval_rows:,}",
             "click rate": f"{report.click_rate:.4f}",
-            "best reachable AUC": auc,
+            "best achievable AUC": auc,
             "time": f"{report.seconds:.1f} s",
         }
     )

@@ -1,4 +1,4 @@
-"""clickline serve: the registry's current version answers over gRPC and HTTP."""
+"""clickline serve: serves the registry's current version over gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clickline.cli.console import facts, needing
+from clickline.cli.console import facts, requires_extra
 from clickline.cli.options import ConfigFile, Json, Overrides
-from clickline.pipeline.endpoint import endpoint
+from clickline.pipeline.endpoint import endpoint_of
 
 if TYPE_CHECKING:
     from clickline.config import Config
-    from clickline.serving.supervisor import Up
+    from clickline.serving.supervisor import ServerInfo
 
 
 def serve(
@@ -23,32 +23,32 @@ def serve(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Answer predictions with the registry's current version, and follow it, until stopped.
+    """Serve predictions with the registry's current version, and switch when it changes, until stopped.
 
-    The ports open at once, also before the first publish. Ctrl-C or SIGTERM lets running requests end. Logs are
-    lines of JSON on stderr.
+    The ports open at once, even before the first publish. Ctrl-C or SIGTERM lets running requests finish. Logs are
+    JSON lines on stderr.
     """
     from clickline.config import load_config
 
     config = load_config(config_file, overrides or ())
-    with needing("serve", "serving"):
+    with requires_extra("serve", "serving"):
         from clickline.serving.run import serve as run
 
-    def up(told: Up) -> None:
+    def show(server: ServerInfo) -> None:
         if as_json:
-            typer.echo(json.dumps(_document(config, told)))
+            typer.echo(json.dumps(_document(config, server)))
         else:
-            _show(config, told)
+            _show(config, server)
 
-    run(config, up)
+    run(config, show)
 
 
-def _document(config: Config, told: Up) -> dict[str, object]:
+def _document(config: Config, server: ServerInfo) -> dict[str, object]:
     section = config.serve
     return {
         "name": config.name,
-        "version": told.version,
-        "processes": told.processes,
+        "version": server.version,
+        "processes": server.processes,
         "host": section.host,
         "grpc_port": section.grpc_port,
         "http_port": section.http_port,
@@ -58,29 +58,27 @@ def _document(config: Config, told: Up) -> dict[str, object]:
     }
 
 
-def _show(config: Config, told: Up) -> None:
+def _show(config: Config, server: ServerInfo) -> None:
     from clickline.config.deploy_sections import SERVICE_VARIABLE
 
-    version = (
-        "none is loaded yet: the current one is served once it is" if told.version is None else told.version
-    )
-    where = endpoint(config, told.example)
+    version = "none yet: served once a version is published" if server.version is None else server.version
+    endpoint = endpoint_of(config, server.example)
     service = os.environ.get(SERVICE_VARIABLE)
-    reached = {"gRPC": where.grpc, "HTTP": where.http, "metrics": where.metrics}
+    addresses = {"gRPC": endpoint.grpc, "HTTP": endpoint.http, "metrics": endpoint.metrics}
     if service is not None:
         scheme = "http" if config.serve.tls is None else "https"
-        there = {
+        through_service = {
             "gRPC": f"{service}:{config.serve.grpc_port}",
             "HTTP": f"{scheme}://{service}:{config.serve.http_port}",
         }
-        reached = there if service else {}
+        addresses = through_service if service else {}
     facts(
         {
             "model": ", ".join((config.name, *config.serve.aliases)),
             "version": version,
-            **reached,
-            "processes": told.processes,
+            **addresses,
+            "processes": server.processes,
         }
     )
     if service is None:
-        typer.echo(f"\ntry it:\n  {where.curl}")
+        typer.echo(f"\ntry it:\n  {endpoint.curl}")

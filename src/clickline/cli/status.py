@@ -1,4 +1,4 @@
-"""clickline status: what `up` runs, or trains on a cluster, how far it is, how it is doing."""
+"""clickline status: the state of the run of `up`, and of training on a cluster."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Annotated, Any
 
 import typer
 
-from clickline.cli.console import emit, say, stage_rows, work_words
+from clickline.cli.console import emit, say, stage_rows, work_summary
 from clickline.cli.exit_codes import ExitCode
 from clickline.cli.options import ConfigFile, Json, Overrides
-from clickline.pipeline.status_text import age, cluster_facts, cluster_rows, moment
+from clickline.pipeline.status_text import age, cluster_facts, cluster_rows, timestamp
 from clickline.progress import printable
 
 _WATCH_SECONDS = 1.0
 
 
 def status(
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Show what `clickline up` runs: stages, progress, metrics, versions, endpoint, processes.
+    """Show the state of `clickline up`: stages, progress, metrics, versions, endpoint, processes.
 
-    Training on a cluster is shown process by process, also if `clickline train` began it. Exit 1 if the run failed or
-    ended without a word.
+    Training on a cluster is shown process by process, also if it was started by `clickline train`. Exit 1 if the run
+    failed or crashed.
     """
     from clickline.config import load_config
     from clickline.pipeline.run_status import status as run
@@ -45,7 +45,7 @@ def status(
 
 
 def _watch(look: Any, *, as_json: bool) -> None:
-    """Until Ctrl-C."""
+    """Refresh until Ctrl-C."""
     if as_json:
         while True:
             emit(look())
@@ -64,12 +64,12 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     lines = [_headline(found)]
     rows = stage_rows(found)
     if rows:
-        width = max(len(words) for _, _, words, _ in rows)
+        width = max(len(summary) for _, _, summary, _ in rows)
         lines.append("")
-        for name, state, words, seconds in rows:
-            lines.append(f"  {name:<9}{state:<9}{words:<{width}}  {seconds:>9}".rstrip())
+        for name, state, summary, seconds in rows:
+            lines.append(f"  {name:<9}{state:<9}{summary:<{width}}  {seconds:>9}".rstrip())
             if name == found["stage"] and found.get("work") and found["state"] == "running":
-                lines.append(f"  {'':<9}{'':<9}{work_words(found['work'])}")
+                lines.append(f"  {'':<9}{'':<9}{work_summary(found['work'])}")
     if found["cluster"]:
         lines += ["", *_cluster(found["cluster"])]
     lines.append("")
@@ -78,7 +78,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _cluster(cluster: Mapping[str, Any]) -> list[str]:
-    """What trains on a cluster: a line a process, then how it is doing."""
+    """Training on a cluster: one line per process, then the figures of the run."""
     lines = [f"  {_cluster_headline(cluster)}", ""]
     rows = cluster_rows(cluster) if cluster["alive"] else []
     if rows:
@@ -100,16 +100,18 @@ _COUNTS = (4, 5)  # columns of `cluster_rows` that are read as numbers: rows or 
 def _cluster_headline(cluster: Mapping[str, Any]) -> str:
     run, state = cluster["run"], cluster["state"]
     if state == "lost":
-        heard = f", last heard of at {moment(cluster['updated_at'])}" if "updated_at" in cluster else ""
+        updated = f", last update {timestamp(cluster['updated_at'])}" if "updated_at" in cluster else ""
         return (
-            f"cluster: training of run {run} ended without a word{heard}. "
-            "The same command goes on from its last cut."
+            f"cluster: training of run {run} crashed{updated}. "
+            "Run the same command to resume from its last checkpoint."
         )
     mode = f", {cluster['mode']}" if "mode" in cluster else ""
-    back = cluster.get("generation")
-    again = f", went back to a cut {back} time{'s' if back > 1 else ''}" if back else ""
-    driver = f"driver pid {cluster['pid']} on {cluster['host']}" if "pid" in cluster else "no word of it yet"
-    return f"cluster: {state}, run {run}{mode}, {driver}{again}"
+    restarts = cluster.get("generation")
+    restarted = (
+        f", restarted from a checkpoint {restarts} time{'s' if restarts > 1 else ''}" if restarts else ""
+    )
+    driver = f"driver pid {cluster['pid']} on {cluster['host']}" if "pid" in cluster else "no status yet"
+    return f"cluster: {state}, run {run}{mode}, {driver}{restarted}"
 
 
 def _headline(found: Mapping[str, Any]) -> str:
@@ -120,29 +122,29 @@ def _headline(found: Mapping[str, Any]) -> str:
         runs = "runs" if found["cluster"]["alive"] else "ran"
         return f"`clickline train` {runs} for {home}, without `clickline up`"
     if state == "never":
-        return f"nothing was run in {home} yet: `clickline up` does"
+        return f"nothing has run in {home} yet: start with `clickline up`"
     if state == "starting":
         return f"starting, pid {found['pid']}"
     if state == "running":
-        what = "following" if found["follow"] else "running"
-        return f"{found['name']}: {what} since {moment(found['since'])}, pid {found['pid']}"
+        mode = "following" if found["follow"] else "running"
+        return f"{found['name']}: {mode} since {timestamp(found['since'])}, pid {found['pid']}"
     if state == "lost":
-        left = len(found["processes"])
-        still = f" {left} of its processes still run: they are about to end." if left else ""
+        running = len(found["processes"])
+        exiting = f" {running} of its processes are still exiting." if running else ""
         return (
-            f"{found['name']}: ended without a word (crash or reboot){stage}, last heard of at "
-            f"{moment(found['updated'])}.{still} {command} goes on where it was."
+            f"{found['name']}: crashed{stage} (or the machine rebooted), last update "
+            f"{timestamp(found['updated'])}.{exiting} {command} resumes it."
         )
     if state == "failed":
         error = found.get("error") or {}
         return (
-            f"{found['name']}: failed{stage} at {moment(found['ended'])}: "
-            f"{error.get('message', 'no reason was told')}"
+            f"{found['name']}: failed{stage} at {timestamp(found['ended'])}: "
+            f"{error.get('message', 'no reason given')}"
         )
     if state == "stopped":
-        again = "starts the endpoint again" if found["stage"] == "serve" else "goes on where it was"
-        return f"{found['name']}: stopped{stage} at {moment(found['ended'])}. {command} {again}."
-    return f"{found['name']}: done at {moment(found['ended'])}"
+        effect = "restarts the endpoint" if found["stage"] == "serve" else "resumes it"
+        return f"{found['name']}: stopped{stage} at {timestamp(found['ended'])}. {command} {effect}."
+    return f"{found['name']}: done at {timestamp(found['ended'])}"
 
 
 def _named(found: Mapping[str, Any]) -> dict[str, str]:
@@ -154,13 +156,13 @@ def _named(found: Mapping[str, Any]) -> dict[str, str]:
     if following.get("waiting_since") and found["state"] == "running":
         late = ", late" if following.get("late") else ""
         since = following["waiting_since"]
-        named["waiting"] = f"for {following['hour']} since {moment(since)}{late}"
+        named["waiting"] = f"for {following['hour']} since {timestamp(since)}{late}"
     named["versions"] = _versions(found["versions"])
-    served = found.get("stages", {}).get("serve", {}).get("facts", {})
-    if found["state"] == "running" and "grpc" in served:
-        named["gRPC"] = served["grpc"]
-        named["HTTP"] = served["http"]
-        named["scraped"] = served["metrics"]
+    endpoint = found.get("stages", {}).get("serve", {}).get("facts", {})
+    if found["state"] == "running" and "grpc" in endpoint:
+        named["gRPC"] = endpoint["grpc"]
+        named["HTTP"] = endpoint["http"]
+        named["prometheus"] = endpoint["metrics"]
         named["health"] = found["health"] or "-"
     if found.get("studio"):
         named["studio"] = found["studio"]["url"]
@@ -185,4 +187,4 @@ def _versions(versions: Mapping[str, Any]) -> str:
         f"{one['version']} ({one['table']}, {age(one['created'])})" for one in reversed(versions["newest"])
     )
     pinned = " (pinned)" if versions["pinned"] else ""
-    return f"current {versions['current'] or '-'}{pinned}; newest {newest}; {versions['count']} in all"
+    return f"current {versions['current'] or '-'}{pinned}; newest {newest}; {versions['count']} in total"

@@ -1,4 +1,4 @@
-"""clickline studio: a web page of what runs, what was learned and what is served."""
+"""clickline studio: a web UI of the pipeline, its runs and versions, and the endpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clickline.cli.console import emit, facts, needing, note
+from clickline.cli.console import emit, facts, note, requires_extra
 from clickline.cli.options import Json, Overrides
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def studio(
             "-c",
             "--config",
             metavar="FILE",
-            help="A config whose home is shown; may be repeated.",
+            help="A config whose home to show; may be repeated.",
             show_default="clickline.yaml",
         ),
     ] = None,
@@ -30,7 +30,7 @@ def studio(
         typer.Option(
             "--home",
             metavar="DIR",
-            help="A home without its config; may be repeated.",
+            help="A home to show without its config; may be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -43,7 +43,7 @@ def studio(
         typer.Option(
             "--port",
             metavar="PORT",
-            help="Port of the page; 0: any that is free.",
+            help="Port to listen on; 0: any free port.",
             min=0,
             max=65535,
             show_default="studio.port",
@@ -52,26 +52,29 @@ def studio(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Show a web page of one home or several: stages, runs, versions, serving, data, and a form to try the model.
+    """Serve a web UI for one or more homes: stages, runs, versions, serving, data, and a playground.
 
-    Until Ctrl-C. Whoever is on this machine may look; to roll back or pin takes the token, whose file is named.
+    Runs until Ctrl-C. Anyone on this machine can view it; rolling back, promoting and pinning need the token, whose
+    file is printed.
     """
-    with needing("studio", "the studio"):
+    with requires_extra("studio", "the studio"):
         from clickline.studio.homes import open_homes
         from clickline.studio.run import run
 
     changes = [*(overrides or ()), *([] if host is None else [f"studio.host={host}"])]
     files = config_files or ([] if homes else [Path("clickline.yaml")])
-    shown = open_homes(files, homes or [], changes)
-    section = shown[0].config.studio
+    opened = open_homes(files, homes or [], changes)
+    section = opened[0].config.studio
 
-    def up(address: Address) -> None:
+    def show(address: Address) -> None:
         token = None if address.token_file is None else str(address.token_file)
         if as_json:
-            emit({"url": address.url, "token_file": token, "homes": [home.id for home in shown]})
+            emit({"url": address.url, "token_file": token, "homes": [home.id for home in opened]})
             return
-        facts({"studio": address.url, "token": token or "-", "homes": ", ".join(home.name for home in shown)})
+        facts(
+            {"studio": address.url, "token": token or "-", "homes": ", ".join(home.name for home in opened)}
+        )
         if address.note:
             note(address.note)
 
-    run(shown, host or section.host, section.port if port is None else port, up)
+    run(opened, host or section.host, section.port if port is None else port, show)

@@ -1,10 +1,10 @@
-"""clickline train: dataset to checkpoint, then evaluation and the gate."""
+"""clickline train: trains on the dataset, evaluates the model and checks it against the gate."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from clickline.cli.console import emit, facts, needing, watching
+from clickline.cli.console import emit, facts, requires_extra, show_progress
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 
 
@@ -14,13 +14,13 @@ def train(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train on the prepared dataset, evaluate, and judge by the gate. Exit 3 if it refuses."""
+    """Train on the prepared dataset, evaluate, and check the gate. Exit 3 if it rejects the model."""
     from clickline.config import load_config
 
     config = load_config(config_file, overrides or ())
-    with needing("train", "training"):
+    with requires_extra("train", "training"):
         from clickline.training.run import train as run
-    with watching(as_json=as_json, quiet=quiet) as progress:
+    with show_progress(as_json=as_json, quiet=quiet) as progress:
         result = run(config, progress)
     measured = result.evaluation.total if result.evaluation else None
     if as_json:
@@ -41,9 +41,9 @@ def train(
         "steps": f"{result.checkpoint.step:,}",
     }
     if measured is not None:
-        named["AUC"] = _shown(measured.auc)
-        named["log loss"] = _shown(measured.logloss)
-        named["calibration"] = _shown(measured.calibration) + " predicted / real clicks"
+        named["AUC"] = _number(measured.auc)
+        named["log loss"] = _number(measured.logloss)
+        named["calibration"] = _number(measured.calibration) + " predicted / actual clicks"
     named["gate"] = "passed"
     page = result.report.with_suffix(".html")
     named["report"] = page if page.exists() else result.report
@@ -51,5 +51,5 @@ def train(
     facts(named)
 
 
-def _shown(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""clickline up: the whole flow, then the endpoint; with --follow it keeps learning."""
+"""clickline up: the whole pipeline, then the endpoint; with --follow it keeps training."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from clickline.cli.console import emit, fact_lines, facts, note, result, stage_rows, watching_stages
+from clickline.cli.console import emit, fact_lines, facts, note, result, show_stage_progress, stage_rows
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.errors import ClicklineError, ConfigError, Mistake
 
 if TYPE_CHECKING:
     from clickline.config import Config
-    from clickline.pipeline.up import Running
-    from clickline.pipeline.up_folder import Seen, UpFolder
+    from clickline.pipeline.up import RunHandle
+    from clickline.pipeline.up_folder import RunInfo, UpFolder
     from clickline.progress import Progress
 
 _POLL_SECONDS = 0.05
@@ -28,19 +28,22 @@ _START_SECONDS = 60.0  # for a run in the background to take its lock
 
 def up(
     follow: Annotated[
-        bool, typer.Option("--follow", help="Keep learning hours as they arrive, and serve what is learned.")
+        bool,
+        typer.Option(
+            "--follow", help="Keep training on new hours as they arrive, and serve the new versions."
+        ),
     ] = False,
     backfill: Annotated[
         str | None,
         typer.Option(
             "--backfill",
             metavar="FROM..TO",
-            help="With --follow: first all hours of this range that were not learned, each YYYYMMDD or YYYYMMDD/HH.",
+            help="With --follow: train first on the skipped hours of this range; ends are YYYYMMDD or YYYYMMDD/HH.",
             show_default=False,
         ),
     ] = None,
-    no_serve: Annotated[bool, typer.Option("--no-serve", help="Publish, but open no endpoint.")] = False,
-    no_studio: Annotated[bool, typer.Option("--no-studio", help="Show no web page beside it.")] = False,
+    no_serve: Annotated[bool, typer.Option("--no-serve", help="Publish, but start no endpoint.")] = False,
+    no_studio: Annotated[bool, typer.Option("--no-studio", help="Do not start the studio.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Run in the background: see status, logs and down.")
     ] = False,
@@ -52,9 +55,10 @@ def up(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Prepare, train, evaluate, judge, publish and serve; what has not changed is skipped.
+    """Run the whole pipeline: prepare, train, evaluate, check the gate, publish, serve.
 
-    Ctrl-C at any point, run it again: it goes on where it was. Exit 3 if the gate refuses.
+    Stages whose inputs have not changed are skipped; after an interruption the same command resumes. Exit 3 if the
+    gate rejects the model.
     """
     from clickline.config import load_config
 
@@ -62,10 +66,10 @@ def up(
     _check(backfill, follow=follow, detach=detach, wait=wait)
     studio = config.studio.enabled and not no_studio
     if detach:
-        again = ["up", "-q", "-c", str(config_file), *(f"--set={one}" for one in overrides or ())]
-        again += ["--follow"] * follow + ["--no-serve"] * no_serve + ["--no-studio"] * no_studio
-        again += [] if backfill is None else ["--backfill", backfill]
-        _detach(config, config_file, again, serve=not no_serve, wait=wait, as_json=as_json, quiet=quiet)
+        arguments = ["up", "-q", "-c", str(config_file), *(f"--set={one}" for one in overrides or ())]
+        arguments += ["--follow"] * follow + ["--no-serve"] * no_serve + ["--no-studio"] * no_studio
+        arguments += [] if backfill is None else ["--backfill", backfill]
+        _detach(config, config_file, arguments, serve=not no_serve, wait=wait, as_json=as_json, quiet=quiet)
     else:
         _run(config, backfill, follow=follow, serve=not no_serve, studio=studio, as_json=as_json, quiet=quiet)
 
@@ -73,9 +77,9 @@ def up(
 def _check(backfill: str | None, *, follow: bool, detach: bool, wait: bool) -> None:
     wrong = []
     if backfill is not None:
-        from clickline.pipeline.backfill import hours_between
+        from clickline.pipeline.backfill import parse_backfill
 
-        hours_between(backfill)
+        parse_backfill(backfill)
         if not follow:
             wrong.append(Mistake("", 0, "--backfill", "is given without --follow.", "Give both, or none."))
     if wait and not detach:
@@ -97,13 +101,13 @@ def _run(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from clickline.deploy.rollout_wait import leave_version
+    from clickline.deploy.rollout_wait import write_published_version
     from clickline.pipeline.runner import expected_stages
     from clickline.pipeline.up import run_up
 
     _take_signals()
     stages = expected_stages(follow=follow, serve=serve)
-    with watching_stages(stages, as_json=as_json, quiet=quiet) as progress:
+    with show_stage_progress(stages, as_json=as_json, quiet=quiet) as progress:
         running = run_up(
             config,
             follow=follow,
@@ -113,19 +117,19 @@ def _run(
             progress=progress,
             program=False,
         )
-        if follow:  # the picture goes on
+        if follow:  # the live display stays
             _until_stopped(running, progress, as_json=as_json)
             return
     if not serve:
-        leave_version(config)
+        write_published_version(config)
     _until_stopped(running, progress, as_json=as_json)
 
 
 def _take_signals() -> None:
-    """Each signal raises KeyboardInterrupt here. Other commands have a moment to end; children may have to drain."""
+    """Every signal raises KeyboardInterrupt here: unlike other commands, children may need time to drain."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` in a script mean it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` in a script ignore it on purpose
             signal.signal(number, _interrupt)
 
 
@@ -133,37 +137,37 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _until_stopped(running: Running, progress: Progress, *, as_json: bool) -> None:
+def _until_stopped(running: RunHandle, progress: Progress, *, as_json: bool) -> None:
     try:
         _show(running, progress, as_json=as_json)
         running.wait()
     except KeyboardInterrupt:
-        progress.say("stopping: running requests get the time to end; once more to end at once")
+        progress.log("stopping: waiting for running requests to finish; press Ctrl-C again to stop at once")
         running.stop()
 
 
-def _show(running: Running, progress: Progress, *, as_json: bool) -> None:
+def _show(running: RunHandle, progress: Progress, *, as_json: bool) -> None:
     if as_json:
         emit(_document(running))
         return
-    where = running.endpoint
+    endpoint = running.endpoint
     named: dict[str, object] = {"model": running.name}
     if running.version is not None:
         named["version"] = running.version
     if running.metrics.get("auc") is not None:
         named["AUC"] = f"{running.metrics['auc']:.4f}"
-    if where is not None:
-        named |= {"gRPC": where.grpc, "HTTP": where.http, "metrics": where.metrics}
+    if endpoint is not None:
+        named |= {"gRPC": endpoint.grpc, "HTTP": endpoint.http, "metrics": endpoint.metrics}
     if running.studio is not None:
         named["studio"] = running.studio
     named["logs"] = running.logs
     lines = fact_lines(named)
-    if where is not None:
-        lines += ["", "try it:", f"  {where.curl}"]
+    if endpoint is not None:
+        lines += ["", "try it:", f"  {endpoint.curl}"]
     result("\n".join(lines), progress)
 
 
-def _document(running: Running) -> dict[str, Any]:
+def _document(running: RunHandle) -> dict[str, Any]:
     return {
         "name": running.name,
         "dataset": running.dataset,
@@ -184,7 +188,7 @@ def _document(running: Running) -> dict[str, Any]:
 def _detach(
     config: Config,
     config_file: Path,
-    again: list[str],
+    arguments: list[str],
     *,
     serve: bool,
     wait: bool,
@@ -194,89 +198,89 @@ def _detach(
     from clickline.pipeline.up_folder import UpFolder
 
     folder = UpFolder(config)
-    folder.refuse_if_taken()
+    folder.check_free()
     folder.logs.mkdir(parents=True, exist_ok=True)
     with folder.detached_log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from clickline.cli.main import main; main()", *again],
+            [sys.executable, "-c", "from clickline.cli.main import main; main()", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # the end of this terminal is not its end
+            start_new_session=True,  # it outlives this terminal
         )
-    seen = _until_it_runs(process, folder)
+    info = _wait_until_started(process, folder)
     if wait:
-        seen = _until_it_answers(config, process, folder, serve=serve, quiet=quiet or as_json)
-    endpoint = seen.document.get("stages", {}).get("serve", {}).get("facts", {})
-    here = "" if config_file == Path("clickline.yaml") else f" -c {config_file}"
-    page = (seen.document.get("studio") or {}).get("url")
+        info = _wait_until_ready(config, process, folder, serve=serve, quiet=quiet or as_json)
+    endpoint = info.document.get("stages", {}).get("serve", {}).get("facts", {})
+    option = "" if config_file == Path("clickline.yaml") else f" -c {config_file}"
+    page = (info.document.get("studio") or {}).get("url")
     if as_json:
-        told = {"pid": process.pid, "state": seen.state, "logs": str(folder.logs), "studio": page}
-        emit({**told, "endpoint": endpoint or None})
+        run = {"pid": process.pid, "state": info.state, "logs": str(folder.logs), "studio": page}
+        emit({**run, "endpoint": endpoint or None})
         return
-    named: dict[str, object] = {"pid": process.pid, "logs": folder.logs}
+    named: dict[str, object] = {"pid": process.pid, "log files": folder.logs}
     if "curl" in endpoint:
         named |= {"gRPC": endpoint["grpc"], "HTTP": endpoint["http"], "metrics": endpoint["metrics"]}
     if page is not None:
         named["studio"] = page
     named |= {
-        "how far": f"clickline status{here}",
-        "what it says": f"clickline logs -f{here}",
-        "end it": f"clickline down{here}",
+        "status": f"clickline status{option}",
+        "logs": f"clickline logs -f{option}",
+        "stop": f"clickline down{option}",
     }
     facts(named)
     if "curl" in endpoint:
         typer.echo(f"\ntry it:\n  {endpoint['curl']}")
 
 
-def _until_it_runs(process: subprocess.Popen[bytes], folder: UpFolder) -> Seen:
-    """Wait until it has taken the lock."""
+def _wait_until_started(process: subprocess.Popen[bytes], folder: UpFolder) -> RunInfo:
+    """Wait until the background run has taken its lock."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
         ended = process.poll() is not None
-        seen = folder.look()
-        if seen.document.get("pid") == process.pid:
-            return seen
+        info = folder.read()
+        if info.document.get("pid") == process.pid:
+            return info
         if ended:
-            said = folder.detached_log.read_text(errors="replace").strip()
-            raise ClicklineError(said or f"it ended at once, with exit code {process.returncode}.")
+            output = folder.detached_log.read_text(errors="replace").strip()
+            raise ClicklineError(output or f"the run exited at once with code {process.returncode}.")
         if time.monotonic() > deadline:
             process.kill()
             raise ClicklineError(
-                f"it did not begin within {_START_SECONDS:.0f} s. See {folder.detached_log}."
+                f"the run did not start within {_START_SECONDS:.0f} s. See {folder.detached_log}."
             )
         time.sleep(_POLL_SECONDS)
 
 
-def _until_it_answers(
+def _wait_until_ready(
     config: Config, process: subprocess.Popen[bytes], folder: UpFolder, *, serve: bool, quiet: bool
-) -> Seen:
-    """Wait until the endpoint answers; without one until all is published, or hours are waited for. What the stages
-    come to is told meanwhile."""
+) -> RunInfo:
+    """Wait until the endpoint is ready, or without one until the run has published or follows new hours. Stage changes
+    are logged meanwhile."""
     from clickline.pipeline.endpoint import readiness
-    from clickline.pipeline.ipc import error_of
+    from clickline.pipeline.ipc import error_from_json
 
-    told: dict[str, str] = {}
+    logged: dict[str, str] = {}
     while True:
         ended = process.poll() is not None
-        seen = folder.look()
-        stages = seen.document.get("stages", {})
-        for name, state, words, seconds in stage_rows(seen.document):
-            if not quiet and state not in ("waiting", told.get(name)):
-                told[name] = state
+        info = folder.read()
+        stages = info.document.get("stages", {})
+        for name, state, summary, seconds in stage_rows(info.document):
+            if not quiet and state not in ("waiting", logged.get(name)):
+                logged[name] = state
                 if state == "running":
-                    note(f"{name}: begun")
+                    note(f"{name}: started")
                 else:
-                    note(f"{name}: {', '.join(part for part in (state, words, seconds) if part)}")
+                    note(f"{name}: {', '.join(part for part in (state, summary, seconds) if part)}")
         if ended:
-            if seen.document.get("error"):
-                raise error_of(seen.document["error"])
-            if seen.state == "done":
-                return seen
-            raise ClicklineError(f"the run ended before it was up ({seen.state}). See `clickline status`.")
+            if info.document.get("error"):
+                raise error_from_json(info.document["error"])
+            if info.state == "done":
+                return info
+            raise ClicklineError(f"the run ended before it was ready ({info.state}). See `clickline status`.")
         if serve:
             if "grpc" in stages.get("serve", {}).get("facts", {}) and readiness(config) == "ready":
-                return seen
+                return info
         elif stages.get("follow", {}).get("state") == "running":
-            return seen
+            return info
         time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""clickline versions: what is published, which version is current, and moving between them."""
+"""clickline versions: list the published versions and move the pointer to the current one."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from clickline.cli.options import ConfigFile, Json, Overrides
 from clickline.progress import human_size
 
 if TYPE_CHECKING:
+    from clickline.artifacts.promotion import MoveResult
     from clickline.artifacts.registry import Move, Registry
     from clickline.artifacts.version import Version
     from clickline.config import Config
 
 versions = typer.Typer(
-    help="Show the published versions, choose the current one, remove old ones.", no_args_is_help=False
+    help="List published versions, change the current one, remove old ones.", no_args_is_help=False
 )
 
-Number = Annotated[int, typer.Argument(metavar="N", help="The number of a version.", min=1)]
+Number = Annotated[int, typer.Argument(metavar="N", help="Version number.", min=1)]
 Reason = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", help="Kept in the history.", show_default=False)
+    str | None, typer.Option("--reason", metavar="TEXT", help="Recorded in the history.", show_default=False)
 ]
 
-_SHOWN_MOVES = 10
+_MAX_MOVES = 10
 
 
 @versions.command("list")
 def list_versions(
     config_file: ConfigFile = Path("clickline.yaml"), overrides: Overrides = None, as_json: Json = False
 ) -> None:
-    """Show all versions."""
+    """List all versions."""
     from clickline.artifacts.diff import state_of, summary
     from clickline.errors import ArtifactError
-    from clickline.storage.redaction import shown
+    from clickline.storage.redaction import redacted
 
     _, registry = _open(config_file, overrides)
     current = registry.current()
@@ -55,30 +56,28 @@ def list_versions(
     if as_json:
         emit(listed)
     elif not listed:
-        note(f"{shown(registry.uri)} has no versions yet: `clickline publish` makes one.")
+        note(f"{redacted(registry.uri)} has no versions yet: `clickline publish` creates one.")
     else:
         header = ("VERSION", "TABLE", "CREATED", "ROWS", "SIZE", "AUC", "STATE")
         table(header, [_line(entry) for entry in listed])
     if current is not None and current.version not in [entry["version"] for entry in listed]:
-        note(f"version {current.version} is current and is gone. `clickline versions rollback` leaves it.")
+        note(f"the current version {current.version} no longer exists. Run `clickline versions rollback`.")
 
 
 @versions.command()
 def show(
     number: Annotated[
         int | None,
-        typer.Argument(
-            metavar="N", help="The number of a version.", min=1, show_default="the current version"
-        ),
+        typer.Argument(metavar="N", help="Version number.", min=1, show_default="the current version"),
     ] = None,
     resolved: Annotated[
-        bool, typer.Option("--resolved", help="Print the config that it was made with, and nothing else.")
+        bool, typer.Option("--resolved", help="Print only the config that it was built with.")
     ] = False,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Show all that is known of a version."""
+    """Show everything about one version."""
     from clickline.artifacts.diff import state_of
     from clickline.artifacts.promotion import current_of
 
@@ -88,7 +87,7 @@ def show(
     if resolved:
         typer.echo(str(version.body.get("config") or "").rstrip("\n"))
         return
-    moves = [move for move in registry.moves() if move.version == version.number][-_SHOWN_MOVES:]
+    moves = [move for move in registry.moves() if move.version == version.number][-_MAX_MOVES:]
     chain = [one.number for one in registry.chain(version)]
     if as_json:
         state = state_of(version.number, current)
@@ -108,27 +107,29 @@ def show(
 
 @versions.command()
 def diff(
-    first: Annotated[int, typer.Argument(metavar="A", help="The number of a version.", min=1)],
+    first: Annotated[int, typer.Argument(metavar="A", help="Version number.", min=1)],
     second: Annotated[
         int | None,
-        typer.Argument(metavar="B", help="Another one.", min=1, show_default="the current version"),
+        typer.Argument(
+            metavar="B", help="Another version number.", min=1, show_default="the current version"
+        ),
     ] = None,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Show what differs between two versions: contents, measures, features, config."""
+    """Compare two versions: contents, metrics, features, config."""
     from clickline.artifacts.diff import differences
     from clickline.artifacts.promotion import current_of
 
     _, registry = _open(config_file, overrides)
     old = registry.version(first)
     new = registry.version(second if second is not None else current_of(registry).version)
-    found = differences(old, new)
+    changes = differences(old, new)
     if as_json:
-        emit({"versions": [old.number, new.number], **found})
+        emit({"versions": [old.number, new.number], **changes})
         return
-    for title, pairs in found.items():
+    for title, pairs in changes.items():
         if not pairs:
             typer.echo(f"{title}: the same")
             continue
@@ -144,9 +145,9 @@ def rollback(
         typer.Option(
             "--to",
             metavar="N",
-            help="Another version.",
+            help="An earlier version.",
             min=1,
-            show_default="the one that was current before",
+            show_default="the previously current one",
         ),
     ] = None,
     reason: Reason = None,
@@ -154,20 +155,26 @@ def rollback(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Make an earlier version the current one; servers follow within seconds."""
+    """Make an earlier version current; servers switch within seconds. `versions promote` goes forward."""
     from clickline.artifacts.promotion import roll_back
 
     _, registry = _open(config_file, overrides, any_version=False)
-    moved = roll_back(registry, to, reason)
-    now = moved.now
-    if moved.before is None or not moved.changed:
-        _told(now, as_json, f"version {now.version} is current already")
-        return
-    if now.pinned:
-        hold = "It stays pinned: publishes leave it current until `clickline versions unpin`."
-    else:
-        hold = f"The next publish moves on from it; to prevent that: `clickline versions pin {now.version}`."
-    _told(now, as_json, f"version {now.version} is current, it was {moved.before.version}. {hold}")
+    _report_move(roll_back(registry, to, reason), as_json)
+
+
+@versions.command()
+def promote(
+    number: Number,
+    reason: Reason = None,
+    config_file: ConfigFile = Path("clickline.yaml"),
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Make a newer version current; servers switch within seconds. `versions rollback` goes back."""
+    from clickline.artifacts.promotion import promote as move_forward
+
+    _, registry = _open(config_file, overrides, any_version=False)
+    _report_move(move_forward(registry, number, reason), as_json)
 
 
 @versions.command()
@@ -178,21 +185,18 @@ def pin(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Make a version the current one and hold it: publishes do not move on until `unpin`."""
-    from clickline.artifacts.promotion import pin as hold
+    """Make a version current and keep it current: publishing does not change it until `unpin`."""
+    from clickline.artifacts.promotion import pin as pin_version
 
     _, registry = _open(config_file, overrides, any_version=False)
-    moved = hold(registry, number, reason)
+    moved = pin_version(registry, number, reason)
     if not moved.changed:
-        _told(moved.now, as_json, f"version {number} is current and pinned already")
+        _report(moved.now, as_json, f"version {number} is already current and pinned")
         return
     before = moved.before
-    was = "" if before is None or before.version == number else f", it was {before.version}"
-    _told(
-        moved.now,
-        as_json,
-        f"version {number} is current{was}. Publishes leave it so until `clickline versions unpin`.",
-    )
+    was = "" if before is None or before.version == number else f" (was {before.version})"
+    message = f"version {number} is current{was} and stays current until `clickline versions unpin`."
+    _report(moved.now, as_json, message)
 
 
 @versions.command()
@@ -202,22 +206,22 @@ def unpin(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Let publishes move the pointer again. The current version stays."""
-    from clickline.artifacts.promotion import unpin as let_go
+    """Let publishing change the current version again. The current version stays."""
+    from clickline.artifacts.promotion import unpin as unpin_version
 
     _, registry = _open(config_file, overrides)
-    moved = let_go(registry, reason)
+    moved = unpin_version(registry, reason)
     move = moved.now
     if not moved.changed:
-        _told(move, as_json, f"no version is pinned; version {move.version} is current")
+        _report(move, as_json, f"no version is pinned; version {move.version} is current")
         return
     newest = max(registry.numbers())
     newer = (
-        f" Version {newest} is newer: `clickline versions rollback --to {newest}` makes it current now."
+        f" Version {newest} is newer: `clickline versions promote {newest}` makes it current now."
         if newest > move.version
         else ""
     )
-    _told(move, as_json, f"version {move.version} stays current until the next publish.{newer}")
+    _report(move, as_json, f"version {move.version} stays current until the next publish.{newer}")
 
 
 @versions.command()
@@ -225,19 +229,23 @@ def gc(
     keep: Annotated[
         int | None,
         typer.Option(
-            "--keep", metavar="K", help="How many of the newest to keep.", min=1, show_default="publish.keep"
+            "--keep",
+            metavar="K",
+            help="Number of newest versions to keep.",
+            min=1,
+            show_default="publish.keep_versions",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Remove old versions; the current, the one before it and all that kept ones build on stay."""
+    """Remove old versions, except the current and previous ones and those that kept deltas build on."""
     config, registry = _open(config_file, overrides)
-    kept = config.publish.keep if keep is None else keep
-    garbage = registry.garbage(kept)
-    removed = list(garbage.versions) if dry_run else registry.gc(kept)
+    keep = config.publish.keep_versions if keep is None else keep
+    garbage = registry.garbage(keep)
+    removed = list(garbage.versions) if dry_run else registry.gc(keep)
     if as_json:
         emit({"dry_run": dry_run, "versions": removed, "drafts": garbage.drafts, "bytes": garbage.size})
         return
@@ -254,17 +262,15 @@ def gc(
 def verify(
     number: Annotated[
         int | None,
-        typer.Argument(
-            metavar="N", help="The number of a version.", min=1, show_default="the current version"
-        ),
+        typer.Argument(metavar="N", help="Version number.", min=1, show_default="the current version"),
     ] = None,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Read every file of a version, and of those it builds on, and hold it against its manifest; check signatures.
+    """Check every file of a version, and of the versions it builds on, against its manifest.
 
-    Signatures are asked for where serve.trusted_keys_file names the keys.
+    With serve.trusted_keys_file, signatures are checked too.
     """
     from clickline.artifacts.promotion import current_of
 
@@ -280,21 +286,21 @@ def verify(
         emit({"version": version.number, "chain": numbers, "files": files, "signed": signed or None})
         return
     typer.echo(
-        f"version {version.number} is whole: {_count(files, 'file')} of {_count(len(chain), 'version')} read. "
+        f"version {version.number} is complete: checked {_count(files, 'file')} of {_count(len(chain), 'version')}. "
         + (
             "Signed by a trusted key."
             if signed
-            else "Signatures were not asked for: serve.trusted_keys_file is not set."
+            else "Signatures were not checked: serve.trusted_keys_file is not set."
         )
     )
 
 
 @versions.command()
 def keygen(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the two files.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the two files to.")],
     as_json: Json = False,
 ) -> None:
-    """Make a pair of keys: the private one signs versions, servers trust what the public one confirms."""
+    """Create a key pair: the private key signs versions, the public key lets servers verify them."""
     from clickline.artifacts.signing import make_keys
 
     private, public = make_keys(out)
@@ -303,8 +309,8 @@ def keygen(
         return
     facts(
         {
-            "private key": f"{private}: name it in publish.signing_key_file, keep it where versions are published",
-            "public key": f"{public}: name it in serve.trusted_keys_file, copy it to every server",
+            "private key": f"{private}: set it as publish.signing_key_file; keep it where versions are published",
+            "public key": f"{public}: set it as serve.trusted_keys_file; copy it to every server",
         }
     )
 
@@ -315,7 +321,7 @@ def keygen(
 def _open(
     config_file: Path, overrides: list[str] | None, *, any_version: bool = True
 ) -> tuple[Config, Registry]:
-    """`any_version`: also those that servers would refuse for their signature."""
+    """The config and its registry; `any_version` also opens versions whose signature servers would refuse."""
     from clickline.artifacts.from_config import registry_of
     from clickline.config import load_config
 
@@ -323,15 +329,30 @@ def _open(
     return config, registry_of(config, any_version=any_version)
 
 
-def _told(move: Move, as_json: bool, message: str) -> None:
-    """The move that holds now, for a program or for a person."""
+def _report_move(moved: MoveResult, as_json: bool) -> None:
+    """Print the result of a rollback or a promotion."""
+    now = moved.now
+    if moved.before is None or not moved.changed:
+        _report(now, as_json, f"version {now.version} is already current")
+        return
+    if now.pinned:
+        next_publish = "It stays pinned: publishing does not change it until `clickline versions unpin`."
+    else:
+        next_publish = (
+            f"The next publish replaces it; to prevent that: `clickline versions pin {now.version}`."
+        )
+    _report(now, as_json, f"version {now.version} is current (was {moved.before.version}). {next_publish}")
+
+
+def _report(move: Move, as_json: bool, message: str) -> None:
+    """Print the move that is in effect as JSON, or else `message`."""
     if as_json:
         emit(asdict(move))
     else:
         typer.echo(message)
 
 
-# ── what is shown ──────────────────────────────────────────────────────────────────────────────
+# ── formatting ─────────────────────────────────────────────────────────────────────────────────
 
 
 def _line(entry: Mapping[str, Any]) -> tuple[str, ...]:
@@ -350,7 +371,7 @@ def _line(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _facts(version: Version, chain: Sequence[int], current: Move | None) -> dict[str, object]:
-    from clickline.artifacts.diff import measures, state_of
+    from clickline.artifacts.diff import metrics_of, state_of
 
     body = version.body
     features = body.get("features") or {}
@@ -370,7 +391,7 @@ def _facts(version: Version, chain: Sequence[int], current: Move | None) -> dict
         "shards": body.get("shards"),
         "fields": f"{len(features.get('dense', ()))} dense, {len(features.get('slots', ()))} slots",
         **{f"model {name}": value for name, value in model.items()},
-        **{name.replace("_", " "): value for name, value in measures(version).items()},
+        **{name.replace("_", " "): value for name, value in metrics_of(version).items()},
         **{f"cost {name}": value for name, value in (body.get("cost") or {}).items()},
         **{f"sample {name}": value for name, value in sample.items()},
     }
@@ -408,7 +429,7 @@ def _cell(value: object) -> str:
 
 
 def _change(old: object, new: object) -> str:
-    """By how much a measure or a count has changed."""
+    """How much a metric or a count has changed."""
     numbers = [
         value for value in (old, new) if isinstance(value, int | float) and not isinstance(value, bool)
     ]

@@ -1,4 +1,4 @@
-"""Asking a prediction server: `Client` and, for asyncio, `AsyncClient`."""
+"""Clients of a prediction server: `Client` and, for asyncio, `AsyncClient`."""
 
 from __future__ import annotations
 

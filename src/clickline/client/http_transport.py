@@ -1,4 +1,4 @@
-"""Requests over HTTP, waiting or not; what goes wrong, in plain words."""
+"""Sends requests over HTTP, blocking or async, and translates its errors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ from typing import Any
 
 import httpx
 
-from clickline.client.error_messages import late, no_tls, read_authority, unreachable, untrusted
-from clickline.client.request import Address, Ask, Failed, Reply
+from clickline.client.error_messages import (
+    no_tls,
+    read_ca_file,
+    timed_out,
+    unreachable,
+    untrusted_certificate,
+)
+from clickline.client.request import AttemptFailed, PreparedRequest, RawResponse, ServerAddress
 from clickline.errors import ClicklineError, Refusal, RequestRefused
 
 _KINDS: dict[int, Refusal] = {
@@ -29,47 +35,46 @@ _KINDS: dict[int, Refusal] = {
 }
 
 
-class _Setup:
-    """What both kinds of client are made with."""
+class _ClientSettings:
+    """The settings that both kinds of client share."""
 
     def __init__(
-        self, address: Address, token: str | None, tls: bool | str | ssl.SSLContext, timeout: float
+        self, address: ServerAddress, token: str | None, tls: bool | str | ssl.SSLContext, timeout: float
     ) -> None:
         self.address = address
         self.timeout = timeout
         self.options: dict[str, Any] = {
             "base_url": f"{'https' if tls else 'http'}://{address}",
             "headers": {} if token is None else {"authorization": f"Bearer {token}"},
-            "verify": ssl.create_default_context(cadata=read_authority(tls)) if isinstance(tls, str) else tls,
+            "verify": ssl.create_default_context(cadata=read_ca_file(tls)) if isinstance(tls, str) else tls,
         }
 
-    def request(self, ask: Ask[Any], seconds: float) -> dict[str, Any]:
-        told = {
-            "x-request-timeout-ms": str(int(seconds * 1000))
-        }  # the server starts no work that comes too late
+    def request(self, prepared: PreparedRequest[Any], seconds: float) -> dict[str, Any]:
+        # With the timeout, the server does not start work that would finish too late.
+        timeout = {"x-request-timeout-ms": str(int(seconds * 1000))}
         return {
-            "method": "GET" if ask.body is None else "POST",
-            "url": ask.where,
-            "content": ask.body,
-            "headers": {**ask.headers, **told},
+            "method": "GET" if prepared.body is None else "POST",
+            "url": prepared.path,
+            "content": prepared.body,
+            "headers": {**prepared.headers, **timeout},
             "timeout": seconds,
         }
 
-    def reply(self, response: httpx.Response, body: bytes) -> Reply:
+    def response(self, response: httpx.Response, body: bytes) -> RawResponse:
         status = response.status_code
         if status < 300:
-            return Reply(body, response.headers)
+            return RawResponse(body, response.headers)
         kind = _KINDS.get(status, "invalid" if status < 500 else "internal")
         wait = response.headers.get("retry-after", "")
-        raise Failed(
-            RequestRefused(kind, _words(status, body)),
-            again=kind in ("overloaded", "unavailable"),
-            wait=float(wait) if wait.isdigit() else 0.0,
+        raise AttemptFailed(
+            RequestRefused(kind, _error_message(status, body)),
+            retryable=kind in ("overloaded", "unavailable"),
+            retry_after=float(wait) if wait.isdigit() else 0.0,
         )
 
     @contextmanager
-    def troubles(self) -> Iterator[None]:
-        """Whatever happens on the wire, as `Failed`."""
+    def translate_errors(self) -> Iterator[None]:
+        """Turn any transport error into `AttemptFailed`."""
         try:
             yield
         except httpx.ConnectTimeout as error:
@@ -77,39 +82,39 @@ class _Setup:
                 self.address, f"no connection in {self.timeout:.3g} seconds", "serve.http_port"
             ) from error
         except (httpx.TimeoutException, TimeoutError) as error:
-            raise late(self.address, self.timeout) from error
+            raise timed_out(self.address, self.timeout) from error
         except httpx.TransportError as error:
-            raise self._failed(_reason(error)) from error
+            raise self._to_failure(_root_cause(error)) from error
 
-    def _failed(self, words: str) -> Failed:
-        if "CERTIFICATE_VERIFY_FAILED" in words:
-            return untrusted(self.address, words)
-        if "WRONG_VERSION_NUMBER" in words:
+    def _to_failure(self, reason: str) -> AttemptFailed:
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            return untrusted_certificate(self.address, reason)
+        if "WRONG_VERSION_NUMBER" in reason:
             return no_tls(self.address)
-        if "illegal" in words:  # bytes came, but not those of an HTTP answer
-            return Failed(
+        if "illegal" in reason:  # bytes arrived, but not an HTTP response
+            return AttemptFailed(
                 ClicklineError(
-                    f"{self.address} does not speak HTTP; it may be a gRPC port. Use the server's HTTP port "
+                    f"{self.address} does not use HTTP; it may be a gRPC port. Use the server's HTTP port "
                     "(serve.http_port, by default 8501), or the protocol grpc."
                 )
             )
-        return unreachable(self.address, words, "serve.http_port")
+        return unreachable(self.address, reason, "serve.http_port")
 
 
-def _reason(error: BaseException) -> str:
-    """The system's words where there are any: what stands on top of them may only say that all tries failed."""
-    words, deeper = str(error) or type(error).__name__, error.__cause__ or error.__context__
+def _root_cause(error: BaseException) -> str:
+    """The system's message if there is one: the outer error may only say that all attempts failed."""
+    reason, deeper = str(error) or type(error).__name__, error.__cause__ or error.__context__
     while deeper is not None:
-        if isinstance(deeper, ssl.SSLError | socket.gaierror):  # these have numbers of their own
+        if isinstance(deeper, ssl.SSLError | socket.gaierror):  # these have their own error numbers
             return str(deeper.strerror or deeper)
         if isinstance(deeper, OSError) and deeper.errno:
-            words = os.strerror(deeper.errno)
+            reason = os.strerror(deeper.errno)
         deeper = deeper.__cause__ or deeper.__context__
-    return words
+    return reason
 
 
-def _words(status: int, body: bytes) -> str:
-    """What a server says of a request that it refuses."""
+def _error_message(status: int, body: bytes) -> str:
+    """The error message in a response that refuses a request."""
     try:
         document = json.loads(body)
         return str(document.get("error") or document["err_msg"])
@@ -117,43 +122,46 @@ def _words(status: int, body: bytes) -> str:
         return f"HTTP {status}: {body[:200].decode('utf-8', 'replace').strip()}"
 
 
-class Http:
-    """Connections that callers wait for; safe to use from several threads."""
+class HttpTransport:
+    """Blocking HTTP connections; safe to use from several threads."""
 
     def __init__(
-        self, address: Address, token: str | None, tls: bool | str | ssl.SSLContext, timeout: float
+        self, address: ServerAddress, token: str | None, tls: bool | str | ssl.SSLContext, timeout: float
     ) -> None:
-        self._setup = _Setup(address, token, tls, timeout)
-        self._client = httpx.Client(**self._setup.options)
+        self._settings = _ClientSettings(address, token, tls, timeout)
+        self._client = httpx.Client(**self._settings.options)
 
-    def call(self, ask: Ask[Any], seconds: float) -> Reply:
+    def call(self, prepared: PreparedRequest[Any], seconds: float) -> RawResponse:
         deadline = monotonic() + seconds
         pieces = []
-        with self._setup.troubles(), self._client.stream(**self._setup.request(ask, seconds)) as response:
+        with (
+            self._settings.translate_errors(),
+            self._client.stream(**self._settings.request(prepared, seconds)) as response,
+        ):
             for piece in response.iter_bytes():
                 pieces.append(piece)
-                if monotonic() > deadline:  # httpx only bounds the wait for each piece
+                if monotonic() > deadline:  # httpx only limits the wait for each piece
                     raise TimeoutError
-        return self._setup.reply(response, b"".join(pieces))
+        return self._settings.response(response, b"".join(pieces))
 
     def close(self) -> None:
         self._client.close()
 
 
-class AsyncHttp:
-    """Connections in an event loop."""
+class AsyncHttpTransport:
+    """Asyncio HTTP connections."""
 
     def __init__(
-        self, address: Address, token: str | None, tls: bool | str | ssl.SSLContext, timeout: float
+        self, address: ServerAddress, token: str | None, tls: bool | str | ssl.SSLContext, timeout: float
     ) -> None:
-        self._setup = _Setup(address, token, tls, timeout)
-        self._client = httpx.AsyncClient(**self._setup.options)
+        self._settings = _ClientSettings(address, token, tls, timeout)
+        self._client = httpx.AsyncClient(**self._settings.options)
 
-    async def call(self, ask: Ask[Any], seconds: float) -> Reply:
-        with self._setup.troubles():
+    async def call(self, prepared: PreparedRequest[Any], seconds: float) -> RawResponse:
+        with self._settings.translate_errors():
             async with asyncio.timeout(seconds):
-                response = await self._client.request(**self._setup.request(ask, seconds))
-        return self._setup.reply(response, response.content)
+                response = await self._client.request(**self._settings.request(prepared, seconds))
+        return self._settings.response(response, response.content)
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -1,7 +1,7 @@
-"""One request and what can become of it: the same for every protocol, waiting or not.
+"""One request, its response and its retries: the same for every protocol, blocking or async.
 
-A protocol makes an `Ask`, a transport brings back its `Reply` or raises `Failed`, `Attempts` decides whether to try
-again. Predictions change nothing on the server, so asking twice is always safe.
+A codec builds a `PreparedRequest`, a transport returns its `RawResponse` or raises `AttemptFailed`, and `RetryBudget`
+decides whether to try again. Predictions change nothing on the server, so a retry is always safe.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from typing import Generic, TypeVar
 
 from clickline.errors import ClicklineError, ConfigError, Mistake
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds
+_FIRST_DELAY, _MAX_DELAY = 0.05, 1.0  # seconds
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What a server sent."""
+class RawResponse:
+    """A server's response, not yet decoded."""
 
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Ask(Generic[Answer]):
+class PreparedRequest(Generic[Result]):
     """A request, ready to be sent any number of times."""
 
-    where: str  # a gRPC method, or a path
-    body: bytes | None  # None: nothing is sent, only asked for
-    decode: Callable[[Reply], Answer]
+    path: str  # an HTTP path, or a gRPC method
+    body: bytes | None  # None: a GET request
+    decode: Callable[[RawResponse], Result]
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     """A server's HOST:PORT."""
 
     host: str
     port: int
 
     @classmethod
-    def of(cls, text: str) -> Address:
+    def of(cls, text: str) -> ServerAddress:
         host, colon, port = text.rpartition(":")
         bare = host.removeprefix("[").removesuffix("]")
         if not (colon and bare and port.isascii() and port.isdigit() and 0 < int(port) < 65536) or (
             "/" in host or (":" in bare and bare == host)
         ):
-            problem = f"is {text[:100]!r}; HOST:PORT is allowed, as in 127.0.0.1:8500."
+            problem = f"is {text[:100]!r}; allowed: HOST:PORT, as in 127.0.0.1:8500."
             raise ConfigError([Mistake("", 0, "the server's address", problem, "Name the server's port.")])
         return cls(bare, int(port))
 
@@ -59,34 +59,35 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Failed(Exception):
-    """A request without an answer."""
+class AttemptFailed(Exception):
+    """One attempt at a request failed."""
 
-    def __init__(self, error: ClicklineError, *, again: bool = False, wait: float = 0.0) -> None:
+    def __init__(self, error: ClicklineError, *, retryable: bool = False, retry_after: float = 0.0) -> None:
         super().__init__(str(error))
         self.error = error
-        self.again = again  # another try may help
-        self.wait = wait  # seconds that the server asks to wait before it
+        self.retryable = retryable  # another attempt may succeed
+        self.retry_after = retry_after  # seconds that the server asks to wait before it
 
 
-class Attempts:
-    """How long to go on trying."""
+class RetryBudget:
+    """How often and how long a request may be retried."""
 
     def __init__(self, timeout: float, retries: int) -> None:
         self._deadline = monotonic() + timeout
         self._retries = retries
-        self._pause = _FIRST_PAUSE
+        self._delay = _FIRST_DELAY
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds until the deadline."""
         return max(self._deadline - monotonic(), 0.0)
 
-    def pause(self, failed: Failed) -> float | None:
-        """How long to wait before another try; None: it is over."""
-        if not failed.again or self._retries <= 0:
+    def next_delay(self, failed: AttemptFailed) -> float | None:
+        """Seconds to wait before the next attempt; None: give up."""
+        if not failed.retryable or self._retries <= 0:
             return None
         self._retries -= 1
-        pause = max(failed.wait, self._pause * random.uniform(0.5, 1.0))  # not all clients at once
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        return pause if pause < self.left else None
+        jittered = self._delay * random.uniform(0.5, 1.0)  # so that clients do not retry all at once
+        delay = max(failed.retry_after, jittered)
+        self._delay = min(2 * self._delay, _MAX_DELAY)
+        return delay if delay < self.remaining else None

@@ -1,4 +1,4 @@
-"""What a client gets back."""
+"""The results of a client's requests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 class Prediction:
     """The scores of some rows, in their order."""
 
-    version: int | None  # that gave them; None where the server does not tell
+    version: int | None  # that computed them; None if the server does not report it
     probability: NDArray[np.float32]  # of a click
-    logits: NDArray[np.float32] | None  # None where the protocol does not carry them
+    logits: NDArray[np.float32] | None  # None if the protocol does not have them
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The scores of candidates: of all as they were sent, or of the best `top_k`, best first."""
+    """The scores of all candidates in the order sent, or of the best `top_k`, best first."""
 
     version: int | None
     scores: NDArray[np.float32]
@@ -29,15 +29,15 @@ class Ranking:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A field that the model takes, or an output that it gives."""
+    """An input or output of the model."""
 
     datatype: str  # FP32, BYTES, INT64, …
-    shape: tuple[int, ...]  # -1: any size; the first is the rows
+    shape: tuple[int, ...]  # -1: any size; the first dimension is the rows
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the server says of its model."""
+    """The model metadata that the server reports."""
 
     name: str
     versions: tuple[int, ...]

@@ -1,7 +1,7 @@
 """The section `deploy:` of clickline.yaml: how the system runs on Kubernetes.
 
 Only what a cluster needs to be told is here. What the roles do comes from the other sections: how many workers from
-`train.workers`, shards from `train.shards` and `publish.shards`, ports from `serve`.
+`train.workers`, shards from `train.embedding_servers` and `publish.shards`, ports from `serve`.
 """
 
 from __future__ import annotations
@@ -381,7 +381,7 @@ class SecretsSection(Section):
     files: dict[str, SecretKey] = Field(
         {},
         description="Files of this config that come from secrets: the path as written in serve.token_file, serve.tls, "
-        "serve.trusted_keys_file, publish.signing_key_file, studio or storage.credentials, and secret/key.",
+        "serve.trusted_keys_file, publish.signing_key_file, studio or storage.credentials_file, and secret/key.",
         json_schema_extra={"x-allowed": "a group of paths, each secret/key"},
     )
 

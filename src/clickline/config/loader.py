@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from clickline.config.renamed_keys import RENAMED_KEYS, RENAMED_VALUES
 from clickline.config.schema_text import allowed, alternatives, dotted, shown
 from clickline.config.sections import (
     SHORT_FORMS,
@@ -173,7 +174,8 @@ def _try(
                 told.add(place)
     wrong = {str(detail["loc"][0]) for detail in details if detail["loc"]}
     meant = {near for key in wrong for near in get_close_matches(key, section.model_fields, n=1)}
-    return frozenset(wrong | meant)
+    renamed = {RENAMED_KEYS.get(dotted((*path, key)), "").rpartition(".")[2] for key in wrong}
+    return frozenset(wrong | meant | renamed)
 
 
 def _mistakes(detail: ErrorDetails, root: Node, path: KeyPath) -> Iterator[Mistake]:
@@ -197,6 +199,9 @@ def _mistake(root: Node, path: KeyPath, problem: str, remedy: str) -> Mistake:
 
 def _unknown_key(root: Node, path: KeyPath) -> Mistake:
     *group, name = path
+    renamed = RENAMED_KEYS.get(dotted(path))
+    if renamed is not None:
+        return _mistake(root, path, f"was renamed to {renamed}.", f"Write {renamed} instead.")
     known = list(_properties(group))
     near = get_close_matches(str(name), known, n=1)
     elsewhere = [s for s in Config.model_fields if str(name) in _properties([s])]
@@ -220,12 +225,13 @@ def _wrong_value(root: Node, path: KeyPath) -> Mistake:
             root,
             path,
             "holds a password or a signature, and this file is stored with every dataset.",
-            "Leave it out of the URI and put it into the environment or the file named by storage.credentials.",
+            "Leave it out of the URI and put it into the environment or the file named by storage.credentials_file.",
         )
     problem = f"{'has a wrong value' if secret else f'is {shown(value)}'}. Allowed: {_allowed(path)}."
     schema = _schema_at(path)
     choices = [c for one in alternatives(schema, _schema()["$defs"]) for c in one.get("enum", ())]
-    near = get_close_matches(str(value), choices, n=1)
+    renamed = RENAMED_VALUES.get((dotted(path), str(value)))
+    near = [renamed] if renamed is not None else get_close_matches(str(value), choices, n=1)
     if near:
         remedy = f"Did you mean {near[0]}?"
     elif schema.get("default") is not None and not isinstance(schema["default"], dict | list):
@@ -239,7 +245,7 @@ def _absent_files(config: Config, root: Node) -> Iterator[Mistake]:
     for path, file in (
         (("data", "reader"), config.data.reader),
         (("model", "file"), config.model.file),
-        (("storage", "credentials"), config.storage.credentials),
+        (("storage", "credentials_file"), config.storage.credentials_file),
     ):
         if file is not None and not Path(file).is_file():
             yield _mistake(

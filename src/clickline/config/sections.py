@@ -208,7 +208,7 @@ class DataSection(Section):
     modulo: Annotated[int, Field(ge=1, le=2**64 - 1)] | None = Field(
         None, description="Reduce feasigns by this before anything else (slots, paddlerec)."
     )
-    max_bad: float = Field(
+    max_bad_ratio: float = Field(
         0.01, ge=0, le=1, description="Largest share of bad rows; above it prepare stops with exit 4."
     )
     shard_size: Annotated[
@@ -496,7 +496,7 @@ class StorageSection(Section):
         description="fsspec options by protocol, such as s3: {endpoint_url: …}; no secrets.",
         json_schema_extra={"x-allowed": "a group of protocols (s3, gs, https, …), each a group of options"},
     )
-    credentials: LocalPath | None = Field(
+    credentials_file: LocalPath | None = Field(
         None, description="File with the secret options of the stores; read, never copied or printed."
     )
 
@@ -506,7 +506,7 @@ class StorageSection(Section):
                 yield Complaint(
                     path,
                     "looks like a secret, and this file is stored with every dataset.",
-                    "Put it into the environment or the file named by storage.credentials.",
+                    "Put it into the environment or the file named by storage.credentials_file.",
                 )
 
 
@@ -575,25 +575,26 @@ class ModelSection(Section):
 class ScheduleSection(Section):
     """How a step size changes over the steps."""
 
-    kind: Literal["constant", "cosine", "settle", "step"] = Field(
+    kind: Literal["constant", "cosine", "linear_tail", "step"] = Field(
         "constant",
-        description="constant; cosine: falls to floor at the run's end; settle: falls to floor over the last tenth; "
-        "step: times drop after every so many steps.",
+        description="constant; cosine: decays to min_lr_ratio by the end of the run; linear_tail: constant, then "
+        "decays linearly to min_lr_ratio over the last tenth; step: multiplied by gamma every step_size steps.",
     )
-    warmup: int = Field(0, ge=0, description="Steps of a linear rise at the beginning.")
-    floor: Annotated[float, Field(ge=0, le=1)] | None = Field(
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warmup at the start.")
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
-        description="Where cosine and settle end, as a share of the step size. Left out: 0.01 and 0.1.",
+        description="Where cosine and linear_tail end, as a fraction of the learning rate. Default: 0.01 for cosine, "
+        "0.1 for linear_tail.",
     )
-    every: Annotated[int, Field(ge=1)] | None = Field(None, description="Steps between two drops of step.")
-    drop: float = Field(0.1, gt=0, le=1, description="What step multiplies by.")
+    step_size: Annotated[int, Field(ge=1)] | None = Field(None, description="step: steps between two decays.")
+    gamma: float = Field(0.1, gt=0, le=1, description="step: factor of each decay.")
 
     def checks(self) -> Iterator[Complaint]:
-        if self.kind == "step" and self.every is None:
+        if self.kind == "step" and self.step_size is None:
             yield Complaint(
-                ("every",),
+                ("step_size",),
                 "is not given, and kind: step needs it.",
-                "Set every to a number of steps.",
+                "Set step_size to a number of steps.",
                 ("kind",),
             )
 
@@ -614,7 +615,8 @@ class EmbeddingSection(Section):
     )
     l2: float = Field(0.0, ge=0, le=10, description="Pulls the vectors of a batch towards zero.")
     schedule: ScheduleSection = Field(
-        ScheduleSection(kind="settle"), description="Of the step sizes of vectors and wide weights."
+        ScheduleSection(kind="linear_tail"),
+        description="Learning rate schedule of embeddings and wide weights.",
     )
 
 
@@ -641,7 +643,7 @@ class WideSection(Section):
 class AdmissionSection(Section):
     """Which ids get a vector of their own; until then they share their slot's default row."""
 
-    shows: int = Field(1, ge=1, description="Shows after which an id is admitted; 1: at once.")
+    min_impressions: int = Field(1, ge=1, description="Shows after which an id is admitted; 1: at once.")
     probability: float = Field(1.0, gt=0, le=1, description="Chance at each show from then on.")
 
 
@@ -654,7 +656,7 @@ class EvictionSection(Section):
     threshold: float = Field(
         0.0, ge=0, description="Ids worth less go: click_weight x clicks + nonclick_weight x other shows."
     )
-    hours_unseen: Annotated[int, Field(ge=1)] | None = Field(
+    max_idle_hours: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Ids go that were not seen for so many hours before the newest hour."
     )
     click_weight: float = Field(1.0, ge=0, description="Worth of a click.")
@@ -674,7 +676,7 @@ class CalibrationSection(Section):
     method: Literal["isotonic", "platt"] = Field(
         "isotonic", description="Any rising curve, or a shifted one."
     )
-    share: float = Field(
+    holdout: float = Field(
         0.05, gt=0, le=0.5, description="Share of the training rows that is held out for it."
     )
 
@@ -707,17 +709,17 @@ class TrainSection(Section):
 
     mode: Literal["local", "cluster"] = Field("local", description="On this machine, or on a Ray cluster.")
     workers: WorkersSection = WorkersSection()
-    shards: int = Field(
+    embedding_servers: int = Field(
         2, ge=1, le=64, description="Processes that hold the sparse rows, when training runs on a cluster."
     )
     sync: bool = Field(
         True,
         description="Cluster: all workers share each batch and step together. false: each takes batches of its own.",
     )
-    staleness: int = Field(
+    max_staleness: int = Field(
         8, ge=1, le=1024, description="With sync false: how many steps of others a gradient may be behind."
     )
-    staleness_rate: bool = Field(
+    scale_lr_by_staleness: bool = Field(
         False,
         description="With sync false: divide a late gradient's step size by 1 + the steps it is behind.",
     )
@@ -750,7 +752,7 @@ class TrainSection(Section):
     calibration: CalibrationSection | None = Field(
         None, description="A last step that puts scores right; null: none."
     )
-    early_stop: EarlyStop | None = Field(None, description="When to stop before `epochs`; null: never.")
+    early_stopping: EarlyStop | None = Field(None, description="When to stop before `epochs`; null: never.")
     precision: Literal["fp32", "bf16"] = Field(
         "fp32",
         description="Numbers of the dense part while learning; bf16 is faster on processors that have it.",
@@ -795,8 +797,8 @@ class ClusterSection(Section):
         None, description="host:port of an existing cluster, or auto; null: one is started on this machine."
     )
     worker: RoleSection = RoleSection()
-    shard: ShardRoleSection = ShardRoleSection()
-    crashes: int = Field(
+    embedding_server: ShardRoleSection = ShardRoleSection()
+    max_failures: int = Field(
         3,
         ge=1,
         le=100,
@@ -838,7 +840,11 @@ class GateSection(Section):
     vs_current: Annotated[float, Field(ge=-1, le=1)] | None = Field(
         None, description="Smallest gain in AUC over the current version; below 0: the largest loss."
     )
-    retries: int = Field(10, ge=0, description="How often to train on when refused.")
+    extra_epochs: int = Field(
+        3,
+        ge=0,
+        description="Epochs to train beyond train.epochs, one at a time, while the gate rejects the model.",
+    )
 
 
 class PublishSection(Section):
@@ -848,17 +854,19 @@ class PublishSection(Section):
         None, description="Folder or URI of the versions; by default registry/ in home."
     )
     shards: int = Field(2, ge=1, le=4096, description="Pieces of the sparse table.")
-    precision: Literal["fp32", "fp16", "int8"] = Field(
+    table_precision: Literal["fp32", "fp16", "int8"] = Field(
         "fp32", description="Of the vectors in the sparse table; its cost is measured at publish."
     )
-    dense: Literal["fp32", "int8"] = Field(
+    dense_precision: Literal["fp32", "int8"] = Field(
         "fp32", description="Of the network's weights; its cost is measured at publish."
     )
-    deltas: int = Field(
+    max_deltas: int = Field(
         24, ge=0, le=1000, description="Deltas on one base before a new base is made; 0: only bases."
     )
-    keep: int = Field(5, ge=1, description="Newest versions that `versions gc` keeps.")
-    sample: int = Field(256, ge=1, le=65536, description="Rows stored with their scores in each version.")
+    keep_versions: int = Field(5, ge=1, description="Newest versions that `versions gc` keeps.")
+    sample_rows: int = Field(
+        256, ge=1, le=65536, description="Rows stored with their scores in each version."
+    )
     signing_key_file: LocalPath | None = Field(
         None,
         description="PEM file of the Ed25519 key that signs versions (`versions keygen`); null: unsigned.",
@@ -870,7 +878,7 @@ class TlsSection(Section):
 
     certificate: LocalPath = Field(description="PEM file of the certificate, with its chain.")
     key: LocalPath = Field(description="PEM file of the certificate's private key.")
-    authority: LocalPath | None = Field(
+    ca: LocalPath | None = Field(
         None, description="PEM file of the authority that signed it, for predictors that call lookup servers."
     )
 
@@ -882,7 +890,7 @@ def unguarded(host: str, tls: TlsSection | None, token_file: str | None) -> list
     return [key for key, given in (("tls", tls), ("token_file", token_file)) if given is None]
 
 
-def _complaints_of_unguarded(
+def _unguarded_complaints(
     section: str, server: ServeSection | StudioSection, instead: str
 ) -> Iterator[Complaint]:
     missing = unguarded(server.host, server.tls, server.token_file)
@@ -893,7 +901,7 @@ def _complaints_of_unguarded(
             f"{'is' if len(missing) == 1 else 'are'} not given. Allowed: an address of this machine alone "
             "(127.0.0.1, ::1, localhost), or any with TLS and a token.",
             f"Set {' and '.join(f'{section}.{key}' for key in missing)}, {instead}.",
-            ("tls", "token_file"),
+            ("tls", "token_file", "allow_unauthenticated"),
         )
 
 
@@ -901,7 +909,7 @@ class BatchingSection(Section):
     """Small requests that are scored together."""
 
     rows: int = Field(64, ge=2, le=65536, description="Rows that are enough to begin.")
-    wait: float = Field(
+    max_wait_ms: float = Field(
         1.0, gt=0, le=1000, description="Milliseconds that a request waits for others at most."
     )
 
@@ -914,14 +922,16 @@ class LookupSection(Section):
         Field(min_length=1),
         as_type("array", "a list of shards, each a list of host:port"),
     ] = Field(description="For each shard the addresses of its replicas.")
-    timeout: int = Field(200, ge=1, le=60_000, description="Milliseconds after which a lookup is given up.")
-    hedge: int = Field(
+    timeout_ms: int = Field(
+        200, ge=1, le=60_000, description="Milliseconds after which a lookup is given up."
+    )
+    hedge_after_ms: int = Field(
         20, ge=1, le=60_000, description="Milliseconds after which another replica is asked too."
     )
-    missing: Literal["default", "unavailable"] = Field(
+    on_missing_shard: Literal["default", "unavailable"] = Field(
         "default", description="With all replicas of a shard gone: answer with default rows, or UNAVAILABLE."
     )
-    cache: int = Field(0, ge=0, description="Hot rows that each predictor process keeps; 0: none.")
+    cache_rows: int = Field(0, ge=0, description="Hot rows that each predictor process keeps; 0: none.")
 
 
 class ServeSection(Section):
@@ -931,7 +941,7 @@ class ServeSection(Section):
         "127.0.0.1",
         description="Address to listen on, 0.0.0.0 for all; others than this machine need TLS and a token.",
     )
-    open: bool = Field(
+    allow_unauthenticated: bool = Field(
         False,
         description="Whether others may come in without: for ports that a firewall, mesh or NetworkPolicy guards.",
     )
@@ -953,11 +963,11 @@ class ServeSection(Section):
     max_body: Size = Field(
         16 * 1024**2, description="Bytes of one request.", json_schema_extra={"default": "16MiB"}
     )
-    queue: int = Field(
+    queue_size: int = Field(
         64, ge=1, le=65536, description="Requests that wait in each process; more are refused."
     )
-    drain: Seconds = Field(10, description="Longest time that running requests get at SIGTERM.")
-    poll: float = Field(1.0, gt=0, le=3600, description="Seconds between two looks at the registry.")
+    drain_timeout: Seconds = Field(10, description="Longest time that running requests get at SIGTERM.")
+    poll_interval: float = Field(1.0, gt=0, le=3600, description="Seconds between two looks at the registry.")
     batching: BatchingSection | None = Field(None, description="Scores small requests together; null: off.")
     tls: TlsSection | None = Field(None, description="Encrypts all ports; null: off.")
     token_file: LocalPath | None = Field(
@@ -972,9 +982,11 @@ class ServeSection(Section):
     )
 
     def checks(self) -> Iterator[Complaint]:
-        if not self.open:
-            yield from _complaints_of_unguarded(
-                "serve", self, "or serve.open: true where something else guards the ports"
+        if not self.allow_unauthenticated:
+            yield from _unguarded_complaints(
+                "serve",
+                self,
+                "or serve.allow_unauthenticated: true if a firewall, mesh or NetworkPolicy protects the ports",
             )
         named = ("http_port", "grpc_port", "metrics_port", "lookup_port")
         for n, key in enumerate(named):
@@ -1004,23 +1016,25 @@ class StudioSection(Section):
     )
 
     def checks(self) -> Iterator[Complaint]:
-        yield from _complaints_of_unguarded("studio", self, "or reach it by an SSH tunnel")
+        yield from _unguarded_complaints("studio", self, "or reach it by an SSH tunnel")
 
 
 class FollowSection(Section):
     """How `up --follow` learns hours as they arrive."""
 
-    poll: float = Field(5.0, gt=0, le=3600, description="Seconds between two looks for the next hour.")
-    late: Seconds = Field(
+    poll_interval: float = Field(
+        5.0, gt=0, le=3600, description="Seconds between two looks for the next hour."
+    )
+    missing_after: Seconds = Field(
         7200,
         description="Time after which an hour that is missing is reported.",
         json_schema_extra={"default": "2h"},
     )
-    missing: Literal["wait", "skip", "stop"] = Field(
+    on_missing_hour: Literal["wait", "skip", "stop"] = Field(
         "wait",
         description="What then: wait on; skip: go on with the hours behind it (--backfill learns it later); stop.",
     )
-    corrupt: Literal["skip", "stop"] = Field(
+    on_corrupt_hour: Literal["skip", "stop"] = Field(
         "skip", description="What is done with an hour that cannot be used: go on without it, or stop."
     )
     holdout: float = Field(
@@ -1029,10 +1043,10 @@ class FollowSection(Section):
         lt=1,
         description="Share of an hour's rows that the gate judges by before they are learned.",
     )
-    rate: float = Field(
+    lr_scale: float = Field(
         1.0, gt=0, le=10, description="Factor on all step sizes; they stay the same for ever."
     )
-    memory: Annotated[
+    max_table_memory: Annotated[
         Literal["auto"] | Size,
         as_type(["string", "integer"], f"auto, or at least 1MiB: {BYTES}"),
     ] = Field(
@@ -1065,9 +1079,9 @@ class Config(Section):
         """What `train` would miss because data.eval is not given; of hours that are followed, rows are held out."""
         if self.data.eval is not None:
             return None
-        asking = [f"gate.{key}" for key, value in self.gate if key != "retries" and value is not None]
-        if self.train.early_stop is not None:
-            asking.append("train.early_stop")
+        asking = [f"gate.{key}" for key, value in self.gate if key != "extra_epochs" and value is not None]
+        if self.train.early_stopping is not None:
+            asking.append("train.early_stopping")
         if not asking:
             return None
         verb = "asks" if len(asking) == 1 else "ask"

@@ -1,4 +1,4 @@
-"""From the config's fields to features and targets: what a format has built in, what the user changes."""
+"""Derives features and targets from the config: the fields of the format, overridden by the user's own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from clickline.records import TimeUnit
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What the columns of a source mean."""
+class Schema:
+    """What the columns of a source mean: features, targets, dense values."""
 
     features: FeatureSpec
     targets: TargetFields
@@ -25,13 +25,13 @@ class Layout:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column of the source that is needed."""
+        """All columns that are read from the source."""
         return tuple(dict.fromkeys((*self.targets.columns, *self.features.columns)))
 
 
 @dataclass(frozen=True)
 class _Field:
-    """A field with everything said: built in, then changed by the user."""
+    """A complete field: the format's default, overridden by the user."""
 
     name: str
     kind: Literal["slot", "dense", "label", "weight", "time", "ignore"] = "slot"
@@ -46,15 +46,15 @@ class _Field:
     time_format: str = ""
     unit: TimeUnit | None = None
 
-    def changed(self, by: FieldConfig) -> _Field:
-        said = {key: value for key, value in by.model_dump().items() if value is not None}
-        if said.get("buckets") == "log2":
-            said["buckets"] = 0
-        return replace(self, **said)
+    def overridden(self, by: FieldConfig) -> _Field:
+        overrides = {key: value for key, value in by.model_dump().items() if value is not None}
+        if overrides.get("buckets") == "log2":
+            overrides["buckets"] = 0
+        return replace(self, **overrides)
 
 
-def layout(data: DataSection, slots: Iterable[int] = (), dense: int = 0) -> Layout:
-    """Features and targets of a config; `slots` and `dense` are what a slots or paddlerec source holds."""
+def build_schema(data: DataSection, slots: Iterable[int] = (), dense: int = 0) -> Schema:
+    """Features and targets of a config; `slots` and `dense` describe a slots or paddlerec source."""
     fields = _fields(data, slots, dense)
     features = FeatureSpec(
         dense=tuple(
@@ -62,17 +62,17 @@ def layout(data: DataSection, slots: Iterable[int] = (), dense: int = 0) -> Layo
             for field in fields
             if field.kind == "dense" and field.transform != "bucket"
         ),
-        slots=tuple(_slot(field) for field in fields if _makes_ids(field)),
+        slots=tuple(_slot_field(field) for field in fields if _is_sparse(field)),
         missing=data.missing,
     )
     if not features.dense and not features.slots:
         remedy = "Declare at least one, or remove the `ignore`."
         raise ConfigError([Mistake("data", 0, "fields", "leaves no slot and no dense field.", remedy)])
-    return Layout(features, _targets(data, fields), dense)
+    return Schema(features, _targets(data, fields), dense)
 
 
 def target_fields(data: DataSection) -> TargetFields:
-    """The targets of a config alone, for whoever has the features of a model."""
+    """The targets of a config, for callers that already have the features of a model."""
     return _targets(data, _fields(data, (), 0))
 
 
@@ -80,18 +80,18 @@ def _fields(data: DataSection, slots: Iterable[int], dense: int) -> list[_Field]
     fields = {field.name: field for field in _built_in(data.format, slots, dense)}
     exact = {name: change for name, change in data.fields.items() if not is_glob(name)}
     for name, change in data.fields.items():
-        if is_glob(name):  # stands for the format's own fields, but for those that are named
+        if is_glob(name):  # matches the format's own fields, except those that are named
             for known in [known for known in fields if fnmatchcase(known, name) and known not in exact]:
-                fields[known] = fields[known].changed(change)
+                fields[known] = fields[known].overridden(change)
     for name, change in exact.items():
-        fields[name] = fields.get(name, _new(name, data.format)).changed(change)
+        fields[name] = fields.get(name, _default_field(name, data.format)).overridden(change)
     return list(fields.values())
 
 
 def _targets(data: DataSection, fields: list[_Field]) -> TargetFields:
     targets = TargetFields()
     if data.format == "slots":
-        targets = TargetFields(shows="show", clicks="click")
+        targets = TargetFields(impressions="show", clicks="click")
     for field in fields:
         column = field.column or field.name
         if field.kind == "label":
@@ -119,27 +119,27 @@ def _built_in(format_name: str | None, slots: Iterable[int], dense: int) -> list
     return []
 
 
-def _new(name: str, format_name: str | None) -> _Field:
+def _default_field(name: str, format_name: str | None) -> _Field:
     if format_name in ("slots", "paddlerec"):
         return _Field(name, encoding="feasign", multi=True)
     return _Field(name)
 
 
-def _makes_ids(field: _Field) -> bool:
+def _is_sparse(field: _Field) -> bool:
     return field.kind == "slot" or (field.kind == "dense" and field.transform == "bucket")
 
 
-def _slot(field: _Field) -> SlotField:
+def _slot_field(field: _Field) -> SlotField:
     number = slot_number(field.name) if field.slot is None else field.slot
     column = field.column or field.name
     if field.kind == "dense":
         source: Literal["log2", "quantiles"] = "quantiles" if field.buckets else "log2"
         return SlotField(field.name, column, number, source, buckets=field.buckets)
-    several = field.multi or field.separator is not None
-    return SlotField(field.name, column, number, field.encoding, several, field.separator)
+    multi = field.multi or field.separator is not None
+    return SlotField(field.name, column, number, field.encoding, multi, field.separator)
 
 
 def named_slots(fields: Mapping[str, FieldConfig]) -> set[int]:
-    """Slot numbers that the user's own fields of a slots or paddlerec source refer to."""
+    """Slot numbers that the user's fields of a slots or paddlerec source refer to."""
     columns = (field.column or name for name, field in fields.items())
     return {int(column) for column in columns if column.isascii() and column.isdigit()}

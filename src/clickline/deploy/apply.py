@@ -11,22 +11,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from clickline.deploy.deploy_status import finished, workload_state
-from clickline.deploy.kube_client import ApiRefused, Kube, label, shown
+from clickline.deploy.kube_client import ApiError, Kube, describe, label
 from clickline.deploy.objects import Object
 from clickline.deploy.prerequisites import (
     MissingReferences,
     check_apis,
     check_namespace,
     check_references,
+    create_namespace,
     is_ours,
-    make_namespace,
-    whose,
+    owner_of,
 )
-from clickline.deploy.retained_volumes import VolumeTaken, free, reserved_in_vain
+from clickline.deploy.retained_volumes import VolumeInUse, is_stale_reservation, release_volume
 from clickline.errors import ClusterError
-from clickline.progress import Progress, Slow
+from clickline.progress import Progress, SlowTask
 
-MADE: tuple[tuple[str, str], ...] = (
+KINDS: tuple[tuple[str, str], ...] = (
     ("v1", "Namespace"),
     ("v1", "ServiceAccount"),
     ("rbac.authorization.k8s.io/v1", "Role"),
@@ -57,7 +57,7 @@ MADE: tuple[tuple[str, str], ...] = (
 _DATA = ("PersistentVolume", "PersistentVolumeClaim")
 
 
-_ONCE = {
+_RUN_TO_COMPLETION = {
     ("batch/v1", "Job"),
     ("batch.volcano.sh/v1alpha1", "Job"),
     ("ray.io/v1", "RayJob"),
@@ -67,12 +67,12 @@ _ONCE = {
 
 _KNATIVE = ("serving.knative.dev/v1", "Service")
 
-_GONE_SECONDS = 120.0
+_DELETE_SECONDS = 120.0
 _POLL_SECONDS = 0.5
 
 
 @dataclass
-class Applied:
+class ApplyResult:
     """What an apply did. With `failed`, what stands in `untried` was not reached."""
 
     created: list[str] = field(default_factory=list)
@@ -90,23 +90,23 @@ class Applied:
 
 
 @dataclass
-class Found:
+class LiveObjects:
     """What a deployment has on a cluster."""
 
     objects: list[Object]
-    unseen: list[str]
+    not_listed: list[str]
     """Kinds that could not be looked for, and why."""
 
 
 @dataclass
-class Removed:
+class DeleteResult:
     removed: list[str]
     kept: list[str]
     notes: list[str]
 
 
 @dataclass(frozen=True)
-class Step:
+class ObjectChange:
     """What becomes of one object."""
 
     item: Object
@@ -115,38 +115,38 @@ class Step:
     live: Object | None
     new: Object | None = None
     """As the server would have it; None if it was not asked, or the object goes."""
-    frees: bool = False
+    releases_volume: bool = False
     """It is a volume that is reserved for a claim that is gone."""
 
 
 @dataclass(frozen=True)
-class Proposal:
+class ChangeSet:
     """What an apply would do."""
 
-    steps: list[Step]
+    steps: list[ObjectChange]
     """In the order in which they are carried out."""
     left_over: list[Object]
     """Of an earlier apply, no longer part of the deployment, and in nobody's way."""
     notes: list[str]
 
 
-def propose(
+def plan_changes(
     kube: Kube, objects: Sequence[Object], *, name: str, namespace: str, progress: Progress
-) -> Proposal:
+) -> ChangeSet:
     """What `apply` would do, without doing any of it. Raises `ClusterError` with all that would stop it."""
     ordered = sorted(objects, key=_rank)
     notes: list[str] = []
     try:
-        fresh = _check_needs(kube, ordered, namespace, notes)
+        fresh = _check_prerequisites(kube, ordered, namespace, notes)
     except MissingReferences as missing:
-        raise ClusterError(f"{missing}\n{_NOTHING}") from missing
+        raise ClusterError(f"{missing}\n{_NOTHING_CHANGED}") from missing
     if fresh is None:
-        proposal = _proposed(kube, ordered, name=name, namespace=namespace, progress=progress)
-        return Proposal(proposal.steps, proposal.left_over, [*notes, *proposal.notes, *kube.warnings])
+        proposal = _plan_all(kube, ordered, name=name, namespace=namespace, progress=progress)
+        return ChangeSet(proposal.steps, proposal.left_over, [*notes, *proposal.notes, *kube.warnings])
     notes.append(
         f"namespace {namespace} does not exist yet: what lies in it is tried on the server when it is applied"
     )
-    return Proposal([Step(item, "created", None, item) for item in ordered], [], notes)
+    return ChangeSet([ObjectChange(item, "created", None, item) for item in ordered], [], notes)
 
 
 def apply(
@@ -157,26 +157,26 @@ def apply(
     namespace: str,
     prune: bool,
     progress: Progress,
-    patience: float = 0.0,
-) -> Applied:
+    wait_seconds: float = 0.0,
+) -> ApplyResult:
     """Create and change what differs. Raises `ClusterError` when nothing was changed because something is wrong.
 
-    A namespace is made first, for what others must put into it; `patience` is how many seconds that is waited for.
+    A namespace is made first, for what others must put into it; `wait_seconds` is how many seconds that is waited for.
     """
     ordered = sorted(objects, key=_rank)
-    done = Applied()
+    done = ApplyResult()
     try:
-        fresh = _check_needs(kube, ordered, namespace, done.notes)
+        fresh = _check_prerequisites(kube, ordered, namespace, done.notes)
     except MissingReferences as missing:
-        made = _await_needs(kube, ordered, namespace, done.notes, missing, patience, progress)
-        done.created += [shown(item) for item in made]
+        made = _await_references(kube, ordered, namespace, done.notes, missing, wait_seconds, progress)
+        done.created += [describe(item) for item in made]
         ordered = [item for item in ordered if item not in made]
         fresh = None
     if fresh is not None:
         # A dry run of what lies in a namespace needs the namespace. It goes again if the dry run finds anything.
-        make_namespace(kube, fresh)
+        create_namespace(kube, fresh)
     try:
-        proposal = _proposed(kube, ordered, name=name, namespace=namespace, progress=progress)
+        proposal = _plan_all(kube, ordered, name=name, namespace=namespace, progress=progress)
     except ClusterError:
         if fresh is not None:
             made_now = kube.live(fresh)
@@ -186,39 +186,41 @@ def apply(
     steps = proposal.steps
     done.notes += proposal.notes
     if fresh is not None:
-        done.created.append(shown(fresh))
+        done.created.append(describe(fresh))
         steps = [step for step in steps if step.item is not fresh]
-    scheduled = any(item["kind"] in _TIMED for item in ordered)
+    scheduled = any(item["kind"] in _SCHEDULED for item in ordered)
     try:
-        if any(_runs_the_pipeline(step.item) and step.action in ("created", "replaced") for step in steps):
-            _await_ended_runs(kube, name, namespace, progress)
-        with Slow(progress, f"applying {name}") as slow:
+        if any(_runs_pipeline(step.item) and step.action in ("created", "replaced") for step in steps):
+            _await_terminating_runs(kube, name, namespace, progress)
+        with SlowTask(progress, f"applying {name}") as slow:
             for n, step in enumerate(steps):
-                slow.tick(f"{n} of {len(steps)} objects, now {shown(step.item)}")
+                slow.tick(f"{n} of {len(steps)} objects, now {describe(step.item)}")
                 try:
-                    _carry_out(kube, step, progress, scheduled=scheduled)
+                    _execute(kube, step, progress, scheduled=scheduled)
                 except ClusterError as error:
-                    done.failed[shown(step.item)] = str(error)
+                    done.failed[describe(step.item)] = str(error)
                     later = steps[n + 1 :]
-                    done.untried = [shown(one.item) for one in later if one.action != "unchanged"]
-                    done.unchanged += [shown(one.item) for one in later if one.action == "unchanged"]
+                    done.untried = [describe(one.item) for one in later if one.action != "unchanged"]
+                    done.unchanged += [describe(one.item) for one in later if one.action == "unchanged"]
                     return done
-                getattr(done, step.action).append(shown(step.item))
-                if step.frees:
+                getattr(done, step.action).append(describe(step.item))
+                if step.releases_volume:
                     done.notes.append(
-                        f"{shown(step.item)} was still reserved for a claim that is gone; the new claim gets it, with "
+                        f"{describe(step.item)} was still reserved for a claim that is gone; the new claim gets it, with "
                         "the files that lie on it"
                     )
-        _leave_over(kube, proposal.left_over, done, prune=prune)
+        _handle_leftovers(kube, proposal.left_over, done, prune=prune)
     finally:
         done.notes += kube.warnings
     return done
 
 
-_NOTHING = "Nothing was changed."
+_NOTHING_CHANGED = "Nothing was changed."
 
 
-def _check_needs(kube: Kube, ordered: Sequence[Object], namespace: str, notes: list[str]) -> Object | None:
+def _check_prerequisites(
+    kube: Kube, ordered: Sequence[Object], namespace: str, notes: list[str]
+) -> Object | None:
     """The namespace if it is ours to make and not there yet."""
     check_apis(kube, ordered)
     fresh = check_namespace(kube, _own_namespace(ordered), namespace)
@@ -230,33 +232,33 @@ def _own_namespace(objects: Sequence[Object]) -> Object | None:
     return next((item for item in objects if item["kind"] == "Namespace"), None)
 
 
-def _await_needs(
+def _await_references(
     kube: Kube,
     ordered: Sequence[Object],
     namespace: str,
     notes: list[str],
     missing: MissingReferences,
-    patience: float,
+    wait_seconds: float,
     progress: Progress,
 ) -> list[Object]:
-    """Make the namespace that the missing things must be put into, and wait for them as long as there is patience.
+    """Make the namespace that the missing things must be put into, and wait for them as long as there is wait_seconds.
     Returns what was made."""
     made = []
-    fresh = check_namespace(kube, _own_namespace(ordered), namespace) if missing.inside else None
+    fresh = check_namespace(kube, _own_namespace(ordered), namespace) if missing.namespaced else None
     if fresh is not None:
-        make_namespace(kube, fresh)
+        create_namespace(kube, fresh)
         made.append(fresh)
-    told = f"Namespace {namespace} is there now; nothing else was changed." if made else _NOTHING
-    if not missing.inside or not patience:
+    told = f"Namespace {namespace} is there now; nothing else was changed." if made else _NOTHING_CHANGED
+    if not missing.namespaced or not wait_seconds:
         again = (
             " When all of it is there, apply again; `clickline deploy apply --wait` waits for it."
-            if missing.inside
+            if missing.namespaced
             else ""
         )
         raise ClusterError(f"{missing}\n{told}{again}") from missing
-    progress.say(str(missing))
-    deadline = time.monotonic() + patience
-    with Slow(progress, f"waiting for {', '.join(missing.missing)}") as slow:
+    progress.log(str(missing))
+    deadline = time.monotonic() + wait_seconds
+    with SlowTask(progress, f"waiting for {', '.join(missing.missing)}") as slow:
         while True:
             try:
                 check_references(kube, ordered, namespace, notes)
@@ -265,105 +267,107 @@ def _await_needs(
             except MissingReferences as still:
                 slow.tick(f"missing: {', '.join(still.missing)}")
                 if time.monotonic() > deadline:
-                    raise ClusterError(f"{still}\nWaited {patience:.0f} s. {told}") from still
+                    raise ClusterError(f"{still}\nWaited {wait_seconds:.0f} s. {told}") from still
             time.sleep(_POLL_SECONDS)
 
 
-def _proposed(
+def _plan_all(
     kube: Kube, ordered: Sequence[Object], *, name: str, namespace: str, progress: Progress
-) -> Proposal:
-    with Slow(progress, "looking at what is there") as slow:
-        there = found(kube, name=name, namespace=namespace, looking=slow.tick)
-    now = {_key(item) for item in ordered}
+) -> ChangeSet:
+    with SlowTask(progress, "looking at what is there") as slow:
+        there = find_objects(kube, name=name, namespace=namespace, on_progress=slow.tick)
+    now = {_identity(item) for item in ordered}
     old = [
-        item for item in there.objects if _key(item) not in now and item["kind"] not in ("Namespace", "Pod")
+        item
+        for item in there.objects
+        if _identity(item) not in now and item["kind"] not in ("Namespace", "Pod")
     ]
-    others = [item for item in old if _runs_the_pipeline(item)]
-    problems = [_not_beside(item) for item in others if _in_the_midst(item)]
-    steps = [Step(item, "removed", item) for item in others]
-    steps += _planned(kube, ordered, name, problems, progress)
-    return Proposal(steps, [item for item in old if item not in others], there.unseen)
+    others = [item for item in old if _runs_pipeline(item)]
+    problems = [_still_running(item) for item in others if _is_active(item)]
+    steps = [ObjectChange(item, "removed", item) for item in others]
+    steps += _plan_objects(kube, ordered, name, problems, progress)
+    return ChangeSet(steps, [item for item in old if item not in others], there.not_listed)
 
 
 def _rank(item: Object) -> int:
     key = (item["apiVersion"], item["kind"])
-    return MADE.index(key) if key in MADE else len(MADE)
+    return KINDS.index(key) if key in KINDS else len(KINDS)
 
 
-def _planned(
+def _plan_objects(
     kube: Kube, objects: Sequence[Object], name: str, problems: list[str], progress: Progress
-) -> list[Step]:
+) -> list[ObjectChange]:
     """One step for each object, found out by a dry run on the server. All problems are told at once."""
-    steps: list[Step] = []
+    steps: list[ObjectChange] = []
     kube.warnings.clear()  # those about what is changed are meant
-    with Slow(progress, "trying it on the server") as slow:
+    with SlowTask(progress, "trying it on the server") as slow:
         for n, item in enumerate(objects):
-            slow.tick(f"{n} of {len(objects)} objects, now {shown(item)}")
+            slow.tick(f"{n} of {len(objects)} objects, now {describe(item)}")
             warned = len(kube.warnings)
             live = kube.live(item)
             try:
-                steps.append(_step(kube, item, live, name))
-            except ApiRefused as refused:
-                problems.append(f"{shown(item)}: {_remedy(item, live, refused)}")
-            except (_Stuck, VolumeTaken) as stuck:
+                steps.append(_plan_object(kube, item, live, name))
+            except ApiError as refused:
+                problems.append(f"{describe(item)}: {_explain(item, live, refused)}")
+            except (_Conflict, VolumeInUse) as stuck:
                 problems.append(str(stuck))
             else:
                 if steps[-1].action == "unchanged":
                     del kube.warnings[warned:]  # it was told when the object was made
     if problems:
-        raise ClusterError("\n".join([*problems, _NOTHING]))
+        raise ClusterError("\n".join([*problems, _NOTHING_CHANGED]))
     return steps
 
 
 # ── who runs the pipeline ──────────────────────────────────────────────────────────────────────
 
-_TIMED = ("CronJob", "CronWorkflow")
+_SCHEDULED = ("CronJob", "CronWorkflow")
 
 
-def _runs_the_pipeline(item: Object) -> bool:
+def _runs_pipeline(item: Object) -> bool:
     """Whether an object of ours learns into `home`, now or later: of those there must be one alone."""
     kind = (item["apiVersion"], item["kind"])
-    runs = kind in _ONCE or item["kind"] in (*_TIMED, "WorkflowTemplate")
+    runs = kind in _RUN_TO_COMPLETION or item["kind"] in (*_SCHEDULED, "WorkflowTemplate")
     return runs or (item["kind"] == "Deployment" and label(item, "component") == "learner")
 
 
-def _in_the_midst(item: Object) -> bool:
+def _is_active(item: Object) -> bool:
     """Whether work would be lost with it. A learner never ends, and goes on from its checkpoint."""
-    if item["kind"] in _TIMED:
+    if item["kind"] in _SCHEDULED:
         return bool((item.get("status") or {}).get("active"))
-    return (item["apiVersion"], item["kind"]) in _ONCE and not finished(item)
+    return (item["apiVersion"], item["kind"]) in _RUN_TO_COMPLETION and not finished(item)
 
 
-def _not_beside(item: Object) -> str:
+def _still_running(item: Object) -> str:
     return (
-        f"{shown(item)} is running, and is no longer how the pipeline is run: two would learn into the same home. "
-        f"Wait for its end (`clickline deploy status`) and apply again; or end it now and apply again: {_end(item)}."
+        f"{describe(item)} is running, and is no longer how the pipeline is run: two would learn into the same home. "
+        f"Wait for its end (`clickline deploy status`) and apply again; or end it now and apply again: {_stop_command(item)}."
     )
 
 
-def _end(item: Object) -> str:
+def _stop_command(item: Object) -> str:
     metadata = item["metadata"]
     if item["apiVersion"].startswith("argoproj.io/"):
         # What is deleted runs no exit handler, and Ray would stay: a run that is stopped lets it go.
-        runs = (item.get("status") or {}).get("active") or () if item["kind"] in _TIMED else [metadata]
+        runs = (item.get("status") or {}).get("active") or () if item["kind"] in _SCHEDULED else [metadata]
         stop = ' --type merge --patch \'{"spec": {"shutdown": "Stop"}}\''
         commands = [f"kubectl -n {metadata['namespace']} patch workflow {one['name']}{stop}" for one in runs]
         return f"{' && '.join(commands)} (training goes on from its checkpoint; deleting it would leave Ray running)"
-    full_name = item["kind"].lower() + ("" if item["kind"] != "Job" else f".{_group(item)}")
+    full_name = item["kind"].lower() + ("" if item["kind"] != "Job" else f".{_api_group(item)}")
     return (
         f"kubectl -n {metadata['namespace']} delete {full_name} {metadata['name']} --cascade=foreground "
         "(training goes on from its checkpoint)"
     )
 
 
-def _await_ended_runs(kube: Kube, name: str, namespace: str, progress: Progress) -> None:
+def _await_terminating_runs(kube: Kube, name: str, namespace: str, progress: Progress) -> None:
     """A pod that is still ending has the lock of `home`, and lets Ray go at its very end."""
     labels = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
 
     def ending() -> list[Object]:
         try:
             pods = kube.list("v1", "Pod", namespace, labels)
-        except ApiRefused as refused:
+        except ApiError as refused:
             if refused.status != 403:
                 raise
             return []  # `found` has told it
@@ -373,74 +377,74 @@ def _await_ended_runs(kube: Kube, name: str, namespace: str, progress: Progress)
             if label(pod, "component") in ("pipeline", "learner") and pod["metadata"].get("deletionTimestamp")
         ]
 
-    _wait_gone(kube, [], progress, title="waiting for the end of the run before", also=ending)
+    _await_deletion(kube, [], progress, title="waiting for the end of the run before", also=ending)
 
 
 # ── what becomes of an object ──────────────────────────────────────────────────────────────────
 
 
-class _Stuck(ClusterError):
+class _Conflict(ClusterError):
     """An object that stands in the way."""
 
 
-def _step(kube: Kube, item: Object, live: Object | None, name: str) -> Step:
+def _plan_object(kube: Kube, item: Object, live: Object | None, name: str) -> ObjectChange:
     if live is None:
-        _check_free(kube, item)
-        return Step(item, "created", None, kube.apply(item, dry_run=True))
+        _check_name_is_free(kube, item)
+        return ObjectChange(item, "created", None, kube.apply(item, dry_run=True))
     if not is_ours(live, name):
-        raise _Stuck(
-            f"{shown(item)} exists and was not made by this deployment ({whose(live)}). "
+        raise _Conflict(
+            f"{describe(item)} exists and was not made by this deployment ({owner_of(live)}). "
             "Rename the deployment (name:), choose another deploy.namespace, or remove that object."
         )
     if live["metadata"].get("deletionTimestamp"):
-        raise _Stuck(f"{shown(item)} is being removed. Wait until it is gone, then apply again.")
-    frees = item["kind"] == "PersistentVolume" and reserved_in_vain(kube, item, live)
-    once = (item["apiVersion"], item["kind"]) in _ONCE
+        raise _Conflict(f"{describe(item)} is being removed. Wait until it is gone, then apply again.")
+    stale = item["kind"] == "PersistentVolume" and is_stale_reservation(kube, item, live)
+    once = (item["apiVersion"], item["kind"]) in _RUN_TO_COMPLETION
     try:
         new = kube.apply(item, dry_run=True)
-    except ApiRefused as refused:
-        if not once or not _fixed(refused):
+    except ApiError as refused:
+        if not once or not _is_immutable_error(refused):
             raise
         new = None
     # A pipeline that failed begins again: what was wrong with it may have been the data.
     again = once and workload_state(live)[0] == "failed"
-    if frees:
-        return Step(item, "changed", live, new, frees=True)
-    if new is not None and content(new) == content(live) and not again:
-        return Step(item, "unchanged", live, new)
+    if stale:
+        return ObjectChange(item, "changed", live, new, releases_volume=True)
+    if new is not None and without_server_fields(new) == without_server_fields(live) and not again:
+        return ObjectChange(item, "unchanged", live, new)
     if not once or (new is not None and new.get("spec") == live.get("spec") and not again):
-        return Step(item, "changed", live, new)
+        return ObjectChange(item, "changed", live, new)
     if not finished(live):
-        raise _Stuck(
-            f"{shown(item)} is running, and what it runs has changed; it cannot be changed while it runs. Wait for "
-            f"its end (`clickline deploy status`) and apply again; or end it now and apply again: {_end(live)}."
+        raise _Conflict(
+            f"{describe(item)} is running, and what it runs has changed; it cannot be changed while it runs. Wait for "
+            f"its end (`clickline deploy status`) and apply again; or end it now and apply again: {_stop_command(live)}."
         )
-    return Step(item, "replaced", live, kube.apply(_renamed(item), dry_run=True))
+    return ObjectChange(item, "replaced", live, kube.apply(_with_trial_name(item), dry_run=True))
 
 
-def _check_free(kube: Kube, item: Object) -> None:
+def _check_name_is_free(kube: Kube, item: Object) -> None:
     """Knative makes a Service of Kubernetes under the name of its own, and stays as it is where there is another."""
     if (item["apiVersion"], item["kind"]) != _KNATIVE:
         return
     name, namespace = item["metadata"]["name"], item["metadata"]["namespace"]
     taken = kube.get("v1", "Service", name, namespace)
     if taken is not None and not taken["metadata"].get("ownerReferences"):
-        raise _Stuck(
+        raise _Conflict(
             f"Service {name} of Kubernetes has the name that Knative needs for its own. Remove it and apply again: "
             f"kubectl -n {namespace} delete service {name} (nothing answers under that name meanwhile)."
         )
 
 
-def _renamed(item: Object) -> Object:
+def _with_trial_name(item: Object) -> Object:
     """The object under a name that is free: whether the server would take it after the old one is gone."""
     return {**item, "metadata": {**item["metadata"], "name": f"{item['metadata']['name'][:50]}-next"}}
 
 
-def _group(item: Object) -> str:
+def _api_group(item: Object) -> str:
     return str(item["apiVersion"]).rpartition("/")[0]
 
 
-def _fixed(refused: ApiRefused) -> bool:
+def _is_immutable_error(refused: ApiError) -> bool:
     """Whether the server refused because a part of an object cannot be changed."""
     words = " ".join([refused.message, *(text for _, text in refused.causes)])
     return refused.status in (400, 403, 422) and any(
@@ -448,7 +452,7 @@ def _fixed(refused: ApiRefused) -> bool:
     )
 
 
-_IN_PLACE = {
+_IMMUTABLE_REMEDIES = {
     "PersistentVolumeClaim": (
         "a claim keeps its class, access and volume, and can at most grow, where its class allows that. Put back what "
         "deploy.storage said before; or copy the data, remove claim and data (`clickline deploy delete --with-data`) "
@@ -471,12 +475,16 @@ _IN_PLACE = {
 }
 
 
-def _remedy(item: Object, live: Object | None, refused: ApiRefused) -> str:
+def _explain(item: Object, live: Object | None, refused: ApiError) -> str:
     """What the server refused, in words, and what to do."""
     about = f"The server's words: {refused.message or refused}"
     kind = item["kind"]
-    if live is not None and (_fixed(refused) or (kind in _DATA and "cannot " not in refused.message)):
-        words = _IN_PLACE.get(kind, "that part cannot be changed. Remove the object and apply again.")
+    if live is not None and (
+        _is_immutable_error(refused) or (kind in _DATA and "cannot " not in refused.message)
+    ):
+        words = _IMMUTABLE_REMEDIES.get(
+            kind, "that part cannot be changed. Remove the object and apply again."
+        )
         metadata = item["metadata"]
         words = words.format(namespace=metadata.get("namespace", ""), name=metadata["name"])
         return f"it exists and this change cannot be made in place: {words} {about}"
@@ -501,80 +509,80 @@ def _remedy(item: Object, live: Object | None, refused: ApiRefused) -> str:
     return str(refused)
 
 
-_OF_SERVER = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
+_SERVER_FIELDS = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
 
 
-def content(item: Object) -> Object:
+def without_server_fields(item: Object) -> Object:
     """An object without what changes with every write."""
-    metadata = {key: value for key, value in item["metadata"].items() if key not in _OF_SERVER}
+    metadata = {key: value for key, value in item["metadata"].items() if key not in _SERVER_FIELDS}
     return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
 
 
-def _carry_out(kube: Kube, step: Step, progress: Progress, *, scheduled: bool) -> None:
+def _execute(kube: Kube, step: ObjectChange, progress: Progress, *, scheduled: bool) -> None:
     if step.action == "unchanged":
         return
     if step.action in ("replaced", "removed") and step.live is not None:
         kube.delete(step.live, propagation="Foreground")
-        _wait_gone(kube, [step.live], progress, title=f"removing the old {shown(step.item)}")
+        _await_deletion(kube, [step.live], progress, title=f"removing the old {describe(step.item)}")
     if step.action == "removed":
         return
     try:
-        if step.frees and step.live is not None:
-            free(kube, step.live)
+        if step.releases_volume and step.live is not None:
+            release_volume(kube, step.live)
         kube.apply(step.item)
         if scheduled and step.live is None and step.item["kind"] == "StatefulSet":
-            _leave_empty(kube, step.item)
-    except ApiRefused as refused:
-        raise ClusterError(_remedy(step.item, step.live, refused)) from refused
+            _scale_to_zero(kube, step.item)
+    except ApiError as refused:
+        raise ClusterError(_explain(step.item, step.live, refused)) from refused
 
 
-def _leave_empty(kube: Kube, item: Object) -> None:
+def _scale_to_zero(kube: Kube, item: Object) -> None:
     """Ray whose first run comes at its time: without a number, the server makes one pod of each at once."""
     if "replicas" not in item["spec"]:
         kube.patch(item, {"spec": {"replicas": 0}})
 
 
-def _leave_over(kube: Kube, items: Sequence[Object], done: Applied, *, prune: bool) -> None:
+def _handle_leftovers(kube: Kube, items: Sequence[Object], done: ApplyResult, *, prune: bool) -> None:
     for item in items:
         if prune and item["kind"] not in _DATA:
             try:
                 kube.delete(item)
             except ClusterError as error:
-                done.failed[shown(item)] = str(error)
+                done.failed[describe(item)] = str(error)
             else:
-                done.pruned.append(shown(item))
+                done.pruned.append(describe(item))
         else:
-            done.left_over.append(shown(item))
+            done.left_over.append(describe(item))
 
 
-def _key(item: Object) -> tuple[str, str, str]:
-    return _group(item), item["kind"], item["metadata"]["name"]
+def _identity(item: Object) -> tuple[str, str, str]:
+    return _api_group(item), item["kind"], item["metadata"]["name"]
 
 
 # ── what is ours ───────────────────────────────────────────────────────────────────────────────
 
 
-def found(
-    kube: Kube, *, name: str, namespace: str, looking: Callable[[str], None] = lambda words: None
-) -> Found:
-    """What a deployment has made, and nothing that its controllers have made in turn. `looking` hears how far it is."""
+def find_objects(
+    kube: Kube, *, name: str, namespace: str, on_progress: Callable[[str], None] = lambda message: None
+) -> LiveObjects:
+    """What a deployment has made, and nothing that its controllers have made in turn. `on_progress` hears how far it is."""
     labels = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
     objects: list[Object] = []
-    unseen: list[str] = []
-    for n, (api_version, kind) in enumerate(MADE):
-        looking(f"{n} of {len(MADE)} kinds, now {kind}")
+    not_listed: list[str] = []
+    for n, (api_version, kind) in enumerate(KINDS):
+        on_progress(f"{n} of {len(KINDS)} kinds, now {kind}")
         try:
             items = kube.list(api_version, kind, namespace, labels)
-        except ApiRefused as refused:
+        except ApiError as refused:
             if refused.status != 403:
                 raise
-            unseen.append(f"could not look for objects of kind {kind}: {refused}")
+            not_listed.append(f"could not look for objects of kind {kind}: {refused}")
             continue
-        objects += [item for item in items if _of_namespace(item, namespace)]
-    return Found([item for item in objects if not item["metadata"].get("ownerReferences")], unseen)
+        objects += [item for item in items if _belongs_to_namespace(item, namespace)]
+    return LiveObjects([item for item in objects if not item["metadata"].get("ownerReferences")], not_listed)
 
 
-def _of_namespace(item: Object, namespace: str) -> bool:
+def _belongs_to_namespace(item: Object, namespace: str) -> bool:
     """Whether an object that lies in no namespace belongs to this one: another may have a deployment of this name."""
     if item["kind"] == "Namespace":
         return bool(item["metadata"]["name"] == namespace)
@@ -583,30 +591,32 @@ def _of_namespace(item: Object, namespace: str) -> bool:
     return True
 
 
-def going(there: Found, *, with_data: bool) -> list[Object]:
+def objects_to_delete(there: LiveObjects, *, with_data: bool) -> list[Object]:
     """What `remove` takes away for sure, the last made first: nothing is left without what it needs to end well."""
     spared = ("Namespace",) if with_data else ("Namespace", *_DATA)
     return [item for item in reversed(there.objects) if item["kind"] not in spared]
 
 
-def remove(
+def delete_objects(
     kube: Kube,
-    there: Found,
+    there: LiveObjects,
     *,
     name: str,
     namespace: str,
     with_data: bool,
     progress: Progress,
-    seconds: float = _GONE_SECONDS,
-) -> Removed:
+    seconds: float = _DELETE_SECONDS,
+) -> DeleteResult:
     """Remove what `found` has told; claims and volumes only `with_data`, and then the namespace if it is ours and holds
     nothing else. Returns when all of it is gone."""
-    leaving = going(there, with_data=with_data)
-    result = Removed([], [shown(item) for item in there.objects if item not in leaving], list(there.unseen))
+    leaving = objects_to_delete(there, with_data=with_data)
+    result = DeleteResult(
+        [], [describe(item) for item in there.objects if item not in leaving], list(there.not_listed)
+    )
     for item in leaving:
         kube.delete(item, propagation="Foreground")
     pods = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
-    _wait_gone(
+    _await_deletion(
         kube,
         leaving,
         progress,
@@ -614,90 +624,90 @@ def remove(
         seconds=seconds,
         also=lambda: kube.list("v1", "Pod", namespace, pods),
     )
-    result.removed = [shown(item) for item in leaving]
+    result.removed = [describe(item) for item in leaving]
     own = next((item for item in there.objects if item["kind"] == "Namespace"), None)
     if own is not None and with_data:
-        others, unknown = _others(kube, namespace)
+        others, unknown = _other_objects(kube, namespace)
         if unknown:
             result.notes.append(
                 f"namespace {namespace} stays: this user may not list {', '.join(unknown)} in it"
             )
         elif others:
-            result.notes.append(f"namespace {namespace} stays: it also holds {_few(others)}")
+            result.notes.append(f"namespace {namespace} stays: it also holds {_abbreviate(others)}")
         else:
             kube.delete(own)
-            _wait_gone(kube, [own], progress, title=f"removing namespace {namespace}", seconds=seconds)
-            result.removed.append(shown(own))
-            result.kept.remove(shown(own))
+            _await_deletion(kube, [own], progress, title=f"removing namespace {namespace}", seconds=seconds)
+            result.removed.append(describe(own))
+            result.kept.remove(describe(own))
     return result
 
 
-_EVERYWHERE = {
+_DEFAULT_OBJECTS = {
     ("ServiceAccount", "default"),
     ("ConfigMap", "kube-root-ca.crt"),
     ("ConfigMap", "istio-ca-root-cert"),
     ("ConfigMap", "openshift-service-ca.crt"),
 }
-_PASSING = ("Event", "PodMetrics", "Lease", "EndpointSlice", "Endpoints")
+_DERIVED_KINDS = ("Event", "PodMetrics", "Lease", "EndpointSlice", "Endpoints")
 """Kinds that follow others, and are of no one's making."""
 
 
-def _others(kube: Kube, namespace: str) -> tuple[list[str], list[str]]:
+def _other_objects(kube: Kube, namespace: str) -> tuple[list[str], list[str]]:
     """What a namespace holds beyond what each has, and the kinds that could not be listed."""
     others: list[str] = []
     unknown: list[str] = []
     for resource in kube.listable():
-        if resource.kind in _PASSING:
+        if resource.kind in _DERIVED_KINDS:
             continue
         try:
             items = kube.list(resource.api_version, resource.kind, namespace)
-        except ApiRefused as refused:
+        except ApiError as refused:
             if refused.status in (404, 405):
                 continue
             unknown.append(resource.full_name)
             continue
         for item in items:
-            if (item["kind"], item["metadata"]["name"]) in _EVERYWHERE:
+            if (item["kind"], item["metadata"]["name"]) in _DEFAULT_OBJECTS:
                 continue
             if not item["metadata"].get("ownerReferences"):
-                others.append(shown(item))
+                others.append(describe(item))
     return others, unknown
 
 
-def _few(names: Sequence[str]) -> str:
+def _abbreviate(names: Sequence[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
 
 
-def _wait_gone(
+def _await_deletion(
     kube: Kube,
     items: Sequence[Object],
     progress: Progress,
     *,
     title: str,
-    seconds: float = _GONE_SECONDS,
+    seconds: float = _DELETE_SECONDS,
     also: Callable[[], list[Object]] = list,
 ) -> None:
     """Until the server has none of the objects, nor what `also` lists."""
     left = list(items)
     deadline = time.monotonic() + seconds
-    with Slow(progress, title) as slow:
+    with SlowTask(progress, title) as slow:
         while True:
-            left = [item for item in left if _still(kube, item)]
+            left = [item for item in left if _still_exists(kube, item)]
             remaining = [*left, *(pod for pod in also() if not left)]
             if not remaining:
                 slow.tick("gone")
                 return
-            slow.tick(f"{len(remaining)} left: {_few([shown(item) for item in remaining])}")
+            slow.tick(f"{len(remaining)} left: {_abbreviate([describe(item) for item in remaining])}")
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{_few([shown(item) for item in remaining])}: not gone {seconds:.0f} s after their removal was "
+                    f"{_abbreviate([describe(item) for item in remaining])}: not gone {seconds:.0f} s after their removal was "
                     "asked for. The cluster goes on removing them; `clickline deploy status` shows what is left. "
                     "What stays has a finalizer: kubectl describe tells whose."
                 )
             time.sleep(_POLL_SECONDS)
 
 
-def _still(kube: Kube, item: Object) -> bool:
+def _still_exists(kube: Kube, item: Object) -> bool:
     live = kube.live(item)
     return live is not None and live["metadata"].get("uid") == item["metadata"].get("uid")

@@ -1,5 +1,5 @@
 """What an apply leaves in the ConfigMap for the next one to know: the --set values that it used, and the notes that it
-has told."""
+has shown."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _NOTES = "clickline/notes"
 
 
 @dataclass(frozen=True)
-class Memory:
+class ApplyRecord:
     """Of the last apply; empty before the first."""
 
     overrides: tuple[str, ...] = ()
-    told: frozenset[str] = frozenset()
+    shown_notes: frozenset[str] = frozenset()
 
-    def new(self, notes: Sequence[str]) -> list[str]:
-        """The notes that were not told yet."""
-        return [line for line in notes if _short(line) not in self.told]
+    def new_notes(self, notes: Sequence[str]) -> list[str]:
+        """The notes that were not shown yet."""
+        return [line for line in notes if _fingerprint(line) not in self.shown_notes]
 
 
-def remembering(objects: Sequence[Object], overrides: Sequence[str], notes: Sequence[str]) -> list[Object]:
+def with_record(objects: Sequence[Object], overrides: Sequence[str], notes: Sequence[str]) -> list[Object]:
     """The objects, with what the next apply must know in the ConfigMap's annotations."""
     annotations = {_SET: json.dumps(list(overrides))} if overrides else {}
     if notes:
-        annotations[_NOTES] = ",".join(sorted(map(_short, notes)))
+        annotations[_NOTES] = ",".join(sorted(map(_fingerprint, notes)))
     return [_annotated(one, annotations) if one["kind"] == "ConfigMap" else one for one in objects]
 
 
@@ -43,24 +43,24 @@ def _annotated(item: Object, annotations: dict[str, str]) -> Object:
     return {**item, "metadata": {**item["metadata"], "annotations": annotations}} if annotations else item
 
 
-def recall(kube: Kube, objects: Sequence[Object]) -> Memory:
+def read_record(kube: Kube, objects: Sequence[Object]) -> ApplyRecord:
     """What the last apply left."""
     config = next(one for one in objects if one["kind"] == "ConfigMap")
     live = kube.live(config)
     left = ((live or {}).get("metadata") or {}).get("annotations") or {}
-    told = frozenset(filter(None, left.get(_NOTES, "").split(",")))
+    shown = frozenset(filter(None, left.get(_NOTES, "").split(",")))
     try:
         overrides = json.loads(left.get(_SET, "[]"))
     except ValueError:  # somebody has written there
         overrides = []
-    return Memory(tuple(map(str, overrides)) if isinstance(overrides, list) else (), told)
+    return ApplyRecord(tuple(map(str, overrides)) if isinstance(overrides, list) else (), shown)
 
 
-def _short(words: str) -> str:
+def _fingerprint(words: str) -> str:
     return sha256(words.encode()).hexdigest()[:8]
 
 
-def forgotten(config_file: Path, before: Sequence[str], now: Sequence[str]) -> list[str]:
+def dropped_overrides(config_file: Path, before: Sequence[str], now: Sequence[str]) -> list[str]:
     """What goes back because the last apply had it from a --set that this one was not given; a line each."""
     if not before:
         return []

@@ -9,26 +9,26 @@ from __future__ import annotations
 from typing import Any
 
 from clickline.config.deploy_sections import Volume
-from clickline.deploy.objects import Object, Plan
+from clickline.deploy.objects import DeployPlan, Object
 from clickline.deploy.pods import claim_name
 
 
-def storage(plan: Plan) -> list[Object]:
+def storage_objects(plan: DeployPlan) -> list[Object]:
     """The claims of data, models and cache, with their volumes."""
-    made = [*_claimed(plan, "data"), *_claimed(plan, "models")]
+    made = [*_volume_objects(plan, "data"), *_volume_objects(plan, "models")]
     if plan.deploy.storage.cache is not None:
         made += _node_cache(plan)
     return made
 
 
-def _claimed(plan: Plan, volume: str) -> list[Object]:
+def _volume_objects(plan: DeployPlan, volume: str) -> list[Object]:
     section: Volume = getattr(plan.deploy.storage, volume)
     name = claim_name(plan, volume)
     match section.kind:
         case "new":
             chosen = {"storageClassName": section.storage_class} if section.storage_class else {}
             access = section.access or "ReadWriteOnce"
-            return [_claim(plan, plan.called(volume), access, section.size, chosen)]
+            return [_claim(plan, plan.object_name(volume), access, section.size, chosen)]
         case "nfs":
             source = {"nfs": {"server": section.server, "path": section.path}}
         case "host":
@@ -36,10 +36,10 @@ def _claimed(plan: Plan, volume: str) -> list[Object]:
         case _:  # a claim of the user's, or none
             return []
     assert name is not None
-    return _bound(plan, name, "ReadWriteMany", section.size, source)
+    return _bound_volume(plan, name, "ReadWriteMany", section.size, source)
 
 
-def _node_cache(plan: Plan) -> list[Object]:
+def _node_cache(plan: DeployPlan) -> list[Object]:
     """A folder of one node. The scheduler sends whoever mounts it there."""
     cache = plan.deploy.storage.cache
     assert cache is not None
@@ -49,10 +49,12 @@ def _node_cache(plan: Plan) -> list[Object]:
         "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [there]}]}},
     }
     size = -(-plan.config.cache.size // 2**20)
-    return _bound(plan, plan.called("cache"), "ReadWriteOnce", f"{size}Mi", source)
+    return _bound_volume(plan, plan.object_name("cache"), "ReadWriteOnce", f"{size}Mi", source)
 
 
-def _bound(plan: Plan, name: str, access: str, size: str, source: dict[str, Any]) -> list[Object]:
+def _bound_volume(
+    plan: DeployPlan, name: str, access: str, size: str, source: dict[str, Any]
+) -> list[Object]:
     """A volume and its claim, made for each other."""
     volume = (
         f"{plan.deploy.namespace}-{name}"  # it lies in no namespace, and others may have a claim of this name
@@ -76,6 +78,6 @@ def _bound(plan: Plan, name: str, access: str, size: str, source: dict[str, Any]
     ]
 
 
-def _claim(plan: Plan, name: str, access: str, size: str, more: dict[str, Any]) -> Object:
+def _claim(plan: DeployPlan, name: str, access: str, size: str, more: dict[str, Any]) -> Object:
     spec = {"accessModes": [access], "resources": {"requests": {"storage": size}}, **more}
     return plan.object("v1", "PersistentVolumeClaim", name, "storage", {"spec": spec})

@@ -9,15 +9,15 @@ from pathlib import PurePosixPath
 from posixpath import normpath
 
 from clickline.config.deploy_sections import amount
-from clickline.deploy.knative import RESERVED_PORTS, flags, revision
+from clickline.deploy.knative import RESERVED_PORTS, feature_flags, revision
 from clickline.deploy.mlflow_server import tracking_uri
-from clickline.deploy.objects import WORKING_FOLDER, Plan
+from clickline.deploy.objects import WORKING_FOLDER, DeployPlan
 from clickline.deploy.pods import SCRATCH, claim_name, data_folder
-from clickline.deploy.ray_pods import workers
+from clickline.deploy.ray_pods import worker_range
 from clickline.errors import Mistake
-from clickline.progress import counted, human_size
+from clickline.progress import human_size, pluralize
 
-_LONGEST_NAME = 38
+_MAX_NAME_LENGTH = 38
 """Of the service. KubeRay allows a job 47 characters, Kubernetes a label 63; the ends that we add take the rest."""
 _CONFIG_MAP_BYTES = 2**20
 _MIB = 2**20
@@ -25,11 +25,11 @@ _MIB = 2**20
 _TRAINER, _SHARD = 560 * _MIB, 200 * _MIB
 _SERVER, _SERVER_PROCESS = 190 * _MIB, 115 * _MIB
 
-_Found = tuple[str, str, str]
+_Problem = tuple[str, str, str]
 """Key, problem, remedy."""
 
 
-def mistakes(plan: Plan) -> list[Mistake]:
+def config_mistakes(plan: DeployPlan) -> list[Mistake]:
     """All that is wrong."""
     found = (
         *_names(plan),
@@ -49,11 +49,11 @@ def mistakes(plan: Plan) -> list[Mistake]:
 # ── names and places ───────────────────────────────────────────────────────────────────────────
 
 
-def _names(plan: Plan) -> Iterator[_Found]:
-    if len(plan.name) > _LONGEST_NAME:
+def _names(plan: DeployPlan) -> Iterator[_Problem]:
+    if len(plan.name) > _MAX_NAME_LENGTH:
         yield (
             "name",
-            f"has {len(plan.name)} characters. Allowed on Kubernetes: at most {_LONGEST_NAME}, because the names of "
+            f"has {len(plan.name)} characters. Allowed on Kubernetes: at most {_MAX_NAME_LENGTH}, because the names of "
             "all objects begin with it.",
             "Shorten it.",
         )
@@ -65,7 +65,7 @@ def _names(plan: Plan) -> Iterator[_Found]:
         )
 
 
-def _folders(plan: Plan) -> Iterator[_Found]:
+def _folders(plan: DeployPlan) -> Iterator[_Problem]:
     """Where volumes are mounted: one must not hide another, nor what the pods have there."""
     home = plan.config.home
     if _is_uri(home):
@@ -81,7 +81,8 @@ def _folders(plan: Plan) -> Iterator[_Found]:
     taken = {
         key: place
         for key, place in places.items()
-        if _inside(str(WORKING_FOLDER), place) or any(_inside(place, own) for own in (str(SCRATCH), "/tmp"))
+        if _is_inside(str(WORKING_FOLDER), place)
+        or any(_is_inside(place, own) for own in (str(SCRATCH), "/tmp"))
     }
     for key, place in taken.items():
         yield (
@@ -91,7 +92,7 @@ def _folders(plan: Plan) -> Iterator[_Found]:
             "Choose a folder such as data or .clickline.",
         )
     data = places.get("deploy.storage.data.mount")
-    if data is not None and not taken and (_inside(data, home) or _inside(home, data)):
+    if data is not None and not taken and (_is_inside(data, home) or _is_inside(home, data)):
         yield (
             "deploy.storage.data.mount",
             f"is {data}, and home is {home}: one volume would lie in the other. Allowed: folders apart.",
@@ -99,7 +100,7 @@ def _folders(plan: Plan) -> Iterator[_Found]:
         )
 
 
-def _inputs(plan: Plan) -> Iterator[_Found]:
+def _inputs(plan: DeployPlan) -> Iterator[_Problem]:
     """What stages read must lie in a volume, or in a store that is reached by its URI."""
     config = plan.config
     named = [
@@ -108,9 +109,9 @@ def _inputs(plan: Plan) -> Iterator[_Found]:
         *(("data.slot_conf", place) for place in [config.data.slot_conf] if place),
         *(("train.warm_start", place) for place in [config.train.warm_start] if place),
     ]
-    volumes = _mounted(plan)
+    volumes = _mount_paths(plan)
     for key, place in named:
-        if _is_uri(place) or any(_inside(place, volume) for volume in volumes):
+        if _is_uri(place) or any(_is_inside(place, volume) for volume in volumes):
             continue
         if plan.deploy.storage.data.kind == "none":
             yield (
@@ -126,7 +127,7 @@ def _inputs(plan: Plan) -> Iterator[_Found]:
                 "Set deploy.storage.data.mount to the folder that holds it, or move it.",
             )
     registry = config.publish.registry
-    if registry is not None and not _is_uri(registry) and not _inside(registry, config.home):
+    if registry is not None and not _is_uri(registry) and not _is_inside(registry, config.home):
         yield (
             "publish.registry",
             f"is {registry}, outside of home ({config.home}), which the pods share. Allowed: a folder in home, or the "
@@ -135,14 +136,14 @@ def _inputs(plan: Plan) -> Iterator[_Found]:
         )
 
 
-def _own_files(plan: Plan) -> Iterator[_Found]:
+def _own_files(plan: DeployPlan) -> Iterator[_Problem]:
     """Python files of the user come in the ConfigMap."""
     config = plan.config
-    size = len(plan.written.encode()) + sum(len(text.encode()) for text in plan.files.values())
+    size = len(plan.config_text.encode()) + sum(len(text.encode()) for text in plan.files.values())
     for key, file in (("model.file", config.model.file), ("data.reader", config.data.reader)):
         if file is None:
             continue
-        hidden = [place for place in _mounted(plan) if _inside(file, place)]
+        hidden = [place for place in _mount_paths(plan) if _is_inside(file, place)]
         if ".." in PurePosixPath(file).parts or hidden:
             where = f"in {hidden[0]}, where a volume is mounted" if hidden else "outside of the YAML's folder"
             yield (
@@ -159,7 +160,7 @@ def _own_files(plan: Plan) -> Iterator[_Found]:
             )
 
 
-def _secret_files(plan: Plan) -> Iterator[_Found]:
+def _secret_files(plan: DeployPlan) -> Iterator[_Problem]:
     """Files with secrets are never copied from here: the cluster must have them."""
     given = {_clean(str(WORKING_FOLDER / path)) for path in plan.deploy.secrets.files}
     for key, file in _secrets(plan):
@@ -182,7 +183,7 @@ def _secret_files(plan: Plan) -> Iterator[_Found]:
             )
 
 
-def _secrets(plan: Plan) -> list[tuple[str, str]]:
+def _secrets(plan: DeployPlan) -> list[tuple[str, str]]:
     """Keys of files that hold secrets, and the files."""
     config = plan.config
     named = {
@@ -190,7 +191,7 @@ def _secrets(plan: Plan) -> list[tuple[str, str]]:
         "serve.trusted_keys_file": config.serve.trusted_keys_file,
         "publish.signing_key_file": config.publish.signing_key_file,
         "studio.token_file": config.studio.token_file,
-        "storage.credentials": config.storage.credentials,
+        "storage.credentials_file": config.storage.credentials_file,
     }
     for section, tls in (("serve", config.serve.tls), ("studio", config.studio.tls)):
         if tls is not None:
@@ -198,7 +199,7 @@ def _secrets(plan: Plan) -> list[tuple[str, str]]:
     return [(key, file) for key, file in named.items() if file]
 
 
-def _no_volume(plan: Plan) -> Iterator[_Found]:
+def _no_volume(plan: DeployPlan) -> Iterator[_Problem]:
     """Without a models volume each pod has a home of its own, for its life."""
     config, key = plan.config, "deploy.storage.models.kind"
     if plan.deploy.storage.models.kind != "none":
@@ -233,7 +234,7 @@ def _no_volume(plan: Plan) -> Iterator[_Found]:
 # ── roles ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _training(plan: Plan) -> Iterator[_Found]:
+def _training(plan: DeployPlan) -> Iterator[_Problem]:
     training, workflow = plan.deploy.training, plan.deploy.workflow
     if training.kind != "plain" and not plan.on_ray:
         yield (
@@ -268,7 +269,7 @@ def _training(plan: Plan) -> Iterator[_Found]:
         )
 
 
-def _serving(plan: Plan) -> Iterator[_Found]:
+def _serving(plan: DeployPlan) -> Iterator[_Problem]:
     serve, section = plan.config.serve, plan.deploy.serving
     ports = {key: getattr(serve, key) for key in ("http_port", "grpc_port", "metrics_port", "lookup_port")}
     for key, port in (*((f"serve.{key}", port) for key, port in ports.items()), *_tracking_port(plan)):
@@ -303,11 +304,11 @@ def _serving(plan: Plan) -> Iterator[_Found]:
     yield from _canary(plan)
 
 
-def _canary(plan: Plan) -> Iterator[_Found]:
+def _canary(plan: DeployPlan) -> Iterator[_Problem]:
     canary = plan.deploy.serving.canary
     if canary is None:
         return
-    service = plan.called("predictor")
+    service = plan.object_name("predictor")
     if not canary.stable.startswith(f"{service}-"):
         yield (
             "deploy.serving.canary.stable",
@@ -322,11 +323,11 @@ def _canary(plan: Plan) -> Iterator[_Found]:
         )
 
 
-def _tracking_port(plan: Plan) -> list[tuple[str, int]]:
+def _tracking_port(plan: DeployPlan) -> list[tuple[str, int]]:
     return [("deploy.tracking.port", plan.deploy.tracking.port)] if plan.deploy.tracking.enabled else []
 
 
-def _tracking(plan: Plan) -> Iterator[_Found]:
+def _tracking(plan: DeployPlan) -> Iterator[_Problem]:
     tracking, section = plan.config.tracking, plan.deploy.tracking
     if not section.enabled:
         return
@@ -347,7 +348,7 @@ def _tracking(plan: Plan) -> Iterator[_Found]:
 # ── memory ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _memory(plan: Plan) -> Iterator[_Found]:
+def _memory(plan: DeployPlan) -> Iterator[_Problem]:
     """Lower bounds: what is above them may still be too little, and `clickline plan` tells how much the tables take."""
     config, takes = plan.config, plan.deploy.resources
     processes = config.serve.processes or 1
@@ -364,26 +365,26 @@ def _memory(plan: Plan) -> Iterator[_Found]:
         yield from _training_memory(plan)
 
 
-def _training_memory(plan: Plan) -> Iterator[_Found]:
+def _training_memory(plan: DeployPlan) -> Iterator[_Problem]:
     """Training begins on as few pods as train.workers.min, so all shards must fit there: what their processes take, and
     what they ask Ray for."""
     config = plan.config
-    least, _ = workers(config)
+    least, _ = worker_range(config)
     written = plan.deploy.resources.ray_worker.memory_limit
-    limit, per_pod = amount(written), math.ceil(config.train.shards / least)
+    limit, per_pod = amount(written), math.ceil(config.train.embedding_servers / least)
     asked = [
         0 if memory == "auto" else int(memory)
-        for memory in (config.cluster.worker.memory, config.cluster.shard.memory)
+        for memory in (config.cluster.worker.memory, config.cluster.embedding_server.memory)
     ]
     worker, shard = max(((_TRAINER, _SHARD), tuple(asked)), key=lambda both: both[0] + per_pod * both[1])
     if worker + per_pod * shard <= limit:
         return
     yield (
-        "train.shards",
-        f"is {config.train.shards}: with train.workers.min {least} a pod holds {per_pod} of them, "
+        "train.embedding_servers",
+        f"is {config.train.embedding_servers}: with train.workers.min {least} a pod holds {per_pod} of them, "
         f"{human_size(shard)} each at least, beside a worker of {human_size(worker)}. Allowed by "
         f"deploy.resources.ray_worker.memory_limit {written}: {max(0, int((limit - worker) // shard)) * least} shards.",
-        "Lower train.shards or cluster.shard.memory, or raise memory_limit or train.workers.min. `clickline plan` "
+        "Lower train.embedding_servers or cluster.embedding_server.memory, or raise memory_limit or train.workers.min. `clickline plan` "
         "tells what the tables take.",
     )
 
@@ -391,12 +392,12 @@ def _training_memory(plan: Plan) -> Iterator[_Found]:
 # ── worth knowing ──────────────────────────────────────────────────────────────────────────────
 
 
-def notes(plan: Plan) -> list[str]:
+def config_notes(plan: DeployPlan) -> list[str]:
     """What works, and may surprise."""
     return [*_storage_notes(plan), *_access_notes(plan), *_knative_notes(plan), *_resource_notes(plan)]
 
 
-def _storage_notes(plan: Plan) -> Iterator[str]:
+def _storage_notes(plan: DeployPlan) -> Iterator[str]:
     config, storage = plan.config, plan.deploy.storage
     models = storage.models
     if models.kind == "new" and models.access != "ReadWriteMany":
@@ -419,10 +420,10 @@ def _storage_notes(plan: Plan) -> Iterator[str]:
         yield ("deploy.storage.data is a new, empty volume: `clickline deploy data push FOLDER` fills it.")
     places = (*config.data.train, *(config.data.eval or ()), config.publish.registry or "")
     remote = any(map(_is_uri, places))
-    if remote and not plan.deploy.secrets.environment and config.storage.credentials is None:
+    if remote and not plan.deploy.secrets.environment and config.storage.credentials_file is None:
         yield (
             "data or versions lie in a store, and no secret is named for it (deploy.secrets.environment, or "
-            "storage.credentials): that works if the store is open, or the nodes have access by themselves."
+            "storage.credentials_file): that works if the store is open, or the nodes have access by themselves."
         )
     if storage.cache is not None:
         if not remote:
@@ -433,7 +434,7 @@ def _storage_notes(plan: Plan) -> Iterator[str]:
         )
 
 
-def _access_notes(plan: Plan) -> Iterator[str]:
+def _access_notes(plan: DeployPlan) -> Iterator[str]:
     config, named = plan.config, {_clean(file) for _, file in _secrets(plan)}
     for path in plan.deploy.secrets.files:
         if _clean(str(WORKING_FOLDER / path)) not in named:
@@ -451,7 +452,7 @@ def _access_notes(plan: Plan) -> Iterator[str]:
     if config.serve.token_file is not None:
         yield "serve.token_file guards /metrics too: Prometheus needs the token."
     if config.serve.tls is not None and plan.deploy.serving.lookup is not None:
-        name = plan.called("lookup")
+        name = plan.object_name("lookup")
         yield f"serve.tls: the certificate must also be for the lookup servers, *.{name}."
     if plan.deploy.tracking.enabled and plan.deploy.tracking.image is None:
         yield (
@@ -460,11 +461,11 @@ def _access_notes(plan: Plan) -> Iterator[str]:
         )
 
 
-def _knative_notes(plan: Plan) -> Iterator[str]:
+def _knative_notes(plan: DeployPlan) -> Iterator[str]:
     section = plan.deploy.serving
     if section.kind != "knative":
         return
-    needed = flags(plan)
+    needed = feature_flags(plan)
     if needed:
         yield (
             "Knative must allow what the pods need: in its ConfigMap config-features (namespace knative-serving) set "
@@ -472,8 +473,8 @@ def _knative_notes(plan: Plan) -> Iterator[str]:
             + f". {_patch('config-features', dict.fromkeys(needed, 'enabled'))}"
         )
     registry = _registry(plan.deploy.image)
-    if "@" not in plan.deploy.image and registry not in _UNASKED:
-        skipped = {"registries-skipping-tag-resolving": ",".join((*_UNASKED, registry))}
+    if "@" not in plan.deploy.image and registry not in _LOCAL_REGISTRIES:
+        skipped = {"registries-skipping-tag-resolving": ",".join((*_LOCAL_REGISTRIES, registry))}
         yield (
             f"Knative asks the registry of {plan.deploy.image} ({registry}) which image the tag means. For one that "
             "lies on the nodes alone call it dev.local/…, or let Knative not ask: "
@@ -481,7 +482,7 @@ def _knative_notes(plan: Plan) -> Iterator[str]:
         )
     yield (
         "Knative takes requests once a version is published. Without one for an hour the revision counts as failed: "
-        f"remove it (kubectl -n {plan.deploy.namespace} delete ksvc {plan.called('predictor')}) and apply again."
+        f"remove it (kubectl -n {plan.deploy.namespace} delete ksvc {plan.object_name('predictor')}) and apply again."
     )
     if section.protocol == "grpc":
         yield "deploy.serving.protocol is grpc: Knative opens that one port, and HTTP is not reached from outside."
@@ -489,7 +490,7 @@ def _knative_notes(plan: Plan) -> Iterator[str]:
         yield "Both revisions read the same ConfigMap: a pod of the stable one that starts anew has the new config."
 
 
-_UNASKED = ("kind.local", "ko.local", "dev.local")
+_LOCAL_REGISTRIES = ("kind.local", "ko.local", "dev.local")
 """Registries that Knative never asks: images that were built beside it."""
 
 
@@ -504,7 +505,7 @@ def _patch(config_map: str, data: dict[str, str]) -> str:
     return f"kubectl -n knative-serving patch configmap {config_map} --type merge -p '{json.dumps({'data': data})}'"
 
 
-def _resource_notes(plan: Plan) -> Iterator[str]:
+def _resource_notes(plan: DeployPlan) -> Iterator[str]:
     config, deploy = plan.config, plan.deploy
     for role in ("pipeline", "ray_head", "ray_worker", "predictor", "lookup", "tracking"):
         gpus = getattr(deploy.resources, role).gpu
@@ -518,15 +519,15 @@ def _resource_notes(plan: Plan) -> Iterator[str]:
     ):
         yield (
             "The autoscaler needs the cluster's metrics server; without one it stays at "
-            f"{counted(section.replicas, 'predictor')}."
+            f"{pluralize(section.replicas, 'predictor')}."
         )
     if section.lookup is not None:
         pods = config.publish.shards * section.lookup.replicas
         yield (
-            f"deploy.serving.lookup: {counted(pods, 'pod')}, publish.shards {config.publish.shards} x replicas "
+            f"deploy.serving.lookup: {pluralize(pods, 'pod')}, publish.shards {config.publish.shards} x replicas "
             f"{section.lookup.replicas}. Versions that are published with another number of shards do not fit them."
         )
-    least, most = workers(config)
+    least, most = worker_range(config)
     if plan.on_ray and deploy.training.kind == "volcano":
         yield (
             f"Volcano starts nothing before {2 + least} of {2 + most} pods fit at once (train.workers.min {least}, the "
@@ -537,7 +538,7 @@ def _resource_notes(plan: Plan) -> Iterator[str]:
 # ── paths ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _mounted(plan: Plan) -> list[str]:
+def _mount_paths(plan: DeployPlan) -> list[str]:
     """Where volumes are in the pods."""
     data = [] if plan.deploy.storage.data.kind == "none" else [data_folder(plan)]
     return data if _is_uri(plan.config.home) else [*data, plan.config.home]
@@ -551,5 +552,5 @@ def _clean(path: str) -> str:
     return normpath(path)
 
 
-def _inside(path: str, folder: str) -> bool:
+def _is_inside(path: str, folder: str) -> bool:
     return PurePosixPath(_clean(path)).is_relative_to(_clean(folder))

@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from posixpath import join, normpath
 
-from clickline.deploy.deploy_status import summarise, unbound
-from clickline.deploy.file_transfer import Total, files_of, receive, send, total_of
-from clickline.deploy.kube_client import ApiRefused, Kube, shown
+from clickline.deploy.deploy_status import summarize, unbound_claims
+from clickline.deploy.file_transfer import TransferTotal, list_files, receive, send, transfer_total
+from clickline.deploy.kube_client import ApiError, Kube, describe
 from clickline.deploy.objects import Object
 from clickline.deploy.prerequisites import (
     check_apis,
     check_namespace,
     check_references,
+    create_namespace,
     is_ours,
-    make_namespace,
-    whose,
+    owner_of,
 )
 from clickline.deploy.render import Rendered
-from clickline.deploy.retained_volumes import free, reserved_in_vain
+from clickline.deploy.retained_volumes import is_stale_reservation, release_volume
 from clickline.errors import ClusterError, ConfigError, Mistake, StorageError
-from clickline.progress import Progress, Slow
+from clickline.progress import Progress, SlowTask
 
 _READY_SECONDS = 300.0
 _FAILED_SECONDS = 30.0
@@ -34,23 +34,23 @@ _POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Moved:
+class TransferResult:
     files: int
     bytes: int
     source: str
     target: str
 
 
-def push(kube: Kube, made: Rendered, path: Path, progress: Progress) -> Moved:
+def push(kube: Kube, made: Rendered, path: Path, progress: Progress) -> TransferResult:
     """Files from here into the volume."""
-    volume = _volume(made)
+    volume = _mount_path(made)
     if not path.exists():
         raise StorageError(f"{path} does not exist. Name a file or a folder of this machine.")
-    files = files_of(path)
+    files = list_files(path)
     if not files:
         raise StorageError(f"{path} holds no files.")
-    total = total_of(path, files)
-    inside = _inside(made, path.parent if total.single else path)
+    total = transfer_total(path, files)
+    inside = _relative_path(made, path.parent if total.single else path)
     target = normpath(join(volume, inside or "."))
     with _pod(kube, made, progress) as pod:
         command = ["clickline", "deploy", "data-receive", target]
@@ -67,14 +67,14 @@ def push(kube: Kube, made: Rendered, path: Path, progress: Progress) -> Moved:
         raise ClusterError(
             f"{target} got {arrived or 'nothing'} (files, bytes), and {expected} were sent. Send it again."
         )
-    return Moved(total.files, total.bytes, str(path), target)
+    return TransferResult(total.files, total.bytes, str(path), target)
 
 
-def pull(kube: Kube, made: Rendered, path: Path, progress: Progress) -> Moved:
+def pull(kube: Kube, made: Rendered, path: Path, progress: Progress) -> TransferResult:
     """Files from the volume to here."""
-    source = normpath(join(_volume(made), _inside(made, path) or "."))
+    source = normpath(join(_mount_path(made), _relative_path(made, path) or "."))
 
-    def folder_for(total: Total) -> Path:
+    def folder_for(total: TransferTotal) -> Path:
         progress.begin(f"receiving {source}", total_bytes=total.bytes)
         return path.parent if total.single else path
 
@@ -88,10 +88,10 @@ def pull(kube: Kube, made: Rendered, path: Path, progress: Progress) -> Moved:
                 raise
             progress.end()
             process.check()
-    return Moved(total.files, total.bytes, source, str(path))
+    return TransferResult(total.files, total.bytes, source, str(path))
 
 
-def _volume(made: Rendered) -> str:
+def _mount_path(made: Rendered) -> str:
     if made.data_folder is None:
         problem = "is none: the logs lie in a store, and there is no volume to move files to or from."
         remedy = "Put them into the store that data.train names, or choose another kind of volume."
@@ -99,7 +99,7 @@ def _volume(made: Rendered) -> str:
     return made.data_folder
 
 
-def _inside(made: Rendered, path: Path) -> str | None:
+def _relative_path(made: Rendered, path: Path) -> str | None:
     """Where in the volume a path of this machine lies; None if it is not in the folder that the volume stands for."""
     # Without `..`, which would lead out of the volume; links stay what the user calls them.
     whole, folder = (Path(normpath(one.absolute())) for one in (path, made.local_folder))
@@ -112,8 +112,8 @@ def _inside(made: Rendered, path: Path) -> str | None:
 @contextmanager
 def _pod(kube: Kube, made: Rendered, progress: Progress) -> Iterator[str]:
     """A pod of its own that is ready; it goes again whatever happens."""
-    *needed, item = made.filling
-    _make_missing(kube, made, [*needed, item], progress)
+    *needed, item = made.data_pod_objects
+    _create_missing(kube, made, [*needed, item], progress)
     name = f"{item['metadata']['name']}-{secrets.token_hex(3)}"
     pod = {**item, "metadata": {**item["metadata"], "name": name}}
     try:
@@ -126,36 +126,36 @@ def _pod(kube: Kube, made: Rendered, progress: Progress) -> Iterator[str]:
         except (
             ClusterError
         ) as error:  # what went wrong before it is not hidden; by itself the pod ends in a day
-            progress.say(
+            progress.log(
                 f"Pod {name} could not be removed: {error} kubectl -n {made.namespace} delete pod {name}"
             )
 
 
-def _make_missing(kube: Kube, made: Rendered, objects: list[Object], progress: Progress) -> None:
+def _create_missing(kube: Kube, made: Rendered, objects: list[Object], progress: Progress) -> None:
     """What is there stays as it is: changing it is `apply`'s."""
     check_apis(kube, objects)
     own = next((one for one in objects if one["kind"] == "Namespace"), None)
     if (fresh := check_namespace(kube, own, made.namespace)) is not None:
-        make_namespace(kube, fresh)
-        progress.say(f"created    {shown(fresh)}")
+        create_namespace(kube, fresh)
+        progress.log(f"created    {describe(fresh)}")
     notes: list[str] = []
     check_references(kube, objects, made.namespace, notes)
     for line in notes:
-        progress.say(line)
+        progress.log(line)
     for one in objects[:-1]:
         live = kube.live(one)
         if live is None:
             kube.apply(one)
-            progress.say(f"created    {shown(one)}")
+            progress.log(f"created    {describe(one)}")
         elif not is_ours(live, made.name):
             raise ClusterError(
-                f"{shown(one)} exists and was not made by this deployment ({whose(live)}). "
+                f"{describe(one)} exists and was not made by this deployment ({owner_of(live)}). "
                 "Rename the deployment (name:), choose another deploy.namespace, or remove that object."
             )
-        elif one["kind"] == "PersistentVolume" and reserved_in_vain(kube, one, live):
-            free(kube, live)
-            progress.say(
-                f"freed      {shown(one)}: it was still reserved for a claim that is gone; the new claim gets it, with "
+        elif one["kind"] == "PersistentVolume" and is_stale_reservation(kube, one, live):
+            release_volume(kube, live)
+            progress.log(
+                f"freed      {describe(one)}: it was still reserved for a claim that is gone; the new claim gets it, with "
                 "the files that lie on it"
             )
 
@@ -163,7 +163,7 @@ def _make_missing(kube: Kube, made: Rendered, objects: list[Object], progress: P
 def _await_ready(kube: Kube, made: Rendered, pod: Object, progress: Progress) -> None:
     name, begun = pod["metadata"]["name"], time.monotonic()
     failed_since: float | None = None
-    with Slow(progress, f"waiting for Pod {name}") as slow:
+    with SlowTask(progress, f"waiting for Pod {name}") as slow:
         while True:
             live = kube.live(pod)
             if live is None:
@@ -189,22 +189,23 @@ def _state(kube: Kube, made: Rendered, pod: Object) -> tuple[str, str]:
     name = pod["metadata"]["name"]
     try:
         events = [one for one in kube.list("v1", "Event", made.namespace) if one.get("type") == "Warning"]
-    except ApiRefused as refused:
+    except ApiError as refused:
         if refused.status != 403:
             raise
         events = []  # they say why it waits, and it may be ready all the same
     about = [one for one in events if one["involvedObject"].get("name") == name]
     found = {"name": made.name, "namespace": made.namespace, "objects": [pod], "events": about}
-    told = summarise({**found, "served": {}, "notes": []})["roles"][0]["pods"][0]
+    told = summarize({**found, "served": {}, "notes": []})["roles"][0]["pods"][0]
     if told["state"] == "running":
         return told["state"], told["why"]
-    return told["state"], "; ".join(part for part in (told["why"], *_waiting_claims(kube, made)) if part)
+    return told["state"], "; ".join(part for part in (told["why"], *_unbound_claims(kube, made)) if part)
 
 
-def _waiting_claims(kube: Kube, made: Rendered) -> list[str]:
+def _unbound_claims(kube: Kube, made: Rendered) -> list[str]:
     """The claims of the pod that have no volume, and why."""
-    named = [one for one in made.filling if one["kind"] == "PersistentVolumeClaim"]
+    named = [one for one in made.data_pod_objects if one["kind"] == "PersistentVolumeClaim"]
     claims = [claim for one in named if (claim := kube.live(one)) is not None]
     return [
-        f"claim {name} {state}" + (f": {why}" if why else "") for name, state, why in unbound(kube, claims)
+        f"claim {name} {state}" + (f": {why}" if why else "")
+        for name, state, why in unbound_claims(kube, claims)
     ]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clickline.deploy.kube_client import ApiRefused, Kube, label, shown
+from clickline.deploy.kube_client import ApiError, Kube, describe, label
 from clickline.deploy.objects import Object
-from clickline.deploy.retained_volumes import holder
+from clickline.deploy.retained_volumes import reserved_claim
 from clickline.errors import ClusterError
 
 WORKLOADS: tuple[tuple[str, str], ...] = (
@@ -22,43 +22,43 @@ WORKLOADS: tuple[tuple[str, str], ...] = (
     ("argoproj.io/v1alpha1", "CronWorkflow"),
     ("argoproj.io/v1alpha1", "Workflow"),
 )
-_READ = (
+_OTHER_KINDS = (
     ("v1", "Pod"),
     ("v1", "Service"),
     ("v1", "PersistentVolumeClaim"),
     ("autoscaling/v2", "HorizontalPodAutoscaler"),
 )
-_ASKED_PODS = 20  # of each role that tells its version
-_SHOWN_ERRORS = 10
+_MAX_QUERIED_PODS = 20  # of each role that tells its version
+_MAX_ERRORS = 10
 _SERVING = ("predictor", "lookup")
-_ORDER = ("failed", "waiting", "running", "scheduled", "done")
+_STATE_ORDER = ("failed", "waiting", "running", "scheduled", "done")
 """States, those first that decide for the whole."""
 _SCALER = "HorizontalPodAutoscaler"
-_ENDLESS = ("Deployment", "StatefulSet", "Service")
+_LONG_RUNNING = ("Deployment", "StatefulSet", "Service")
 
 
-def fetch(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool) -> dict[str, Any]:
+def fetch_status(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool) -> dict[str, Any]:
     """What the cluster knows of a deployment, as `summarise` takes it."""
     labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/name": "clickline"}
     objects: list[Object] = []
     notes: list[str] = []
-    for api_version, kind in (*WORKLOADS, *_READ):
+    for api_version, kind in (*WORKLOADS, *_OTHER_KINDS):
         try:
             objects += kube.list(api_version, kind, namespace, labels)
-        except ApiRefused as refused:
+        except ApiError as refused:
             if refused.status != 403:
                 raise
             notes.append(str(refused))
     if any(_is_service(one) and one["spec"].get("type") == "NodePort" for one in objects):
         try:
             objects += kube.list("v1", "Node")
-        except ApiRefused as refused:
+        except ApiError as refused:
             if refused.status != 403:
                 raise
             notes.append("the addresses of the nodes are not told: this user may not list nodes (403)")
     try:
-        events = [one for one in kube.list("v1", "Event", namespace) if _telling(one)]
-    except ApiRefused as refused:
+        events = [one for one in kube.list("v1", "Event", namespace) if _is_relevant(one)]
+    except ApiError as refused:
         if refused.status != 403:
             raise
         events = []
@@ -70,12 +70,12 @@ def fetch(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool
         "objects": objects,
         "events": events,
         "volumes": _volumes(kube, objects, notes),
-        "served": _served(kube, namespace, objects, metrics_port, notes, tls=tls),
+        "served": _served_versions(kube, namespace, objects, metrics_port, notes, tls=tls),
         "notes": [*notes, *unmeasured],
     }
 
 
-def _telling(event: Object) -> bool:
+def _is_relevant(event: Object) -> bool:
     """Warnings; and what the cluster says of a claim, where also the reasons for waiting are no warnings."""
     return event.get("type") == "Warning" or event["involvedObject"].get("kind") == "PersistentVolumeClaim"
 
@@ -108,12 +108,12 @@ def _volumes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> dict[st
             continue
         try:
             volume = kube.get("v1", "PersistentVolume", name)
-            held = None if volume is None else holder(kube, volume)
-        except ApiRefused as refused:
+            held = None if volume is None else reserved_claim(kube, volume)
+        except ApiError as refused:
             if refused.status != 403:
                 raise
             notes.append(
-                f"why {shown(claim)} waits is not told in full: this user may not read its volume (403)"
+                f"why {describe(claim)} waits is not told in full: this user may not read its volume (403)"
             )
             continue
         if volume is None:
@@ -128,7 +128,7 @@ def _volumes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> dict[st
     return found
 
 
-def unbound(kube: Kube, claims: Sequence[Object]) -> list[tuple[str, str, str]]:
+def unbound_claims(kube: Kube, claims: Sequence[Object]) -> list[tuple[str, str, str]]:
     """Of those claims that have no volume: name, phase, and why it is so where the volume tells."""
     why = _volumes(kube, claims, [])
     return [
@@ -138,7 +138,7 @@ def unbound(kube: Kube, claims: Sequence[Object]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _served(
+def _served_versions(
     kube: Kube, namespace: str, objects: Sequence[Object], port: int, notes: list[str], *, tls: bool
 ) -> dict[str, dict[str, Any]]:
     """For each pod that serves, its version or what it says instead; through the API server, which reaches all pods."""
@@ -146,11 +146,11 @@ def _served(
     for role in _SERVING:
         pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == role]
         running = [one for one in pods if one.get("status", {}).get("phase") == "Running"]
-        for pod in running[:_ASKED_PODS]:
+        for pod in running[:_MAX_QUERIED_PODS]:
             name = pod["metadata"]["name"]
             try:
-                served[name] = _asked(kube, namespace, name, port, tls=tls)
-            except ApiRefused as refused:
+                served[name] = _query_version(kube, namespace, name, port, tls=tls)
+            except ApiError as refused:
                 if refused.status == 403:
                     notes.append(
                         "versions are not told: this user may not reach pods through the API server (403)"
@@ -164,7 +164,7 @@ def _served(
     return served
 
 
-def _asked(kube: Kube, namespace: str, pod: str, port: int, *, tls: bool) -> dict[str, Any]:
+def _query_version(kube: Kube, namespace: str, pod: str, port: int, *, tls: bool) -> dict[str, Any]:
     status, text = kube.ask(namespace, pod, port, "/metrics", tls=tls)
     told = re.search(r"^clickline_(?:lookup_)?version (\d+)", text, re.MULTILINE)
     if status == 200 and told and int(told[1]):
@@ -181,12 +181,12 @@ def _asked(kube: Kube, namespace: str, pod: str, port: int, *, tls: bool) -> dic
 # ── what it means ──────────────────────────────────────────────────────────────────────────────
 
 
-def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(found: Mapping[str, Any]) -> dict[str, Any]:
     """The document of `clickline deploy status`. `state`: absent, failed, waiting, running, scheduled or done."""
     name, objects = found["name"], found["objects"]
     pods = [one for one in objects if one["kind"] == "Pod"]
     claims = [
-        _claim(one, found.get("volumes", {}), found["events"])
+        _claim_status(one, found.get("volumes", {}), found["events"])
         for one in objects
         if one["kind"] == "PersistentVolumeClaim"
     ]
@@ -199,7 +199,7 @@ def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
     for pod in pods:
         wanted.setdefault(label(pod, "component") or "other", None)
     roles = [
-        _role(
+        _role_status(
             role,
             desired,
             [one for one in workloads if role in desired_pods(one)],
@@ -214,7 +214,7 @@ def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         "namespace": found["namespace"],
-        "state": next((state for state in _ORDER if state in states), "absent"),
+        "state": next((state for state in _STATE_ORDER if state in states), "absent"),
         "roles": roles,
         "versions": _versions(roles),
         "endpoints": _endpoints(objects),
@@ -263,7 +263,7 @@ def _by_role(own: str, groups: Sequence[tuple[Object | None, int]]) -> dict[str,
     return {**found, own: found.get(own)}
 
 
-def _role(
+def _role_status(
     role: str,
     desired: int | None,
     workloads: Sequence[Object],
@@ -273,11 +273,11 @@ def _role(
     claims: Mapping[str, str],
 ) -> dict[str, Any]:
     alive = [pod for pod in pods if _phase(pod) not in ("Succeeded", "Failed")]
-    shown_pods = [_pod(pod, role, served, events, claims) for pod in pods]
+    shown_pods = [_pod_status(pod, role, served, events, claims) for pod in pods]
     ready = sum(_ready(pod) for pod in alive)
     states = [workload_state(one) for one in workloads]
     state, why = _worst(states)
-    newest = max(pods, key=_age_key, default=None)
+    newest = max(pods, key=_created, default=None)
     if state == "scheduled" and newest is not None and _phase(newest) == "Failed":
         state = "failed"  # the last run; the next begins at its time
     if state not in ("done", "failed"):
@@ -292,13 +292,13 @@ def _role(
         elif live and not troubled:
             restarted = next((one["why"] for one in live if one["why"]), "")
             state, why = ("running", restarted) if ready >= (desired or 0) else ("waiting", why)
-        tried = _last_try(workloads, pods, role)
+        tried = _last_failure(workloads, pods, role)
         if tried:
             again = [words for _, words in states if words and words not in why]
             why = "; ".join(part for part in (why, *again, f"last try: {tried}") if part)
     elif state == "failed":
         ended = [pod for pod in pods if _phase(pod) == "Failed"]
-        last = _pod_state(max(ended, key=_age_key), role)[1] if ended else ""
+        last = _pod_state(max(ended, key=_created), role)[1] if ended else ""
         why = "; ".join(part for part in (why, last) if part)
     if state == "done":
         ready = desired or 0
@@ -314,33 +314,33 @@ def _role(
         "why": why,
         "versions": versions,
         "workloads": [
-            {"object": shown(one), "state": told[0], "why": told[1]}
+            {"object": describe(one), "state": told[0], "why": told[1]}
             for one, told in zip(workloads, states, strict=True)
         ],
         "pods": shown_pods,
     }
 
 
-def _last_try(workloads: Sequence[Object], pods: Sequence[Object], role: str) -> str:
+def _last_failure(workloads: Sequence[Object], pods: Sequence[Object], role: str) -> str:
     """Why the last pod failed of what is tried again; the pods of a Deployment or StatefulSet only come back."""
-    if all(one["kind"] in _ENDLESS for one in workloads):
+    if all(one["kind"] in _LONG_RUNNING for one in workloads):
         return ""
-    run = _run(max(pods, key=_age_key, default={}))
-    failed = [pod for pod in pods if _phase(pod) == "Failed" and _run(pod) == run]
-    return _pod_state(max(failed, key=_age_key), role)[1] if failed else ""
+    run = _run_name(max(pods, key=_created, default={}))
+    failed = [pod for pod in pods if _phase(pod) == "Failed" and _run_name(pod) == run]
+    return _pod_state(max(failed, key=_created), role)[1] if failed else ""
 
 
 _RUN_LABELS = ("batch.kubernetes.io/job-name", "workflows.argoproj.io/workflow")
 
 
-def _run(pod: Object) -> str | None:
+def _run_name(pod: Object) -> str | None:
     """The Job or Workflow that a pod is of: a CronJob or CronWorkflow has one each time."""
     labels = (pod.get("metadata") or {}).get("labels") or {}
     return next((str(labels[key]) for key in _RUN_LABELS if key in labels), None)
 
 
 def _worst(states: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    for wanted in _ORDER:
+    for wanted in _STATE_ORDER:
         for state, why in states:
             if state == wanted:
                 return state, why
@@ -444,7 +444,7 @@ def workload_state(workload: Object) -> tuple[str, str]:
 
 # ── pods ───────────────────────────────────────────────────────────────────────────────────────
 
-_HOPELESS = {
+_WAITING_REASONS = {
     "ImagePullBackOff": "the image cannot be pulled: check deploy.image, deploy.pull and deploy.pull_secrets",
     "ErrImagePull": "the image cannot be pulled: check deploy.image, deploy.pull and deploy.pull_secrets",
     "ErrImageNeverPull": "the image is not on the node, and deploy.pull is Never: load it there",
@@ -453,7 +453,7 @@ _HOPELESS = {
     "CreateContainerError": "the node could not create the container",
     "RunContainerError": "the node could not start the container",
 }
-_CODES = {
+_EXIT_CODES = {
     1: "it failed, see its log",
     2: "bad config",
     3: "the gate refused the model",
@@ -469,7 +469,7 @@ _SIGNALS = {
 }
 
 
-def meaning(code: int, reason: str | None, role: str, container: str, message: str = "") -> str:
+def explain_exit(code: int, reason: str | None, role: str, container: str, message: str = "") -> str:
     """An exit code in words, and the last that the container said. Clickline's own codes are its own: Ray's processes
     mean others by them."""
     if reason == "OOMKilled":
@@ -477,7 +477,7 @@ def meaning(code: int, reason: str | None, role: str, container: str, message: s
         return f"OOMKilled: out of memory, raise deploy.resources.{section}.memory_limit"
     words = _SIGNALS.get(code)
     if words is None and (container == "ready" or not role.startswith("ray-")):
-        words = _CODES.get(code)
+        words = _EXIT_CODES.get(code)
     said = _last_line(message)
     if said and code == _FAILED:
         words = said  # better than to say that it is in the log
@@ -496,7 +496,7 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _age_key(pod: Object) -> str:
+def _created(pod: Object) -> str:
     return str(pod["metadata"].get("creationTimestamp", ""))
 
 
@@ -515,7 +515,7 @@ def _containers(pod: Object) -> list[Object]:
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
-def _pod(
+def _pod_status(
     pod: Object,
     role: str,
     served: Mapping[str, Mapping[str, Any]],
@@ -526,7 +526,7 @@ def _pod(
     name = pod["metadata"]["name"]
     state, why = _pod_state(pod, role)
     if state == "waiting" and not why:
-        why = _event_words(name, events)
+        why = _last_warning(name, events)
     if state == "waiting":
         mounted = [
             one.get("persistentVolumeClaim", {}) for one in (pod.get("spec") or {}).get("volumes") or ()
@@ -558,7 +558,7 @@ def _pod_state(pod: Object, role: str) -> tuple[str, str]:
     if phase == "Succeeded":
         return "done", ""
     if phase == "Failed":
-        return "failed", _ended(pod, role) or ": ".join(
+        return "failed", _failure(pod, role) or ": ".join(
             part for part in (status.get("reason"), status.get("message")) if part
         )
     if pod["metadata"].get("deletionTimestamp"):
@@ -570,28 +570,30 @@ def _pod_state(pod: Object, role: str) -> tuple[str, str]:
         waiting = (one.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason", "")
         if reason == "CrashLoopBackOff":
-            return "failed", f"CrashLoopBackOff in {one['name']}, last {_last_end(one, role)}"
-        if reason in _HOPELESS:
+            return "failed", f"CrashLoopBackOff in {one['name']}, last {_last_termination(one, role)}"
+        if reason in _WAITING_REASONS:
             words = f" ({waiting['message']})" if waiting.get("message") else ""
-            return "failed", f"{reason} in {one['name']}: {_HOPELESS[reason]}{words}"
+            return "failed", f"{reason} in {one['name']}: {_WAITING_REASONS[reason]}{words}"
     restarted = [one for one in _containers(pod) if one.get("restartCount")]
     if phase == "Running" and _ready(pod):
         told = [one for one in restarted if (one.get("lastState") or {}).get("terminated")]
-        ends = [f"restarted {_times(one['restartCount'])}, last {_last_end(one, role)}" for one in told]
+        ends = [
+            f"restarted {_times(one['restartCount'])}, last {_last_termination(one, role)}" for one in told
+        ]
         return "running", "; ".join(ends)
-    ends = [f"last {_last_end(one, role)}" for one in restarted if not one.get("ready")]
+    ends = [f"last {_last_termination(one, role)}" for one in restarted if not one.get("ready")]
     return "waiting", ", ".join([*(["not ready"] if phase == "Running" else []), *ends])
 
 
-def _last_end(container: Object, role: str) -> str:
+def _last_termination(container: Object, role: str) -> str:
     state = container.get("state") or {}
     ended = (container.get("lastState") or {}).get("terminated") or state.get("terminated") or {}
     if not ended:
         return "end unknown"
-    return _meaning(ended, role, container)
+    return _explain_termination(ended, role, container)
 
 
-def _ended(pod: Object, role: str) -> str:
+def _failure(pod: Object, role: str) -> str:
     """Why a pod that is over has failed: the first container that did. Sidecars are ended with it, and do not count."""
     initial = (pod.get("spec") or {}).get("initContainers") or ()
     sidecars = {one["name"] for one in initial if one.get("restartPolicy") == "Always"}
@@ -600,21 +602,21 @@ def _ended(pod: Object, role: str) -> str:
             continue
         ended = (one.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            return f"{one['name']}: {_meaning(ended, role, one)}"
+            return f"{one['name']}: {_explain_termination(ended, role, one)}"
     return ""
 
 
-def _meaning(ended: Object, role: str, container: Object) -> str:
+def _explain_termination(ended: Object, role: str, container: Object) -> str:
     code, reason, said = ended.get("exitCode", 0), ended.get("reason"), ended.get("message") or ""
-    return meaning(code, reason, role, container["name"], said)
+    return explain_exit(code, reason, role, container["name"], said)
 
 
-def _event_words(name: str, events: Sequence[Object]) -> str:
+def _last_warning(name: str, events: Sequence[Object]) -> str:
     """The last warning about an object."""
     about = [one for one in events if one["involvedObject"].get("name") == name]
     if not about:
         return ""
-    last = max(about, key=_moment)
+    last = max(about, key=_event_time)
     return f"{last.get('reason', '')}: {last.get('message', '')}"
 
 
@@ -629,14 +631,14 @@ def _endpoints(objects: Sequence[Object]) -> list[dict[str, Any]]:
         if one["kind"] == "Service" and one["apiVersion"] == "serving.knative.dev/v1":
             url = (one.get("status") or {}).get("url")
             found.append(
-                {"role": role, "service": shown(one), "type": "Knative", "addresses": [url or "pending"]}
+                {"role": role, "service": describe(one), "type": "Knative", "addresses": [url or "pending"]}
             )
         elif _is_service(one) and not _owned(one) and one["spec"].get("clusterIP") != "None":
             addresses = [
                 text for port in one["spec"].get("ports") or () for text in _addresses(one, port, nodes)
             ]
             kind = one["spec"].get("type", "ClusterIP")
-            found.append({"role": role, "service": shown(one), "type": kind, "addresses": addresses})
+            found.append({"role": role, "service": describe(one), "type": kind, "addresses": addresses})
     return found
 
 
@@ -645,18 +647,18 @@ def _addresses(service: Object, port: Object, nodes: Sequence[str]) -> list[str]
     title = f"{port['name']} " if port.get("name") else ""
     if kind == "NodePort":
         number = port.get("nodePort")
-        return [f"{title}{_joined(node, number)}" for node in nodes] or [
+        return [f"{title}{_host_port(node, number)}" for node in nodes] or [
             f"{title}any node's address, port {number}"
         ]
     if kind == "LoadBalancer":
         given = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress") or ()
-        told = [_joined(one.get("hostname") or one.get("ip"), port["port"]) for one in given]
+        told = [_host_port(one.get("hostname") or one.get("ip"), port["port"]) for one in given]
         return [f"{title}{one}" for one in told] or [f"{title}pending"]
     metadata = service["metadata"]
     return [f"{title}{metadata['name']}.{metadata['namespace']}.svc:{port['port']}"]
 
 
-def _joined(host: str, port: int | None) -> str:
+def _host_port(host: str, port: int | None) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -666,14 +668,14 @@ def _address(node: Object) -> str | None:
     return None if found is None else str(found)
 
 
-def _claim(claim: Object, volumes: Mapping[str, str], events: Sequence[Object]) -> dict[str, Any]:
+def _claim_status(claim: Object, volumes: Mapping[str, str], events: Sequence[Object]) -> dict[str, Any]:
     status = claim.get("status") or {}
     name, volume, state = claim["metadata"]["name"], claim["spec"].get("volumeName"), _phase(claim)
     why = ""
     if state == "Lost":
         why = f"its volume {volume} is gone"
     elif state != "Bound":
-        why = volumes.get(volume or "") or _event_words(name, events)
+        why = volumes.get(volume or "") or _last_warning(name, events)
     return {
         "claim": name,
         "state": state,
@@ -683,7 +685,7 @@ def _claim(claim: Object, volumes: Mapping[str, str], events: Sequence[Object]) 
     }
 
 
-def _moment(event: Object) -> str:
+def _event_time(event: Object) -> str:
     series = event.get("series") or {}
     found = event.get("lastTimestamp") or series.get("lastObservedTime") or event.get("eventTime")
     return str(found or event["metadata"].get("creationTimestamp") or "")
@@ -698,27 +700,29 @@ def _errors(
     over = tuple(f"{name}-{role['role']}-" for role in roles if role["state"] == "done")
     well = (*over, *(f"{name}-{role['role']}-" for role in roles if role["state"] == "running"))
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for event in sorted(events, key=_moment):
+    for event in sorted(events, key=_event_time):
         about = event["involvedObject"]
         called = str(about.get("name", ""))
         if event.get("type") != "Warning" or (called not in names and not called.startswith(f"{name}-")):
             continue
         live = there.get((about.get("kind"), called))
-        if called.startswith(well if live is None else over) or (live is not None and _past(live, event)):
+        if called.startswith(well if live is None else over) or (
+            live is not None and _is_resolved(live, event)
+        ):
             continue
         key = (f"{about.get('kind')} {called}", str(event.get("reason", "")))
         found.pop(key, None)
         found[key] = {
-            "at": _moment(event),
+            "at": _event_time(event),
             "object": key[0],
             "reason": key[1],
             "message": str(event.get("message", "")).strip(),
             "count": event.get("count") or (event.get("series") or {}).get("count") or 1,
         }
-    return list(found.values())[-_SHOWN_ERRORS:]
+    return list(found.values())[-_MAX_ERRORS:]
 
 
-def _past(item: Object, event: Object) -> bool:
+def _is_resolved(item: Object, event: Object) -> bool:
     """Whether a warning is from before its object was well: a pod that is ready has failed its probes while it started,
     a claim that is bound has waited, an autoscaler that scales had no figures at first."""
     if item["kind"] == "PersistentVolumeClaim":
@@ -728,5 +732,5 @@ def _past(item: Object, event: Object) -> bool:
     sign = {"Pod": "Ready", _SCALER: "ScalingActive"}.get(item["kind"])
     for one in (item.get("status") or {}).get("conditions") or ():
         if one["type"] == sign and one["status"] == "True":
-            return _moment(event) <= str(one.get("lastTransitionTime", ""))
+            return _event_time(event) <= str(one.get("lastTransitionTime", ""))
     return False

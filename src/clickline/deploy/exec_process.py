@@ -13,11 +13,11 @@ from typing import Any
 from clickline.errors import ClusterError
 
 _IN, _OUT, _ERRORS, _END = 0, 1, 2, 3
-_SILENT_SECONDS = 300.0
-_MOST_ERRORS = 8192
+_IDLE_SECONDS = 300.0
+_MAX_STDERR = 8192
 
 
-class Process:
+class ExecProcess:
     """What `Kube.execute` gives. Reads and writes as a binary file does."""
 
     def __init__(self, socket: Any) -> None:
@@ -26,7 +26,7 @@ class Process:
         self._errors = b""
         self._status: dict[str, Any] | None = None
         self._open = True
-        socket.settimeout(_SILENT_SECONDS)
+        socket.settimeout(_IDLE_SECONDS)
 
     def write(self, data: bytes) -> None:
         """To its input. Raises ClusterError with its own words when it has ended meanwhile."""
@@ -97,6 +97,6 @@ class Process:
             if channel == _OUT:
                 self._out += data
             elif channel == _ERRORS:
-                self._errors = (self._errors + data)[-_MOST_ERRORS:]
+                self._errors = (self._errors + data)[-_MAX_STDERR:]
             elif channel == _END and data:
                 self._status = json.loads(data)

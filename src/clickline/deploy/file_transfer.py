@@ -21,26 +21,26 @@ from typing import Any, Protocol
 
 from clickline.errors import ClusterError, StorageError
 from clickline.progress import human_size
-from clickline.storage.atomic import hidden_name, is_hidden_name, remove_leftovers
+from clickline.storage.atomic import is_temporary_name, remove_leftovers, temporary_name
 
 CHUNK = 256 << 10
 _PART_SECONDS = 86_400  # a pod for data lives no longer, so what is older has lost its writer
-_LINE = 64 << 10
+_MAX_LINE = 64 << 10
 
 
-class Reader(Protocol):
+class ByteReader(Protocol):
     def read(self, size: int, /) -> bytes:
         """At most so many bytes; none at the end."""
 
     def readline(self, size: int, /) -> bytes: ...
 
 
-class Writer(Protocol):
+class ByteWriter(Protocol):
     def write(self, data: bytes, /) -> object: ...
 
 
 @dataclass(frozen=True)
-class Total:
+class TransferTotal:
     files: int
     bytes: int
     single: bool
@@ -51,7 +51,7 @@ Files = list[_Named]
 """Name at the other end, and place here."""
 
 
-def files_of(path: Path) -> Files:
+def list_files(path: Path) -> Files:
     """A file, or all files below a folder, in the order of their names. Links count as what they lead to."""
     try:
         if path.is_file():
@@ -77,21 +77,21 @@ def _below(folder: Path, inside: PurePosixPath, above: tuple[str, ...] = ()) -> 
             raise StorageError(
                 f"{one} is a link to {one.readlink()}, which does not exist. Mend or remove it."
             )
-        elif one.is_file() and not is_hidden_name(one.name):
+        elif one.is_file() and not is_temporary_name(one.name):
             yield name.as_posix(), one
 
 
-def total_of(path: Path, files: Files) -> Total:
-    return Total(len(files), sum(place.stat().st_size for _, place in files), path.is_file())
+def transfer_total(path: Path, files: Files) -> TransferTotal:
+    return TransferTotal(len(files), sum(place.stat().st_size for _, place in files), path.is_file())
 
 
-def send(files: Files, total: Total, out: Writer, sent: Callable[[int], None]) -> None:
+def send(files: Files, total: TransferTotal, out: ByteWriter, sent: Callable[[int], None]) -> None:
     """Write them; `sent` hears of every chunk."""
-    _say(out, asdict(total))
+    _write_header(out, asdict(total))
     for name, place in files:
         with place.open("rb") as file:
             left = os.fstat(file.fileno()).st_size
-            _say(out, {"name": name, "size": left})
+            _write_header(out, {"name": name, "size": left})
             digest = sha256()
             while left:
                 data = file.read(min(CHUNK, left))
@@ -102,28 +102,28 @@ def send(files: Files, total: Total, out: Writer, sent: Callable[[int], None]) -
                 left -= len(data)
                 sent(len(data))
             out.write(f"{digest.hexdigest()}\n".encode())
-    _say(out, {"end": True})
+    _write_header(out, {"end": True})
 
 
-def _say(out: Writer, document: dict[str, Any]) -> None:
+def _write_header(out: ByteWriter, document: dict[str, Any]) -> None:
     out.write(json.dumps(document).encode() + b"\n")
 
 
 def receive(
-    stream: Reader,
-    folder_for: Callable[[Total], Path],
+    stream: ByteReader,
+    folder_for: Callable[[TransferTotal], Path],
     got: Callable[[int], None] = lambda size: None,
     *,
     clears: bool = False,
-) -> Total:
+) -> TransferTotal:
     """Read what `send` writes into a folder that is chosen once the total is known. Returns what has arrived.
 
     `clears`: parts of files whose writer was killed are removed first. That is for the volume, which pods of ours fill;
     a folder of the user's may hold anything.
     """
-    said = _heard(stream)
+    said = _read_header(stream)
     try:
-        total = Total(said["files"], said["bytes"], said["single"])
+        total = TransferTotal(said["files"], said["bytes"], said["single"])
     except KeyError as error:
         raise StorageError(f"what comes is not what `clickline deploy data` sends: {said!r}") from error
     folder = folder_for(total)
@@ -138,8 +138,8 @@ def receive(
                 f"{folder} has {human_size(free)} free, and {human_size(total.bytes)} are to come. Enlarge the volume, "
                 "or remove what is not needed."
             )
-        while "end" not in (said := _heard(stream)):
-            _one(stream, _inside(folder, said["name"]), said["size"], got)
+        while "end" not in (said := _read_header(stream)):
+            _receive_file(stream, _safe_path(folder, said["name"]), said["size"], got)
             files, size = files + 1, size + said["size"]
     except OSError as error:
         raise StorageError(
@@ -148,12 +148,12 @@ def receive(
         ) from error
     if files != total.files:
         raise StorageError(f"{files} files came, and {total.files} were announced. Send them again.")
-    return Total(files, size, total.single)
+    return TransferTotal(files, size, total.single)
 
 
-def _one(stream: Reader, place: Path, size: int, got: Callable[[int], None]) -> None:
+def _receive_file(stream: ByteReader, place: Path, size: int, got: Callable[[int], None]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    part = place.with_name(hidden_name(place.name))
+    part = place.with_name(temporary_name(place.name))
     digest, left = sha256(), size
     try:
         with part.open("xb") as file:
@@ -169,7 +169,7 @@ def _one(stream: Reader, place: Path, size: int, got: Callable[[int], None]) -> 
                 got(len(data))
             file.flush()
             os.fsync(file.fileno())
-        if stream.readline(_LINE).strip().decode(errors="replace") != digest.hexdigest():
+        if stream.readline(_MAX_LINE).strip().decode(errors="replace") != digest.hexdigest():
             raise StorageError(
                 f"{place.name} did not arrive as it was sent: its checksum differs. Send it again."
             )
@@ -178,7 +178,7 @@ def _one(stream: Reader, place: Path, size: int, got: Callable[[int], None]) -> 
         part.unlink(missing_ok=True)
 
 
-def _inside(folder: Path, name: str) -> Path:
+def _safe_path(folder: Path, name: str) -> Path:
     """Names come from the other side: none leads out of the folder."""
     pure = PurePosixPath(name)
     place = folder.joinpath(*pure.parts)
@@ -191,8 +191,8 @@ def _inside(folder: Path, name: str) -> Path:
     return place
 
 
-def _heard(stream: Reader) -> dict[str, Any]:
-    line = stream.readline(_LINE)
+def _read_header(stream: ByteReader) -> dict[str, Any]:
+    line = stream.readline(_MAX_LINE)
     if not line:
         raise ClusterError("the stream ended before all files were there. Send them again.")
     try:

@@ -18,7 +18,7 @@ from clickline.errors import ClicklineError, StorageError
 from clickline.progress import human_size
 
 _POLL_SECONDS = 1.0
-_TELL_SECONDS = 30.0
+_LOG_SECONDS = 30.0
 
 
 def check_pod(
@@ -34,15 +34,15 @@ def check_pod(
     pods at once. Returns what to tell, a line each."""
     if cpu is not None:
         _check_cpu(cpu)
-    told = [_usable(directory) for directory in directories]
+    told = [_check_writable(directory) for directory in directories]
     if kernels is not None and cache is not None:
-        told.append(_bring(kernels, cache))
+        told.append(_copy_kernels(kernels, cache))
     if token is not None:
-        told.append(_token(token))
+        told.append(_create_token(token))
     return told
 
 
-def _usable(directory: Path) -> str:
+def _check_writable(directory: Path) -> str:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as proof:
@@ -51,18 +51,18 @@ def _usable(directory: Path) -> str:
             os.fsync(proof.fileno())
         room = os.statvfs(directory)
     except OSError as error:
-        raise StorageError(_why(directory, error)) from error
+        raise StorageError(_explain(directory, error)) from error
     return f"{directory}: takes files, {human_size(room.f_bavail * room.f_frsize)} free"
 
 
-def _bring(kernels: Path, cache: Path) -> str:
+def _copy_kernels(kernels: Path, cache: Path) -> str:
     """The image's file system is read-only, and Numba reads no cache that it cannot write to: hence a copy. It gets its
     name when it is whole."""
     if not kernels.is_dir():
         return f"{kernels}: no compiled kernels there, each is compiled at its first use"
     if cache.is_dir() and any(cache.iterdir()):
         return f"{cache}: has kernels already"
-    _usable(cache.parent)
+    _check_writable(cache.parent)
     copy = Path(tempfile.mkdtemp(prefix=f".{cache.name}-", dir=cache.parent))
     try:
         # Contents alone: whoever runs here owns the copies, and may not have what the image's modes say.
@@ -71,13 +71,13 @@ def _bring(kernels: Path, cache: Path) -> str:
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return f"{cache}: another container has brought the kernels"
-        raise StorageError(_why(cache, error)) from error
+        raise StorageError(_explain(cache, error)) from error
     finally:
         shutil.rmtree(copy)
     return f"{cache}: {sum(1 for _ in cache.rglob('*.nbc'))} compiled kernels from {kernels}"
 
 
-def _token(token: Path) -> str:
+def _create_token(token: Path) -> str:
     """A link makes the file appear with all of its content, in one pod of all that try."""
     try:
         token.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def _token(token: Path) -> str:
                     f"{token} is empty, and must hold Ray's token. Remove it; it is made anew."
                 ) from None
     except OSError as error:
-        raise StorageError(_why(token, error)) from error
+        raise StorageError(_explain(token, error)) from error
     return f"{token}: made a token for Ray"
 
 
@@ -126,9 +126,9 @@ def _check_cpu(name: str) -> None:
         )
 
 
-def _why(path: Path, error: OSError) -> str:
+def _explain(path: Path, error: OSError) -> str:
     """What was found at a path, or at what is there of it, and what to do."""
-    there, found = _nearest(path.absolute())
+    there, found = _nearest_existing(path.absolute())
     facts = (
         f"{there} belongs to uid {found.st_uid}, gid {found.st_gid}, with mode {found.st_mode & 0o7777:04o}"
     )
@@ -149,7 +149,7 @@ def _why(path: Path, error: OSError) -> str:
     return f"{path}: {error.strerror or error}; {facts}; {me}. {remedy}"
 
 
-def _nearest(path: Path) -> tuple[Path, os.stat_result]:
+def _nearest_existing(path: Path) -> tuple[Path, os.stat_result]:
     """The path, or of those above it the first that can be looked at; the root always can."""
     for there in (path, *path.parents):
         with suppress(OSError):
@@ -161,12 +161,12 @@ def await_server(address: str, say: Callable[[str], None]) -> None:
     """Until something takes connections at host:port. Without an end: the cluster may not have room yet for the pods
     that are waited for, and this one is shown as waiting."""
     host, _, port = address.rpartition(":")
-    told = -_TELL_SECONDS
+    told = -_LOG_SECONDS
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=_POLL_SECONDS).close()
         except OSError as error:
-            if time.monotonic() - told >= _TELL_SECONDS:
+            if time.monotonic() - told >= _LOG_SECONDS:
                 told = time.monotonic()
                 say(f"{address} does not answer yet: {error.strerror or error}")
             time.sleep(_POLL_SECONDS)

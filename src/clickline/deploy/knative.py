@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 
-from clickline.deploy.objects import Object, Plan
+from clickline.deploy.objects import DeployPlan, Object
 from clickline.deploy.predictors import lookup_servers, predictor_pod
 
 RESERVED_PORTS = (8008, 8012, 8013, 8022, 8112, 9090, 9091)
@@ -18,17 +18,17 @@ RESERVED_PORTS = (8008, 8012, 8013, 8022, 8112, 9090, 9091)
 
 _READY_SECONDS = 3600  # the first predictors are ready with the first version
 
-_FLAGGED = {
+_FLAGGED_FIELDS = {
     "nodeSelector": "kubernetes.podspec-nodeselector",
     "tolerations": "kubernetes.podspec-tolerations",
 }
 
 
-def knative_service(plan: Plan) -> list[Object]:
+def knative_service(plan: DeployPlan) -> list[Object]:
     """The Service, and the lookup servers if there are any."""
-    role, name, canary = "predictor", plan.called("predictor"), plan.deploy.serving.canary
+    role, name, canary = "predictor", plan.object_name("predictor"), plan.deploy.serving.canary
     template = _template(plan)
-    template["metadata"] = {"name": _called(name, template), **template["metadata"]}
+    template["metadata"] = {"name": _revision_name(name, template), **template["metadata"]}
     newest: Object = {"latestRevision": True, "percent": 100}
     traffic = [newest]
     if canary is not None:
@@ -40,31 +40,31 @@ def knative_service(plan: Plan) -> list[Object]:
     return [service, *lookup_servers(plan)]
 
 
-def revision(plan: Plan) -> str:
+def revision(plan: DeployPlan) -> str:
     """The name of the revision that this config makes. It follows from what the revision is, so that applying the same
     again makes no other, and that a canary can be told from what was there."""
-    return _called(plan.called("predictor"), _template(plan))
+    return _revision_name(plan.object_name("predictor"), _template(plan))
 
 
-def flags(plan: Plan) -> list[str]:
+def feature_flags(plan: DeployPlan) -> list[str]:
     """Keys of Knative's ConfigMap config-features that must be `enabled` for this Service."""
     spec = _template(plan)["spec"]
-    needed = [flag for key, flag in _FLAGGED.items() if key in spec]
+    needed = [flag for key, flag in _FLAGGED_FIELDS.items() if key in spec]
     if any("persistentVolumeClaim" in volume for volume in spec["volumes"]):
         needed.append("kubernetes.podspec-persistent-volume-claim")
     return sorted(needed)
 
 
-def queue_ports(plan: Plan) -> list[int]:
+def queue_ports(plan: DeployPlan) -> list[int]:
     """Where requests, probes and the autoscaler's questions arrive: at Knative's container, in plain and over TLS."""
     return [8013 if plan.deploy.serving.protocol == "grpc" else 8012, 8022, 8112, 9090, 9091]
 
 
-def _called(service: str, template: Object) -> str:
+def _revision_name(service: str, template: Object) -> str:
     return f"{service}-{sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
-def _template(plan: Plan) -> Object:
+def _template(plan: DeployPlan) -> Object:
     usual = predictor_pod(plan)
     spec = usual["spec"]
     (container,) = spec["containers"]
@@ -93,7 +93,7 @@ def _template(plan: Plan) -> Object:
             "annotations": {**usual["metadata"]["annotations"], **_scale(plan)},
         },
         "spec": {
-            **{key: spec[key] for key in (*kept, *_FLAGGED) if key in spec},
+            **{key: spec[key] for key in (*kept, *_FLAGGED_FIELDS) if key in spec},
             "containers": [inside],
             "volumes": [_volume(volume) for volume in spec["volumes"]],
         },
@@ -108,14 +108,14 @@ def _volume(volume: Object) -> Object:
     return volume
 
 
-def _port(plan: Plan) -> Object:
+def _port(plan: DeployPlan) -> Object:
     serve = plan.config.serve
     if plan.deploy.serving.protocol == "grpc":
         return {"name": "h2c", "containerPort": serve.grpc_port}
     return {"name": "http1", "containerPort": serve.http_port}
 
 
-def _probes(plan: Plan) -> dict[str, Object]:
+def _probes(plan: DeployPlan) -> dict[str, Object]:
     """On the port of requests, the one that Knative asks. A server without a version lives, and is not ready."""
     port = _port(plan)["containerPort"]
     ready: Object = {"httpGet": {"path": "/v2/health/ready", "port": port}}
@@ -130,7 +130,7 @@ def _probes(plan: Plan) -> dict[str, Object]:
     }
 
 
-def _scale(plan: Plan) -> dict[str, str]:
+def _scale(plan: DeployPlan) -> dict[str, str]:
     section = plan.deploy.serving
     most = section.replicas if section.max_replicas is None else section.max_replicas
     return {

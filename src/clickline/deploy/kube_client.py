@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clickline.deploy.exec_process import Process
+from clickline.deploy.exec_process import ExecProcess
 from clickline.deploy.objects import Object
 from clickline.errors import ClusterError
 
@@ -24,7 +24,7 @@ _CONNECTIONS = 64  # kept open: one for each container whose log is followed
 _FOLLOW_SECONDS = 60
 
 
-class ApiRefused(ClusterError):
+class ApiError(ClusterError):
     """The server answered, and said no. `causes` are (field, words) of an invalid object."""
 
     def __init__(self, words: str, status: int, message: str, causes: Sequence[tuple[str, str]] = ()) -> None:
@@ -54,7 +54,7 @@ class Resource:
         return f"{self.plural}.{group}" if group else self.plural
 
 
-def shown(item: Object) -> str:
+def describe(item: Object) -> str:
     """An object as messages name it: Deployment ads-predictor."""
     return f"{item['kind']} {item['metadata']['name']}"
 
@@ -154,7 +154,7 @@ class Kube:
             return [
                 one["version"] for one in self._json("GET", f"/apis/{group}", ("get", "APIs"))["versions"]
             ]
-        except ApiRefused as refused:
+        except ApiError as refused:
             if refused.status != 404:
                 raise
             return []
@@ -170,7 +170,7 @@ class Kube:
             root = "/apis" if "/" in api_version else "/api"
             try:
                 found = self._json("GET", f"{root}/{api_version}", ("get", "APIs"))["resources"]
-            except ApiRefused as refused:
+            except ApiError as refused:
                 if refused.status != 404:
                     raise
                 self._known[api_version] = None
@@ -224,7 +224,7 @@ class Kube:
         full_name = f"{resource.full_name}/{part}" if part else resource.full_name
         try:
             there: Object = self._json("GET", path, ("get", full_name))
-        except ApiRefused as refused:
+        except ApiError as refused:
             if refused.status != 404:
                 raise
             return None
@@ -276,7 +276,7 @@ class Kube:
         try:
             path = resource.path(metadata.get("namespace"), metadata["name"])
             self._json("DELETE", path, ("delete", resource.full_name), body=options)
-        except ApiRefused as refused:
+        except ApiError as refused:
             if refused.status not in (404, 409):
                 raise
 
@@ -319,12 +319,14 @@ class Kube:
         response = self._raw("GET", whole, {}, None, _PROXY_SECONDS)
         with self._reaching(_PROXY_SECONDS):
             data = response.read()
-        if response.status >= 300 and _of_api_server(data):
+        if response.status >= 300 and _is_status_object(data):
             raise self._refusal(response.status, data, ("get", "pods/proxy"), whole)
         return response.status, data.decode(errors="replace")
 
     @contextmanager
-    def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> Iterator[Process]:
+    def execute(
+        self, namespace: str, pod: str, container: str, command: Sequence[str]
+    ) -> Iterator[ExecProcess]:
         """A process in a container."""
         from kubernetes.stream.ws_client import create_websocket, get_websocket_url
         from websocket import WebSocketBadStatusException, WebSocketException
@@ -343,9 +345,9 @@ class Kube:
             raise self._refusal(error.status_code, body, ("get and create", "pods/exec"), path) from error
         except (WebSocketException, OSError) as error:
             raise ClusterError(
-                f"{self.host} ({self.where}) cannot be reached: {_last_words(error)}. Try again."
+                f"{self.host} ({self.where}) cannot be reached: {_reason(error)}. Try again."
             ) from error
-        process = Process(socket)
+        process = ExecProcess(socket)
         try:
             yield process
         finally:
@@ -428,7 +430,7 @@ class Kube:
             yield
         except ApiException as error:  # only TLS comes as this one
             raise ClusterError(
-                f"{self.host} ({self.where}) cannot be trusted: {_last_words(error.reason)}. "
+                f"{self.host} ({self.where}) cannot be trusted: {_reason(error.reason)}. "
                 "Check certificate-authority in the kubeconfig."
             ) from error
         except http.ReadTimeoutError as error:
@@ -438,15 +440,15 @@ class Kube:
             ) from error
         except http.ProtocolError as error:
             raise ClusterError(
-                f"{self.host} ({self.where}) cut the connection: {_last_words(error)}. Try again."
+                f"{self.host} ({self.where}) cut the connection: {_reason(error)}. Try again."
             ) from error
         except http.HTTPError as error:
             raise ClusterError(
-                f"{self.host} ({self.where}) cannot be reached: {_last_words(error)}. Check that the cluster runs "
+                f"{self.host} ({self.where}) cannot be reached: {_reason(error)}. Check that the cluster runs "
                 "and that this machine may reach it; --context or KUBECONFIG chooses another one."
             ) from error
 
-    def _refusal(self, status: int, data: bytes, what: tuple[str, str], path: str) -> ApiRefused:
+    def _refusal(self, status: int, data: bytes, what: tuple[str, str], path: str) -> ApiError:
         try:
             document = json.loads(data)
             message = str(document.get("message") or "")
@@ -472,10 +474,10 @@ class Kube:
             )
         else:
             words = f"{message or 'no reason was given'} ({status})"
-        return ApiRefused(words, status, message, causes)
+        return ApiError(words, status, message, causes)
 
 
-def _of_api_server(data: bytes) -> bool:
+def _is_status_object(data: bytes) -> bool:
     """Whether an answer is a Status object: what the API server says for itself, and a pod of ours never does."""
     try:
         document = json.loads(data)
@@ -487,7 +489,7 @@ def _of_api_server(data: bytes) -> bool:
     )
 
 
-def _last_words(error: object) -> str:
+def _reason(error: object) -> str:
     """The reason of a failed connection without the objects that it was wrapped in."""
     text = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
     return re.sub(r"^.*?>?: (?=Failed|\[)|\(_ssl\.c:\d+\)", "", text).strip(" .")

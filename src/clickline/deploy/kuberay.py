@@ -10,40 +10,40 @@ from shlex import join
 from typing import Any
 
 from clickline.config.deploy_sections import Resources, amount
-from clickline.deploy.objects import WORKING_FOLDER, Object, Plan
+from clickline.deploy.objects import WORKING_FOLDER, DeployPlan, Object
 from clickline.deploy.pods import pod, security
 from clickline.deploy.ray_pods import (
     NO_MEMORY,
     OBJECT_STORE,
     WORKER_PORTS,
-    by_operator,
     driver_command,
     tcp_probe,
+    uses_operator,
     worker_cpus,
     worker_memory,
-    workers,
+    worker_range,
 )
 
 _RAY_VERSION = "2.60.0"
 """The operator asks for it to know what this Ray can do; the smallest that we run with."""
 
-_KEPT_SECONDS = 60  # that the cluster stays when the job has ended, for a look at its logs
+_TTL_SECONDS = 60  # that the cluster stays when the job has ended, for a look at its logs
 _SUBMITTER = Resources(cpu="50m", memory="128Mi", memory_limit="512Mi")
 _AUTOSCALER = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
 _HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265}
 
 
-def ray_job(plan: Plan) -> list[Object]:
+def ray_job(plan: DeployPlan) -> list[Object]:
     """The RayJob; nothing where another kind runs training."""
-    if not by_operator(plan.config) or plan.deploy.training.kind != "kuberay":
+    if not uses_operator(plan.config) or plan.deploy.training.kind != "kuberay":
         return []
-    return [ray_job_running(plan, driver_command(plan))]
+    return [ray_job_for(plan, driver_command(plan))]
 
 
-def ray_job_running(plan: Plan, command: list[str]) -> Object:
+def ray_job_for(plan: DeployPlan, command: list[str]) -> Object:
     """A RayJob whose entrypoint is `command`. A lost worker is made anew; a lost head begins again from the checkpoint,
     with a new cluster. A RayJob knows no exit codes: what ends for good, as a refused gate, ends so at each try."""
-    least, most = workers(plan.config)
+    least, most = worker_range(plan.config)
     cluster: Object = {
         "rayVersion": _RAY_VERSION,
         "authOptions": {"mode": "token"},
@@ -89,14 +89,14 @@ def ray_job_running(plan: Plan, command: list[str]) -> Object:
         "RayJob",
         # The submitter is a Job of the same name. One that is there, as the pipeline's of core objects, the operator
         # would take for it, and never hand the entrypoint over.
-        plan.called("ray"),
+        plan.object_name("ray"),
         "pipeline",
         {
             "spec": {
                 "entrypoint": join([*command, "-c", str(WORKING_FOLDER / "clickline.yaml")]),
                 "backoffLimit": plan.deploy.workflow.retries,
                 "shutdownAfterJobFinishes": True,
-                "ttlSecondsAfterFinished": _KEPT_SECONDS,
+                "ttlSecondsAfterFinished": _TTL_SECONDS,
                 "submitterPodTemplate": _submitter(plan),
                 "rayClusterSpec": cluster,
             }
@@ -106,7 +106,7 @@ def ray_job_running(plan: Plan, command: list[str]) -> Object:
     return made
 
 
-def _gang(plan: Plan) -> dict[str, str]:
+def _gang(plan: DeployPlan) -> dict[str, str]:
     """The operator, installed with Volcano as its batch scheduler, makes a PodGroup of head and smallest workers."""
     if not plan.deploy.training.gang:
         return {}
@@ -121,33 +121,33 @@ def _gang(plan: Plan) -> dict[str, str]:
 # ── pods ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _head(plan: Plan, *, grows: bool) -> Object:
+def _head(plan: DeployPlan, *, grows: bool) -> Object:
     """The stages run here, beside Ray's own processes: it takes what both take. The autoscaler calls the API."""
-    takes = _both(plan.deploy.resources.ray_head, plan.deploy.resources.pipeline)
-    return _by_operator(
+    resources = _sum_resources(plan.deploy.resources.ray_head, plan.deploy.resources.pipeline)
+    return _for_operator(
         plan,
         pod(
             plan,
             "ray-head",
             [],
-            takes=takes,
+            resources=resources,
             ports=_HEAD_PORTS,
             probes=_probes("dashboard", "gcs-server"),
             ray=True,
             data=True,
-            account=grows,
+            uses_api=grows,
         ),
     )
 
 
-def _worker(plan: Plan) -> Object:
-    return _by_operator(
+def _worker(plan: DeployPlan) -> Object:
+    return _for_operator(
         plan,
         pod(
             plan,
             "ray-worker",
             [],
-            takes=plan.deploy.resources.ray_worker,
+            resources=plan.deploy.resources.ray_worker,
             ports=WORKER_PORTS,
             probes=_probes("node-manager", "node-manager"),
             ray=True,
@@ -161,9 +161,9 @@ def _probes(ready: str, alive: str) -> Object:
     return {"readinessProbe": tcp_probe(ready, failures=3), "livenessProbe": tcp_probe(alive, failures=24)}
 
 
-def _submitter(plan: Plan) -> Object:
+def _submitter(plan: DeployPlan) -> Object:
     """It hands the entrypoint over and shows what that prints: no volumes, nothing to prepare."""
-    template = _by_operator(plan, pod(plan, "pipeline", [], takes=_SUBMITTER, ray=True, restart="Never"))
+    template = _for_operator(plan, pod(plan, "pipeline", [], resources=_SUBMITTER, ray=True, restart="Never"))
     spec = template["spec"]
     del spec["initContainers"]
     kept = ("scratch", "tmp")
@@ -174,7 +174,7 @@ def _submitter(plan: Plan) -> Object:
     return template
 
 
-def _by_operator(plan: Plan, template: Object) -> Object:
+def _for_operator(plan: DeployPlan, template: Object) -> Object:
     """Without what the operator sets itself: the command, and the token, which it keeps in a secret of its own."""
     spec: dict[str, Any] = template["spec"]
     for container in (*spec["initContainers"], *spec["containers"]):
@@ -186,7 +186,7 @@ def _by_operator(plan: Plan, template: Object) -> Object:
     return template
 
 
-def _both(one: Resources, other: Resources) -> Resources:
+def _sum_resources(one: Resources, other: Resources) -> Resources:
     limits = (one.cpu_limit, other.cpu_limit)
     return Resources(
         cpu=_cores(one.cpu, other.cpu),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clickline.deploy.objects import Object, Plan
+from clickline.deploy.objects import DeployPlan, Object
 from clickline.deploy.pods import http_probe, pod
 
 
@@ -11,11 +11,11 @@ def tracking_uri(name: str, port: int) -> str:
     return f"http://{name}-tracking:{port}"
 
 
-def tracking_server(plan: Plan) -> list[Object]:
+def tracking_server(plan: DeployPlan) -> list[Object]:
     """The server and how it is reached. Its database is the file that runs use without a server, so that what was
     tracked before is there."""
     role, section, home = "tracking", plan.deploy.tracking, plan.config.home
-    name, port = plan.called(role), section.port
+    name, port = plan.object_name(role), section.port
     command = [
         "mlflow",
         "server",
@@ -31,14 +31,14 @@ def tracking_server(plan: Plan) -> list[Object]:
         plan,
         role,
         command,
-        takes=plan.deploy.resources.tracking,
+        resources=plan.deploy.resources.tracking,
         ports={"http": port},
         probes={
             "startupProbe": {**probe, "periodSeconds": 5, "failureThreshold": 120},
             "readinessProbe": {**probe, "periodSeconds": 10},
             "livenessProbe": {**probe, "periodSeconds": 20, "failureThreshold": 6},
         },
-        more_environment=[
+        extra_env=[
             {"name": "GIT_PYTHON_REFRESH", "value": "quiet"},
             {"name": "MLFLOW_DISABLE_TELEMETRY", "value": "true"},
             {"name": "MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "value": "false"},
@@ -62,9 +62,9 @@ def tracking_server(plan: Plan) -> list[Object]:
     ]
 
 
-def _hosts(plan: Plan) -> str:
+def _hosts(plan: DeployPlan) -> str:
     """Names that a request may be addressed to, as MLflow compares them; localhost is for kubectl port-forward."""
-    service = plan.called("tracking")
+    service = plan.object_name("tracking")
     inside = [service, f"{service}.{plan.deploy.namespace}", f"{service}.{plan.deploy.namespace}.svc"]
     names = [*inside, f"{inside[-1]}.cluster.local", "localhost", "127.0.0.1"]
     return ",".join(f"{name}:*" for name in names)

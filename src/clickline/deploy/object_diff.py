@@ -8,27 +8,29 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from typing import Any
 
-from clickline.deploy.apply import Step, content
-from clickline.deploy.kube_client import shown
-from clickline.deploy.objects import Object, text
+from clickline.deploy.apply import ObjectChange, without_server_fields
+from clickline.deploy.kube_client import describe
+from clickline.deploy.objects import Object, to_yaml
 
 
 @dataclass(frozen=True)
-class Difference:
+class ObjectDiff:
     object: str
     action: str
     """created, changed, replaced or removed."""
     diff: str
 
 
-def differences(steps: Sequence[Step]) -> list[Difference]:
+def object_diffs(steps: Sequence[ObjectChange]) -> list[ObjectDiff]:
     """One for each object that would not stay as it is. Secrets are named by objects, never part of them."""
     return [
-        Difference(shown(step.item), step.action, _diff(step)) for step in steps if step.action != "unchanged"
+        ObjectDiff(describe(step.item), step.action, _diff(step))
+        for step in steps
+        if step.action != "unchanged"
     ]
 
 
-def _diff(step: Step) -> str:
+def _diff(step: ObjectChange) -> str:
     place = f"{step.item['kind']}/{step.item['metadata']['name']}"
     live = [] if step.live is None else _lines(step.live)
     new = [] if step.action == "removed" else _lines(step.new or step.item, step.item)
@@ -39,22 +41,27 @@ def _diff(step: Step) -> str:
 def _lines(item: Object, named: Object | None = None) -> list[str]:
     """An object as YAML without what the server writes into each. One that is made anew was tried under another
     name."""
-    cleaned = deepcopy(content(item))
+    cleaned = deepcopy(without_server_fields(item))
     if named is not None:
         cleaned["metadata"] = {**cleaned["metadata"], "name": named["metadata"]["name"]}
     if (item["apiVersion"], item["kind"]) == ("batch/v1", "Job"):
-        cleaned = _without_own_labels(cleaned)
-    return text([_sorted(cleaned)]).splitlines()
+        cleaned = _without_job_labels(cleaned)
+    return to_yaml([_sorted(cleaned)]).splitlines()
 
 
-_OF_JOB = ("controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name")
+_JOB_LABELS = (
+    "controller-uid",
+    "job-name",
+    "batch.kubernetes.io/controller-uid",
+    "batch.kubernetes.io/job-name",
+)
 
 
-def _without_own_labels(job: Object) -> Object:
+def _without_job_labels(job: Object) -> Object:
     """By what a Job knows its pods is another thing in each."""
     job.get("spec", {}).pop("selector", None)
     for holder in (job, job.get("spec", {}).get("template") or {}):
-        for label in _OF_JOB:
+        for label in _JOB_LABELS:
             ((holder.get("metadata") or {}).get("labels") or {}).pop(label, None)
     return job
 

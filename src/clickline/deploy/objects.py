@@ -23,13 +23,13 @@ WORKING_FOLDER = PurePosixPath("/clickline")
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeployPlan:
     """What is deployed: the config as the pods see it, and the user's own Python files that it names."""
 
     config: Config
     files: Mapping[str, str]
     """Path in a pod to text."""
-    written: str
+    config_text: str
     """The config's text in the pods."""
 
     @property
@@ -44,7 +44,7 @@ class Plan:
     def on_ray(self) -> bool:
         return self.config.train.mode == "cluster"
 
-    def called(self, role: str) -> str:
+    def object_name(self, role: str) -> str:
         """The name of an object of this deployment."""
         return f"{self.name}-{role}"
 
@@ -83,7 +83,7 @@ class Plan:
     def config_map(self) -> Object:
         """The config and the user's files."""
         return self.object(
-            "v1", "ConfigMap", self.called("config"), "config", {"data": dict(self._config_files())}
+            "v1", "ConfigMap", self.object_name("config"), "config", {"data": dict(self._config_files())}
         )
 
     def config_hash(self, role: str) -> str:
@@ -93,10 +93,10 @@ class Plan:
         """
         files = self._config_files()
         if role not in SERVING_ROLES:
-            files["clickline.yaml"] = resolved(self.config.model_copy(update=self._not_of_training()))
+            files["clickline.yaml"] = resolved(self.config.model_copy(update=self._serving_defaults()))
         return sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
 
-    def _not_of_training(self) -> dict[str, Any]:
+    def _serving_defaults(self) -> dict[str, Any]:
         # Whom a registry's versions must be signed by is asked when they are made, too.
         keys = {"trusted_keys_file": self.config.serve.trusted_keys_file}
         serve = ServeSection().model_copy(update=keys)
@@ -105,15 +105,15 @@ class Plan:
     def mounted_files(self) -> dict[str, str]:
         """Path in a pod to key of the ConfigMap."""
         mounts = {str(WORKING_FOLDER / "clickline.yaml"): "clickline.yaml"}
-        return mounts | {path: _key(path) for path in self.files}
+        return mounts | {path: _config_map_key(path) for path in self.files}
 
     def _config_files(self) -> dict[str, str]:
-        return {"clickline.yaml": self.written} | {
-            _key(path): content for path, content in self.files.items()
+        return {"clickline.yaml": self.config_text} | {
+            _config_map_key(path): content for path, content in self.files.items()
         }
 
 
-def _key(path: str) -> str:
+def _config_map_key(path: str) -> str:
     """Keys of a ConfigMap have no slashes."""
     inside = PurePosixPath(path)
     return ".".join(
@@ -131,15 +131,15 @@ class _Dumper(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
 
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     style = "|" if "\n" in value else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)
 
 
-def text(objects: Iterable[Object]) -> str:
+def to_yaml(objects: Iterable[Object]) -> str:
     """YAML of one or several objects."""
     return "---\n".join(
         yaml.dump(one, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110) for one in objects

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from clickline.deploy.deploy_status import WORKLOADS, desired_pods, workload_state
-from clickline.deploy.kube_client import ApiRefused, Kube
+from clickline.deploy.kube_client import ApiError, Kube
 from clickline.deploy.objects import Object
 from clickline.errors import ClusterError
 
-_LOOK_SECONDS = 2.0
-_ENDLESS = ("Deployment", "StatefulSet", "Service", "CronJob", "CronWorkflow")
+_POLL_SECONDS = 2.0
+_LONG_RUNNING = ("Deployment", "StatefulSet", "Service", "CronJob", "CronWorkflow")
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     at: str
     pod: str
     container: str
@@ -33,7 +33,7 @@ class _Source(NamedTuple):
     restarts: int
 
 
-def pods(kube: Kube, *, name: str, namespace: str, role: str | None) -> list[Object]:
+def list_pods(kube: Kube, *, name: str, namespace: str, role: str | None) -> list[Object]:
     """The pods of a role, or all; the oldest first."""
     found = kube.list("v1", "Pod", namespace, _labels(name, role))
     return sorted(
@@ -46,11 +46,11 @@ def _labels(name: str, role: str | None) -> dict[str, str]:
     return labels if role is None else {**labels, "app.kubernetes.io/component": role}
 
 
-def last(
+def last_lines(
     kube: Kube, found: Sequence[Object], *, namespace: str, lines: int, previous: bool = False
-) -> list[Line]:
+) -> list[LogLine]:
     """The last lines of all containers together, or of their runs before the last restart."""
-    told: list[Line] = []
+    told: list[LogLine] = []
     for pod in found:
         for source in _sources(pod):
             if previous and not source.restarts:
@@ -80,7 +80,7 @@ def _read(
     previous: bool = False,
     following: bool = False,
     since: str | None = None,
-) -> Iterator[Line]:
+) -> Iterator[LogLine]:
     """Nothing from a container that has nothing to say yet, or whose pod is gone."""
     try:
         for text in kube.log(
@@ -94,17 +94,17 @@ def _read(
         ):
             at, _, words = text.partition(" ")
             if since is None or at > since:
-                yield Line(at, source.pod, source.container, words)
-    except ApiRefused as refused:
+                yield LogLine(at, source.pod, source.container, words)
+    except ApiError as refused:
         if refused.status not in (400, 404):
             raise
 
 
 def follow(
-    kube: Kube, *, name: str, namespace: str, role: str | None, after: Sequence[Line]
-) -> Iterator[Line]:
+    kube: Kube, *, name: str, namespace: str, role: str | None, after: Sequence[LogLine]
+) -> Iterator[LogLine]:
     """What is said after the lines `after`, also by pods that come later. Ends when nothing runs or will run."""
-    told: queue.SimpleQueue[Line | ClusterError] = queue.SimpleQueue()
+    told: queue.SimpleQueue[LogLine | ClusterError] = queue.SimpleQueue()
     heard: dict[tuple[str, str], str] = {}
     for line in after:
         heard[line.pod, line.container] = max(line.at, heard.get((line.pod, line.container), ""))
@@ -116,14 +116,14 @@ def follow(
             for line in _read(kube, namespace, source, following=True, since=since):
                 heard[source.pod, source.container] = line.at
                 told.put(line)
-        except ApiRefused as refused:
+        except ApiError as refused:
             told.put(refused)
         except ClusterError:
             return  # cut, or silent for long: the next look takes it up where it was
 
     done: set[_Source] = set()
     while True:
-        found = pods(kube, name=name, namespace=namespace, role=role)
+        found = list_pods(kube, name=name, namespace=namespace, role=role)
         for pod in found:
             ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
             for source in _sources(pod):
@@ -135,7 +135,7 @@ def follow(
                     continue
                 readers[source] = threading.Thread(target=listen, args=(source,), daemon=True)
                 readers[source].start()
-        deadline = time.monotonic() + _LOOK_SECONDS
+        deadline = time.monotonic() + _POLL_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             try:
                 heard_of = told.get(timeout=left)
@@ -145,11 +145,15 @@ def follow(
                 raise heard_of
             yield heard_of
         listening = any(reader.is_alive() for reader in readers.values())
-        if not listening and _over(kube, found, name=name, namespace=namespace, role=role) and told.empty():
+        if (
+            not listening
+            and _is_finished(kube, found, name=name, namespace=namespace, role=role)
+            and told.empty()
+        ):
             return
 
 
-def _over(kube: Kube, found: Sequence[Object], *, name: str, namespace: str, role: str | None) -> bool:
+def _is_finished(kube: Kube, found: Sequence[Object], *, name: str, namespace: str, role: str | None) -> bool:
     """Whether no pod runs and none will come."""
     if any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in found):
         return False
@@ -159,5 +163,5 @@ def _over(kube: Kube, found: Sequence[Object], *, name: str, namespace: str, rol
     if role is not None:
         workloads = [one for one in workloads if role in desired_pods(one)]
     return bool(workloads) and all(
-        one["kind"] not in _ENDLESS and workload_state(one)[0] in ("done", "failed") for one in workloads
+        one["kind"] not in _LONG_RUNNING and workload_state(one)[0] in ("done", "failed") for one in workloads
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from clickline.config.deploy_sections import Resources
 from clickline.config.sections import ServeSection, StudioSection
-from clickline.deploy.objects import SERVING_ROLES, Object, Plan
+from clickline.deploy.objects import SERVING_ROLES, DeployPlan, Object
 
 SCRATCH = PurePosixPath("/scratch")
 TOKEN_FILE = "ray-token"
@@ -24,49 +24,53 @@ _SecretFiles = dict[str, tuple[str, str]]
 
 
 def pod(
-    plan: Plan,
+    plan: DeployPlan,
     role: str,
     command: Sequence[str],
     *,
-    takes: Resources,
+    resources: Resources,
     ports: Mapping[str, int] | None = None,
     probes: Mapping[str, Object] | None = None,
     ray: bool = False,
     data: bool = False,
-    fills: bool = False,
-    writes: bool = True,
-    more_environment: Sequence[Object] = (),
+    writes_data: bool = False,
+    writes_home: bool = True,
+    extra_env: Sequence[Object] = (),
     restart: str | None = None,
     grace: int | None = None,
-    account: bool = False,
-    before_stop: Object | None = None,
-    awaits: str | None = None,
-    serves: bool = False,
+    uses_api: bool = False,
+    pre_stop: Object | None = None,
+    wait_for: str | None = None,
+    calls_predictors: bool = False,
 ) -> Object:
     """A pod template with one process.
 
-    `data`: it reads the click logs; `fills`: it writes them. `writes`: it writes to `home`. `ray`: it is a node of Ray.
-    `account`: it calls the API of Kubernetes. `awaits` is a host:port that must answer before it begins. `restart` is
-    the pod's restartPolicy, where it is not Always. `serves`: it asks predictors, and needs the files of a server as
+    `data`: it reads the click logs; `writes_data`: it writes_home them. `writes_home`: it writes_home to `home`. `ray`: it is a node of Ray.
+    `uses_api`: it calls the API of Kubernetes. `wait_for` is a host:port that must answer before it begins. `restart` is
+    the pod's restartPolicy, where it is not Always. `calls_predictors`: it asks predictors, and needs the files of a server as
     the roles that are servers do.
     """
-    signs = writes and role != "tracking"
-    secret_files = _secret_files(plan, signs=signs, serves=serves or role in SERVING_ROLES)
-    mounts = _mounts(plan, ray=ray, data=data, fills=fills, writes=writes, secret_files=secret_files)
+    signs = writes_home and role != "tracking"
+    secret_files = _secret_files(
+        plan, signs=signs, calls_predictors=calls_predictors or role in SERVING_ROLES
+    )
+    mounts = _mounts(
+        plan, ray=ray, data=data, writes_data=writes_data, writes_home=writes_home, secret_files=secret_files
+    )
     shared: Object = {
         "image": plan.deploy.image,
         "imagePullPolicy": plan.deploy.pull,
         "workingDir": "/clickline",
-        "env": [*environment(plan, ray=ray), *more_environment],
+        "env": [*environment(plan, ray=ray), *extra_env],
         **_secret_environment(plan),
         "volumeMounts": mounts,
         "securityContext": security(),
         # Why a container has failed then stands in its pod's status, also when the next one runs already.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    checked = [] if writes else ["--read-only"]
-    checked += ["--data", data_folder(plan)] if fills and claim_name(plan, "data") is not None else []
-    checked += [] if awaits is None else ["--await", awaits]
+    checked = [] if writes_home else ["--read-only"]
+    checked += ["--data", data_folder(plan)] if writes_data and claim_name(plan, "data") is not None else []
+    checked += [] if wait_for is None else ["--await", wait_for]
     ready = {
         "name": "ready",
         "command": ["clickline", "deploy", "check-pod", *checked],
@@ -76,16 +80,16 @@ def pod(
             "limits": {"memory": "512Mi"},
         },
     }
-    main: Object = {"name": role, "command": list(command), **shared, "resources": resources(takes)}
+    main: Object = {"name": role, "command": list(command), **shared, "resources": resource_spec(resources)}
     if ports:
         main["ports"] = [{"name": name, "containerPort": port} for name, port in ports.items()]
     if probes:
         main |= probes
-    if before_stop is not None:
-        main["lifecycle"] = {"preStop": before_stop}
+    if pre_stop is not None:
+        main["lifecycle"] = {"preStop": pre_stop}
     spec: Object = {
-        "serviceAccountName": plan.called("access"),
-        "automountServiceAccountToken": account,
+        "serviceAccountName": plan.object_name("access"),
+        "automountServiceAccountToken": uses_api,
         "enableServiceLinks": False,  # one variable for each Service of the namespace, of no use
         "securityContext": _pod_security(plan),
         "initContainers": [ready],
@@ -106,21 +110,21 @@ def pod(
     }
 
 
-def data_pod(plan: Plan) -> Object:
+def data_pod(plan: DeployPlan) -> Object:
     """A pod to put click logs into the data volume with: `kubectl cp`, or `kubectl exec … clickline sample`. It is
     ready once it can write there; until then it looks again and again."""
     template = pod(
         plan,
         "data",
         ["sleep", "86400"],
-        takes=plan.deploy.resources.lookup,
+        resources=plan.deploy.resources.lookup,
         data=True,
-        fills=True,
-        writes=False,
+        writes_data=True,
+        writes_home=False,
         restart="OnFailure",
         grace=0,
     )
-    return plan.object("v1", "Pod", plan.called("data"), "data", {"spec": template["spec"]})
+    return plan.object("v1", "Pod", plan.object_name("data"), "data", {"spec": template["spec"]})
 
 
 # ── what a process is and has ──────────────────────────────────────────────────────────────────
@@ -137,7 +141,7 @@ def security() -> Object:
     }
 
 
-def _pod_security(plan: Plan) -> Object:
+def _pod_security(plan: DeployPlan) -> Object:
     who = plan.deploy.identity
     return {
         "runAsNonRoot": True,
@@ -149,7 +153,7 @@ def _pod_security(plan: Plan) -> Object:
     }
 
 
-def environment(plan: Plan, *, ray: bool) -> list[Object]:
+def environment(plan: DeployPlan, *, ray: bool) -> list[Object]:
     """Variables of every process."""
     variables = {
         "HOME": str(SCRATCH),
@@ -166,19 +170,19 @@ def environment(plan: Plan, *, ray: bool) -> list[Object]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
-def _secret_environment(plan: Plan) -> Object:
+def _secret_environment(plan: DeployPlan) -> Object:
     named = plan.deploy.secrets.environment
     return {"envFrom": [{"secretRef": {"name": name}} for name in named]} if named else {}
 
 
-def resources(takes: Resources) -> Object:
+def resource_spec(resources: Resources) -> Object:
     """Requests and limits of a container."""
-    limits: Object = {"memory": takes.memory_limit}
-    if takes.cpu_limit is not None:
-        limits["cpu"] = takes.cpu_limit
-    if takes.gpu:
-        limits["nvidia.com/gpu"] = str(takes.gpu)
-    return {"requests": {"cpu": takes.cpu, "memory": takes.memory}, "limits": limits}
+    limits: Object = {"memory": resources.memory_limit}
+    if resources.cpu_limit is not None:
+        limits["cpu"] = resources.cpu_limit
+    if resources.gpu:
+        limits["nvidia.com/gpu"] = str(resources.gpu)
+    return {"requests": {"cpu": resources.cpu, "memory": resources.memory}, "limits": limits}
 
 
 def http_probe(path: str, port: str | int, *, tls: bool = False, **timing: int) -> Object:
@@ -192,21 +196,27 @@ def http_probe(path: str, port: str | int, *, tls: bool = False, **timing: int) 
 # ── folders ────────────────────────────────────────────────────────────────────────────────────
 
 
-def data_folder(plan: Plan) -> str:
+def data_folder(plan: DeployPlan) -> str:
     """Where the data volume is mounted."""
     return plan.deploy.storage.data.mount or "/clickline/data"
 
 
-def claim_name(plan: Plan, volume: str) -> str | None:
+def claim_name(plan: DeployPlan, volume: str) -> str | None:
     """The claim of `data` or `models`; None: there is no such volume."""
     section = getattr(plan.deploy.storage, volume)
     if section.kind == "none":
         return None
-    return section.claim or plan.called(volume)
+    return section.claim or plan.object_name(volume)
 
 
 def _mounts(
-    plan: Plan, *, ray: bool, data: bool, fills: bool, writes: bool, secret_files: _SecretFiles
+    plan: DeployPlan,
+    *,
+    ray: bool,
+    data: bool,
+    writes_data: bool,
+    writes_home: bool,
+    secret_files: _SecretFiles,
 ) -> list[Object]:
     mounts: list[Object] = [
         {"name": "config", "mountPath": path, "subPath": key, "readOnly": True}
@@ -218,9 +228,9 @@ def _mounts(
     ]
     if data and claim_name(plan, "data") is not None:
         logs: Object = {"name": "data", "mountPath": data_folder(plan)}
-        mounts.append(logs if fills else {**logs, "readOnly": True})
+        mounts.append(logs if writes_data else {**logs, "readOnly": True})
     models: Object = {"name": "models", "mountPath": plan.config.home}
-    mounts.append(models if writes else {**models, "readOnly": True})
+    mounts.append(models if writes_home else {**models, "readOnly": True})
     mounts.append({"name": "scratch", "mountPath": str(SCRATCH)})
     mounts.append({"name": "tmp", "mountPath": "/tmp"})
     if data and plan.deploy.storage.cache is not None:
@@ -230,8 +240,8 @@ def _mounts(
     return mounts
 
 
-def _volumes(plan: Plan, *, ray: bool, data: bool, secret_files: _SecretFiles) -> list[Object]:
-    volumes: list[Object] = [{"name": "config", "configMap": {"name": plan.called("config")}}]
+def _volumes(plan: DeployPlan, *, ray: bool, data: bool, secret_files: _SecretFiles) -> list[Object]:
+    volumes: list[Object] = [{"name": "config", "configMap": {"name": plan.object_name("config")}}]
     volumes += [
         {"name": f"secret-{secret}", "secret": {"secretName": secret, "defaultMode": 0o440}}
         for secret in sorted({secret for secret, _ in secret_files.values()})
@@ -247,13 +257,13 @@ def _volumes(plan: Plan, *, ray: bool, data: bool, secret_files: _SecretFiles) -
         )
     volumes += [{"name": "scratch", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}]
     if data and plan.deploy.storage.cache is not None:
-        volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": plan.called("cache")}})
+        volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": plan.object_name("cache")}})
     if ray:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}})
     return volumes
 
 
-def _secret_files(plan: Plan, *, signs: bool, serves: bool) -> _SecretFiles:
+def _secret_files(plan: DeployPlan, *, signs: bool, calls_predictors: bool) -> _SecretFiles:
     """Path in a pod to secret and key. The key that signs versions is for those who make them, never for servers; a
     server's certificate and token are for those who serve, or ask servers: the pipeline is not another for them."""
     config = plan.config
@@ -272,13 +282,13 @@ def _secret_files(plan: Plan, *, signs: bool, serves: bool) -> _SecretFiles:
 
 def _files_of_servers(section: ServeSection | StudioSection) -> set[str | None]:
     tls = section.tls
-    return {section.token_file, *(() if tls is None else (tls.certificate, tls.key, tls.authority))}
+    return {section.token_file, *(() if tls is None else (tls.certificate, tls.key, tls.ca))}
 
 
 # ── nodes ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _placement(plan: Plan) -> dict[str, Any]:
+def _placement(plan: DeployPlan) -> dict[str, Any]:
     placed: dict[str, Any] = {}
     nodes = plan.deploy.nodes
     if plan.deploy.pull_secrets:

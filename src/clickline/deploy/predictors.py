@@ -12,23 +12,25 @@ from clickline.config import Config
 from clickline.config.deploy_sections import SERVICE_VARIABLE, amount
 from clickline.config.sections import unguarded
 from clickline.deploy.mlflow_server import tracking_uri
-from clickline.deploy.objects import Object, Plan
+from clickline.deploy.objects import DeployPlan, Object
 from clickline.deploy.pods import http_probe, pod
 
-_LEAVING_SECONDS = 5
+_PRE_STOP_SECONDS = 5
 """Between the word that a pod goes and its SIGTERM: for everyone who still sends requests to hear of it."""
-_LAST_SECONDS = 10
+_EXIT_SECONDS = 10
 """Behind the time to drain, for processes to end by themselves."""
-_EVERYWHERE = ("0.0.0.0", "::")
+_ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 def serve_overrides(config: Config) -> dict[str, Any]:
     """What of serving must be otherwise in pods, by dotted key. What the user chose stays."""
     found: dict[str, Any] = {}
-    if config.serve.host not in _EVERYWHERE:
-        found["serve.host"] = _EVERYWHERE[0]  # of a pod's addresses nobody knows before it is there
-        if unguarded(_EVERYWHERE[0], config.serve.tls, config.serve.token_file):
-            found["serve.open"] = True  # the NetworkPolicy guards it; `checks` says what is missing beside it
+    if config.serve.host not in _ALL_INTERFACES:
+        found["serve.host"] = _ALL_INTERFACES[0]  # of a pod's addresses nobody knows before it is there
+        if unguarded(_ALL_INTERFACES[0], config.serve.tls, config.serve.token_file):
+            found["serve.allow_unauthenticated"] = (
+                True  # the NetworkPolicy guards it; `checks` says what is missing beside it
+            )
     if config.serve.processes is None:
         takes = config.deploy.resources.predictor
         found["serve.processes"] = max(
@@ -57,9 +59,9 @@ def _addresses(name: str, shards: int, replicas: int, port: int) -> list[list[st
 # ── predictors ─────────────────────────────────────────────────────────────────────────────────
 
 
-def predictors(plan: Plan) -> list[Object]:
+def predictors(plan: DeployPlan) -> list[Object]:
     """The Deployment with all that belongs to it, and the lookup servers if there are any."""
-    role, name, section = "predictor", plan.called("predictor"), plan.deploy.serving
+    role, name, section = "predictor", plan.object_name("predictor"), plan.deploy.serving
     scales = section.max_replicas is not None and section.max_replicas > section.replicas
     spec: Object = {
         # A number here would undo, with every apply, what the autoscaler has chosen.
@@ -71,40 +73,42 @@ def predictors(plan: Plan) -> list[Object]:
     }
     made = [
         plan.object("apps/v1", "Deployment", name, role, {"spec": spec}),
-        plan.object("v1", "Service", name, role, {"spec": _service(plan)}),
-        _budget(plan, role),
+        plan.object("v1", "Service", name, role, {"spec": _service_spec(plan)}),
+        _disruption_budget(plan, role),
     ]
     if scales:
-        made.append(plan.object("autoscaling/v2", "HorizontalPodAutoscaler", name, role, _scaler(plan)))
+        made.append(
+            plan.object("autoscaling/v2", "HorizontalPodAutoscaler", name, role, _autoscaler_spec(plan))
+        )
     return made + lookup_servers(plan)
 
 
-def predictor_pod(plan: Plan) -> Object:
+def predictor_pod(plan: DeployPlan) -> Object:
     """The template of a predictor's pods."""
     role, serve = "predictor", plan.config.serve
     template = pod(
         plan,
         role,
         ["clickline", "serve"],
-        takes=plan.deploy.resources.predictor,
+        resources=plan.deploy.resources.predictor,
         ports={"http": serve.http_port, "grpc": serve.grpc_port, "metrics": serve.metrics_port},
         probes=_probes(plan),
-        writes=False,
-        more_environment=[{"name": SERVICE_VARIABLE, "value": _called(plan)}],
-        grace=_LEAVING_SECONDS + serve.drain + _LAST_SECONDS,
-        before_stop={"exec": {"command": ["sleep", str(_LEAVING_SECONDS)]}},
+        writes_home=False,
+        extra_env=[{"name": SERVICE_VARIABLE, "value": _service_host(plan)}],
+        grace=_PRE_STOP_SECONDS + serve.drain_timeout + _EXIT_SECONDS,
+        pre_stop={"exec": {"command": ["sleep", str(_PRE_STOP_SECONDS)]}},
     )
-    return _spread(plan, role, _scraped(plan, template))
+    return _with_spread(plan, role, _with_scrape_annotations(plan, template))
 
 
-def _called(plan: Plan) -> str:
+def _service_host(plan: DeployPlan) -> str:
     """Under which name clients of the cluster reach the predictors; that of Knative has ports of its own."""
     if plan.deploy.serving.kind == "knative":
         return ""
-    return f"{plan.called('predictor')}.{plan.deploy.namespace}.svc"
+    return f"{plan.object_name('predictor')}.{plan.deploy.namespace}.svc"
 
 
-def _probes(plan: Plan) -> dict[str, Object]:
+def _probes(plan: DeployPlan) -> dict[str, Object]:
     """Of predictors and lookup servers alike. The start may wait for a busy node, and for kernels to compile."""
     tls = plan.config.serve.tls is not None
     live = http_probe("/healthz", "metrics", tls=tls, timeoutSeconds=5)
@@ -116,7 +120,7 @@ def _probes(plan: Plan) -> dict[str, Object]:
     }
 
 
-def _scraped(plan: Plan, template: Object) -> Object:
+def _with_scrape_annotations(plan: DeployPlan, template: Object) -> Object:
     """Annotations that a Prometheus without an operator looks for; one with an operator takes the port by its name."""
     serve = plan.config.serve
     template["metadata"]["annotations"] |= {
@@ -128,7 +132,7 @@ def _scraped(plan: Plan, template: Object) -> Object:
     return template
 
 
-def _spread(plan: Plan, role: str, template: Object) -> Object:
+def _with_spread(plan: DeployPlan, role: str, template: Object) -> Object:
     """Over the nodes, as far as there are several."""
     template["spec"]["topologySpreadConstraints"] = [
         {
@@ -141,7 +145,7 @@ def _spread(plan: Plan, role: str, template: Object) -> Object:
     return template
 
 
-def _service(plan: Plan) -> Object:
+def _service_spec(plan: DeployPlan) -> Object:
     section, serve = plan.deploy.serving, plan.config.serve
     plain = serve.tls is None
     ports: list[Object] = [
@@ -155,7 +159,7 @@ def _service(plan: Plan) -> Object:
     return {"type": section.service, "selector": plan.selector("predictor"), "ports": ports}
 
 
-def _scaler(plan: Plan) -> Object:
+def _autoscaler_spec(plan: DeployPlan) -> Object:
     section = plan.deploy.serving
     target = {"type": "Utilization", "averageUtilization": section.cpu_target}
     return {
@@ -163,7 +167,7 @@ def _scaler(plan: Plan) -> Object:
             "scaleTargetRef": {
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",
-                "name": plan.called("predictor"),
+                "name": plan.object_name("predictor"),
             },
             "minReplicas": section.replicas,
             "maxReplicas": section.max_replicas,
@@ -172,44 +176,44 @@ def _scaler(plan: Plan) -> Object:
     }
 
 
-def _budget(plan: Plan, role: str) -> Object:
+def _disruption_budget(plan: DeployPlan, role: str) -> Object:
     """A node that is emptied takes one pod at a time; one that is not ready anyway does not hold it up."""
     spec = {
         "maxUnavailable": 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": plan.selector(role)},
     }
-    return plan.object("policy/v1", "PodDisruptionBudget", plan.called(role), role, {"spec": spec})
+    return plan.object("policy/v1", "PodDisruptionBudget", plan.object_name(role), role, {"spec": spec})
 
 
 # ── lookup servers ─────────────────────────────────────────────────────────────────────────────
 
 
-def lookup_servers(plan: Plan) -> list[Object]:
+def lookup_servers(plan: DeployPlan) -> list[Object]:
     """The sparse table in servers of its own; empty when it is mapped in each predictor."""
     section, serve, shards = plan.deploy.serving.lookup, plan.config.serve, plan.config.publish.shards
     if section is None:
         return []
-    role, name = "lookup", plan.called("lookup")
+    role, name = "lookup", plan.object_name("lookup")
     index = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
     template = pod(
         plan,
         role,
         ["/bin/sh", "-c", f"exec clickline lookup --shard $((POD_INDEX % {shards}))"],
-        takes=plan.deploy.resources.lookup,
+        resources=plan.deploy.resources.lookup,
         ports={"lookup": serve.lookup_port, "metrics": serve.metrics_port},
         probes=_probes(plan),
-        writes=False,
-        more_environment=[{"name": "POD_INDEX", "valueFrom": index}],
-        grace=_LEAVING_SECONDS + serve.drain + _LAST_SECONDS,
-        before_stop={"exec": {"command": ["sleep", str(_LEAVING_SECONDS)]}},
+        writes_home=False,
+        extra_env=[{"name": "POD_INDEX", "valueFrom": index}],
+        grace=_PRE_STOP_SECONDS + serve.drain_timeout + _EXIT_SECONDS,
+        pre_stop={"exec": {"command": ["sleep", str(_PRE_STOP_SECONDS)]}},
     )
     spec = {
         "replicas": shards * section.replicas,
         "serviceName": name,
         "podManagementPolicy": "Parallel",  # no shard waits for another
         "selector": {"matchLabels": plan.selector(role)},
-        "template": _spread(plan, role, _scraped(plan, template)),
+        "template": _with_spread(plan, role, _with_scrape_annotations(plan, template)),
     }
     service = {
         "clusterIP": "None",
@@ -221,5 +225,5 @@ def lookup_servers(plan: Plan) -> list[Object]:
     return [
         plan.object("apps/v1", "StatefulSet", name, role, {"spec": spec}),
         plan.object("v1", "Service", name, role, {"spec": service}),
-        _budget(plan, role),
+        _disruption_budget(plan, role),
     ]

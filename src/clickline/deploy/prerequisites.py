@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from clickline.deploy.kube_client import ApiRefused, Kube, label, shown
+from clickline.deploy.kube_client import ApiError, Kube, describe, label
 from clickline.deploy.objects import WORKING_FOLDER, Object
 from clickline.errors import ClusterError
 
@@ -39,7 +39,7 @@ def check_apis(kube: Kube, objects: Sequence[Object]) -> None:
 def _missing_api(kube: Kube, api_version: str, kind: str, items: Sequence[Object]) -> str:
     group, _, version = api_version.rpartition("/")
     needed = (
-        f"{', '.join(shown(item) for item in items)} needs {api_version}, and the cluster of {kube.where}"
+        f"{', '.join(describe(item) for item in items)} needs {api_version}, and the cluster of {kube.where}"
     )
     has = kube.versions(group) if group else []
     operator = _OPERATORS.get(group)
@@ -57,12 +57,12 @@ def check_namespace(kube: Kube, item: Object | None, namespace: str) -> Object |
     """The namespace if it is ours to make and not there yet."""
     try:
         live = kube.get("v1", "Namespace", namespace)
-    except ApiRefused as refused:
+    except ApiError as refused:
         if refused.status != 403:
             raise
         if item is None:
             return None  # who may not look at namespaces may still work in one
-        raise ClusterError(f"{refused} {_GIVEN}") from refused
+        raise ClusterError(f"{refused} {_EXISTING_NAMESPACE}") from refused
     if live is not None and live["metadata"].get("deletionTimestamp"):
         raise ClusterError(
             f"namespace {namespace} is being removed. Wait until it is gone, then apply again."
@@ -78,20 +78,22 @@ def check_namespace(kube: Kube, item: Object | None, namespace: str) -> Object |
         return item
     if not is_ours(live, label(item, "instance")):
         raise ClusterError(
-            f"namespace {namespace} exists and was not made by this deployment ({whose(live)}). To deploy into it "
+            f"namespace {namespace} exists and was not made by this deployment ({owner_of(live)}). To deploy into it "
             "as it is, set deploy.create_namespace: false; or choose another deploy.namespace."
         )
     return None
 
 
-_GIVEN = "To deploy into a namespace that somebody made for you, set deploy.create_namespace: false."
+_EXISTING_NAMESPACE = (
+    "To deploy into a namespace that somebody made for you, set deploy.create_namespace: false."
+)
 
 
-def make_namespace(kube: Kube, item: Object) -> None:
+def create_namespace(kube: Kube, item: Object) -> None:
     try:
         kube.apply(item)
-    except ApiRefused as refused:
-        raise ClusterError(f"{refused} {_GIVEN}") from refused
+    except ApiError as refused:
+        raise ClusterError(f"{refused} {_EXISTING_NAMESPACE}") from refused
 
 
 def is_ours(item: Object, name: str | None) -> bool:
@@ -100,7 +102,7 @@ def is_ours(item: Object, name: str | None) -> bool:
     return made and not item["metadata"].get("ownerReferences")
 
 
-def whose(item: Object) -> str:
+def owner_of(item: Object) -> str:
     by, instance = label(item, "managed-by"), label(item, "instance")
     owners = item["metadata"].get("ownerReferences")
     if owners:
@@ -143,10 +145,10 @@ def _references(value: Any, key: str = "") -> Iterator[_Reference]:
 class MissingReferences(ClusterError):
     """What objects name, and the cluster does not have. `inside`: all of it would lie in the namespace."""
 
-    def __init__(self, problems: Sequence[str], missing: Sequence[str], *, inside: bool) -> None:
+    def __init__(self, problems: Sequence[str], missing: Sequence[str], *, namespaced: bool) -> None:
         super().__init__("\n".join(problems))
         self.missing = tuple(missing)
-        self.inside = inside
+        self.namespaced = namespaced
 
 
 def check_references(kube: Kube, objects: Sequence[Object], namespace: str, notes: list[str]) -> None:
@@ -166,40 +168,44 @@ def check_references(kube: Kube, objects: Sequence[Object], namespace: str, note
             )
     missing: list[str] = []
     problems: list[str] = []
-    inside = True
+    namespaced = True
     for (api_version, kind, name), (section, item) in wanted.items():
         resource = kube.resource(api_version, kind)
         if resource is None:
-            _once(notes, f"could not check that {kind} {name} exists: the cluster has no {api_version}")
+            _add_note(notes, f"could not check that {kind} {name} exists: the cluster has no {api_version}")
             continue
         try:
             there = kube.get(api_version, kind, name, namespace)
-        except ApiRefused as refused:
+        except ApiError as refused:
             if refused.status != 403:
                 raise
-            _once(notes, f"could not check that {kind} {name} exists: this user may not read it (403)")
+            _add_note(notes, f"could not check that {kind} {name} exists: this user may not read it (403)")
             continue
         if there is None:
-            inside = inside and resource.namespaced
+            namespaced = namespaced and resource.namespaced
             missing.append(f"{kind} {name}")
-            how = f":\n  kubectl {_secret(objects, name, namespace)}" if kind == "Secret" else "."
+            how = (
+                f":\n  kubectl {_create_secret_command(objects, name, namespace)}"
+                if kind == "Secret"
+                else "."
+            )
             problems.append(
-                f"{shown(item)} needs {kind} {name}, and the cluster has none. Create it, or correct {section}{how}"
+                f"{describe(item)} needs {kind} {name}, and the cluster has none. Create it, or correct {section}{how}"
             )
     classes = _storage_classes(kube, objects, notes)
     if problems or classes:
-        raise MissingReferences([*problems, *classes], missing, inside=inside and not classes)
+        raise MissingReferences([*problems, *classes], missing, namespaced=namespaced and not classes)
 
 
-def _once(notes: list[str], words: str) -> None:
+def _add_note(notes: list[str], words: str) -> None:
     if words not in notes:
         notes.append(words)
 
 
-def _secret(objects: Sequence[Object], name: str, namespace: str) -> str:
+def _create_secret_command(objects: Sequence[Object], name: str, namespace: str) -> str:
     """The arguments with which kubectl creates a Secret that has what the pods take from it."""
     create = f"-n {namespace} create secret"
-    used = [one for item in objects for one in _uses(item, name)]
+    used = [one for item in objects for one in _secret_uses(item, name)]
     files = {key: path for key, path in used if path is not None}
     if files:
         return f"{create} generic {name} " + " ".join(
@@ -215,11 +221,11 @@ def _secret(objects: Sequence[Object], name: str, namespace: str) -> str:
     return f"{create} generic {name} …"
 
 
-def _uses(value: Any, secret: str) -> Iterator[tuple[str, str | None]]:
+def _secret_uses(value: Any, secret: str) -> Iterator[tuple[str, str | None]]:
     """How pods use a Secret: its keys with the files that they become, or in which list it is named."""
     if isinstance(value, list):
         for one in value:
-            yield from _uses(one, secret)
+            yield from _secret_uses(one, secret)
     if not isinstance(value, dict):
         return
     mounted = {
@@ -237,7 +243,7 @@ def _uses(value: Any, secret: str) -> Iterator[tuple[str, str | None]]:
     if any(one.get("name") == secret for one in value.get("imagePullSecrets") or ()):
         yield "imagePullSecrets", None
     for one in value.values():
-        yield from _uses(one, secret)
+        yield from _secret_uses(one, secret)
 
 
 def _storage_classes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> list[str]:
@@ -249,10 +255,10 @@ def _storage_classes(kube: Kube, objects: Sequence[Object], notes: list[str]) ->
         return []
     try:
         classes = kube.list("storage.k8s.io/v1", "StorageClass")
-    except ApiRefused as refused:
+    except ApiError as refused:
         if refused.status != 403:
             raise
-        _once(notes, "could not check the storage classes: this user may not read them (403)")
+        _add_note(notes, "could not check the storage classes: this user may not read them (403)")
         return []
     names = sorted(one["metadata"]["name"] for one in classes)
     default = any(
@@ -269,12 +275,12 @@ def _storage_classes(kube: Kube, objects: Sequence[Object], notes: list[str]) ->
             continue  # it is bound to a volume by name
         if wanted is None and not default:
             problems.append(
-                f"{shown(claim)} names no storage class, and the cluster has no default one. {allowed} "
+                f"{describe(claim)} names no storage class, and the cluster has no default one. {allowed} "
                 "Set deploy.storage.*.storage_class, or use another kind of volume."
             )
         elif wanted is not None and wanted not in names:
             problems.append(
-                f"{shown(claim)} needs storage class {wanted}, and the cluster has none of that name. {allowed} "
+                f"{describe(claim)} needs storage class {wanted}, and the cluster has none of that name. {allowed} "
                 "Correct deploy.storage.*.storage_class."
             )
     return problems

@@ -11,27 +11,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from clickline.deploy.kube_client import ApiRefused, Kube
-from clickline.deploy.objects import Object, Plan
+from clickline.deploy.kube_client import ApiError, Kube
+from clickline.deploy.objects import DeployPlan, Object
 from clickline.deploy.pods import SCRATCH, environment, security
-from clickline.deploy.ray_pods import comes_and_goes, workers
+from clickline.deploy.ray_pods import ray_is_temporary, worker_range
 from clickline.errors import ClusterError
 
-Stopped = Callable[[float], bool]
+StopCheck = Callable[[float], bool]
 """Waits for so many seconds at most; True as soon as it is time to end."""
 
 _POLL_SECONDS = 1.0
 _KEEP_SECONDS = 5.0
-_LET_GO_SECONDS = 300.0
+_SCALE_DOWN_SECONDS = 300.0
 """That releasing is tried. In a pod the kubelet ends it sooner; a step of Argo has nobody who would."""
-_PASSING = (409, 429)
+_TRANSIENT = (409, 429)
 """Refusals that another try may not meet, beside those of 500 and above."""
-_MOUNTED = "/var/run/secrets/kubernetes.io/serviceaccount"
-_MARK = SCRATCH / "ray-is-asked-for"
+_TOKEN_MOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_READY_FILE = SCRATCH / "ray-is-asked-for"
 
 
-def ask_for(
-    kube: Kube, namespace: str, sizes: Mapping[str, int], stopped: Stopped, say: Callable[[str], None]
+def scale_up(
+    kube: Kube, namespace: str, sizes: Mapping[str, int], stopped: StopCheck, say: Callable[[str], None]
 ) -> None:
     """Bring StatefulSets to their sizes, and say which had others. Pods of a run before are let go to their end first:
     who joined them would end with them."""
@@ -59,11 +59,11 @@ def ask_for(
             say(f"{name}: {size} asked for")
 
 
-def keep(
+def keep_scaled(
     connect: Callable[[], Kube],
     namespace: str,
     sizes: Mapping[str, int],
-    stopped: Stopped,
+    stopped: StopCheck,
     say: Callable[[str], None],
 ) -> None:
     """Hold StatefulSets at their sizes until it is time to end: a pipeline that ended late lets Ray go after its
@@ -73,7 +73,7 @@ def keep(
         try:
             kube = connect()  # by now the token is another
             try:
-                ask_for(kube, namespace, sizes, stopped, say)
+                scale_up(kube, namespace, sizes, stopped, say)
             finally:
                 kube.close()
             told = ""
@@ -83,10 +83,12 @@ def keep(
                 say(f"{told} Looking again.")
 
 
-def let_go(connect: Callable[[], Kube], namespace: str, names: list[str], say: Callable[[str], None]) -> None:
+def scale_down(
+    connect: Callable[[], Kube], namespace: str, names: list[str], say: Callable[[str], None]
+) -> None:
     """Bring StatefulSets to none, the last one first; again and again while the API cannot be reached or is busy.
     Raises `ClusterError` with those that keep their pods."""
-    deadline = time.monotonic() + _LET_GO_SECONDS
+    deadline = time.monotonic() + _SCALE_DOWN_SECONDS
     kept: list[str] = []
     left = list(names)
     while left:
@@ -97,8 +99,8 @@ def let_go(connect: Callable[[], Kube], namespace: str, names: list[str], say: C
             finally:
                 kube.close()
         except ClusterError as error:
-            gone = isinstance(error, ApiRefused) and error.status == 404  # with the deployment
-            if not gone and _passing(error) and time.monotonic() < deadline:
+            gone = isinstance(error, ApiError) and error.status == 404  # with the deployment
+            if not gone and _is_transient(error) and time.monotonic() < deadline:
                 say(str(error))
                 time.sleep(_POLL_SECONDS)
                 continue
@@ -114,8 +116,8 @@ def let_go(connect: Callable[[], Kube], namespace: str, names: list[str], say: C
         raise ClusterError("\n".join(kept))
 
 
-def _passing(error: ClusterError) -> bool:
-    return not isinstance(error, ApiRefused) or error.status >= 500 or error.status in _PASSING
+def _is_transient(error: ClusterError) -> bool:
+    return not isinstance(error, ApiError) or error.status >= 500 or error.status in _TRANSIENT
 
 
 def _stateful_set(namespace: str, name: str) -> Object:
@@ -129,31 +131,31 @@ def _stateful_set(namespace: str, name: str) -> Object:
 # ── in the manifests ───────────────────────────────────────────────────────────────────────────
 
 
-def holder_command(plan: Plan, *options: str) -> list[str]:
-    sizes = {plan.called("ray-head"): 1, plan.called("ray-worker"): workers(plan.config)[1]}
+def scaler_command(plan: DeployPlan, *options: str) -> list[str]:
+    sizes = {plan.object_name("ray-head"): 1, plan.object_name("ray-worker"): worker_range(plan.config)[1]}
     named = [f"{name}={size}" for name, size in sizes.items()]
     return ["clickline", "deploy", "hold-ray", "--namespace", plan.deploy.namespace, *options, *named]
 
 
-def holder_container(plan: Plan) -> Object:
+def scaler_container(plan: DeployPlan) -> Object:
     """A sidecar, in Kubernetes' sense: an init container that stays. The others begin when it has asked for Ray."""
     return {
         "name": "ray",
-        "command": holder_command(plan, "--mark", str(_MARK)),
+        "command": scaler_command(plan, "--mark", str(_READY_FILE)),
         "image": plan.deploy.image,
         "imagePullPolicy": plan.deploy.pull,
         "workingDir": "/clickline",
         "env": environment(plan, ray=False),
         "restartPolicy": "Always",
         "startupProbe": {
-            "exec": {"command": ["test", "-e", str(_MARK)]},
+            "exec": {"command": ["test", "-e", str(_READY_FILE)]},
             "periodSeconds": 1,
             "failureThreshold": 3600,
         },
         "volumeMounts": [
             {"name": "scratch", "mountPath": str(SCRATCH)},
             {"name": "tmp", "mountPath": "/tmp"},
-            {"name": "api", "mountPath": _MOUNTED, "readOnly": True},
+            {"name": "api", "mountPath": _TOKEN_MOUNT, "readOnly": True},
         ],
         "securityContext": security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -164,7 +166,7 @@ def holder_container(plan: Plan) -> Object:
     }
 
 
-def holder_volume() -> Object:
+def api_token_volume() -> Object:
     """What Kubernetes would mount into every container of the pod, for one of them."""
     namespace = {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
     sources = [
@@ -175,15 +177,15 @@ def holder_volume() -> Object:
     return {"name": "api", "projected": {"sources": sources}}
 
 
-def rules(plan: Plan) -> list[Object]:
+def scale_rules(plan: DeployPlan) -> list[Object]:
     """What it may do, as rules of a Role."""
-    if not comes_and_goes(plan):
+    if not ray_is_temporary(plan):
         return []
     return [
         {
             "apiGroups": ["apps"],
             "resources": ["statefulsets/scale"],
-            "resourceNames": [plan.called("ray-head"), plan.called("ray-worker")],
+            "resourceNames": [plan.object_name("ray-head"), plan.object_name("ray-worker")],
             "verbs": ["get", "patch"],
         }
     ]

@@ -14,7 +14,7 @@ from typing import Any
 
 from clickline.config import Config
 from clickline.config.deploy_sections import amount
-from clickline.deploy.objects import Object, Plan
+from clickline.deploy.objects import DeployPlan, Object
 from clickline.deploy.pods import pod
 
 HEAD_PORTS = {"gcs": 6379, "node-manager": 6380, "object-manager": 6381}
@@ -29,29 +29,32 @@ OBJECT_STORE = 256 << 20
 
 _SMALLEST_STORE = 75 << 20  # that Ray starts with
 _SHARDS_SHARE = 0.6  # of a pod's memory, as training reckons where nobody says
-_LEAN = ("--disable-usage-stats", "--include-log-monitor=false")  # what is printed goes to files of ours
+_COMMON_OPTIONS = (
+    "--disable-usage-stats",
+    "--include-log-monitor=false",
+)  # what is printed goes to files of ours
 _POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
 
-def ray_cluster(plan: Plan) -> list[Object]:
+def ray_cluster(plan: DeployPlan) -> list[Object]:
     """Ray from core objects; nothing where training needs none, or an operator runs it."""
-    if not plan.on_ray or by_operator(plan.config):
+    if not plan.on_ray or uses_operator(plan.config):
         return []
-    _, most = workers(plan.config)
-    passing = comes_and_goes(plan)
+    _, most = worker_range(plan.config)
+    passing = ray_is_temporary(plan)
     return [
         ray_service(plan),
-        _stateful(plan, "ray-head", None if passing else 1, head(plan)),
-        _stateful(plan, "ray-worker", None if passing else most, worker(plan)),
+        _stateful_set(plan, "ray-head", None if passing else 1, head(plan)),
+        _stateful_set(plan, "ray-worker", None if passing else most, worker(plan)),
     ]
 
 
-def comes_and_goes(plan: Plan) -> bool:
+def ray_is_temporary(plan: DeployPlan) -> bool:
     """Whether Ray is there only while a pipeline runs (`hold`). A learner never ends."""
-    return plan.on_ray and not by_operator(plan.config) and not plan.deploy.workflow.follow
+    return plan.on_ray and not uses_operator(plan.config) and not plan.deploy.workflow.follow
 
 
-def by_operator(config: Config) -> bool:
+def uses_operator(config: Config) -> bool:
     """Whether Volcano or KubeRay runs driver and Ray. Learning on as hours arrive never ends, and takes the cluster for
     its history alone: no job, so core objects run it."""
     return (
@@ -63,7 +66,7 @@ def by_operator(config: Config) -> bool:
 
 def head_address(config: Config) -> str:
     """`cluster.address` in the pods. KubeRay runs the driver on the head."""
-    if by_operator(config) and config.deploy.training.kind == "kuberay":
+    if uses_operator(config) and config.deploy.training.kind == "kuberay":
         return "auto"
     return f"{config.name}-ray-head-0.{config.name}-ray:{HEAD_PORTS['gcs']}"
 
@@ -76,20 +79,20 @@ def cluster_overrides(config: Config) -> dict[str, object]:
     """
     if config.train.mode != "cluster":
         return {}
-    least, most = workers(config)
+    least, most = worker_range(config)
     changes: dict[str, object] = {"cluster.address": head_address(config)}
     if config.train.workers.max is None:
         changes["train.workers.max"] = most
-    if config.cluster.shard.memory == "auto":
+    if config.cluster.embedding_server.memory == "auto":
         whole = worker_memory(config)
         asked = config.cluster.worker.memory
         rest = whole if asked == "auto" else max(0, whole - int(asked))
-        share = min(_SHARDS_SHARE * whole, rest) // math.ceil(config.train.shards / least)
-        changes["cluster.shard.memory"] = max(1 << 20, int(share))
+        share = min(_SHARDS_SHARE * whole, rest) // math.ceil(config.train.embedding_servers / least)
+        changes["cluster.embedding_server.memory"] = max(1 << 20, int(share))
     return changes
 
 
-def workers(config: Config) -> tuple[int, int]:
+def worker_range(config: Config) -> tuple[int, int]:
     """Worker pods at least and at most; without a most, no more than at least."""
     section = config.train.workers
     return section.min, section.max or section.min
@@ -97,8 +100,8 @@ def workers(config: Config) -> tuple[int, int]:
 
 def worker_cpus(config: Config) -> int:
     """CPUs that a worker pod declares to Ray: for its worker, and its part of the shards. Prepare's pieces take one."""
-    least, _ = workers(config)
-    shards = math.ceil(config.train.shards / least) * config.cluster.shard.cpus
+    least, _ = worker_range(config)
+    shards = math.ceil(config.train.embedding_servers / least) * config.cluster.embedding_server.cpus
     return max(1, math.ceil(config.cluster.worker.cpus + shards))
 
 
@@ -110,7 +113,7 @@ def worker_memory(config: Config) -> int:
 # ── pods ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def head(plan: Plan, *, restart: str | None = None) -> Object:
+def head(plan: DeployPlan, *, restart: str | None = None) -> Object:
     """A pod with Ray's head. `ray start` ends when one of its processes does, and the pod starts it anew."""
     command = [
         "ray",
@@ -125,25 +128,25 @@ def head(plan: Plan, *, restart: str | None = None) -> Object:
         f"--object-store-memory={_SMALLEST_STORE}",
         "--include-dashboard=false",
         "--no-monitor",  # of Ray's own autoscaler
-        *_LEAN,
+        *_COMMON_OPTIONS,
     ]
-    return _in_training(
+    return _with_priority(
         plan,
         pod(
             plan,
             "ray-head",
             command,
-            takes=plan.deploy.resources.ray_head,
+            resources=plan.deploy.resources.ray_head,
             ports=HEAD_PORTS,
-            probes=_ready_at("gcs"),
+            probes=_readiness("gcs"),
             ray=True,
-            more_environment=[_POD_IP],
+            extra_env=[_POD_IP],
             restart=restart,
         ),
     )
 
 
-def worker(plan: Plan, *, restart: str | None = None) -> Object:
+def worker(plan: DeployPlan, *, restart: str | None = None) -> Object:
     """A pod with a node of Ray. It reads the click logs too: prepare's pieces run here."""
     command = [
         "ray",
@@ -155,29 +158,29 @@ def worker(plan: Plan, *, restart: str | None = None) -> Object:
         f"--num-cpus={worker_cpus(plan.config)}",
         f"--memory={worker_memory(plan.config)}",
         f"--object-store-memory={OBJECT_STORE}",
-        *_LEAN,
+        *_COMMON_OPTIONS,
     ]
     template = pod(
         plan,
         "ray-worker",
         command,
-        takes=plan.deploy.resources.ray_worker,
+        resources=plan.deploy.resources.ray_worker,
         ports=WORKER_PORTS,
-        probes=_ready_at("node-manager"),
+        probes=_readiness("node-manager"),
         ray=True,
         data=True,
-        more_environment=[_POD_IP],
+        extra_env=[_POD_IP],
         restart=restart,
-        awaits=head_address(plan.config),
+        wait_for=head_address(plan.config),
     )
-    return _in_training(plan, template)
+    return _with_priority(plan, template)
 
 
-def driver_role(plan: Plan) -> str:
+def driver_role(plan: DeployPlan) -> str:
     return "learner" if plan.deploy.workflow.follow else "pipeline"
 
 
-def driver_command(plan: Plan) -> list[str]:
+def driver_command(plan: DeployPlan) -> list[str]:
     """The stages, or hours as they arrive."""
     follow = ["--follow"] if plan.deploy.workflow.follow else []
     return [
@@ -190,30 +193,35 @@ def driver_command(plan: Plan) -> list[str]:
 
 
 def driver(
-    plan: Plan, command: list[str], *, ray: bool = True, restart: str | None = None, serves: bool = False
+    plan: DeployPlan,
+    command: list[str],
+    *,
+    ray: bool = True,
+    restart: str | None = None,
+    calls_predictors: bool = False,
 ) -> Object:
     """A pod that runs stages; with training on Ray it is a node of it that has nothing to give. `ray`: whether the
-    command needs it; `serves`: whether it asks predictors."""
+    command needs it; `calls_predictors`: whether it asks predictors."""
     on_ray = plan.on_ray and ray
     template = pod(
         plan,
         driver_role(plan),
         command,
-        takes=plan.deploy.resources.pipeline,
+        resources=plan.deploy.resources.pipeline,
         ray=on_ray,
         data=True,
         restart=restart,
-        awaits=head_address(plan.config) if on_ray else None,
-        serves=serves,
+        wait_for=head_address(plan.config) if on_ray else None,
+        calls_predictors=calls_predictors,
     )
-    return _in_training(plan, template)
+    return _with_priority(plan, template)
 
 
 def _ports(ports: dict[str, int]) -> list[str]:
     return [f"--{name}-port={ports[name]}" for name in ("node-manager", "object-manager")]
 
 
-def _ready_at(port: str) -> Object:
+def _readiness(port: str) -> Object:
     """Whether Ray's own process takes connections. That it lives needs no probe: `ray start --block` ends with it."""
     return {"readinessProbe": tcp_probe(port, failures=3)}
 
@@ -222,7 +230,7 @@ def tcp_probe(port: str, *, failures: int) -> Object:
     return {"tcpSocket": {"port": port}, "periodSeconds": 5, "failureThreshold": failures}
 
 
-def _in_training(plan: Plan, template: Object) -> Object:
+def _with_priority(plan: DeployPlan, template: Object) -> Object:
     if plan.on_ray and plan.deploy.nodes.priority_class is not None:
         template["spec"]["priorityClassName"] = plan.deploy.nodes.priority_class
     return template
@@ -231,12 +239,12 @@ def _in_training(plan: Plan, template: Object) -> Object:
 # ── what keeps them ────────────────────────────────────────────────────────────────────────────
 
 
-def ray_service(plan: Plan) -> Object:
+def ray_service(plan: DeployPlan) -> Object:
     """The head's name. It is there before the head is ready: whoever waits for it asks by name."""
     return plan.object(
         "v1",
         "Service",
-        plan.called("ray"),
+        plan.object_name("ray"),
         "ray-head",
         {
             "spec": {
@@ -249,14 +257,14 @@ def ray_service(plan: Plan) -> Object:
     )
 
 
-def _stateful(plan: Plan, role: str, replicas: int | None, template: Object) -> Object:
+def _stateful_set(plan: DeployPlan, role: str, replicas: int | None, template: Object) -> Object:
     """Pods that come back one by one under their names, each without a look at the others. None: a number here would
     undo, with every apply, what the pipeline has asked for."""
     body: dict[str, Any] = {
         **({} if replicas is None else {"replicas": replicas}),
-        "serviceName": plan.called("ray"),
+        "serviceName": plan.object_name("ray"),
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": plan.selector(role)},
         "template": template,
     }
-    return plan.object("apps/v1", "StatefulSet", plan.called(role), role, {"spec": body})
+    return plan.object("apps/v1", "StatefulSet", plan.object_name(role), role, {"spec": body})

@@ -6,31 +6,31 @@ and mostly known by name, which a NetworkPolicy cannot say; a list of ours would
 
 from __future__ import annotations
 
-from clickline.deploy.argo import rules
+from clickline.deploy.argo import argo_rules
 from clickline.deploy.knative import queue_ports
-from clickline.deploy.objects import Object, Plan
-from clickline.deploy.ray_lifecycle import rules as hold_rules
+from clickline.deploy.objects import DeployPlan, Object
+from clickline.deploy.ray_lifecycle import scale_rules
 
 _TRAINING = ("pipeline", "learner", "ray-head", "ray-worker")
 _RAY_DASHBOARD = 8265
 _STANDARD = "pod-security.kubernetes.io"
 
 
-def access(plan: Plan) -> list[Object]:
+def access_objects(plan: DeployPlan) -> list[Object]:
     """Namespace, account, rights and network policies."""
     made = [_namespace(plan)] if plan.deploy.create_namespace else []
-    name = plan.called("access")
+    name = plan.object_name("access")
     body = {"automountServiceAccountToken": False}
     made.append(plan.object("v1", "ServiceAccount", name, "access", body))
-    allowed = [*rules(plan), *hold_rules(plan)]
+    allowed = [*argo_rules(plan), *scale_rules(plan)]
     if allowed:
-        made += _rights(plan, name, allowed)
+        made += _role_objects(plan, name, allowed)
     if plan.deploy.network_policy:
-        made += _network(plan)
+        made += _network_policies(plan)
     return made
 
 
-def _namespace(plan: Plan) -> Object:
+def _namespace(plan: DeployPlan) -> Object:
     made = plan.object("v1", "Namespace", plan.deploy.namespace, "access", {}, namespaced=False)
     made["metadata"]["labels"] |= {
         f"{_STANDARD}/{mode}": "restricted" for mode in ("enforce", "audit", "warn")
@@ -38,7 +38,7 @@ def _namespace(plan: Plan) -> Object:
     return made
 
 
-def _rights(plan: Plan, name: str, allowed: list[Object]) -> list[Object]:
+def _role_objects(plan: DeployPlan, name: str, allowed: list[Object]) -> list[Object]:
     """What those pods may ask of the API that ask anything of it."""
     api = "rbac.authorization.k8s.io"
     binding = {
@@ -54,7 +54,7 @@ def _rights(plan: Plan, name: str, allowed: list[Object]) -> list[Object]:
 # ── who may talk to whom ───────────────────────────────────────────────────────────────────────
 
 
-def _network(plan: Plan) -> list[Object]:
+def _network_policies(plan: DeployPlan) -> list[Object]:
     serve, deploy = plan.config.serve, plan.deploy
     made = [_policy(plan, "deny", _pods(plan), [])]
     if plan.on_ray:  # it chooses many of its ports itself
@@ -77,12 +77,14 @@ def _network(plan: Plan) -> list[Object]:
     return made
 
 
-def _policy(plan: Plan, name: str, pods: Object, ingress: list[Object]) -> Object:
+def _policy(plan: DeployPlan, name: str, pods: Object, ingress: list[Object]) -> Object:
     spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": ingress}
-    return plan.object("networking.k8s.io/v1", "NetworkPolicy", plan.called(name), "access", {"spec": spec})
+    return plan.object(
+        "networking.k8s.io/v1", "NetworkPolicy", plan.object_name(name), "access", {"spec": spec}
+    )
 
 
-def _pods(plan: Plan, *roles: str) -> Object:
+def _pods(plan: DeployPlan, *roles: str) -> Object:
     """Those of some roles; without a role all of this deployment's."""
     labels = plan.selector("")
     del labels["app.kubernetes.io/component"]

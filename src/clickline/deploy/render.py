@@ -19,18 +19,18 @@ import yaml
 
 from clickline.config import Config, load_config, resolved
 from clickline.config.deploy_sections import DataVolume, DeploySection, Volume
-from clickline.deploy.argo import workflow
-from clickline.deploy.claims import storage
-from clickline.deploy.config_checks import mistakes, notes
+from clickline.deploy.argo import workflow_objects
+from clickline.deploy.claims import storage_objects
+from clickline.deploy.config_checks import config_mistakes, config_notes
 from clickline.deploy.knative import knative_service
 from clickline.deploy.kuberay import ray_job
 from clickline.deploy.mlflow_server import tracking_server
-from clickline.deploy.objects import WORKING_FOLDER, Object, Plan, text
-from clickline.deploy.pipeline_jobs import pipeline
+from clickline.deploy.objects import WORKING_FOLDER, DeployPlan, Object, to_yaml
+from clickline.deploy.pipeline_jobs import pipeline_objects
 from clickline.deploy.pods import SCRATCH, claim_name, data_folder, data_pod
 from clickline.deploy.predictors import predictors, serve_overrides
 from clickline.deploy.ray_pods import cluster_overrides, ray_cluster
-from clickline.deploy.rbac import access
+from clickline.deploy.rbac import access_objects
 from clickline.deploy.volcano import volcano_job
 from clickline.errors import ConfigError
 
@@ -47,7 +47,7 @@ class Rendered:
     """What `apply` applies, in this order."""
     files: dict[str, str]
     notes: list[str]
-    filling: list[Object]
+    data_pod_objects: list[Object]
     """A pod with the data volume, and before it all that it needs."""
     data_folder: str | None
     """Where pods have the data volume; None: there is none."""
@@ -55,13 +55,13 @@ class Rendered:
     """The folder of this machine that the data volume stands for."""
 
 
-def rendered(config_file: Path, overrides: Sequence[str] = ()) -> Rendered:
+def render(config_file: Path, overrides: Sequence[str] = ()) -> Rendered:
     """Everything, or a ConfigError with all that is wrong."""
     here = load_config(config_file, overrides)
-    there = _in_pods(config_file, overrides)
+    there = _pod_config(config_file, overrides)
     files = _own_files(here, there)
-    plan = Plan(there, files, _written(there))
-    found = mistakes(plan)
+    plan = DeployPlan(there, files, _config_text(there))
+    found = config_mistakes(plan)
     if found:
         raise ConfigError(found)
     chosen = _objects(plan)
@@ -71,14 +71,14 @@ def rendered(config_file: Path, overrides: Sequence[str] = ()) -> Rendered:
         there.deploy.namespace,
         chosen,
         _layout(plan, chosen, others),
-        notes(plan),
-        _to_fill(plan),
+        config_notes(plan),
+        _data_pod_objects(plan),
         data_folder(plan) if claim_name(plan, "data") is not None else None,
         Path(here.deploy.storage.data.mount or config_file.absolute().parent / "data"),
     )
 
 
-def write(files: Mapping[str, str], folder: Path) -> None:
+def write_files(files: Mapping[str, str], folder: Path) -> None:
     """What an earlier render left and this one does not have goes: `kubectl apply -f` would still take it."""
     known = {folder / name for name in files}
     for old in [
@@ -97,7 +97,7 @@ def write(files: Mapping[str, str], folder: Path) -> None:
 # ── the config in the pods ─────────────────────────────────────────────────────────────────────
 
 
-def _in_pods(config_file: Path, overrides: Sequence[str]) -> Config:
+def _pod_config(config_file: Path, overrides: Sequence[str]) -> Config:
     """The same config where it will be used: paths begin in the pods' folder, and what a cluster must have otherwise is
     otherwise."""
     folder = Path(WORKING_FOLDER)
@@ -111,7 +111,7 @@ def _in_pods(config_file: Path, overrides: Sequence[str]) -> Config:
     return load_config(config_file, [*overrides, *more], folder=folder)
 
 
-def _written(config: Config) -> str:
+def _config_text(config: Config) -> str:
     """How it is deployed is no matter of the pods: what changes there alone must not replace all of them."""
     return resolved(config.model_copy(update={"deploy": DeploySection()}))
 
@@ -133,9 +133,9 @@ def _own_files(here: Config, there: Config) -> dict[str, str]:
 # ── objects ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _objects(plan: Plan) -> list[Object]:
+def _objects(plan: DeployPlan) -> list[Object]:
     deploy = plan.deploy
-    made = [*access(plan), plan.config_map(), *storage(plan)]
+    made = [*access_objects(plan), plan.config_map(), *storage_objects(plan)]
     if deploy.tracking.enabled:
         made += tracking_server(plan)
     made += knative_service(plan) if deploy.serving.kind == "knative" else predictors(plan)
@@ -143,36 +143,38 @@ def _objects(plan: Plan) -> list[Object]:
     if plan.on_ray and not by_operator:
         made += ray_cluster(plan)
     if deploy.workflow.kind == "argo":
-        made += workflow(plan)
+        made += workflow_objects(plan)
     elif by_operator:
         made += volcano_job(plan) if deploy.training.kind == "volcano" else ray_job(plan)
     else:
-        made += pipeline(plan)
+        made += pipeline_objects(plan)
     return made
 
 
-def _variants(config_file: Path, overrides: Sequence[str], plan: Plan) -> dict[str, Plan]:
+def _variants(config_file: Path, overrides: Sequence[str], plan: DeployPlan) -> dict[str, DeployPlan]:
     """The overlays. Their pods' config is that of the YAML but for how it trains."""
     found = {}
     for way in ("single-node", "pipeline"):
         config = plan.config
         if way == "single-node" and plan.on_ray:
-            config = _in_pods(config_file, [*overrides, "train.mode=local"])
-        written = _written(config)
+            config = _pod_config(config_file, [*overrides, "train.mode=local"])
+        written = _config_text(config)
         for kind in ("nfs", "pvc"):
             volumes = config.deploy.storage
             stored = volumes.model_copy(
-                update={"data": _as(kind, volumes.data), "models": _as(kind, volumes.models)}
+                update={"data": _with_kind(kind, volumes.data), "models": _with_kind(kind, volumes.models)}
             )
             deploy = config.deploy.model_copy(update={"storage": stored})
             if way == "single-node":
                 job = deploy.workflow.model_copy(update={"kind": "job"})
                 deploy = deploy.model_copy(update={"workflow": job})
-            found[f"{way}-{kind}"] = Plan(config.model_copy(update={"deploy": deploy}), plan.files, written)
+            found[f"{way}-{kind}"] = DeployPlan(
+                config.model_copy(update={"deploy": deploy}), plan.files, written
+            )
     return found
 
 
-def _as(kind: str, volume: Volume) -> Volume:
+def _with_kind(kind: str, volume: Volume) -> Volume:
     """A volume in an overlay's way: an NFS server's, or a claim, made or yours."""
     mounted = {"mount": volume.mount} if isinstance(volume, DataVolume) else {}
     if kind == "pvc":
@@ -187,14 +189,14 @@ def _as(kind: str, volume: Volume) -> Volume:
 # ── files ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _layout(plan: Plan, chosen: list[Object], others: Mapping[str, list[Object]]) -> dict[str, str]:
+def _layout(plan: DeployPlan, chosen: list[Object], others: Mapping[str, list[Object]]) -> dict[str, str]:
     """Base holds what is the same in all of them, so that no patch is needed to get from it to any."""
     base = [one for one in chosen if all(one in other for other in others.values())]
     files = {
         **_folder("base", base),
         **_folder("chosen", [one for one in chosen if one not in base]),
         "kustomization.yaml": _kustomization(["base", "chosen"]),
-        "tools/data-pod.yaml": text(_to_fill(plan)),
+        "tools/data-pod.yaml": to_yaml(_data_pod_objects(plan)),
     }
     for name, objects in others.items():
         own = [one for one in objects if one not in base]
@@ -202,10 +204,10 @@ def _layout(plan: Plan, chosen: list[Object], others: Mapping[str, list[Object]]
     return dict(sorted(files.items()))
 
 
-def _to_fill(plan: Plan) -> list[Object]:
+def _data_pod_objects(plan: DeployPlan) -> list[Object]:
     """A pod with the data volume and all that it needs: logs come first, the rest of the deployment after them."""
-    needed = [one for one in access(plan) if one["kind"] in ("Namespace", "ServiceAccount")]
-    return [*needed, plan.config_map(), *storage(plan), data_pod(plan)]
+    needed = [one for one in access_objects(plan) if one["kind"] in ("Namespace", "ServiceAccount")]
+    return [*needed, plan.config_map(), *storage_objects(plan), data_pod(plan)]
 
 
 def _folder(folder: str, objects: Iterable[Object], *below: str) -> dict[str, str]:
@@ -213,7 +215,7 @@ def _folder(folder: str, objects: Iterable[Object], *below: str) -> dict[str, st
     for one in objects:
         role = one["metadata"]["labels"]["app.kubernetes.io/component"]
         by_role.setdefault(f"{role}.yaml", []).append(one)
-    written = {f"{folder}/{name}": text(own) for name, own in by_role.items()}
+    written = {f"{folder}/{name}": to_yaml(own) for name, own in by_role.items()}
     return {**written, f"{folder}/kustomization.yaml": _kustomization([*below, *sorted(by_role)])}
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from clickline.deploy.kube_client import Kube, shown
+from clickline.deploy.kube_client import Kube, describe
 from clickline.deploy.objects import Object
 from clickline.errors import ClusterError
 
 
-class VolumeTaken(ClusterError):
+class VolumeInUse(ClusterError):
     """A volume that another claim has."""
 
 
-class Holder(NamedTuple):
+class ReservedClaim(NamedTuple):
     """The claim that a volume is reserved for."""
 
     namespace: str
@@ -29,25 +29,25 @@ class Holder(NamedTuple):
         return f"claim {self.name} of namespace {self.namespace}"
 
 
-def holder(kube: Kube, volume: Object) -> Holder | None:
+def reserved_claim(kube: Kube, volume: Object) -> ReservedClaim | None:
     """Whose a volume is; None if any claim of the reserved name may have it."""
     held = volume["spec"].get("claimRef") or {}
     if not held.get("uid"):
         return None
     claim = kube.get("v1", "PersistentVolumeClaim", held["name"], held["namespace"])
     gone = claim is None or claim["metadata"]["uid"] != held["uid"]
-    return Holder(held["namespace"], held["name"], gone)
+    return ReservedClaim(held["namespace"], held["name"], gone)
 
 
-def reserved_in_vain(kube: Kube, item: Object, live: Object) -> bool:
+def is_stale_reservation(kube: Kube, item: Object, live: Object) -> bool:
     """Whether the volume `item` waits, as it is `live`, for a claim that is gone. One that another claim has is not
     taken from it: `VolumeTaken`."""
-    held, wanted = holder(kube, live), item["spec"]["claimRef"]
+    held, wanted = reserved_claim(kube, live), item["spec"]["claimRef"]
     if held is None or held.gone:
         return held is not None
     if (held.namespace, held.name) != (wanted["namespace"], wanted["name"]):
-        raise VolumeTaken(
-            f"{shown(item)} is bound to {held}, and is needed for claim {wanted['name']} of namespace "
+        raise VolumeInUse(
+            f"{describe(item)} is bound to {held}, and is needed for claim {wanted['name']} of namespace "
             f"{wanted['namespace']}. Rename the deployment (name:) or choose another deploy.namespace; or, if nobody "
             f"needs that claim any more: kubectl -n {held.namespace} delete persistentvolumeclaim {held.name}, and "
             "try again (the files stay)."
@@ -55,7 +55,7 @@ def reserved_in_vain(kube: Kube, item: Object, live: Object) -> bool:
     return False
 
 
-def free(kube: Kube, volume: Object) -> None:
+def release_volume(kube: Kube, volume: Object) -> None:
     """Let a new claim have a volume whose claim is gone. What lies on it stays. Refused if the volume has changed since
     it was looked at."""
     version = volume["metadata"].get("resourceVersion")

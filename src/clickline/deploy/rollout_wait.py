@@ -14,14 +14,14 @@ from urllib.request import Request, urlopen
 
 from clickline.artifacts.from_config import registry_of
 from clickline.config import Config
-from clickline.deploy.objects import Object, Plan
+from clickline.deploy.objects import DeployPlan, Object
 from clickline.errors import ClicklineError
-from clickline.progress import Progress, counted
+from clickline.progress import Progress, pluralize
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """In a container of Kubernetes: what is written here stands in its pod's status when it has ended."""
 
-_ASK_SECONDS = 5.0
+_REQUEST_SECONDS = 5.0
 _POLL_SECONDS = 2.0
 
 
@@ -30,7 +30,7 @@ def rollout_host(name: str) -> str:
     return f"{name}-rollout"
 
 
-def rollout_service(plan: Plan) -> Object:
+def rollout_service(plan: DeployPlan) -> Object:
     """That name. Clients have another, with one address for those that are ready."""
     return plan.object(
         "v1",
@@ -48,13 +48,13 @@ def rollout_service(plan: Plan) -> Object:
     )
 
 
-def leave_version(config: Config, place: Path = TERMINATION_LOG) -> None:
+def write_published_version(config: Config, place: Path = TERMINATION_LOG) -> None:
     """At the end of a pipeline, in a pod: which version is current now. Elsewhere nothing is written."""
     if place.exists() and (move := registry_of(config).current()) is not None:
         place.write_text(f"version {move.version}")
 
 
-def left_version(message: str) -> int | None:
+def read_published_version(message: str) -> int | None:
     """What `leave_version` wrote."""
     found = re.fullmatch(r"version (\d+)", message.strip())
     return None if found is None else int(found[1])
@@ -75,16 +75,16 @@ def await_rollout(
         lacking = {
             place: found
             for place in predictors
-            if (found := _serves(config, place, move.version)) is not None
+            if (found := _missing_version(config, place, move.version)) is not None
         }
         if not lacking:
             return len(predictors)
         if (told := "; ".join(f"{place}: {found}" for place, found in lacking.items())) != behind:
             behind = told
-            progress.say(f"version {move.version} is awaited: {told}")
+            progress.log(f"version {move.version} is awaited: {told}")
         if time.monotonic() > deadline:
             raise ClicklineError(
-                f"{len(lacking)} of {counted(len(predictors), 'predictor')} without version {move.version} after "
+                f"{len(lacking)} of {pluralize(len(predictors), 'predictor')} without version {move.version} after "
                 f"{seconds:,.0f} s: {told}. Their logs tell why: clickline deploy logs predictor"
             )
         time.sleep(_POLL_SECONDS)
@@ -104,7 +104,7 @@ def _addresses(host: str, port: int) -> list[str]:
     )
 
 
-def _serves(config: Config, place: str, version: int) -> str | None:
+def _missing_version(config: Config, place: str, version: int) -> str | None:
     """None if it does; else what it says instead."""
     section = config.serve
     asked = Request(f"{'http' if section.tls is None else 'https'}://{place}/v1/models/{config.name}")
@@ -114,10 +114,10 @@ def _serves(config: Config, place: str, version: int) -> str | None:
         )
     context = None
     if section.tls is not None:
-        context = ssl.create_default_context(cafile=section.tls.authority or section.tls.certificate)
+        context = ssl.create_default_context(cafile=section.tls.ca or section.tls.certificate)
         context.check_hostname = False  # it is asked by its address, which no certificate names
     try:
-        with urlopen(asked, timeout=_ASK_SECONDS, context=context) as answer:
+        with urlopen(asked, timeout=_REQUEST_SECONDS, context=context) as answer:
             states = json.load(answer)["model_version_status"]
     except (URLError, OSError, ValueError, KeyError) as error:
         return f"no answer ({getattr(error, 'reason', None) or error})"

@@ -6,17 +6,17 @@ controller, which needs no policy for it; one that failed is restarted by Restar
 
 from __future__ import annotations
 
-from clickline.deploy.objects import Object, Plan
+from clickline.deploy.objects import DeployPlan, Object
 from clickline.deploy.pipeline_jobs import FINAL_CODES
 from clickline.deploy.ray_pods import (
-    by_operator,
     driver,
     driver_command,
     head,
     head_address,
     ray_service,
+    uses_operator,
     worker,
-    workers,
+    worker_range,
 )
 
 _RESTART_POD: Object = {"event": "PodFailed", "action": "RestartPod"}
@@ -28,16 +28,16 @@ _DRIVER_POLICIES: list[Object] = [
 ]
 
 
-def volcano_job(plan: Plan) -> list[Object]:
+def volcano_job(plan: DeployPlan) -> list[Object]:
     """The Job and the head's name; nothing where another kind runs training."""
-    if not by_operator(plan.config) or plan.deploy.training.kind != "volcano":
+    if not uses_operator(plan.config) or plan.deploy.training.kind != "volcano":
         return []
-    return [ray_service(plan), volcano_job_running(plan, driver_command(plan))]
+    return [ray_service(plan), volcano_job_for(plan, driver_command(plan))]
 
 
-def volcano_job_running(plan: Plan, command: list[str]) -> Object:
+def volcano_job_for(plan: DeployPlan, command: list[str]) -> Object:
     """A Job whose driver runs `command`."""
-    least, most = workers(plan.config)
+    least, most = worker_range(plan.config)
     # `ray start` is started anew in its pod. The driver's exit code decides what becomes of the Job, so its pod fails.
     again = "OnFailure"
     host, _, _ = head_address(plan.config).rpartition(":")
@@ -61,7 +61,7 @@ def volcano_job_running(plan: Plan, command: list[str]) -> Object:
     if plan.deploy.nodes.priority_class is not None:
         spec["priorityClassName"] = plan.deploy.nodes.priority_class
     return plan.object(
-        "batch.volcano.sh/v1alpha1", "Job", plan.called("pipeline"), "pipeline", {"spec": spec}
+        "batch.volcano.sh/v1alpha1", "Job", plan.object_name("pipeline"), "pipeline", {"spec": spec}
     )
 
 

@@ -7,34 +7,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clickline.deploy.deploy_status import WORKLOADS, fetch, summarise, workload_state
-from clickline.deploy.kube_client import ApiRefused, Kube, label, shown
+from clickline.deploy.deploy_status import WORKLOADS, fetch_status, summarize, workload_state
+from clickline.deploy.kube_client import ApiError, Kube, describe, label
 from clickline.deploy.objects import Object
-from clickline.deploy.pod_logs import last
-from clickline.deploy.rollout_wait import left_version
+from clickline.deploy.pod_logs import last_lines
+from clickline.deploy.rollout_wait import read_published_version
 from clickline.errors import ClusterError
-from clickline.progress import Progress, Slow
+from clickline.progress import Progress, SlowTask
 
 _POLL_SECONDS = 2.0
 _STUCK_SECONDS = 60.0
 """That a pod may be in a state that says failed, as an image that cannot be pulled, before it counts as stuck."""
 _LOG_LINES = 30
-_LOST = 5  # looks in a row that may fail
-_TIMED = ("CronJob", "CronWorkflow")
-_ROLLED = ("predictor", "lookup", "learner", "tracking")
-_LEARNING = ("pipeline", "learner")
-_OWN_CODES = (2, 3, 4)
-_SPEAKERS = (*_LEARNING, "main")
+_MAX_FAILED_POLLS = 5  # looks in a row that may fail
+_SCHEDULED = ("CronJob", "CronWorkflow")
+_ROLLOUT_ROLES = ("predictor", "lookup", "learner", "tracking")
+_TRAINING_ROLES = ("pipeline", "learner")
+_EXIT_CODES = (2, 3, 4)
+_LOGGED_CONTAINERS = (*_TRAINING_ROLES, "main")
 """Containers whose log is the pipeline's; Argo calls those of its steps main."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WaitResult:
     """How far a deployment is. `code` is what the pipeline ended with, where that says more than that it failed."""
 
     state: str
     """done, waiting, stuck or failed."""
-    words: str
+    message: str
     code: int = 1
 
 
@@ -48,85 +48,89 @@ def await_deployed(
     seconds: float,
     progress: Progress,
     stuck_seconds: float = _STUCK_SECONDS,
-) -> Outcome:
+) -> WaitResult:
     """Until all of it is done or failed, or the time is up (`waiting` then). What the pipeline prints is passed on."""
     begun = time.monotonic()
     stuck_since: float | None = None
-    log, lost = _Log(kube, namespace, progress), 0
-    with Slow(progress, f"waiting for {name}") as slow:
+    log, lost = _LogForwarder(kube, namespace, progress), 0
+    with SlowTask(progress, f"waiting for {name}") as slow:
         while True:
             try:
-                found = fetch(kube, name=name, namespace=namespace, metrics_port=metrics_port, tls=tls)
+                found = fetch_status(kube, name=name, namespace=namespace, metrics_port=metrics_port, tls=tls)
                 log.read([one for one in found["objects"] if one["kind"] == "Pod"])
                 lost = 0
             except ClusterError as error:
                 lost += 1
-                if lost >= _LOST or (isinstance(error, ApiRefused) and error.status in (401, 403)):
+                if lost >= _MAX_FAILED_POLLS or (isinstance(error, ApiError) and error.status in (401, 403)):
                     raise
-                progress.say(f"{error} Looking again.")
+                progress.log(f"{error} Looking again.")
             else:
-                outcome = verdict(found)
+                outcome = rollout_state(found)
                 stuck_since = None if outcome.state != "stuck" else stuck_since or time.monotonic()
                 if outcome.state in ("done", "failed"):
                     return outcome
                 if stuck_since is not None and time.monotonic() - stuck_since >= stuck_seconds:
-                    return Outcome("failed", outcome.words)
-                slow.tick(outcome.words)
+                    return WaitResult("failed", outcome.message)
+                slow.tick(outcome.message)
                 if time.monotonic() - begun >= seconds:
-                    return Outcome("waiting", outcome.words)
+                    return WaitResult("waiting", outcome.message)
             time.sleep(_POLL_SECONDS)
 
 
 # ── what the cluster says ──────────────────────────────────────────────────────────────────────
 
 
-def verdict(found: Mapping[str, Any]) -> Outcome:
+def rollout_state(found: Mapping[str, Any]) -> WaitResult:
     """How far what `fetch` has found is."""
-    summary = summarise(found)
+    summary = summarize(found)
     objects: Sequence[Object] = found["objects"]
     workloads = [
         one
         for one in objects
         if (one["apiVersion"], one["kind"]) in WORKLOADS and not one["metadata"].get("ownerReferences")
     ]
-    once = [one for one in workloads if label(one, "component") == "pipeline" and one["kind"] not in _TIMED]
+    once = [
+        one for one in workloads if label(one, "component") == "pipeline" and one["kind"] not in _SCHEDULED
+    ]
     for run in once:
         state, why = workload_state(run)
         if state == "failed":
-            return _failed(run, why, objects, summary)
-    under_way = [words for run in once if (words := _under_way(run))]
-    timed = next((one for one in workloads if one["kind"] in _TIMED), None)
+            return _failure(run, why, objects, summary)
+    under_way = [words for run in once if (words := _run_progress(run))]
+    timed = next((one for one in workloads if one["kind"] in _SCHEDULED), None)
     unserved = timed is not None and not summary["versions"]
-    rolling = [words for one in workloads if (words := _rolling(one, any_version=not unserved))]
+    rolling = [words for one in workloads if (words := _rollout_progress(one, any_version=not unserved))]
     stuck = [
         f"{role['role']}: {role['why']}"
         for role in summary["roles"]
-        if role["state"] == "failed" and role["role"] in (*_LEARNING, *_ROLLED) and not _scheduled(role)
+        if role["state"] == "failed"
+        and role["role"] in (*_TRAINING_ROLES, *_ROLLOUT_ROLES)
+        and not _is_scheduled(role)
     ]
     if stuck:
-        return Outcome("stuck", "; ".join(stuck))
+        return WaitResult("stuck", "; ".join(stuck))
     if once and not under_way:
-        rolling += _behind(objects, summary)
+        rolling += _outdated(objects, summary)
     if under_way or rolling:
-        return Outcome("waiting", "; ".join([*under_way, *rolling]))
-    return Outcome("done", _done(once, timed, summary, unserved=unserved))
+        return WaitResult("waiting", "; ".join([*under_way, *rolling]))
+    return WaitResult("done", _success_message(once, timed, summary, unserved=unserved))
 
 
-def _under_way(run: Object) -> str:
+def _run_progress(run: Object) -> str:
     state, why = workload_state(run)
     return "" if state == "done" else f"pipeline {state}" + (f" ({why})" if why else "")
 
 
-def _scheduled(role: Mapping[str, Any]) -> bool:
+def _is_scheduled(role: Mapping[str, Any]) -> bool:
     """A run of before that failed is no part of this roll-out."""
-    return any(one["object"].split()[0] in _TIMED for one in role["workloads"])
+    return any(one["object"].split()[0] in _SCHEDULED for one in role["workloads"])
 
 
-def _rolling(workload: Object, *, any_version: bool) -> str:
+def _rollout_progress(workload: Object, *, any_version: bool) -> str:
     """What a roll-out still lacks, as `kubectl rollout status` reckons. Without any version predictors run and are not
     ready: nothing more can be waited for."""
     role = label(workload, "component") or ""
-    if role not in _ROLLED:
+    if role not in _ROLLOUT_ROLES:
         return ""
     if workload["apiVersion"] != "apps/v1":
         state, why = workload_state(workload)
@@ -147,7 +151,7 @@ def _rolling(workload: Object, *, any_version: bool) -> str:
     return ""
 
 
-def _behind(objects: Sequence[Object], summary: Mapping[str, Any]) -> list[str]:
+def _outdated(objects: Sequence[Object], summary: Mapping[str, Any]) -> list[str]:
     """Versions that predictors serve and should no longer: each takes the new one when it next looks."""
     published, served = _published(objects), summary["versions"]
     if len(served) < 2 and (published is None or served in ([], [published])):
@@ -162,13 +166,13 @@ def _published(objects: Sequence[Object]) -> int | None:
     for pod in sorted(pods, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), reverse=True):
         for one in (pod.get("status") or {}).get("containerStatuses") or ():
             ended = (one.get("state") or {}).get("terminated") or {}
-            version = left_version(ended.get("message") or "")
+            version = read_published_version(ended.get("message") or "")
             if version is not None and ended.get("exitCode") == 0:
                 return version
     return None
 
 
-def _failed(run: Object, why: str, objects: Sequence[Object], summary: Mapping[str, Any]) -> Outcome:
+def _failure(run: Object, why: str, objects: Sequence[Object], summary: Mapping[str, Any]) -> WaitResult:
     """The pipeline's end, by the exit code of its last pod: the gate's and the config's are told apart."""
     pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == "pipeline"]
     newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default={})
@@ -176,14 +180,16 @@ def _failed(run: Object, why: str, objects: Sequence[Object], summary: Mapping[s
         ((one.get("state") or {}).get("terminated") or {}).get("exitCode")
         for one in (newest.get("status") or {}).get("containerStatuses") or ()
     ]
-    code = next((one for one in codes if one in _OWN_CODES), 1)
+    code = next((one for one in codes if one in _EXIT_CODES), 1)
     told = next((role["why"] for role in summary["roles"] if role["role"] == "pipeline"), "") or why
     title = {2: "the config is refused", 3: "the gate refused the model", 4: "bad data"}.get(code, "")
-    words = f"the pipeline failed{f': {title}' if title else ''} ({shown(run)}: {told})"
-    return Outcome("failed", words, code)
+    words = f"the pipeline failed{f': {title}' if title else ''} ({describe(run)}: {told})"
+    return WaitResult("failed", words, code)
 
 
-def _done(once: Sequence[Object], timed: Object | None, summary: Mapping[str, Any], *, unserved: bool) -> str:
+def _success_message(
+    once: Sequence[Object], timed: Object | None, summary: Mapping[str, Any], *, unserved: bool
+) -> str:
     parts = ["the pipeline is done"] if once else []
     if timed is not None:
         parts.append(f"the pipeline runs {workload_state(timed)[1]}")
@@ -204,43 +210,43 @@ def _done(once: Sequence[Object], timed: Object | None, summary: Mapping[str, An
 
 
 @dataclass
-class _Log:
+class _LogForwarder:
     """Passes on what the pods that learn print, each line once."""
 
     kube: Kube
     namespace: str
     progress: Progress
     seen: dict[tuple[str, str], set[tuple[str, str]]] = field(default_factory=dict)
-    over: set[str] | None = None
+    finished: set[str] | None = None
     """Pods that had ended before the first look: what they said is no news."""
-    refused: bool = False
+    denied: bool = False
 
     def read(self, pods: Sequence[Object]) -> None:
-        if self.over is None:
-            self.over = {one["metadata"]["name"] for one in pods if _over(one)}
-        if self.refused:
+        if self.finished is None:
+            self.finished = {one["metadata"]["name"] for one in pods if _is_finished(one)}
+        if self.denied:
             return
         learning = [
             one
             for one in pods
-            if label(one, "component") in _LEARNING and one["metadata"]["name"] not in self.over
+            if label(one, "component") in _TRAINING_ROLES and one["metadata"]["name"] not in self.finished
         ]
         try:
-            lines = last(self.kube, learning, namespace=self.namespace, lines=_LOG_LINES)
-        except ApiRefused as refused:
+            lines = last_lines(self.kube, learning, namespace=self.namespace, lines=_LOG_LINES)
+        except ApiError as refused:
             if refused.status != 403:
                 raise
-            self.refused = True
-            self.progress.say(f"the pipeline's log is not shown: {refused}")
+            self.denied = True
+            self.progress.log(f"the pipeline's log is not shown: {refused}")
             return
         now: dict[tuple[str, str], set[tuple[str, str]]] = {}
         for line in lines:
             source = (line.pod, line.container)
             now.setdefault(source, set()).add((line.at, line.text))
-            if line.container in _SPEAKERS and (line.at, line.text) not in self.seen.get(source, ()):
-                self.progress.say(f"{line.pod} {line.text}")
+            if line.container in _LOGGED_CONTAINERS and (line.at, line.text) not in self.seen.get(source, ()):
+                self.progress.log(f"{line.pod} {line.text}")
         self.seen |= now
 
 
-def _over(pod: Object) -> bool:
+def _is_finished(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")

@@ -1,7 +1,7 @@
-"""This machine as a node of a Ray cluster, with nothing to give, for as long as a driver runs on it.
+"""Joins this machine to a Ray cluster as a node without resources, for as long as a driver runs on it.
 
-A driver talks to a node of Ray on its own machine. Where there is none, as in a pod of its own, one is started that
-takes no work: no CPUs, and memory enough for nothing.
+A driver needs a Ray node on its own machine. If there is none, as in a separate pod, one is started that accepts no
+work: it has no CPUs and hardly any memory.
 """
 
 from __future__ import annotations
@@ -14,30 +14,25 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from clickline.distributed.ray_internals import RAY_COMMAND, cluster_nodes
 from clickline.errors import ClusterError
 
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 5.0
-_STORE_BYTES = 96 << 20  # the network's weights on their way to and from the driver
-
-# It ends with its parent, also with one that is killed: PR_SET_PDEATHSIG is 1.
-_RAY = (
-    "import ctypes, signal; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
-    "from ray.scripts.scripts import main; main()"
-)
+_STORE_BYTES = 96 << 20  # for the network's weights, sent to and from the driver
 
 
 @contextmanager
-def joined(address: str) -> Iterator[None]:
-    """Connect this machine to the cluster whose head is at `address`, unless it is a node of it already; the head's own
-    machine is one, or will be in a moment."""
+def join_cluster(address: str) -> Iterator[None]:
+    """Make this machine a node of the cluster whose head is at `address`, unless it already is one; the head's own
+    machine is, or will be in a moment."""
     if _is_head(address) or _is_node(address):
         yield
         return
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-c", _RAY, "start", f"--address={address}", "--block"),
+                *(sys.executable, "-c", RAY_COMMAND, "start", f"--address={address}", "--block"),
                 *("--num-cpus=0", "--num-gpus=0", "--memory=1", f"--object-store-memory={_STORE_BYTES}"),
                 *("--disable-usage-stats", "--include-log-monitor=false", "--log-style=record"),
             ],
@@ -50,10 +45,10 @@ def joined(address: str) -> Iterator[None]:
             while not _is_node(address):
                 if process.poll() is not None or time.monotonic() > until:
                     output.seek(0)
-                    said = output.read().decode(errors="replace").strip().splitlines()[-5:]
+                    output_tail = output.read().decode(errors="replace").strip().splitlines()[-5:]
                     raise ClusterError(
-                        f"this machine could not join the Ray cluster at {address}: {' '.join(said)} "
-                        "It must be reachable from the cluster's nodes, with the same releases of Ray and Python."
+                        f"this machine could not join the Ray cluster at {address}: {' '.join(output_tail)} "
+                        "It must be reachable from the cluster's nodes and have the same versions of Ray and Python."
                     )
                 time.sleep(0.2)
             yield
@@ -67,31 +62,26 @@ def joined(address: str) -> Iterator[None]:
 
 
 def _is_head(address: str) -> bool:
-    from ray._private.services import get_node_ip_address
+    import ray
 
     host, _, port = address.rpartition(":")
-    own = get_node_ip_address(address)  # type: ignore[no-untyped-call]
-    return any(place[4][0] == own for place in socket.getaddrinfo(host.strip("[]"), port))
+    own_ip = ray.util.get_node_ip_address(address)  # type: ignore[no-untyped-call]
+    return any(endpoint[4][0] == own_ip for endpoint in socket.getaddrinfo(host.strip("[]"), port))
 
 
 def _is_node(address: str) -> bool:
-    """Whether a living node of the cluster is here; it is called, as Ray believes in a lost one for a while."""
-    from ray._private.services import get_node_ip_address
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-    from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
+    """Whether this machine is a live node. The node is contacted, because Ray lists a lost one for a while."""
+    import ray
 
-    own = get_node_ip_address(address)  # type: ignore[no-untyped-call]
-    nodes = GcsClient(address=address).get_all_node_info(timeout=_ANSWER_SECONDS)
+    own_ip = ray.util.get_node_ip_address(address)  # type: ignore[no-untyped-call]
     return any(
-        node.state == GcsNodeInfo.ALIVE
-        and node.node_manager_address == own
-        and answers((own, node.node_manager_port))
-        for node in nodes.values()
+        node.alive and node.daemon[0] == own_ip and accepts_connections(node.daemon)
+        for node in cluster_nodes(_ANSWER_SECONDS, address)
     )
 
 
-def answers(place: tuple[str, int]) -> bool:
-    """Whether somebody takes connections there."""
-    with suppress(OSError), socket.create_connection(place, timeout=_ANSWER_SECONDS):
+def accepts_connections(endpoint: tuple[str, int]) -> bool:
+    """Whether a server accepts connections at this endpoint."""
+    with suppress(OSError), socket.create_connection(endpoint, timeout=_ANSWER_SECONDS):
         return True
     return False

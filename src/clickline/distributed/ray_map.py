@@ -1,7 +1,7 @@
-"""Independent pieces of work, dealt to the processes of a cluster.
+"""Maps a function over independent pieces of work on a Ray cluster.
 
-A piece whose process dies is dealt again, three times at most; an error that the work itself raises ends all of it.
-So a piece must come to the same result when it is done twice, and leave nothing half done where others look.
+A piece whose process dies is submitted again, up to three times; an error that the function itself raises ends the
+whole map. So a piece must be idempotent, and must not leave partial results where others look.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any, NamedTuple, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from clickline.distributed.session import Session
+from clickline.distributed.session import RaySession
 from clickline.errors import ClicklineError, ClusterError
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
 _ATTEMPTS = 3
-_LOOK_SECONDS = 1.0  # between two looks whether the cluster is still there
+_LOOK_SECONDS = 1.0  # between two checks that the cluster is alive
 
 
-class _Refused(NamedTuple):
-    """An error of ours as plain values: some of its kinds do not come through to another process as they are."""
+class _RemoteError(NamedTuple):
+    """A ClicklineError as plain values: not all of its subclasses can be pickled."""
 
     kind: type[ClicklineError]
     arguments: tuple[Any, ...]
@@ -36,85 +36,84 @@ class _Refused(NamedTuple):
         return error
 
 
-def _work(function: Callable[[Any, Piece], Result], shared: Any, piece: Piece) -> Result | _Refused:
+def _work(function: Callable[[Any, Piece], Result], shared: Any, piece: Piece) -> Result | _RemoteError:
     try:
         return function(shared, piece)
     except ClicklineError as error:
-        return _Refused(type(error), error.args, dict(error.__dict__))
+        return _RemoteError(type(error), error.args, dict(error.__dict__))
 
 
-class _Dealt:
-    """A piece that is being worked on."""
+class _Task:
+    """A submitted piece."""
 
     def __init__(self, submit: Callable[[Any], Any], piece: Any) -> None:
         self._submit = submit
         self._piece = piece
         self._failed = 0
-        self.answer = submit(piece)
+        self.ref = submit(piece)
 
     def result(self) -> tuple[bool, Any]:
-        """(True, its result), or (False, None) when its process died and it was dealt again."""
+        """(True, its result), or (False, None) if its process died and it was submitted again."""
         try:
-            result = ray.get(self.answer)
+            result = ray.get(self.ref)
         except RayTaskError:
-            raise  # a fault in the program: it would be the same the next time
+            raise  # a bug: it would fail again
         except RayError as error:
             self._failed += 1
             if self._failed == _ATTEMPTS:
                 raise ClusterError(
-                    f"a process of the cluster died {_ATTEMPTS} times at the same piece of work: {error}"
+                    f"a process of the cluster died {_ATTEMPTS} times on the same piece of work: {error}"
                 ) from error
-            self.answer = self._submit(self._piece)
+            self.ref = self._submit(self._piece)
             return False, None
-        if isinstance(result, _Refused):
+        if isinstance(result, _RemoteError):
             raise result.error()
         return True, result
 
 
-def deal(
-    session: Session,
+def ray_map(
+    session: RaySession,
     function: Callable[[Any, Piece], Result],
     shared: Any,
     pieces: Iterable[Piece],
     *,
-    at_once: int,
+    max_pending: int,
     in_order: bool = False,
 ) -> Iterator[Result]:
-    """`function(shared, piece)` for every piece, on the cluster's CPUs; results as they are finished, or in order.
+    """`function(shared, piece)` for every piece on the cluster's CPUs; results as they finish, or in order.
 
-    At most `at_once` pieces are taken from `pieces` beyond those whose result was given out, so memory is bounded.
-    `shared` is sent to each process once.
+    At most `max_pending` pieces are in flight, so memory is bounded. `shared` is sent to each process once.
     """
-    task: Any = ray.remote(num_cpus=1, max_retries=0)(_work)
-    known = ray.put(shared)
-    waiting: deque[_Dealt] = deque()
+    remote_function: Any = ray.remote(num_cpus=1, max_retries=0)(_work)
+    shared_ref = ray.put(shared)
+    pending: deque[_Task] = deque()
 
     def submit(piece: Piece) -> Any:
-        return task.remote(function, known, piece)
+        return remote_function.remote(function, shared_ref, piece)
 
     def next_result() -> Result:
         while True:
-            ahead = [waiting[0]] if in_order else list(waiting)
-            done, _ = ray.wait([dealt.answer for dealt in ahead], num_returns=1, timeout=_LOOK_SECONDS)
+            ahead = [pending[0]] if in_order else list(pending)
+            done, _ = ray.wait([task.ref for task in ahead], num_returns=1, timeout=_LOOK_SECONDS)
             if not done:
                 if session.lost():
                     raise ClusterError(
-                        "the Ray cluster is gone. What was finished is kept: run the same command again when it "
-                        "is back."
+                        "the Ray cluster is gone. Finished work is kept: run the same command again when it is "
+                        "back."
                     )
                 continue
-            dealt = next(dealt for dealt in ahead if dealt.answer == done[0])
-            finished, result = dealt.result()
+            task = next(task for task in ahead if task.ref == done[0])
+            finished, result = task.result()
             if finished:
-                waiting.remove(dealt)
-                given: Result = result
-                return given
+                pending.remove(task)
+                typed: Result = result
+                return typed
 
-    # What still runs when the work is given up ends with the session. It is not cancelled: a task that is done at that
-    # very moment makes Ray abort this process, and what went wrong would never be told.
+    # Tasks that still run when the work is given up end with the session. They are not cancelled: a task that finishes
+    # that very moment makes Ray abort this process, and the error would never be reported.
     for piece in pieces:
-        waiting.append(_Dealt(submit, piece))
-        if len(waiting) >= at_once:
+        pending.append(_Task(submit, piece))
+        if len(pending) >= max_pending:
             yield next_result()
-    while waiting:
+    while pending:
         yield next_result()

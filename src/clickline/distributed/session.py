@@ -1,13 +1,12 @@
-"""The connection to Ray: one that is started here for the work at hand, or an existing cluster.
+"""The connection to Ray: an embedded cluster that is started here, or an existing cluster.
 
-An embedded Ray listens on this machine alone, with token authentication, and goes when its session ends. Of an existing
-cluster nothing is started or stopped, and every node must see the same `home` and have the same release of Clickline.
+An embedded cluster listens on this machine only, with token authentication, and is shut down with its session. Of an
+existing cluster nothing is started or stopped; every node must see the same `home` and have the same release of
+Clickline.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import secrets
 import shutil
@@ -17,42 +16,41 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from clickline.distributed.node import answers, joined
+from clickline.distributed.node import accepts_connections, join_cluster
+from clickline.distributed.ray_internals import (
+    ActorAddress,
+    ClusterNode,
+    actor_address,
+    cluster_nodes,
+    free_resources,
+    has_auth_token,
+    init,
+    running_cluster,
+    started_processes,
+)
 from clickline.errors import ClusterError
 from clickline.machine import memory_limit
 from clickline.progress import Progress, human_size
 
-ROOM_SECONDS = 600.0  # to wait for a cluster that is full
-_STORE_SHARE = 0.15  # of the memory, for arrays on their way between processes
-_LARGEST_STORE = 4 << 30
-_SMALLEST_STORE = 256 << 20  # less than this is not worth the faster /dev/shm
-_LEAVE_SECONDS = 3.0  # for processes of our own Ray to end by themselves
-_ANSWER_SECONDS = 5.0  # in which a server that is there takes a connection
-_LOOK_SECONDS = 120.0  # in which a node starts a process that looks for the shared folder
+ROOM_SECONDS = 600.0  # to wait for capacity on a full cluster
+_STORE_SHARE = 0.15  # of the memory, for arrays sent between processes
+_MAX_STORE = 4 << 30
+_MIN_STORE = 256 << 20  # with less, the faster /dev/shm is not worthwhile
+_EXIT_SECONDS = 3.0  # for processes of an embedded cluster to end by themselves
+_ANSWER_SECONDS = 5.0  # for a live server to accept a connection
+_INSPECT_SECONDS = 120.0  # for a node to start a process that checks the shared folder
 
 
-class Node(NamedTuple):
-    """A machine of the cluster, as Ray sees it."""
+class RaySession:
+    """An open connection to Ray.
 
-    id: str
-    host: str
-    cpus: float
-    memory: int
-    alive: bool
-    daemon: tuple[str, int]  # where Ray's own process there listens
-
-
-class Session:
-    """A connection to Ray that stands.
-
-    A call to Ray about the cluster waits for its head, and when that is gone, Ray ends the whole process after 60
-    seconds. So the head is asked here with a time limit; without an answer, what was known last still holds."""
+    Ray's own calls about the cluster wait for its head, and if that is gone, Ray ends the whole process after 60
+    seconds. So this class queries the head with a timeout; without an answer, the last known state is used."""
 
     def __init__(self, *, embedded: bool) -> None:
         import ray
@@ -60,130 +58,107 @@ class Session:
         self.embedded = embedded
         self.address: str = ray.get_runtime_context().gcs_address
         self.node_id: str = ray.get_runtime_context().get_node_id()
-        self._nodes: list[Node] = []
+        self._nodes: list[ClusterNode] = []
         own = next(node for node in self.nodes() if node.id == self.node_id)
         gcs_host, _, gcs_port = self.address.rpartition(":")
-        self._pulse = ((gcs_host.strip("[]"), int(gcs_port)), own.daemon)
+        self._endpoints = ((gcs_host.strip("[]"), int(gcs_port)), own.daemon)
 
-    def nodes(self) -> list[Node]:
-        """All nodes that ever were, the living and the gone."""
-        from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
+    def nodes(self) -> list[ClusterNode]:
+        """All nodes, dead ones included."""
         from ray.exceptions import RpcError
 
         with suppress(RpcError):
-            self._nodes = [
-                Node(
-                    node.node_id.hex(),
-                    node.node_manager_hostname or node.node_manager_address,
-                    float(node.resources_total.get("CPU", 0.0)),
-                    int(node.resources_total.get("memory", 0)),
-                    node.state == GcsNodeInfo.ALIVE,
-                    (node.node_manager_address, node.node_manager_port),
-                )
-                for node in _head().get_all_node_info(timeout=_ANSWER_SECONDS).values()
-            ]
+            self._nodes = cluster_nodes(_ANSWER_SECONDS)
         return self._nodes
 
     def cpus(self) -> float:
-        """CPUs of all living nodes, in use or not."""
+        """CPUs of all live nodes, in use or not."""
         return sum(node.cpus for node in self.nodes() if node.alive)
 
     def await_cpus(self, progress: Progress, seconds: float = ROOM_SECONDS) -> None:
-        """Until some node has a CPU to give: on Kubernetes workers may come after their driver."""
-        told = False
+        """Wait until a node has CPUs: on Kubernetes, worker pods may start after the driver."""
+        reported = False
         until = time.monotonic() + seconds
         while self.cpus() < 1:
             if time.monotonic() > until:
                 raise ClusterError(
-                    f"the Ray cluster at {self.address} has no CPUs. Waited {seconds:,.0f} s for a node that has. Add "
-                    "one, then run the same command again."
+                    f"the Ray cluster at {self.address} has no CPUs. Waited {seconds:,.0f} s for a node that "
+                    "has some. Add one, then run the same command again."
                 )
             if self.lost():
                 raise ClusterError("the Ray cluster is gone. Run the same command again when it is back.")
-            if not told:
-                progress.say(
-                    f"the Ray cluster at {self.address} has no CPUs yet: waiting for a node that has"
+            if not reported:
+                progress.log(
+                    f"the Ray cluster at {self.address} has no CPUs yet: waiting for a node that has some"
                 )
-                told = True
+                reported = True
             time.sleep(1.0)
 
     def free_cpus(self) -> float:
-        """CPUs that nothing has reserved; none while the head does not answer."""
-        return sum((node.get("CPU", 0.0) for node in self._free()), 0.0)
+        """Unreserved CPUs; 0 while the head does not answer."""
+        return sum((node.get("CPU", 0.0) for node in self._free_resources()), 0.0)
 
     def room_for(self, cpus: float, memory: int | None) -> int:
-        """How many processes find a place that reserve so much each, all of it on one node."""
-        wanted = {"CPU": cpus} if memory is None else {"CPU": cpus, "memory": memory}
+        """How many processes fit that each reserve this much on one node."""
+        request = {"CPU": cpus} if memory is None else {"CPU": cpus, "memory": memory}
         return sum(
-            int(min(node.get(name, 0.0) / each for name, each in wanted.items()) + 1e-6)
-            for node in self._free()
+            int(min(node.get(name, 0.0) / each for name, each in request.items()) + 1e-6)
+            for node in self._free_resources()
         )
 
-    def _free(self) -> list[Mapping[str, float]]:
-        """What nothing has reserved, for each node; none while the head does not answer."""
+    def _free_resources(self) -> list[Mapping[str, float]]:
+        """Unreserved resources by node; empty while the head does not answer."""
         from ray.exceptions import RpcError
 
         try:
-            reply = _head().get_all_resource_usage(timeout=_ANSWER_SECONDS)
+            return free_resources(_ANSWER_SECONDS)
         except RpcError:
             return []
-        return [node.resources_available for node in reply.resource_usage_data.batch]
 
     def lost(self) -> bool:
-        """Whether the cluster's head or this machine's own node is gone, so that this session cannot go on.
+        """Whether the cluster's head or this machine's node is gone, so that the session is unusable.
 
-        Ray itself tells a lost node only after 15 seconds, and for a lost head it ends the whole process after 60:
-        so whoever works with it asks here every second or so, without a call to Ray that could hang."""
-        return not all(answers(place) for place in self._pulse)
+        Ray itself reports a lost node only after 15 seconds, and for a lost head it ends the whole process after 60. So
+        callers check here about once a second, without a call to Ray that could hang."""
+        return not all(accepts_connections(endpoint) for endpoint in self._endpoints)
 
     def has_left(self, actor: Any) -> bool:
-        """Whether the node is gone that an actor runs on. Ray itself calls it alive until it has missed its heart
-        beats for a while; meanwhile its actors are just not there."""
+        """Whether the node of an actor is gone. Ray itself considers it alive until it has missed several heartbeats;
+        until then its actors just do not answer."""
         address = _address_of(actor)
         return any(
-            not node.alive or not answers(node.daemon)
+            not node.alive or not accepts_connections(node.daemon)
             for node in self.nodes()
-            if address is not None and node.id == address.node_id.hex()
+            if address is not None and node.id == address.node_id
         )
 
     def has_place(self, actor: Any) -> bool:
-        """Whether an actor has a process; it may still be starting there."""
+        """Whether an actor is placed on a node; its process may still be starting."""
         address = _address_of(actor)
         return address is not None and address.port != 0
 
 
-def _address_of(actor: Any) -> Any:
-    """Of an actor that waits, the node that was asked for a process, and no port. None: the head does not tell."""
+def _address_of(actor: Any) -> ActorAddress | None:
+    """None if the head does not answer."""
     from ray.exceptions import RpcError
 
-    async def ask() -> Any:
-        return await _head().async_get_all_actor_info(actor_id=actor._actor_id, timeout=_ANSWER_SECONDS)
-
-    with ThreadPoolExecutor(1) as apart:  # in this thread a loop may run: that of a notebook
-        try:
-            answer = apart.submit(asyncio.run, ask()).result()
-        except RpcError:
-            return None
-    return next((found.address for found in answer.values()), None)
-
-
-def _head() -> Any:
-    """The cluster's head, to be asked with a time limit."""
-    from ray._private import worker
-
-    return worker.global_worker.gcs_client  # type: ignore[attr-defined]
+    try:
+        return actor_address(actor, _ANSWER_SECONDS)
+    except RpcError:
+        return None
 
 
 @contextmanager
-def session(
+def open_session(
     address: str | None, *, cpus: int | None = None, home: Path | None = None, progress: Progress
-) -> Iterator[Session]:
-    """Connect to the cluster at `address`, or to one of our own with `cpus` logical CPUs that goes afterwards.
+) -> Iterator[RaySession]:
+    """Connect to the cluster at `address`, or start an embedded one with `cpus` logical CPUs that is shut down at the
+    end.
 
-    A connection that this process has already is used, and left as it is. `home` is the folder that all nodes of an
-    existing cluster must see, if there is one.
+    An existing connection of this process is reused and left open. `home` is the folder, if any, that all nodes of an
+    existing cluster must see.
     """
-    _before_import()
+    _set_environment()
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -192,135 +167,110 @@ def session(
         ) from error
 
     if ray.is_initialized():
-        shared = Session(embedded=False)
+        shared = RaySession(embedded=False)
         _check_nodes(shared, home)
         yield shared
         return
-    with ExitStack() as ends:
+    with ExitStack() as stack:
         if address is None:
-            ends.callback(_end)
+            stack.callback(_shut_down)
             _start(cpus, progress)
         else:
-            place = _checked(address)
-            with _understood(address):
+            head = _check_address(address)
+            with _explain_errors(address):
                 if address != "auto":
-                    ends.enter_context(joined(place))
-                ends.callback(_end)
-                _init(address=place)
-        opened = Session(embedded=address is None)
+                    stack.enter_context(join_cluster(head))
+                stack.callback(_shut_down)
+                _init(address=head)
+        ray_session = RaySession(embedded=address is None)
         if address is not None:
-            _check_nodes(opened, home)
-        yield opened
+            _check_nodes(ray_session, home)
+        yield ray_session
 
 
 # ── settings that Ray takes from the environment ───────────────────────────────────────────────
 
 
-def _before_import() -> None:
-    """What the user has set stays."""
+def _set_environment() -> None:
+    """Set defaults that Ray reads on import; variables that the user has set are kept."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
-    # Under `uv run` Ray would pack the working folder, logs and all, and send it to every node.
+    # Under `uv run` Ray would package the working folder with all logs and send it to every node.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    # Ray's processes would give way to everything else on the machine.
+    # Ray's processes would have the lowest priority on the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Ray hides the accelerators from what asks for none, and warns that it will not for ever.
+    # Ray hides accelerators from tasks that request none, and warns that this will change.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 
-def _has_token() -> bool:
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-
-    Config.initialize("")  # reads the variables anew: Ray may have been loaded before they were set
-    loader = AuthenticationTokenLoader.instance()
-    loader.reset_cache()  # it remembers what it did not find
-    return bool(loader.has_token(ignore_auth_mode=True))
-
-
 def _init(**options: Any) -> None:
-    """`ray.init` without what it does to a process beyond the connection: a handler of SIGTERM, lines on stdout."""
-    import ray
-    from ray._private import worker
-
-    # A thread of Ray prints every trouble of any node, with twenty lines of log; what matters of it we say ourselves.
-    worker.listen_error_messages = lambda *_: None
-    ours = threading.current_thread() is threading.main_thread()
-    terminate = signal.getsignal(signal.SIGTERM)
+    """Connect, and keep this process's handler of SIGTERM, which Ray replaces."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
+        init(**options)
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, terminate)
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, handler)
 
 
-# ── a Ray of our own ───────────────────────────────────────────────────────────────────────────
+# ── embedded cluster ───────────────────────────────────────────────────────────────────────────
 
 
 def _start(cpus: int | None, progress: Progress) -> None:
-    from ray._private import ray_constants
-
-    if os.environ["RAY_AUTH_MODE"] == "token" and not _has_token():
-        # One for this process and its children, of which no file tells.
+    if os.environ["RAY_AUTH_MODE"] == "token" and not has_auth_token():
+        # For this process and its children only; never written to a file.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        _has_token()
+        has_auth_token()
     size, folder = _object_store(progress)
-    # Ray takes 127.0.0.1 for the address that others see, and listens on all of them, where clusters are enabled.
-    clusters, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
         _init(
-            address="local",  # not one that a variable or an earlier `ray start` names
             num_cpus=cpus,
             include_dashboard=False,
             object_store_memory=size,
-            _plasma_directory=folder,
-            _node_ip_address="127.0.0.1",
+            local_store=folder,  # not the cluster that a variable or an earlier `ray start` names
         )
-    except Exception as error:  # of many kinds, plain ones too
+    except Exception as error:  # Ray raises many types
         raise ClusterError(
             f"Ray could not be started on this machine: {_first_line(error)}. "
             "Its logs are in /tmp/ray/session_latest/logs."
         ) from error
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = clusters
 
 
 def _object_store(progress: Progress) -> tuple[int, str]:
-    """How many bytes, and where they lie."""
-    size = min(int(memory_limit() * _STORE_SHARE), _LARGEST_STORE)
+    """Size in bytes and folder of the object store."""
+    size = min(int(memory_limit() * _STORE_SHARE), _MAX_STORE)
     shared = Path("/dev/shm")
-    room = int(shutil.disk_usage(shared).free * 0.9) if shared.is_dir() else 0
-    if room >= min(size, _SMALLEST_STORE):
-        return min(size, room), str(shared)
-    progress.say(
-        f"/dev/shm has room for {human_size(room)} only: what processes hand each other goes through files in "
-        "/tmp, which is slower. In a container, give it more: --shm-size=2g"
+    free = int(shutil.disk_usage(shared).free * 0.9) if shared.is_dir() else 0
+    if free >= min(size, _MIN_STORE):
+        return min(size, free), str(shared)
+    progress.log(
+        f"/dev/shm has only {human_size(free)} free: processes exchange data through files in /tmp, which is "
+        "slower. In a container, give it more: --shm-size=2g"
     )
-    return min(size, _SMALLEST_STORE * 2), "/tmp"
+    return min(size, _MIN_STORE * 2), "/tmp"
 
 
-def _end() -> None:
+def _shut_down() -> None:
     import ray
-    from ray._private import worker
 
-    node: Any = worker._global_node
-    started: list[Any] = (
-        [] if node is None else [info.process for own in node.all_processes.values() for info in own]
-    )
-    logs = Path(node.get_logs_dir_path()).resolve() if started else None
+    started = started_processes()
     ray.shutdown()
-    for process in started:  # Ray ends its processes without a look at how they ended
+    if started is None:
+        return
+    processes, logs = started
+    for process in processes:  # Ray stops its processes without waiting for them
         with suppress(subprocess.TimeoutExpired):
             process.wait(_ANSWER_SECONDS)
-    if logs is not None:
-        _end_left(logs)
+    _kill_leftovers(logs)
 
 
-def _end_left(logs: Path) -> None:
-    """End what is left of a cluster of our own, known by the logs that it has open. Ray's agents end with the daemon
-    that started them, but not when Ctrl-C meets them while they start."""
-    until = time.monotonic() + _LEAVE_SECONDS
-    while left := [process for process in Path("/proc").glob("[0-9]*") if _has_open(process, logs)]:
+def _kill_leftovers(logs: Path) -> None:
+    """Kill leftover processes of an embedded cluster, recognized by their open log files. Ray's agents end with their
+    raylet, but not if Ctrl-C hits them while they start."""
+    until = time.monotonic() + _EXIT_SECONDS
+    while leftovers := [process for process in Path("/proc").glob("[0-9]*") if _has_open(process, logs)]:
         if time.monotonic() > until:
-            for process in left:
+            for process in leftovers:
                 with suppress(ProcessLookupError):
                     os.kill(int(process.name), signal.SIGKILL)
             return
@@ -328,100 +278,97 @@ def _end_left(logs: Path) -> None:
 
 
 def _has_open(process: Path, folder: Path) -> bool:
-    """Whether another process has a file of that folder open."""
+    """Whether another process has a file in that folder open."""
     if int(process.name) == os.getpid():
         return False
-    with suppress(OSError):  # it is another user's, or gone
+    with suppress(OSError):  # of another user, or gone
         return any(file.readlink().is_relative_to(folder) for file in (process / "fd").iterdir())
     return False
 
 
-# ── an existing cluster ────────────────────────────────────────────────────────────────────────
+# ── existing cluster ───────────────────────────────────────────────────────────────────────────
 
 
-def _checked(address: str) -> str:
-    """Where it is, in numbers: it is an address, something answers there, and there is a token to call it with."""
+def _check_address(address: str) -> str:
+    """The resolved address, checked: it is valid, accepts connections, and there is a token for it."""
     if "://" in address:
         raise ClusterError(
-            f"cluster.address is {address}; auto or host:port of the cluster's head is expected: clickline works "
-            "beside the cluster's nodes, not through Ray's client."
+            f"cluster.address is {address}; it must be auto or host:port of the cluster's head: clickline runs on "
+            "the cluster's network, not through Ray Client."
         )
     if address != "auto":
-        place = _reach(address)
+        head = _resolve(address)
     else:
-        place = address
-        _reach(_last_started())
-    if os.environ["RAY_AUTH_MODE"] == "token" and not _has_token():
+        head = address
+        _resolve(_local_cluster())
+    if os.environ["RAY_AUTH_MODE"] == "token" and not has_auth_token():
         raise ClusterError(
-            f"the cluster at {address} is called with token authentication, and there is no token here. Put the one it "
-            "was started with into RAY_AUTH_TOKEN, or its file into RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token; "
-            "for a cluster that was started without, set RAY_AUTH_MODE=disabled."
+            f"the cluster at {address} needs a token for authentication, and none was found. Set RAY_AUTH_TOKEN to "
+            "the token it was started with, or RAY_AUTH_TOKEN_PATH to its file, or save it as ~/.ray/auth_token; "
+            "for a cluster without authentication, set RAY_AUTH_MODE=disabled."
         )
-    return place
+    return head
 
 
 @contextmanager
-def _understood(address: str) -> Iterator[None]:
-    """What Ray says against a connection, in words that help."""
+def _explain_errors(address: str) -> Iterator[None]:
+    """Turn Ray's connection errors into helpful messages."""
     try:
         yield
     except ClusterError:
         raise
-    except Exception as error:  # of many kinds, plain ones too
-        raise ClusterError(f"the Ray cluster at {address} cannot be used: {_why(error)}") from error
+    except Exception as error:  # Ray raises many types
+        raise ClusterError(f"the Ray cluster at {address} cannot be used: {_explain(error)}") from error
 
 
-def _last_started() -> str:
-    """Where Ray will look for the cluster of this machine. The file that tells it stays when a cluster dies."""
-    from ray._private.services import get_ray_address_from_environment
-
+def _local_cluster() -> str:
+    """The address of this machine's cluster according to Ray, which may be that of a dead one."""
     try:
-        found: str = get_ray_address_from_environment("auto", None)
+        return running_cluster()
     except ConnectionError as error:
         raise ClusterError(
-            "cluster.address is auto, and no Ray cluster runs on this machine. Start one (`ray start`), name one "
-            "by host:port, or leave it out for a cluster of this machine's own."
+            "cluster.address is auto, and no Ray cluster runs on this machine. Start one (`ray start`), set "
+            "host:port, or remove cluster.address to use an embedded cluster."
         ) from error
-    return found
 
 
-def _reach(address: str) -> str:
-    """The address that a name stands for, where something answers: Ray itself tries for a long time and then ends the
-    process, and asks name servers for more than it needs."""
+def _resolve(address: str) -> str:
+    """The IP address and port of a host name, if something accepts connections there. Ray itself retries for a long
+    time, then ends the process, and makes more DNS queries than needed."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         raise ClusterError(
-            f"cluster.address is {address}; auto or host:port of the cluster's head is expected."
+            f"cluster.address is {address}; it must be auto or host:port of the cluster's head."
         )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS) as found:
-            number = found.getpeername()[0]
+            ip = found.getpeername()[0]
     except OSError as error:
         raise ClusterError(
-            f"no Ray cluster answers at {address}: {error.strerror or error}. Look whether its head runs "
-            "(`ray status`) and cluster.address names its port, usually 6379; or leave it out for a cluster of this "
-            "machine's own."
+            f"no Ray cluster answers at {address}: {error.strerror or error}. Check that its head is running "
+            "(`ray status`) and that cluster.address has its port, usually 6379; or remove cluster.address to use an "
+            "embedded cluster."
         ) from error
-    return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
-def _why(error: BaseException) -> str:
-    """What to do about it, from the whole chain: the cause is what tells."""
+def _explain(error: BaseException) -> str:
+    """What to do about an error, from its whole chain of causes."""
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
-    text = " ".join(str(one) for one in chain)
+    text = " ".join(str(cause) for cause in chain)
     if "uthenticat" in text or "token" in text:
         return (
-            "it does not take this token. Put the one it was started with into RAY_AUTH_TOKEN, or its file into "
-            "RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token."
+            "it rejected the token. Set RAY_AUTH_TOKEN to the token it was started with, or RAY_AUTH_TOKEN_PATH to "
+            "its file, or save it as ~/.ray/auth_token."
         )
     if "ersion mismatch" in text:
         versions = " ".join(text[text.index("ersion mismatch") :].split()[2:24])
-        return f"Ray and Python must be of the same version everywhere. {versions}"
+        return f"All nodes need the same versions of Ray and Python. {versions}"
     if "Could not find any running Ray instance" in text:
-        return "none runs on this machine. Start it with `ray start`, or leave cluster.address out."
+        return "none runs on this machine. Start one with `ray start`, or remove cluster.address."
     return f"{_first_line(chain[-1])}. Run clickline on one of its nodes."
 
 
@@ -429,53 +376,53 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _look(file: str | None) -> tuple[bool, str]:
-    """In a process of a node: whether it sees the file, and the release of Clickline it has."""
+def _inspect_node(file: str | None) -> tuple[bool, str]:
+    """Runs on a node: whether it sees the file, and its release of Clickline."""
     return file is None or Path(file).exists(), version("clickline")
 
 
-def _check_nodes(opened: Session, home: Path | None) -> None:
-    """Every living node sees `home` and has this release; those that do not are named."""
+def _check_nodes(ray_session: RaySession, home: Path | None) -> None:
+    """Check that every live node sees `home` and has this release; raises ClusterError with those that do not."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    mark = None
+    marker = None
     if home is not None:
         home.mkdir(parents=True, exist_ok=True)
-        mark = home / f".seen-{secrets.token_hex(8)}"
-        mark.touch()
+        marker = home / f".seen-{secrets.token_hex(8)}"
+        marker.touch()
     try:
-        look = ray.remote(num_cpus=0, max_retries=2)(_look)
-        asked = {
-            node: look.options(
+        inspect = ray.remote(num_cpus=0, max_retries=2)(_inspect_node)
+        checks = {
+            node: inspect.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
-            ).remote(None if mark is None else str(mark))
-            for node in opened.nodes()
+            ).remote(None if marker is None else str(marker))
+            for node in ray_session.nodes()
             if node.alive
         }
-        complaints = []
-        until = time.monotonic() + _LOOK_SECONDS
-        for node, answer in asked.items():
+        problems = []
+        until = time.monotonic() + _INSPECT_SECONDS
+        for node, answer in checks.items():
             try:
-                seen, release = ray.get(answer, timeout=max(until - time.monotonic(), 1.0))
+                visible, release = ray.get(answer, timeout=max(until - time.monotonic(), 1.0))
             except ray.exceptions.GetTimeoutError:
-                complaints.append(f"{node.host} did not answer within {_LOOK_SECONDS:.0f} s")
+                problems.append(f"{node.host} did not answer within {_INSPECT_SECONDS:.0f} s")
                 continue
             except ray.exceptions.RayError as error:
-                if any(now.id == node.id and now.alive for now in opened.nodes()):
-                    complaints.append(f"{node.host} cannot run clickline: {_last_line(error)}")
+                if any(now.id == node.id and now.alive for now in ray_session.nodes()):
+                    problems.append(f"{node.host} cannot run clickline: {_last_line(error)}")
                 continue
             if release != version("clickline"):
-                complaints.append(f"{node.host} has clickline {release}, this process {version('clickline')}")
-            elif not seen:
-                complaints.append(f"{node.host} does not see {home}")
+                problems.append(f"{node.host} has clickline {release}, this process {version('clickline')}")
+            elif not visible:
+                problems.append(f"{node.host} does not see {home}")
     finally:
-        if mark is not None:
-            mark.unlink(missing_ok=True)
-    if complaints:
+        if marker is not None:
+            marker.unlink(missing_ok=True)
+    if problems:
         raise ClusterError(
-            f"the cluster's nodes are not alike: {'; '.join(complaints)}. `home` must be one folder that all nodes see "
-            "under the same path, and all need the same release of clickline."
+            f"the cluster's nodes differ: {'; '.join(problems)}. `home` must be one folder that all nodes see "
+            "under the same path, and all nodes need the same release of clickline."
         )
 
 

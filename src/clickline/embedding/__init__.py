@@ -1,9 +1,9 @@
-"""Sparse tables: from 64-bit ids to rows that learn."""
+"""Embedding tables: they map 64-bit ids to trainable rows."""
 
 from clickline.embedding.admission import Admission
 from clickline.embedding.eviction import Eviction
-from clickline.embedding.lr_schedules import Constant, Cosine, Schedule, Settle, StepDrop
-from clickline.embedding.memory_estimate import TableBytes, shadow_bytes, snapshot_bytes, table_bytes
+from clickline.embedding.lr_schedules import Constant, Cosine, LinearTail, Schedule, StepDrop
+from clickline.embedding.memory_estimate import TableBytes, copy_on_write_bytes, snapshot_bytes, table_bytes
 from clickline.embedding.optimizers import (
     OPTIMIZERS,
     AdaGrad,
@@ -13,47 +13,55 @@ from clickline.embedding.optimizers import (
     RowWiseAdaGrad,
     Sgd,
 )
-from clickline.embedding.packed_messages import Gradients, Reply, Request
-from clickline.embedding.remote_tables import Asked, RemoteTables
-from clickline.embedding.sharded_tables import Found, ShardTables, inner_shards
-from clickline.embedding.snapshot import Saved, Snapshot, freeze, load, read_header, save, snapshot_digest
-from clickline.embedding.tables import Lookup, SlotReport, SlotShape, Tables
+from clickline.embedding.packed_messages import LookupReply, LookupRequest, RowGradients
+from clickline.embedding.remote_tables import PendingLookup, RemoteTables
+from clickline.embedding.sharded_tables import ShardLookup, ShardTables, inner_shards
+from clickline.embedding.snapshot import (
+    Snapshot,
+    SnapshotFile,
+    begin_snapshot,
+    load_snapshot,
+    read_header,
+    save_snapshot,
+    snapshot_digest,
+)
+from clickline.embedding.tables import BatchLookup, SlotReport, SlotShape, Tables
 
 __all__ = [
     "OPTIMIZERS",
     "AdaGrad",
     "Adam",
     "Admission",
-    "Asked",
+    "BatchLookup",
     "Constant",
     "Cosine",
     "Eviction",
-    "Found",
     "Ftrl",
-    "Gradients",
-    "Lookup",
+    "LinearTail",
+    "LookupReply",
+    "LookupRequest",
+    "PendingLookup",
     "RemoteTables",
-    "Reply",
-    "Request",
+    "RowGradients",
     "RowOptimizer",
     "RowWiseAdaGrad",
-    "Saved",
     "Schedule",
-    "Settle",
     "Sgd",
+    "ShardLookup",
     "ShardTables",
     "SlotReport",
     "SlotShape",
     "Snapshot",
+    "SnapshotFile",
     "StepDrop",
     "TableBytes",
     "Tables",
-    "freeze",
+    "begin_snapshot",
+    "copy_on_write_bytes",
     "inner_shards",
-    "load",
+    "load_snapshot",
     "read_header",
-    "save",
-    "shadow_bytes",
+    "save_snapshot",
     "snapshot_bytes",
     "snapshot_digest",
     "table_bytes",

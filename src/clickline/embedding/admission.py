@@ -1,8 +1,8 @@
-"""Which ids deserve a vector of their own.
+"""Which ids get a vector of their own.
 
-Below admission an id is a candidate: its shows, clicks and last hour are counted in a small row, and
-for vector and wide weight it uses its slot's default row, which learns from all candidates of the slot.
-Both rules ask only for the id and how often it was shown, so replaying the data admits the same ids.
+An id that is not admitted yet is a candidate: a small row counts its impressions, its clicks and its last hour.
+Its vector and wide weight are those of the slot's default row, which is trained on all candidates of the slot.
+Both rules depend only on the id and its number of impressions, so replaying the data admits the same ids.
 """
 
 from __future__ import annotations
@@ -11,26 +11,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from clickline.embedding.raw_memory import Whole
+from clickline.embedding.raw_memory import Int
 from clickline.features.encoder_kernels import fmix64
+from clickline.numba_cache import njit
 
 _COMPONENT = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Admit after `shows` shows, and from then on with `probability` at each show. The default admits all."""
+    """Admit an id from its impression number `shows` on, with `probability` at each. The default admits all."""
 
     shows: int = 1
     probability: float = 1.0
 
     def __post_init__(self) -> None:
         if self.shows < 1:
-            raise ValueError(f"admission after {self.shows} shows: at least 1 is needed; 1 admits at once")
+            raise ValueError(
+                f"admission after {self.shows} impressions: at least 1 is required; 1 admits at once"
+            )
         if not 0.0 < self.probability <= 1.0:
-            raise ValueError(f"admission with probability {self.probability}: above 0 and up to 1 is allowed")
+            raise ValueError(
+                f"admission with probability {self.probability}: it must be above 0 and at most 1"
+            )
 
     @property
     def admits_all(self) -> bool:
@@ -38,26 +42,28 @@ class Admission:
 
 
 @njit(cache=True, nogil=True)
-def draw(seed: np.uint64, id: np.uint64, component: Whole) -> Any:
-    """A number in [0, 1) that depends on nothing else than what is given."""
+def draw(seed: np.uint64, id: np.uint64, component: Int) -> Any:
+    """A pseudo-random number in [0, 1) that depends only on the arguments."""
     stream = fmix64(id + fmix64(seed + _COMPONENT))
     bits = fmix64(stream + np.uint64(component) * _COMPONENT)
     return np.float64(bits >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
 @njit(cache=True, nogil=True)
-def is_admitted(seed: np.uint64, id: np.uint64, show: Any, shows: Whole, probability: float) -> bool:
-    """Whether an id with so many shows has a vector: k trials let it in with 1 - (1 - probability)^k."""
-    if show < shows:
+def is_admitted(
+    seed: np.uint64, id: np.uint64, n_impressions: Any, min_impressions: Int, probability: float
+) -> bool:
+    """Whether an id with `n_impressions` has a vector: k trials admit it with probability 1 - (1 - p)^k."""
+    if n_impressions < min_impressions:
         return False
     if probability >= 1.0:
         return True
-    trials = np.int64(show) - shows + 1
-    still_out = 1.0
+    trials = np.int64(n_impressions) - min_impressions + 1
+    rejected = 1.0
     power = 1.0 - probability
     while trials > 0:
         if trials & 1:
-            still_out *= power
+            rejected *= power
         power *= power
         trials >>= 1
-    return bool(draw(seed, id, 0) >= still_out)
+    return bool(draw(seed, id, 0) >= rejected)

@@ -1,8 +1,8 @@
-"""Where rows live: chunks that are never moved or copied, handed to shards in blocks.
+"""Memory for rows: chunks that are never moved or copied, given to shards in blocks.
 
-A row's number says where it is: chunk `row >> CHUNK_BITS`, place `row & (CHUNK_ROWS - 1)`. Each shard
-keeps a stack of its free rows: those of its last block that are not used yet, and those of ids that
-were evicted. Which row an id gets never shows in a result or in a snapshot.
+A row's number is its location: chunk `row >> CHUNK_BITS`, position `row & (CHUNK_ROWS - 1)`. Each shard has a
+free list: the unused rows of its last block, and the rows of evicted ids. Which row an id gets affects neither
+results nor snapshots.
 """
 
 from __future__ import annotations
@@ -17,42 +17,48 @@ from clickline.embedding.raw_memory import address, allocate
 CHUNK_BITS = 18
 CHUNK_ROWS = 1 << CHUNK_BITS
 BLOCK_ROWS = 256
-MAX_ROWS = 1 << 31  # row numbers have 32 bits, the highest marks candidates
+MAX_ROWS = 1 << 31  # row numbers have 32 bits; the highest bit marks candidates
 
 
 class Arena:
-    """Rows of one size for all shards of a table."""
+    """Storage for rows of one size, shared by all shards of a table."""
 
     def __init__(self, stride: int, shards: int) -> None:
         self.stride = stride
-        self.chunks: NDArray[np.int64] = np.zeros(MAX_ROWS >> CHUNK_BITS, dtype=np.int64)  # their addresses
-        self.stack_addresses_H: NDArray[np.int64] = np.zeros(shards, dtype=np.int64)
-        self.free_H: NDArray[np.int64] = np.zeros(shards, dtype=np.int64)  # rows on each shard's stack
-        self.room_H: NDArray[np.int64] = np.zeros(shards, dtype=np.int64)  # rows a stack can hold
+        self.chunks: NDArray[np.int64] = np.zeros(
+            MAX_ROWS >> CHUNK_BITS, dtype=np.int64
+        )  # addresses of the chunks
+        self.free_list_addresses_H: NDArray[np.int64] = np.zeros(shards, dtype=np.int64)
+        self.free_counts_H: NDArray[np.int64] = np.zeros(
+            shards, dtype=np.int64
+        )  # rows in each shard's free list
+        self.capacity_H: NDArray[np.int64] = np.zeros(shards, dtype=np.int64)  # rows a free list can hold
         self._lock = threading.Lock()
         self._memory: list[NDArray[np.uint8]] = []
-        self._stacks: list[NDArray[np.uint32]] = [np.zeros(0, dtype=np.uint32)] * shards
-        self._rows = 0  # handed out so far, used or free
+        self._free_lists: list[NDArray[np.uint32]] = [np.zeros(0, dtype=np.uint32)] * shards
+        self._rows = 0  # allocated so far, used or free
 
     @property
     def memory_bytes(self) -> int:
-        return self._rows * self.stride + sum(stack.nbytes for stack in self._stacks)
+        return self._rows * self.stride + sum(free_list.nbytes for free_list in self._free_lists)
 
     def reserve(self, shard: int, rows: int) -> None:
-        """Give a shard at least so many free rows. Shards may ask at the same time."""
-        short = rows - int(self.free_H[shard])
-        if short > 0:
-            used = int(self.free_H[shard])
-            taken = self.take(-(-short // BLOCK_ROWS) * BLOCK_ROWS)
-            self.make_room(shard, taken.size)
-            self._stacks[shard][used : used + taken.size] = taken[::-1]  # the lowest is taken first
-            self.free_H[shard] = used + taken.size
+        """Give a shard at least `rows` free rows. Safe to call for several shards at once."""
+        missing = rows - int(self.free_counts_H[shard])
+        if missing > 0:
+            used = int(self.free_counts_H[shard])
+            numbers = self.allocate_rows(-(-missing // BLOCK_ROWS) * BLOCK_ROWS)
+            self.make_room(shard, numbers.size)
+            self._free_lists[shard][used : used + numbers.size] = numbers[
+                ::-1
+            ]  # the lowest number is used first
+            self.free_counts_H[shard] = used + numbers.size
 
-    def take(self, rows: int) -> NDArray[np.uint32]:
-        """Numbers of rows nobody has had before."""
+    def allocate_rows(self, rows: int) -> NDArray[np.uint32]:
+        """Numbers of rows that were never used before."""
         with self._lock:
             first, self._rows = self._rows, self._rows + rows
-            if self._rows >= MAX_ROWS:  # the last number means that there is no row
+            if self._rows >= MAX_ROWS:  # the last number means that an id has no row
                 raise MemoryError(f"a table holds fewer than {MAX_ROWS:,} rows of one dim")
             while self._rows > len(self._memory) * CHUNK_ROWS:
                 chunk = allocate(CHUNK_ROWS * self.stride)
@@ -66,11 +72,11 @@ class Arena:
         return self._memory[number >> CHUNK_BITS][first : first + self.stride]
 
     def make_room(self, shard: int, rows: int) -> None:
-        """Let a shard's stack take `rows` more freed rows."""
-        used = int(self.free_H[shard])
-        if used + rows > self._stacks[shard].size:
-            wider = np.zeros(max(used + rows, 2 * self._stacks[shard].size), dtype=np.uint32)
-            wider[:used] = self._stacks[shard][:used]
-            self._stacks[shard] = wider
-            self.stack_addresses_H[shard] = address(wider)
-            self.room_H[shard] = wider.size
+        """Make room for `rows` more rows in a shard's free list."""
+        used = int(self.free_counts_H[shard])
+        if used + rows > self._free_lists[shard].size:
+            wider = np.zeros(max(used + rows, 2 * self._free_lists[shard].size), dtype=np.uint32)
+            wider[:used] = self._free_lists[shard][:used]
+            self._free_lists[shard] = wider
+            self.free_list_addresses_H[shard] = address(wider)
+            self.capacity_H[shard] = wider.size

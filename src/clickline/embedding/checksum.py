@@ -1,40 +1,40 @@
-"""What tells the content of tables from any other, without a copy of it."""
+"""Checksums of the tables' content, computed in place."""
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.embedding.index import CANDIDATE, IndexView, RowsView, address_of, row_in
-from clickline.embedding.raw_memory import Whole, i64_at, prefetch, u32_at, u64_at
-from clickline.embedding.row_layout import HEAD, TOUCHED
+from clickline.embedding.raw_memory import Int, i64_at, prefetch, u32_at, u64_at
+from clickline.embedding.row_layout import GENERATION, HEAD
+from clickline.numba_cache import njit
 
 _AHEAD = 16
 
 
 @njit(cache=True, nogil=True)
-def digest_row(address: Whole, size: Whole) -> np.uint64:
-    """A checksum of all that a snapshot holds of a row of `size` bytes."""
-    found = np.uint64(0)
-    for at in range(0, TOUCHED // 8):
-        found = _mixed(found, u64_at(address)[at])
+def digest_row(address: Int, size: Int) -> np.uint64:
+    """The checksum of the part of a row (of `size` bytes) that a snapshot holds."""
+    digest = np.uint64(0)
+    for at in range(0, GENERATION // 8):
+        digest = _mix_word(digest, u64_at(address)[at])
     for at in range(HEAD // 4, size // 4):
-        found = _mixed(found, np.uint64(u32_at(address)[at]))
-    return found
+        digest = _mix_word(digest, np.uint64(u32_at(address)[at]))
+    return digest
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _mixed(found: np.uint64, word: np.uint64) -> np.uint64:
-    found = (found ^ word) * np.uint64(0xFF51AFD7ED558CCD)
-    return found ^ (found >> np.uint64(32))
+def _mix_word(digest: np.uint64, word: np.uint64) -> np.uint64:
+    digest = (digest ^ word) * np.uint64(0xFF51AFD7ED558CCD)
+    return digest ^ (digest >> np.uint64(32))
 
 
 @njit(cache=True, nogil=True)
 def digest_shards(
-    index: IndexView, rows: RowsView, first: Whole, last: Whole, size: Whole, sums_H: NDArray[np.uint64]
+    index: IndexView, rows: RowsView, first: Int, last: Int, size: Int, sums_H: NDArray[np.uint64]
 ) -> None:
-    """The sum over the admitted ids of each shard: the same in whatever order they came."""
+    """Sum the checksums of each shard's admitted ids; their order of arrival does not matter."""
     for h in range(first, last):
         entries = u64_at(i64_at(index.addresses_H)[h])
         end = i64_at(index.ends_H)[h]

@@ -1,7 +1,7 @@
-"""Forgetting: counters fade, and ids that are not worth their memory go.
+"""Eviction: counters decay, and ids that are not worth their memory are dropped.
 
-An id's worth is `click_weight · click + nonclick_weight · (show - click)`, on counters that `decay` lets
-fade from hour to hour or day to day.
+An id's score is `click_weight · clicks + nonclick_weight · (impressions - clicks)`, on counters that `decay`
+shrinks from hour to hour or from day to day.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.embedding.index import CANDIDATE, IndexView, RowsView, address_of, erase_at, row_in
-from clickline.embedding.raw_memory import Whole, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
+from clickline.embedding.raw_memory import Int, f64_at, i32_at, i64_at, prefetch, u32_at, u64_at
 from clickline.embedding.row_counters import FreeRows, push_row
-from clickline.embedding.row_layout import CLICK, HOUR, SHOW, SLOT, TOUCHED
+from clickline.embedding.row_layout import CLICKS, GENERATION, HOUR, IMPRESSIONS, SLOT
+from clickline.numba_cache import njit
 
 _AHEAD = 16
 
 
 @dataclass(frozen=True)
 class Eviction:
-    """Which ids go: those worth less than `threshold`, and those not seen for more than `hours_unseen`."""
+    """Which ids are evicted: those with a score below `threshold`, and those idle for over `max_idle_hours`."""
 
     threshold: float = 0.0
-    hours_unseen: int | None = None
+    max_idle_hours: int | None = None
     click_weight: float = 1.0
     nonclick_weight: float = 0.1
 
 
 @njit(cache=True, nogil=True)
-def decay_shards(index: IndexView, rows: RowsView, first: Whole, last: Whole, rate: float) -> None:
-    """Multiply the counters of all ids of some shards."""
+def decay_shards(index: IndexView, rows: RowsView, first: Int, last: Int, rate: float) -> None:
+    """Multiply the counters of all ids of the shards first … last - 1 by `rate`."""
     for h in range(first, last):
         entries = u64_at(i64_at(index.addresses_H)[h])
         end = i64_at(index.ends_H)[h]
@@ -41,8 +41,8 @@ def decay_shards(index: IndexView, rows: RowsView, first: Whole, last: Whole, ra
                 prefetch(address_of(rows, row_in(entries[at + _AHEAD])))
             if entries[at] != np.uint64(0):
                 address = address_of(rows, row_in(entries[at]))
-                f64_at(address + SHOW)[0] *= rate
-                f64_at(address + CLICK)[0] *= rate
+                f64_at(address + IMPRESSIONS)[0] *= rate
+                f64_at(address + CLICKS)[0] *= rate
 
 
 @njit(cache=True, nogil=True)
@@ -51,19 +51,19 @@ def evict_shard(
     rows: RowsView,
     free: FreeRows,
     free_candidates: FreeRows,
-    shard: Whole,
+    shard: Int,
     threshold: float,
     click_weight: float,
     nonclick_weight: float,
-    epoch: Whole,
-    now_hour: Whole,
-    oldest_hour: Whole,
+    generation: Int,
+    now_hour: Int,
+    oldest_hour: Int,
     remove: bool,
     ids: NDArray[np.uint64],
     ids_S: NDArray[np.int64],
     candidates_S: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """How many admitted ids and candidates have to go; with `remove` they go, and `ids` tells which."""
+    """Count the admitted ids and candidates to evict; with `remove` also evict them and list them in `ids`."""
     entries = u64_at(i64_at(index.addresses_H)[shard])
     admitted = candidates = at = 0
     while at < i64_at(index.ends_H)[shard]:
@@ -74,20 +74,20 @@ def evict_shard(
             continue
         row = row_in(entries[at])
         address = address_of(rows, row)
-        show, click = f64_at(address + SHOW)[0], f64_at(address + CLICK)[0]
+        n_impressions, n_clicks = f64_at(address + IMPRESSIONS)[0], f64_at(address + CLICKS)[0]
         hour = np.int64(i32_at(address + HOUR)[0])
         if now_hour >= 0 and hour > now_hour:  # rows may be dated up to 24 hours after their file
             hour = np.int64(now_hour)
             i32_at(address + HOUR)[0] = hour
-            u32_at(address + TOUCHED)[0] = epoch
-        worth = click_weight * click + nonclick_weight * (show - click)
-        if worth >= threshold and (hour < 0 or hour >= oldest_hour):  # hour -1: not known
+            u32_at(address + GENERATION)[0] = generation
+        score = click_weight * n_clicks + nonclick_weight * (n_impressions - n_clicks)
+        if score >= threshold and (hour < 0 or hour >= oldest_hour):  # hour -1: unknown
             at += 1
             continue
         if remove:
             ids[admitted + candidates] = u64_at(address)[0]
             slot = np.int64(u32_at(address + SLOT)[0])
-            erase_at(index, shard, at)  # the next entry may now stand here
+            erase_at(index, shard, at)  # the next entry may now be here
             if row >= CANDIDATE:
                 push_row(free_candidates, shard, row - CANDIDATE)
                 candidates_S[slot] -= 1

@@ -1,4 +1,4 @@
-"""How much memory and disk a table takes with a given number of ids, before there is one."""
+"""Estimates of the memory and disk that a table with a given number of ids needs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from clickline.embedding.arena import BLOCK_ROWS
 from clickline.embedding.index import SHARDS, entries_for
 from clickline.embedding.row_layout import CandidateLayout, RowLayout
-from clickline.embedding.snapshot import MOST_SHADOWS
+from clickline.embedding.snapshot import COW_MEMORY_DIVISOR
 
 
 @dataclass(frozen=True)
 class TableBytes:
-    """Memory of a table, by what it is for."""
+    """The memory of a table, by purpose."""
 
     rows: int  # of admitted ids: counters, optimizer state, wide weight, vector
     candidates: int  # of ids that are only counted
     index: int
-    slack: int  # rows that were handed out and are not used yet
+    slack: int  # rows that are allocated but not used yet
 
     @property
     def total(self) -> int:
@@ -25,12 +25,12 @@ class TableBytes:
 
 
 def table_bytes(layout: RowLayout, ids: int, candidates: int = 0, *, batch_ids: int = 0) -> TableBytes:
-    """What a table holds that learned so many ids. `batch_ids` are the distinct ids of a batch: with admission so many
-    rows are kept free, as any of them may be admitted."""
-    stride = layout.places.stride
-    slack = _begun_rows(ids) * stride
+    """The memory of a table that was trained on `ids` ids. `batch_ids` are the distinct ids of a batch: with admission
+    that many rows are kept free, as any of them may be admitted."""
+    stride = layout.view.stride
+    slack = _unused_rows(ids) * stride
     if candidates:
-        slack += batch_ids * stride + _begun_rows(candidates) * CandidateLayout.stride
+        slack += batch_ids * stride + _unused_rows(candidates) * CandidateLayout.stride
     return TableBytes(
         rows=ids * stride,
         candidates=candidates * CandidateLayout.stride,
@@ -39,16 +39,16 @@ def table_bytes(layout: RowLayout, ids: int, candidates: int = 0, *, batch_ids: 
     )
 
 
-def _begun_rows(ids: int) -> int:
-    """Rows of the block that each shard has begun: half of it, as it comes, once there are several."""
+def _unused_rows(ids: int) -> int:
+    """Unused rows of the last block of each shard: on average half a block, once a shard has several."""
     return int(SHARDS * max(BLOCK_ROWS / 2, BLOCK_ROWS - ids / SHARDS))
 
 
-def shadow_bytes(tables: int) -> int:
-    """What rows that are kept for a snapshot take at the most, beside tables of so many bytes."""
-    return tables // (MOST_SHADOWS - 1)
+def copy_on_write_bytes(tables: int) -> int:
+    """The most memory that copy-on-write rows of a snapshot take beside tables of `tables` bytes."""
+    return tables // (COW_MEMORY_DIVISOR - 1)
 
 
 def snapshot_bytes(layout: RowLayout, ids: int, candidates: int = 0) -> int:
-    """A whole snapshot of the table on disk, without its header."""
+    """The size of a full snapshot of the table on disk, without its header."""
     return ids * layout.record.itemsize + candidates * CandidateLayout.record.itemsize + SHARDS * 16

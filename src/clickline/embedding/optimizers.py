@@ -1,7 +1,7 @@
-"""How a row follows its gradient: five optimizers, each a value with its settings and a small kernel.
+"""Row optimizers: five of them, each a dataclass with its settings and a small kernel.
 
-A kernel gets pointers to the weights, to the row's own state, and to the summed gradient. It works in
-float32 with the operations written here and nothing else, so the same gradients give the same bits.
+A kernel gets pointers to the weights, the row's optimizer state and the summed gradient. It computes in
+float32 with exactly the operations written here, so the same gradients give the same bits.
 Kernels loop over `dim` components; a wide weight is a row of one.
 """
 
@@ -12,10 +12,10 @@ from dataclasses import astuple, dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from clickline.embedding.raw_memory import Whole
+from clickline.embedding.raw_memory import Int
+from clickline.numba_cache import njit
 
 _SGD, _ADAGRAD, _ROWWISE, _ADAM, _FTRL = range(5)
 
@@ -27,7 +27,7 @@ class RowOptimizer:
     name: ClassVar[str]
 
     def state_size(self, dim: int) -> int:
-        """How many floats of state a row of `dim` weights needs."""
+        """Number of state floats for a row of `dim` weights."""
         raise NotImplementedError
 
     def settings(self) -> NDArray[np.float32]:
@@ -76,7 +76,7 @@ class RowWiseAdaGrad(RowOptimizer):
 
 @dataclass(frozen=True)
 class Adam(RowOptimizer):
-    """Lazy Adam: a row's moments move, and its steps are counted, only when the row has a gradient."""
+    """Lazy Adam: a row's moments and step count change only when the row has a gradient."""
 
     kind: ClassVar[int] = _ADAM
     name: ClassVar[str] = "adam"
@@ -93,8 +93,8 @@ class Adam(RowOptimizer):
 class Ftrl(RowOptimizer):
     """FTRL-proximal (McMahan et al., 2013) with its per-coordinate rate α / (β + √n).
 
-    A learning-rate factor scales the gradient's share of z: scaling α itself would move weights that
-    have long been learned.
+    A learning-rate factor scales the gradient's share of z: scaling α itself would move weights that have
+    long converged.
     """
 
     kind: ClassVar[int] = _FTRL
@@ -108,14 +108,14 @@ class Ftrl(RowOptimizer):
         return 2 * dim
 
 
-class Learning(NamedTuple):
-    """How rows learn, as kernels take it."""
+class OptimizerView(NamedTuple):
+    """The optimizers of vectors and wide weights, for kernels."""
 
     kind: int
     settings: int  # address of the optimizer's settings
     wide_kind: int
     wide_settings: int
-    l2: np.float32  # pulls the vectors of the rows that are updated towards zero
+    l2: np.float32  # pulls the vectors of updated rows towards zero
 
 
 OPTIMIZERS: Mapping[str, type[RowOptimizer]] = {
@@ -127,14 +127,14 @@ OPTIMIZERS: Mapping[str, type[RowOptimizer]] = {
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _sgd(weights: Any, gradient: Any, dim: Whole, settings: Any, factor: np.float32) -> None:
+def _sgd(weights: Any, gradient: Any, dim: Int, settings: Any, factor: np.float32) -> None:
     rate = settings[0] * factor
     for j in range(dim):
         weights[j] -= rate * gradient[j]
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _adagrad(weights: Any, state: Any, gradient: Any, dim: Whole, settings: Any, factor: np.float32) -> None:
+def _adagrad(weights: Any, state: Any, gradient: Any, dim: Int, settings: Any, factor: np.float32) -> None:
     rate = settings[0] * factor
     epsilon = settings[2]
     for j in range(dim):
@@ -145,7 +145,7 @@ def _adagrad(weights: Any, state: Any, gradient: Any, dim: Whole, settings: Any,
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _rowwise(weights: Any, state: Any, gradient: Any, dim: Whole, settings: Any, factor: np.float32) -> None:
+def _rowwise(weights: Any, state: Any, gradient: Any, dim: Int, settings: Any, factor: np.float32) -> None:
     total = np.float32(0)
     for j in range(dim):
         total += gradient[j] * gradient[j]
@@ -157,7 +157,7 @@ def _rowwise(weights: Any, state: Any, gradient: Any, dim: Whole, settings: Any,
 
 
 @njit(cache=True, nogil=True)
-def _power(base: Any, exponent: Whole) -> Any:
+def _power(base: Any, exponent: Int) -> Any:
     """base^exponent by squaring: the C library's `pow` differs between machines."""
     result = 1.0
     while exponent > 0:
@@ -169,10 +169,10 @@ def _power(base: Any, exponent: Whole) -> Any:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _adam(weights: Any, state: Any, gradient: Any, dim: Whole, settings: Any, factor: np.float32) -> None:
+def _adam(weights: Any, state: Any, gradient: Any, dim: Int, settings: Any, factor: np.float32) -> None:
     beta1, beta2, epsilon = settings[1], settings[2], settings[3]
     one = np.float32(1)
-    state[2 * dim] += one  # exact up to 2^24; past it both corrections are 1 anyway
+    state[2 * dim] += one  # exact up to 2^24; beyond it both corrections are 1 anyway
     step = np.int64(state[2 * dim])
     correct1 = np.float32(1.0 - _power(np.float64(beta1), step))
     correct2 = np.float32(1.0 - _power(np.float64(beta2), step))
@@ -187,31 +187,31 @@ def _adam(weights: Any, state: Any, gradient: Any, dim: Whole, settings: Any, fa
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _ftrl(weights: Any, state: Any, gradient: Any, dim: Whole, settings: Any, factor: np.float32) -> None:
+def _ftrl(weights: Any, state: Any, gradient: Any, dim: Int, settings: Any, factor: np.float32) -> None:
     alpha, beta, l1, l2 = settings[0], settings[1], settings[2], settings[3]
     for j in range(dim):
         g = gradient[j]
         n = state[dim + j]
-        grown = n + g * g
-        root = np.sqrt(grown)
+        n_new = n + g * g
+        root = np.sqrt(n_new)
         z = state[j] + factor * g - (root - np.sqrt(n)) / alpha * weights[j]
         state[j] = z
-        state[dim + j] = grown
-        kept = max(min(z, l1), -l1)  # without a branch: half of them would be guessed wrong
-        weights[j] = (kept - z) / ((beta + root) / alpha + l2)
+        state[dim + j] = n_new
+        clipped = max(min(z, l1), -l1)  # without a branch: half of them would be mispredicted
+        weights[j] = (clipped - z) / ((beta + root) / alpha + l2)
 
 
 @njit(cache=True, nogil=True, inline="always")
 def update(
-    kind: Whole,
+    kind: Int,
     weights: Any,
     state: Any,
     gradient: Any,
-    dim: Whole,
+    dim: Int,
     settings: Any,
     factor: np.float32,
 ) -> None:
-    """One step of the optimizer `kind` on one row."""
+    """One step of optimizer `kind` on one row."""
     if kind == _SGD:
         _sgd(weights, gradient, dim, settings, factor)
     elif kind == _ADAGRAD:
@@ -225,8 +225,8 @@ def update(
 
 
 @njit(cache=True, nogil=True)
-def start_state(kind: Whole, weights: Any, state: Any, dim: Whole, settings: Any) -> None:
-    """The state of a new row, whose weights are set and whose state is zero."""
+def init_state(kind: Int, weights: Any, state: Any, dim: Int, settings: Any) -> None:
+    """Initialize the state of a new row, whose weights are set and whose state is zero."""
     if kind == _ADAGRAD:
         for j in range(dim):
             state[j] = settings[1]

@@ -1,12 +1,12 @@
-"""What a worker and a shard tell each other about a batch, and the kernels that write and read it.
+"""The messages between a worker and an embedding server about a batch, and the kernels that write and read them.
 
-A worker has a part of a batch and no rows; a shard has rows and no batch. Between them go the distinct ids
-of the part, table after table and inside a table in the order of inner shards, and flat floats: for each of
-those ids its vector, then its wide weight if the model has one. So nothing is said twice, every array is
-written once, and the ids of one shard lie side by side.
+A worker has a part of a batch and no rows; a server (a shard of the tables) has rows and no batch. They exchange
+the distinct ids of the part, table after table and inside a table in the order of inner shards, and flat floats:
+for each id its vector, then its wide weight if the model has one. So nothing is sent twice, every array is
+written once, and the ids of one shard are contiguous.
 
-Arrays that come from another process are read-only. Kernels take them by address: Numba would compile
-everything once more for them.
+Arrays from another process are read-only. Kernels take them by address, because Numba would compile everything
+again for read-only arrays.
 """
 
 from __future__ import annotations
@@ -14,246 +14,252 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.embedding.index import CANDIDATE, NO_ROW, RowsView, address_of
-from clickline.embedding.jagged_ids import Bags, Dealt, number_distinct, room_for_numbers
-from clickline.embedding.optimizers import Learning
-from clickline.embedding.pooling import Columns, step_row, step_shard, sum_default, sum_shard
-from clickline.embedding.raw_memory import Whole, f32_at, i64_at, prefetch, u8_at, u32_at
-from clickline.embedding.row_counters import Counts
-from clickline.embedding.row_layout import RowPlaces
+from clickline.embedding.jagged_ids import JaggedIds, Partitioned, make_dedup_table, number_distinct
+from clickline.embedding.optimizers import OptimizerView
+from clickline.embedding.pooling import PoolingPlan, sum_default, sum_shard, update_row, update_shard
+from clickline.embedding.raw_memory import Int, f32_at, i64_at, prefetch, u8_at, u32_at
+from clickline.embedding.row_counters import BatchCounts
+from clickline.embedding.row_layout import RowLayoutView
+from clickline.numba_cache import njit
 
 NO_FLOATS: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
-NO_MARKS: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+NO_FLAGS: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 
 _AHEAD = 16
 
 
-class Request(NamedTuple):
-    """What one worker asks one shard for: the distinct ids of its part of a batch. Only the first two where
-    nothing is to be counted; the others are empty then."""
+class LookupRequest(NamedTuple):
+    """The distinct ids that one worker requests from one shard for its part of a batch. Without counting only the
+    first two fields are set; the others are empty."""
 
     ids_N: NDArray[np.uint64]
     starts_T1: NDArray[np.int64]  # table t has the ids from starts_T1[t] to starts_T1[t + 1]
-    slots_N: NDArray[np.uint16]  # the first of the table's slots that has the id
-    shows_N: NDArray[np.uint32]
+    slots_N: NDArray[np.uint16]  # the first of the table's slots with the id
+    impressions_N: NDArray[np.uint32]
     clicks_N: NDArray[np.uint32]
-    hours_N: NDArray[np.int32]  # the newest
+    hours_N: NDArray[np.int32]  # the latest
 
 
-class Reply(NamedTuple):
-    """What the shard answers."""
+class LookupReply(NamedTuple):
+    """The rows a shard returns for a LookupRequest."""
 
     rows: NDArray[np.float32]  # flat: table after table, id after id
-    defaults_N: NDArray[np.bool_]  # which ids have no vector of their own; empty if all have one
-    default_rows: NDArray[np.float32]  # what those use, by slot: table after table; only from shard 0
+    defaults_N: NDArray[np.bool_]  # ids without a vector of their own; empty if there are none
+    default_rows: NDArray[np.float32]  # the rows those ids use, by slot: table after table; only from shard 0
 
 
-class Gradients(NamedTuple):
-    """What the worker's part of the batch says of the rows, summed by row."""
+class RowGradients(NamedTuple):
+    """The gradients of a worker's part of the batch, summed by row."""
 
-    rows: NDArray[np.float32]  # as in the reply; of ids without a vector of their own nobody reads it
-    default_rows: NDArray[np.float32]  # only to shard 0, and only if there are any
-    defaults_used_S: NDArray[np.bool_]  # which of them the part has, table after table
+    rows: NDArray[np.float32]  # as in the reply; ignored for ids without a vector of their own
+    default_rows: NDArray[np.float32]  # only to shard 0, and only if any were used
+    defaults_used_S: NDArray[np.bool_]  # which default rows the part uses, table after table
 
 
-def starts_of(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each begins that has such a size, and where the last ends."""
+def start_offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The start offset of each of these sizes, and the end of the last."""
     return np.append(0, np.cumsum(sizes))
 
 
 def check_floats(array: NDArray[np.float32], size: int, what: str) -> None:
     if array.dtype != np.float32 or array.size != size or not array.flags.c_contiguous:
-        raise ValueError(f"{what}: {array.size} values of {array.dtype} given, {size} of float32 expected")
+        raise ValueError(f"{what}: got {array.size} values of {array.dtype}, expected {size} of float32")
 
 
 # ── the worker's side ──────────────────────────────────────────────────────────────────────────
 
 
 @njit(cache=True, nogil=True)
-def number_ids(first: Whole, last: Whole, dealt: Dealt) -> None:
+def number_ids(first: Int, last: Int, partitioned: Partitioned) -> None:
     """Number the distinct ids of the inner shards first … last - 1."""
-    numbers = room_for_numbers(dealt.starts_H1, first, last)
+    numbers = make_dedup_table(partitioned.starts_H1, first, last)
     for h in range(first, last):
-        number_distinct(h, dealt, numbers, numbers.ctypes.data, 0)  # there is no index to prefetch from
+        number_distinct(h, partitioned, numbers, numbers.ctypes.data, 0)  # no index to prefetch from
 
 
 @njit(cache=True, nogil=True)
 def write_request(
-    first: Whole, last: Whole, dealt: Dealt, counts: Counts, at_H: NDArray[np.int64], request: Request
+    first: Int,
+    last: Int,
+    partitioned: Partitioned,
+    counts: BatchCounts,
+    at_H: NDArray[np.int64],
+    request: LookupRequest,
 ) -> None:
-    """Write the distinct ids of the inner shards first … last - 1 from place at_H[h] on, with what they count if
-    the request has room for that."""
-    distinct_K, bag_K = u32_at(dealt.distinct_K.ctypes.data), u32_at(dealt.bag_K.ctypes.data)
+    """Write the distinct ids of the inner shards first … last - 1 from position at_H[h] on, with their counts if the
+    request has arrays for them."""
+    distinct_K = u32_at(partitioned.distinct_K.ctypes.data)
+    batch_row_K = u32_at(partitioned.batch_row_K.ctypes.data)
     ids_N, slots_N = request.ids_N, request.slots_N
-    shows_N, clicks_N, hours_N = request.shows_N, request.clicks_N, request.hours_N
-    segments_HS1 = dealt.segments_HS1
+    impressions_N, clicks_N, hours_N = request.impressions_N, request.clicks_N, request.hours_N
+    segments_HS1 = partitioned.segments_HS1
     largest = 1
     for h in range(first, last):
-        largest = max(largest, dealt.distinct_H[h])
-    last_bag = np.empty(largest, dtype=np.int64)
-    bag_of = i64_at(last_bag.ctypes.data)
+        largest = max(largest, partitioned.distinct_H[h])
+    last_row = np.empty(largest, dtype=np.int64)
+    last_row_of = i64_at(last_row.ctypes.data)
     for h in range(first, last):
-        begin, at, distinct = dealt.starts_H1[h], at_H[h], dealt.distinct_H[h]
-        ids_N[at : at + distinct] = dealt.distinct_ids_K[begin : begin + distinct]
+        begin, at, distinct = partitioned.starts_H1[h], at_H[h], partitioned.distinct_H[h]
+        ids_N[at : at + distinct] = partitioned.distinct_ids_K[begin : begin + distinct]
         if slots_N.size == 0:
             continue
-        last_bag[:distinct] = -1
-        shows_N[at : at + distinct] = 0
+        last_row[:distinct] = -1
+        impressions_N[at : at + distinct] = 0
         clicks_N[at : at + distinct] = 0
         hours_N[at : at + distinct] = -1
         for s in range(segments_HS1.shape[1] - 1):
             for k in range(segments_HS1[h, s], segments_HS1[h, s + 1]):
                 d = np.int64(distinct_K[k])
-                bag = np.int64(bag_K[k])
-                if bag_of[d] < 0:
+                batch_row = np.int64(batch_row_K[k])
+                if last_row_of[d] < 0:
                     slots_N[at + d] = s
-                if bag_of[d] != bag:  # as `count_batch` does: an id twice in one row is shown once
-                    bag_of[d] = bag
-                    shows_N[at + d] += counts.show_B[bag]
-                    clicks_N[at + d] += counts.click_B[bag]
-                    hours_N[at + d] = max(hours_N[at + d], counts.hour_B[bag])
-    last_bag[0] = 0  # Numba frees an array after its last use, and reaching it by address is none
+                if last_row_of[d] != batch_row:  # as in `count_batch`: an id twice in one row counts once
+                    last_row_of[d] = batch_row
+                    impressions_N[at + d] += counts.impressions_B[batch_row]
+                    clicks_N[at + d] += counts.clicks_B[batch_row]
+                    hours_N[at + d] = max(hours_N[at + d], counts.hours_B[batch_row])
+    last_row[0] = 0  # keeps it alive: Numba frees an array after its last use, and access by address is none
 
 
 @njit(cache=True, nogil=True)
-def name_rows(
-    first: Whole, last: Whole, dealt: Dealt, row_H: NDArray[np.int64], defaults_H: NDArray[np.int64]
+def assign_reply_rows(
+    first: Int, last: Int, partitioned: Partitioned, row_H: NDArray[np.int64], defaults_H: NDArray[np.int64]
 ) -> None:
-    """Number the rows of a reply: those of inner shard h from row_H[h] on. `defaults_H` says at which address
-    its ids without a vector are marked; 0 if there are none."""
-    row_K = u32_at(dealt.row_K.ctypes.data)
+    """Number the rows of a reply: those of inner shard h from row_H[h] on. `defaults_H` has the address of its flags
+    for ids without a vector; 0 if there are none."""
+    row_K = u32_at(partitioned.row_K.ctypes.data)
     for h in range(first, last):
-        begin, row, defaults = dealt.starts_H1[h], row_H[h], defaults_H[h]
-        for d in range(dealt.distinct_H[h]):
+        begin, row, defaults = partitioned.starts_H1[h], row_H[h], defaults_H[h]
+        for d in range(partitioned.distinct_H[h]):
             row_K[begin + d] = row + d
         if defaults != 0:
-            for d in range(dealt.distinct_H[h]):
+            for d in range(partitioned.distinct_H[h]):
                 if u8_at(defaults)[d] != 0:
                     row_K[begin + d] = NO_ROW
 
 
 @njit(cache=True, nogil=True)
 def sum_gradients(
-    first: Whole,
-    last: Whole,
-    places: RowPlaces,
-    bags: Bags,
-    columns: Columns,
-    dealt: Dealt,
+    first: Int,
+    last: Int,
+    layout: RowLayoutView,
+    jagged: JaggedIds,
+    plan: PoolingPlan,
+    partitioned: Partitioned,
     gradient_BI: NDArray[np.float32],
     gradient_wide_B: NDArray[np.float32],
     target_H: NDArray[np.int64],
 ) -> None:
-    """Sum the gradients of the distinct ids of the inner shards first … last - 1; those of shard h lie one after
-    the other from address target_H[h] on."""
+    """Sum the gradients of the distinct ids of the inner shards first … last - 1; those of shard h are contiguous
+    from address target_H[h] on."""
     for h in range(first, last):
-        wide = target_H[h] + places.wide if places.wide >= 0 else 0
+        wide = target_H[h] + layout.wide if layout.wide >= 0 else 0
         sum_shard(
-            h, bags, columns, dealt, places.dim, gradient_BI, gradient_wide_B, target_H[h], places.stride, wide,
-            places.stride,
+            h, jagged, plan, partitioned, layout.dim, gradient_BI, gradient_wide_B, target_H[h], layout.stride, wide,
+            layout.stride,
         )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
 def sum_default_gradients(
-    places: RowPlaces,
-    bags: Bags,
-    columns: Columns,
+    layout: RowLayoutView,
+    jagged: JaggedIds,
+    plan: PoolingPlan,
     row_N: NDArray[np.uint32],
     gradient_BI: NDArray[np.float32],
     gradient_wide_B: NDArray[np.float32],
-    target: Whole,
+    target: Int,
     used_S: NDArray[np.bool_],
 ) -> None:
-    """Sum the gradients of the slots' default rows, one after the other, from an address on."""
+    """Sum the gradients of the slots' default rows into consecutive rows at address `target`."""
     for s in range(used_S.size):
-        sums = target + s * places.stride
-        wide = sums + places.wide if places.wide >= 0 else 0
-        used_S[s] = sum_default(s, bags, columns, places.dim, row_N, gradient_BI, gradient_wide_B, sums, wide)
+        sums = target + s * layout.stride
+        wide = sums + layout.wide if layout.wide >= 0 else 0
+        used_S[s] = sum_default(s, jagged, plan, layout.dim, row_N, gradient_BI, gradient_wide_B, sums, wide)
 
 
 # ── the shard's side ───────────────────────────────────────────────────────────────────────────
 
 
 @njit(cache=True, nogil=True)
-def take_rows(first: Whole, last: Whole, dealt: Dealt, row_N: NDArray[np.uint32]) -> None:
-    """Give every id of the inner shards first … last - 1 the row that was found for it."""
-    order_K, distinct_K = u32_at(dealt.order_K.ctypes.data), u32_at(dealt.distinct_K.ctypes.data)
-    row_K, rows_N = u32_at(dealt.row_K.ctypes.data), u32_at(row_N.ctypes.data)
+def assign_rows(first: Int, last: Int, partitioned: Partitioned, row_N: NDArray[np.uint32]) -> None:
+    """Give every id of the inner shards first … last - 1 the row of its distinct id."""
+    order_K, distinct_K = u32_at(partitioned.order_K.ctypes.data), u32_at(partitioned.distinct_K.ctypes.data)
+    row_K, rows_N = u32_at(partitioned.row_K.ctypes.data), u32_at(row_N.ctypes.data)
     for h in range(first, last):
-        begin = dealt.starts_H1[h]
-        for k in range(begin, dealt.starts_H1[h + 1]):
+        begin = partitioned.starts_H1[h]
+        for k in range(begin, partitioned.starts_H1[h + 1]):
             rows_N[order_K[k]] = row_K[begin + np.int64(distinct_K[k])]
 
 
 @njit(cache=True, nogil=True)
 def pack_rows(
     rows: RowsView,
-    places: RowPlaces,
+    layout: RowLayoutView,
     row_N: NDArray[np.uint32],
-    first: Whole,
-    last: Whole,
-    target: Whole,
-    defaults: Whole,
-) -> Whole:
-    """Copy the weights of the rows first … last - 1 to the address `target`, one after the other. Those that have
-    none get zeros and a mark at the address `defaults`; how many there are."""
-    dim, wide = places.dim, places.wide
+    first: Int,
+    last: Int,
+    target: Int,
+    defaults: Int,
+) -> Int:
+    """Copy the weights of the rows first … last - 1 to consecutive rows at address `target`. Ids without weights get
+    zeros and a flag at address `defaults`; returns how many there are."""
+    dim, wide = layout.dim, layout.wide
     width = dim + 1 if wide >= 0 else dim
-    without = 0
+    defaulted = 0
     for n in range(first, last):
         if n + _AHEAD < last:
             coming = np.int64(row_N[n + _AHEAD])
             if coming < CANDIDATE:
-                prefetch(address_of(rows, coming) + places.vector)
-                prefetch(address_of(rows, coming) + places.size - 4)
+                prefetch(address_of(rows, coming) + layout.vector)
+                prefetch(address_of(rows, coming) + layout.size - 4)
         packed = f32_at(target + 4 * width * (n - first))
         row = np.int64(row_N[n])
-        if row >= CANDIDATE:  # NO_ROW is one too
+        if row >= CANDIDATE:  # includes NO_ROW
             for j in range(width):
                 packed[j] = np.float32(0)
             u8_at(defaults)[n - first] = 1
-            without += 1
+            defaulted += 1
             continue
         address = address_of(rows, row)
-        vector = f32_at(address + places.vector)
+        vector = f32_at(address + layout.vector)
         for j in range(dim):
             packed[j] = vector[j]
         if wide >= 0:
             packed[dim] = f32_at(address + wide)[0]
-    return without
+    return defaulted
 
 
 @njit(cache=True, nogil=True)
 def apply_packed(
     rows: RowsView,
-    places: RowPlaces,
-    learning: Learning,
+    layout: RowLayoutView,
+    optimizer: OptimizerView,
     factor: np.float32,
-    first: Whole,
-    last: Whole,
-    dealt: Dealt,
+    first: Int,
+    last: Int,
+    partitioned: Partitioned,
     starts_P1: NDArray[np.int64],
     gradients_P: NDArray[np.int64],
 ) -> None:
-    """Sum what the parts say of every distinct id of the inner shards first … last - 1, then update its row once.
+    """Sum the parts' gradients of every distinct id of the inner shards first … last - 1, then update its row once.
     `gradients_P` are addresses."""
-    order_K, distinct_K = u32_at(dealt.order_K.ctypes.data), u32_at(dealt.distinct_K.ctypes.data)
-    dim = places.dim
-    width = dim + 1 if places.wide >= 0 else dim
+    order_K, distinct_K = u32_at(partitioned.order_K.ctypes.data), u32_at(partitioned.distinct_K.ctypes.data)
+    dim = layout.dim
+    width = dim + 1 if layout.wide >= 0 else dim
     largest = 0
     for h in range(first, last):
-        largest = max(largest, dealt.distinct_H[h])
-    room = np.empty(largest * width, dtype=np.float32)
-    sums, stride = room.ctypes.data, 4 * width
-    wide_sums = sums + 4 * dim if places.wide >= 0 else 0
+        largest = max(largest, partitioned.distinct_H[h])
+    buffer = np.empty(largest * width, dtype=np.float32)
+    sums, stride = buffer.ctypes.data, 4 * width
+    wide_sums = sums + 4 * dim if layout.wide >= 0 else 0
     for h in range(first, last):
-        room[: dealt.distinct_H[h] * width] = 0
+        buffer[: partitioned.distinct_H[h] * width] = 0
         part = 0
-        for k in range(dealt.starts_H1[h], dealt.starts_H1[h + 1]):
+        for k in range(partitioned.starts_H1[h], partitioned.starts_H1[h + 1]):
             n = np.int64(order_K[k])
             while n >= starts_P1[part + 1]:
                 part += 1
@@ -261,22 +267,22 @@ def apply_packed(
             total = f32_at(sums + np.int64(distinct_K[k]) * stride)
             for j in range(width):
                 total[j] += gradient[j]
-        step_shard(h, rows, places, learning, factor, dealt, sums, stride, wide_sums, stride)
-    room[:0] = 0  # keeps it alive until here
+        update_shard(h, rows, layout, optimizer, factor, partitioned, sums, stride, wide_sums, stride)
+    buffer[:0] = 0  # keeps it alive until here
 
 
 @njit(cache=True, nogil=True)
-def step_defaults(
+def update_defaults(
     rows: RowsView,
-    places: RowPlaces,
-    learning: Learning,
+    layout: RowLayoutView,
+    optimizer: OptimizerView,
     factor: np.float32,
     used_S: NDArray[np.bool_],
-    gradients: Whole,
+    gradients: Int,
 ) -> None:
     """Update the default rows that were used; row s belongs to slot s."""
-    stride = 4 * (places.dim + 1 if places.wide >= 0 else places.dim)
+    stride = 4 * (layout.dim + 1 if layout.wide >= 0 else layout.dim)
     for s in range(used_S.size):
         if used_S[s]:
             at = gradients + s * stride
-            step_row(address_of(rows, s), places, learning, factor, at, at + 4 * places.dim)
+            update_row(address_of(rows, s), layout, optimizer, factor, at, at + 4 * layout.dim)

@@ -1,8 +1,8 @@
 """Raw memory for kernels: typed pointers at an address, prefetching, and large zeroed allocations.
 
-Rows and index entries live in many allocations that never move. A kernel reaches them by address, so
-that one call can serve every shard. Tuples of addresses also are what inner loops want: an array taken
-out of a tuple costs an atomic count each time. Nothing here checks bounds: the callers own that.
+Rows and index entries are in many allocations that never move. Kernels access them by address, so that one
+call can serve every shard. Tuples of addresses are also fast in inner loops: taking an array out of a tuple
+costs an atomic reference count each time. Nothing here checks bounds: that is the caller's job.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-Whole = Any
+Int = Any
 """An integer inside a kernel: Numba sees no difference between int and np.int64, a type checker does."""
 
 _HUGE_PAGE = 1 << 21
@@ -39,7 +39,7 @@ def _pointer_at(element: Any) -> Any:
 
 
 def _prefetch() -> Any:
-    """An intrinsic `prefetch(address)`: ask for a cache line that is needed soon; never faults."""
+    """An intrinsic `prefetch(address)`: request a cache line that is needed soon; never faults."""
 
     def fetch(typing_context: Any, address: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -67,16 +67,16 @@ prefetch = _prefetch()
 
 
 def address(array: NDArray[Any]) -> int:
-    """Where an array begins. Who takes this must keep the array alive."""
+    """The address of an array's first byte. The caller must keep the array alive."""
     return int(array.ctypes.data)
 
 
 def allocate(size: int) -> NDArray[np.uint8]:
-    """Zeroed bytes. Large ones ask for huge pages: random rows of a big table miss the TLB otherwise."""
+    """Zeroed bytes, in huge pages if large: random rows of a big table would miss the TLB otherwise."""
     if size < _HUGE_PAGE:
         return np.zeros(size, dtype=np.uint8)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared pages are never huge
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel built without them: slower, not wrong
+        with contextlib.suppress(OSError):  # a Linux kernel built without them: slower, not wrong
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, dtype=np.uint8)

@@ -1,9 +1,8 @@
-"""Records of a snapshot back into rows."""
+"""Restores rows from the records of a snapshot."""
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.embedding.index import (
@@ -18,24 +17,25 @@ from clickline.embedding.index import (
     search,
     shard_of,
 )
-from clickline.embedding.raw_memory import Whole, i64_at, u32_at, u64_at
+from clickline.embedding.raw_memory import Int, i64_at, u32_at, u64_at
 from clickline.embedding.row_counters import FreeRows, pop_row, push_row
-from clickline.embedding.row_layout import HEAD, SLOT, TOUCHED
+from clickline.embedding.row_layout import GENERATION, HEAD, SLOT
+from clickline.numba_cache import njit
 
 
 @njit(cache=True, nogil=True)
-def place_records(
+def restore_records(
     index: IndexView,
     rows: RowsView,
     free: FreeRows,
     free_candidates: FreeRows,
     records: NDArray[np.uint32],
-    size: Whole,
+    size: Int,
     candidates: bool,
     ids_HS: NDArray[np.int64],
     candidates_HS: NDArray[np.int64],
 ) -> None:
-    """Make rows of records of `size` bytes; an id that has a row gets the record's content instead."""
+    """Create rows from records of `size` bytes; an existing row of the same id is replaced."""
     words = (size - 4) // 4
     for first in range(0, records.size, words):
         id = np.uint64(records[first]) | (np.uint64(records[first + 1]) << np.uint64(32))
@@ -52,9 +52,9 @@ def place_records(
             row = pop_row(free, h)
         address = address_of(rows, row)
         target = u32_at(address)
-        for word in range(TOUCHED // 4):
+        for word in range(GENERATION // 4):
             target[word] = records[first + word]
-        target[TOUCHED // 4] = 0
+        target[GENERATION // 4] = 0
         for word in range(HEAD // 4, size // 4):
             target[word] = records[first + word - 1]
         insert(index, h, at, id, row)
@@ -75,7 +75,7 @@ def remove_ids(
     ids_HS: NDArray[np.int64],
     candidates_HS: NDArray[np.int64],
 ) -> None:
-    """Forget ids; those that are not there are none to forget."""
+    """Remove ids; those without a row are ignored."""
     for n in range(ids.size):
         h = shard_of(mix(ids[n]))
         at = search(index, rows, h, ids[n])
@@ -89,8 +89,8 @@ def _release(
     rows: RowsView,
     free: FreeRows,
     free_candidates: FreeRows,
-    shard: Whole,
-    at: Whole,
+    shard: Int,
+    at: Int,
     ids_HS: NDArray[np.int64],
     candidates_HS: NDArray[np.int64],
 ) -> None:

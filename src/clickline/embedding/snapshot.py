@@ -1,18 +1,18 @@
-"""Tables as a file: whole, or what changed since an earlier snapshot.
+"""Snapshots of the tables as files: full, or a delta to an earlier snapshot.
 
     header     one line of JSON: format, kind, base, slots, optimizers, decays
     per table  default rows · count, ids of tombstones · for each shard: two counts, candidates, admitted
-    trailer    SHA-256 of all that stands before it
+    trailer    SHA-256 of everything before it
 
-Counts are little-endian u64, rows are the records of `row_layout.py`, in the index's order. So the same
-content gives the same bytes, whatever order it was learned in, and a reader needs nothing but NumPy.
+Counts are little-endian u64, rows are the records of `row_layout.py`, in the index's order. So the same content
+gives the same bytes, whatever order it was trained in, and a reader needs nothing but NumPy.
 
-A delta holds the rows touched since its base and a tombstone for each id evicted since. Counters that
-only faded are not in it: it lists the decays, and a load repeats them.
+A delta holds the rows changed since its base and a tombstone for each id evicted since. Counters that only decayed
+are not in it: it lists the decays, and loading repeats them.
 
-Tables in several places (sharded_tables.py) save a file each, with the rows of their inner shards; together they are
-one whole snapshot. Part a of S holds what `inner_shards(a, S)` says, and the default rows of part 0 count. Parts
-load into any number of places, or into one.
+Sharded tables (sharded_tables.py) save one file per shard, with the rows of its inner shards; together they are one
+full snapshot. Part a of S holds the inner shards `inner_shards(a, S)`; default rows are read from part 0. The parts
+can be loaded into any number of shards.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from clickline.embedding.optimizers import OPTIMIZERS
 from clickline.embedding.row_layout import CandidateLayout, RowLayout
 from clickline.embedding.sharded_tables import inner_shards
 from clickline.embedding.table import Table
-from clickline.embedding.tables import Tables, members_of
-from clickline.embedding.throttle import Pace
+from clickline.embedding.tables import Tables, slots_by_dim
+from clickline.embedding.throttle import Throttle
 from clickline.errors import ArtifactError
 
 _FORMAT = 2  # 1 had the weights before the optimizers' state
@@ -43,14 +43,14 @@ _READ_BYTES = 1 << 22
 _READ_ROWS = 1 << 15
 _WRITE_BYTES = 1 << 20
 _SYNC_BYTES = 1 << 26
-MOST_SHADOWS = 6  # of the tables' memory with their shadows: a fifth of it without them
+COW_MEMORY_DIVISOR = 6  # copies may take 1/6 of all table memory, which is 1/5 of the tables without them
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A snapshot that was written."""
+class SnapshotFile:
+    """A written snapshot file."""
 
-    digest: str  # of all that stands before the trailer: what a delta names as its base
+    digest: str  # of everything before the trailer: a delta names it as its base
     sha256: str  # of the whole file
     rows: int
     tombstones: int
@@ -58,26 +58,26 @@ class Saved:
 
 
 class Snapshot:
-    """One moment of the tables. Made in the training thread, written in any other while training goes on.
+    """A consistent state of the tables. Created in the training thread, written in any other while training continues.
 
-    Training keeps the rows it changes, as they were, until they are written. `share` is how much of one
-    core the writing may take. A small one leaves training its pace; it also takes longer, so more rows are
-    kept. While they need more than a fifth of the tables' own memory, the writer does not rest.
+    Training copies the rows it changes until they are written. `share` is how much of one core the writer may use.
+    A small share does not slow down training, but writing takes longer and more rows are copied. While the copies
+    need more than a fifth of the tables' own memory, the writer does not pause.
     """
 
     def __init__(self, tables: Tables, since: int | None, share: float) -> None:
-        self._pace = Pace(share, self._is_crowded)
+        self._throttle = Throttle(share, self._has_many_copies)
         self._tables = tables
         self._since = -1 if since is None else since
-        self.mark = tables.parts[0].epoch
-        """Names this moment: what a later delta is taken `since`."""
+        self.generation = tables.parts[0].generation
+        """Identifies this state: a later delta is taken `since` it."""
         self._header = _header(tables, since)
-        self._defaults = [table.cut() for table in tables.parts]
+        self._defaults = [table.begin_snapshot() for table in tables.parts]
         self._tombstones = [_tombstones(tables, t, since) for t in range(len(tables.parts))]
-        tables.cut_open = True
+        tables.snapshot_open = True
 
-    def write(self, path: Path) -> Saved:
-        """Write the file, not atomically: who names it also decides when it is whole."""
+    def write(self, path: Path) -> SnapshotFile:
+        """Write the file. Not atomic: the caller renames it once it is complete."""
         rows = size = unsynced = 0
         digest = hashlib.sha256()
         try:
@@ -87,40 +87,40 @@ class Snapshot:
                         piece = part[first : first + _WRITE_BYTES]
                         file.write(piece)
                         digest.update(piece)
-                        self._pace.rest()
+                        self._throttle.pause()
                     rows += count
                     size += part.nbytes
                     unsynced += part.nbytes
-                    if unsynced >= _SYNC_BYTES:  # now and then, not gigabytes at the end
+                    if unsynced >= _SYNC_BYTES:  # regularly, not gigabytes at the end
                         os.fsync(file.fileno())
                         unsynced = 0
                 trailer = digest.digest()
                 file.write(trailer)
         finally:
             self.close()
-        self._tables.digests[self.mark] = trailer.hex()
+        self._tables.digests[self.generation] = trailer.hex()
         tombstones = sum(ids.size for ids in self._tombstones)
         digest.update(trailer)
-        return Saved(trailer.hex(), digest.hexdigest(), rows, tombstones, size + _DIGEST_BYTES)
+        return SnapshotFile(trailer.hex(), digest.hexdigest(), rows, tombstones, size + _DIGEST_BYTES)
 
-    def hurry(self) -> None:
-        """Write the rest at full speed: somebody waits for it. Any thread may call this."""
-        self._pace.hurry()
+    def unthrottle(self) -> None:
+        """Write the rest at full speed. Any thread may call this."""
+        self._throttle.disable()
 
     def close(self) -> None:
-        """Give up the snapshot if it was not written; training keeps no more shadows for it."""
+        """Discard the snapshot if it is not written yet; training stops copying rows for it."""
         for table in self._tables.parts:
-            table.close_cut()
-        self._tables.cut_open = False
+            table.end_snapshot()
+        self._tables.snapshot_open = False
 
-    def _is_crowded(self) -> bool:
-        shadows = sum(table.shadow_bytes for table in self._tables.parts)
-        return shadows * MOST_SHADOWS > self._tables.memory_bytes
+    def _has_many_copies(self) -> bool:
+        copied = sum(table.copy_on_write_bytes for table in self._tables.parts)
+        return copied * COW_MEMORY_DIVISOR > self._tables.memory_bytes
 
     def _parts(self) -> Iterator[tuple[memoryview, int]]:
-        """Bytes in the file's order, and how many rows they hold. A part is good until the next is asked for."""
+        """The file's bytes in order, and how many rows they hold. A part is valid until the next one is requested."""
         yield memoryview(json.dumps(self._header, sort_keys=True).encode() + b"\n"), 0
-        room = np.zeros(0, dtype=np.uint8)
+        buffer = np.zeros(0, dtype=np.uint8)
         for table, defaults, tombstones in zip(
             self._tables.parts, self._defaults, self._tombstones, strict=True
         ):
@@ -128,8 +128,8 @@ class Snapshot:
             yield _bytes(np.array([tombstones.size], dtype="<u8")), 0
             yield _bytes(tombstones.astype("<u8")), 0
             for shard in range(SHARDS):
-                candidates, admitted, room = table.copy_shard(
-                    shard, self._since, self.mark, room, self._pace.rest
+                candidates, admitted, buffer = table.copy_shard(
+                    shard, self._since, self.generation, buffer, self._throttle.pause
                 )
                 counts = (
                     candidates.size // CandidateLayout.record.itemsize,
@@ -140,33 +140,33 @@ class Snapshot:
                 yield _bytes(admitted), counts[1]
 
 
-def freeze(tables: Tables, since: int | None = None, *, share: float = 1.0) -> Snapshot:
-    """Cut a snapshot, between two training steps: whole, or a delta of what changed since the mark of another.
+def begin_snapshot(tables: Tables, since: int | None = None, *, share: float = 1.0) -> Snapshot:
+    """Begin a snapshot between two training steps: full, or a delta since the generation of another snapshot.
 
-    It takes no time; the copying is done by `Snapshot.write`, which may run in another thread and takes
-    `share` of one core. No batch may be found and not applied: who finds ahead leaves it out before a cut."""
-    tables.refuse_while_cut("freeze")
+    This is instant; the copying is done by `Snapshot.write`, which may run in another thread with `share` of one core.
+    No batch may be in flight (found but not applied): do not find ahead before a snapshot."""
+    tables.refuse_during_snapshot("snapshot")
     if tables.in_flight:
         raise RuntimeError(
-            f"freeze with {tables.in_flight} batches found and not applied: they would be counted but not learned"
+            f"snapshot with {tables.in_flight} batches in flight, counted but not trained: apply them first"
         )
     if since is not None and since not in tables.digests:
-        raise ValueError(f"no snapshot with mark {since} was written; known: {sorted(tables.digests)}")
+        raise ValueError(f"no snapshot of generation {since} was written; known: {sorted(tables.digests)}")
     return Snapshot(tables, since, share)
 
 
-def save(tables: Tables, path: Path, since: int | None = None) -> Saved:
-    """Freeze and write at once."""
-    return freeze(tables, since).write(path)
+def save_snapshot(tables: Tables, path: Path, since: int | None = None) -> SnapshotFile:
+    """Begin a snapshot and write it at once."""
+    return begin_snapshot(tables, since).write(path)
 
 
-def load(tables: Tables, snapshot: Path | Sequence[Path], keep: range | None = None) -> str:
-    """Read a snapshot: a whole one into empty tables, a delta on top of the one it was taken since. Its digest.
+def load_snapshot(tables: Tables, snapshot: Path | Sequence[Path], keep: range | None = None) -> str:
+    """Load a snapshot, a full one into empty tables or a delta on top of its base, and return its digest.
 
-    A whole one may be several files, the parts that shards wrote, in their order. `keep` are the inner shards that
-    are wanted; only parts that have some of them are read, and default rows only with inner shard 0.
+    A full one may be several files: the parts that shards wrote, in order. `keep` selects the inner shards to load;
+    only parts with some of them are read, and default rows only with inner shard 0.
 
-    Files are checked before a row is touched. What is loaded has mark 0: a delta since 0 is what changed
+    Files are verified before a row is changed. What is loaded has generation 0: a delta since 0 holds what changed
     since the load."""
     parts = _parts(snapshot)
     wanted = range(SHARDS) if keep is None else keep
@@ -186,7 +186,7 @@ def load(tables: Tables, snapshot: Path | Sequence[Path], keep: range | None = N
 
 
 def snapshot_digest(snapshot: Path | Sequence[Path]) -> str:
-    """What `load` returns, read from the files' ends: nothing is checked."""
+    """The digest that `load_snapshot` returns, read from the files' ends without verification."""
     trailers = []
     for path in _parts(snapshot):
         with path.open("rb") as file:
@@ -196,7 +196,7 @@ def snapshot_digest(snapshot: Path | Sequence[Path]) -> str:
 
 
 class SnapshotTable(NamedTuple):
-    """One table of a snapshot, as far as it is small: the rows are in `SnapshotReader.rows`."""
+    """One table of a snapshot without its rows, which `SnapshotReader.rows` reads."""
 
     layout: RowLayout
     defaults_S: NDArray[np.void]  # the default row of each of its slots
@@ -204,9 +204,8 @@ class SnapshotTable(NamedTuple):
 
 
 class SnapshotReader:
-    """The admitted rows of a snapshot without tables to hold them. The files, one or the parts of a whole snapshot in
-    their order, are checked when they are opened; then rows come piece by piece, so memory does not grow with
-    them."""
+    """Reads the admitted rows of a snapshot without loading tables. The files (one, or the parts of a full snapshot in
+    order) are verified when they are opened; rows are then read in pieces, so memory does not grow with them."""
 
     def __init__(self, snapshot: Path | Sequence[Path]) -> None:
         parts = _parts(snapshot)
@@ -216,31 +215,34 @@ class SnapshotReader:
         for path, header in zip(parts, headers, strict=True):
             if header != self.header or (len(parts) > 1 and header["kind"] != "full"):
                 raise ArtifactError(
-                    f"{path} is no part of the same snapshot as {next(iter(parts))}. Make it again."
+                    f"{path} is not a part of the same snapshot as {next(iter(parts))}. Write the snapshot again."
                 )
-        self._rows_at: list[list[tuple[Path, int, int]]] = []  # by table and shard: where, and how many
+        self._rows_at: list[list[tuple[Path, int, int]]] = []  # by table and shard: file, offset, count
         tables = [self._read_tables(path, held) for path, held in parts.items()]
         self.tables = tables[0]
 
     def rows(self, table: int) -> Iterator[NDArray[np.void]]:
-        """The records of a table's admitted ids, rising in `mix(id)`."""
+        """The records of a table's admitted ids, in ascending order of `mix(id)`."""
         record = self.tables[table].layout.record
-        for path, at, count in self._rows_at[table]:
+        for path, offset, count in self._rows_at[table]:
             with path.open("rb") as file:
-                file.seek(at)
+                file.seek(offset)
                 for first in range(0, count, _READ_ROWS):
                     yield _read(path, file, record, min(_READ_ROWS, count - first))
 
     @property
-    def members(self) -> list[list[int]]:
-        """For each table, which slots it serves; as `Tables.members`."""
-        return members_of([slot["dim"] for slot in self.header["slots"]])
+    def slots_by_table(self) -> list[list[int]]:
+        """The slots of each table; as `Tables.slots_by_table`."""
+        return slots_by_dim([slot["dim"] for slot in self.header["slots"]])
 
     def _layouts(self) -> list[tuple[RowLayout, int]]:
         slots, wide = self.header["slots"], self.header["wide_optimizer"]
         vectors = OPTIMIZERS[self.header["embedding_optimizer"]]()
         weights = None if wide is None else OPTIMIZERS[wide]()
-        return [(RowLayout(slots[mine[0]]["dim"], vectors, weights), len(mine)) for mine in self.members]
+        return [
+            (RowLayout(slots[slot_numbers[0]]["dim"], vectors, weights), len(slot_numbers))
+            for slot_numbers in self.slots_by_table
+        ]
 
     def _read_tables(self, path: Path, held: range) -> tuple[SnapshotTable, ...]:
         tables = []
@@ -256,32 +258,32 @@ class SnapshotReader:
                     self._rows_at.append([])
                 for shard in range(SHARDS):
                     candidates, admitted = _read_counts(path, file, shard, held)
-                    at = file.seek(candidates * CandidateLayout.record.itemsize, os.SEEK_CUR)
+                    offset = file.seek(candidates * CandidateLayout.record.itemsize, os.SEEK_CUR)
                     if admitted:
-                        self._rows_at[t].append((path, at, admitted))
+                        self._rows_at[t].append((path, offset, admitted))
                     file.seek(admitted * layout.record.itemsize, os.SEEK_CUR)
         return tuple(tables)
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """What a snapshot says about itself, once its bytes are known to be right."""
+    """The header of a snapshot file, after its checksum was verified."""
     _verify(path)
     return _read_header(path)
 
 
 def _parts(snapshot: Path | Sequence[Path]) -> dict[Path, range]:
-    """The files of a snapshot, each with the inner shards it may hold."""
+    """The files of a snapshot, with the inner shards that each may hold."""
     paths = [snapshot] if isinstance(snapshot, Path) else list(snapshot)
     return {path: inner_shards(part, len(paths)) for part, path in enumerate(paths)}
 
 
 def _joined(digests: Sequence[str]) -> str:
-    """One digest for all parts: that of a single one as it is."""
+    """One digest for all parts: that of a single part unchanged."""
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _checked_header(path: Path, tables: Tables, *, whole: bool) -> dict[str, Any]:
-    """The header of a file that fits the tables as they are."""
+    """The header of a file, checked against the tables."""
     header = _read_header(path)
     expected = _header(tables, None)
     for key in ("slots", "embedding_optimizer", "wide_optimizer"):
@@ -291,23 +293,23 @@ def _checked_header(path: Path, tables: Tables, *, whole: bool) -> dict[str, Any
                 "Load it with the config it was trained with, or train from the start."
             )
     if tables.trained or (header["kind"] == "full" and tables.size):
-        raise ValueError("a snapshot is loaded into new tables, before any training")
+        raise ValueError("a snapshot can be loaded only into new tables, before any training")
     if whole and header["kind"] != "full":
-        raise ArtifactError(f"{path} is a delta: only a whole snapshot has parts. Load deltas one by one.")
+        raise ArtifactError(f"{path} is a delta: only a full snapshot has parts. Load deltas one by one.")
     if header["kind"] == "delta" and header["base"] != tables.digests.get(0):
         raise ArtifactError(
-            f"{path} is a delta of snapshot {header['base']}, but loaded is {tables.digests.get(0)}. "
-            "Load the whole snapshot first, then its deltas in order."
+            f"{path} is a delta to snapshot {header['base']}, but {tables.digests.get(0)} is loaded. "
+            "Load the full snapshot first, then its deltas in order."
         )
     return header
 
 
 def _load_table(path: Path, file: IO[bytes], table: Table, held: range, wanted: range) -> None:
-    """Read a table's rows of the inner shards that are wanted; the file is one that may hold `held`."""
+    """Read a table's rows of the inner shards `wanted` from a file that may hold those in `held`."""
     slots = table.ids_HS.shape[1]
     defaults_S = _read(path, file, table.layout.record, slots)
     if 0 in held and 0 in wanted:
-        table.place_defaults(defaults_S)
+        table.restore_defaults(defaults_S)
     (tombstones,) = _read(path, file, np.dtype("<u8"), 1)
     table.remove(_read(path, file, np.dtype("<u8"), int(tombstones)))
     for shard in range(SHARDS):
@@ -319,17 +321,19 @@ def _load_table(path: Path, file: IO[bytes], table: Table, held: range, wanted: 
                 continue
             records = _read(path, file, record, count)
             if records.size and int(records["slot"].max()) >= slots:
-                raise ArtifactError(f"{path} names slot {records['slot'].max()} of {slots}. Make it again.")
-            table.place(records, candidates=candidates)
+                raise ArtifactError(
+                    f"{path} has slot {records['slot'].max()} of {slots}. Write the snapshot again."
+                )
+            table.restore(records, candidates=candidates)
 
 
 def _read_counts(path: Path, file: IO[bytes], shard: int, held: range) -> tuple[int, int]:
-    """How many candidates and admitted ids of an inner shard follow."""
+    """Read the numbers of candidates and admitted ids of an inner shard."""
     candidates, admitted = _read(path, file, np.dtype("<u8"), 2).tolist()
     if candidates + admitted and shard not in held:
         raise ArtifactError(
-            f"{path} holds rows of inner shard {shard}, where {held.start} to {held.stop - 1} are expected: "
-            "the parts of the snapshot are not all given, or not in their order."
+            f"{path} has rows of inner shard {shard}, expected {held.start} to {held.stop - 1}: "
+            "parts of the snapshot are missing or out of order."
         )
     return candidates, admitted
 
@@ -338,28 +342,28 @@ def _read(path: Path, file: IO[bytes], dtype: np.dtype[Any], count: int) -> NDAr
     size = count * dtype.itemsize
     payload = file.read(size) if size <= path.stat().st_size else b""
     if len(payload) != size:
-        raise ArtifactError(f"{path} ends in the middle of its rows. Make it again.")
+        raise ArtifactError(f"{path} is truncated. Write the snapshot again.")
     return np.frombuffer(payload, dtype=dtype)
 
 
 def _verify(path: Path) -> str:
-    """The digest of a file whose trailer is right."""
+    """Verify a file's checksum, and return its digest."""
     try:
-        left = path.stat().st_size - _DIGEST_BYTES
+        remaining = path.stat().st_size - _DIGEST_BYTES
         digest = hashlib.sha256()
         with path.open("rb") as file:
-            while left > 0:
-                piece = file.read(min(left, _READ_BYTES))
+            while remaining > 0:
+                piece = file.read(min(remaining, _READ_BYTES))
                 if not piece:
                     break
                 digest.update(piece)
-                left -= len(piece)
+                remaining -= len(piece)
             trailer = file.read()
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error}") from error
-    if left != 0 or trailer != digest.digest():
+    if remaining != 0 or trailer != digest.digest():
         raise ArtifactError(
-            f"{path} is torn or was changed: its checksum does not fit its content. "
+            f"{path} is damaged: its checksum does not match its content. "
             "Remove it and use an earlier snapshot."
         )
     return digest.hexdigest()
@@ -374,7 +378,9 @@ def _read_header(path: Path) -> dict[str, Any]:
         raise ArtifactError(f"{path} is not a snapshot of tables: {error}") from error
     found = header.get("format") if isinstance(header, dict) else None
     if found != _FORMAT:
-        raise ArtifactError(f"{path} has format {found!r}; this release reads {_FORMAT}. Make it again.")
+        raise ArtifactError(
+            f"{path} has format {found!r}; this release reads {_FORMAT}. Write the snapshot again."
+        )
     return dict(header)
 
 
@@ -387,15 +393,15 @@ def _header(tables: Tables, since: int | None) -> dict[str, Any]:
         "slots": [{"name": slot.name, "dim": slot.dim} for slot in tables.slots],
         "embedding_optimizer": tables.embedding_optimizer.name,
         "wide_optimizer": None if wide is None else wide.name,
-        "decays": [] if since is None else [rate for epoch, rate in tables.decays if epoch > since],
+        "decays": [] if since is None else [rate for generation, rate in tables.decays if generation > since],
     }
 
 
 def _tombstones(tables: Tables, part: int, since: int | None) -> NDArray[np.uint64]:
-    gone = [np.zeros(0, dtype=np.uint64)]
+    evicted = [np.zeros(0, dtype=np.uint64)]
     if since is not None:
-        gone += [ids[part] for epoch, ids in tables.tombstones if epoch > since]
-    return np.unique(np.concatenate(gone))
+        evicted += [ids[part] for generation, ids in tables.tombstones if generation > since]
+    return np.unique(np.concatenate(evicted))
 
 
 def _bytes(array: NDArray[Any]) -> memoryview:

@@ -1,4 +1,4 @@
-"""Work that gives way: a thread that keeps to a share of one core."""
+"""A throttle that keeps a background thread at a share of one core."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import threading
 import time
 from collections.abc import Callable
 
-_BURST = 0.001  # seconds of work between two rests; shorter ones would be spent on waking up
+_BURST = 0.001  # seconds of work between pauses; with less, waking up would dominate
 
 
-class Pace:
-    """Call `rest` often: it sleeps so long that the thread's work stays at `share` of a core's time.
+class Throttle:
+    """Call `pause` often: it sleeps long enough to keep the thread's work at `share` of a core's time.
 
-    Work is measured in processor time, so waiting for a disk or for a busy machine is no work. There are no
-    rests after `hurry`, nor while `urgent` says so.
+    Work is measured in CPU time, so waiting for the disk or for a busy machine does not count. There are no pauses
+    after `disable`, nor while `urgent()` is true.
     """
 
     def __init__(self, share: float, urgent: Callable[[], bool]) -> None:
         if not 0.0 < share <= 1.0:
-            raise ValueError(f"a share of {share} of a core: above 0 and up to 1 is allowed")
-        self._rest_for_work = 1.0 / share - 1.0
+            raise ValueError(f"a share of {share} of a core: it must be above 0 and at most 1")
+        self._pause_per_work = 1.0 / share - 1.0
         self._urgent = urgent
-        self._hurried = threading.Event()
-        self._rested_at: float | None = None
+        self._disabled = threading.Event()
+        self._paused_at: float | None = None
 
-    def hurry(self) -> None:
-        """Rest no more; also ends a rest that is going on."""
-        self._hurried.set()
+    def disable(self) -> None:
+        """Stop pausing; also ends a pause in progress."""
+        self._disabled.set()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         now = time.thread_time()
-        if self._rested_at is None:
-            self._rested_at = now
-        worked = now - self._rested_at
+        if self._paused_at is None:
+            self._paused_at = now
+        worked = now - self._paused_at
         if worked < _BURST:
             return
         if not self._urgent():
-            self._hurried.wait(worked * self._rest_for_work)
-        self._rested_at = time.thread_time()
+            self._disabled.wait(worked * self._pause_per_work)
+        self._paused_at = time.thread_time()

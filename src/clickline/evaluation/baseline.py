@@ -1,4 +1,4 @@
-"""A model that is worse than no model: what to say of it, and which fields are likely the cause."""
+"""Warns of a model that is worse than predicting the base rate, and names the fields that are the likely cause."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from clickline.evaluation.binary_metrics import Metrics
 from clickline.features import FeatureSpec
 from clickline.records import LabelledRows
 
-LARGE = 100.0
-"""A number that reaches the network as more than this is not scaled: others are around 1."""
+UNSCALED_ABOVE = 100.0
+"""A network input above this is not scaled: scaled ones are around 1."""
 
-_NAMED = 5  # fields at most
+_MAX_NAMED = 5  # fields
 
 
-def worse_than_base_rate(measured: Metrics, features: FeatureSpec, rows: LabelledRows | None) -> str | None:
+def worse_than_base_rate(metrics: Metrics, features: FeatureSpec, rows: LabelledRows | None) -> str | None:
     """A warning if always predicting the base rate has a smaller log loss than the model; else None.
 
-    `rows` are some of those that were measured: their numbers tell which fields are not scaled."""
-    entropy, logloss = measured.normalised_entropy, measured.logloss
+    `rows` is a sample of the evaluated rows; their values show which fields are not scaled."""
+    entropy, logloss = metrics.normalised_entropy, metrics.logloss
     if entropy is None or logloss is None or entropy <= 1:
         return None
     unscaled = [] if rows is None else sorted(_unscaled(features, rows), reverse=True)
     if unscaled:
-        named = ", ".join(words for _, words in unscaled[:_NAMED])
-        more = f" and {len(unscaled) - _NAMED} more" if len(unscaled) > _NAMED else ""
+        named = ", ".join(text for _, text in unscaled[:_MAX_NAMED])
+        more = f" and {len(unscaled) - _MAX_NAMED} more" if len(unscaled) > _MAX_NAMED else ""
         remedy = (
-            f"Numbers that reach the network unscaled are the likely cause: {named}{more}. Set "
-            "transform: robust for them, or log1p; then prepare and train again."
+            f"Unscaled network inputs are the likely cause: {named}{more}. Set "
+            "transform: robust or log1p for them; then prepare and train again."
         )
     else:
         remedy = (
-            "The steps are likely too large, or the rows were learned too often: lower train.learning_rate, "
-            "train.embedding.learning_rate or train.epochs; or these rows are of another kind than data.train."
+            "The learning rate or the number of epochs is likely too high: lower train.learning_rate, "
+            "train.embedding.learning_rate or train.epochs. Or these rows differ in kind from data.train."
         )
     return (
-        f"log loss is {logloss:.4g}, worse than that of always predicting the base rate {measured.base_rate:.4g}, "
-        f"which is {logloss / entropy:.4g}: the model's probabilities are worth less than none. {remedy}"
+        f"log loss is {logloss:.4g}, worse than the {logloss / entropy:.4g} of always predicting the base rate "
+        f"{metrics.base_rate:.4g}: the model is worse than none. {remedy}"
     )
 
 
 def _unscaled(features: FeatureSpec, rows: LabelledRows) -> Iterator[tuple[float, str]]:
-    """How large each large number gets, and the field in words."""
+    """The largest value of each unscaled field, with a description of the field."""
     for field, values_B in zip(features.dense, rows.encoded.dense_DB, strict=True):
-        there_B = np.abs(values_B[values_B != 0])  # 0 is missing too
-        if there_B.size and there_B.max() > LARGE:
-            most = float(there_B.max())
-            middle = float(np.median(there_B))
-            yield most, f"{field.name} (transform: {field.transform}; median {middle:.2g}, up to {most:.2g})"
+        present_B = np.abs(values_B[values_B != 0])  # 0 also stands for missing
+        if present_B.size and present_B.max() > UNSCALED_ABOVE:
+            largest = float(present_B.max())
+            middle = float(np.median(present_B))
+            yield largest, f"{field.name} (transform: {field.transform}; median {middle:.2g}, up to {largest:.2g})"

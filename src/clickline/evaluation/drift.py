@@ -1,9 +1,9 @@
-"""How far the rows that were measured differ from those that were learned: the population stability index.
+"""Drift between training and evaluation rows: the population stability index.
 
-PSI = sum over bins of (eval - train) * ln(eval / train), where `train` and `eval` are the bin's shares. A slot's bins
-are train's heaviest values, all other values together, and "no value"; a dense field's are train's tenths, and 0, which
-is also what a missing number becomes. Half a value is added to every bin, so an empty one gives no infinity. On n rows
-of each, data that are alike come to about 2 * bins / n. Below 0.1 little has changed, above 0.25 much has.
+PSI = sum over bins of (eval - train) * ln(eval / train), where `train` and `eval` are the bin's shares. The bins of a slot
+are the most frequent values in train, all other values, and "missing"; those of a dense field are the deciles in train, and
+0, which also stands for a missing number. Half a value is added to every bin, so an empty one gives no infinity. Two
+samples of n rows of the same data have a PSI of about 2 * bins / n. Below 0.1 there is little drift, above 0.25 much.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.artifacts.dataset import concat
+from clickline.artifacts.dataset import concat_rows
 from clickline.features import DenseField, FeatureSpec
 from clickline.records import LabelledRows
 
-HEAVIEST = 50
-"""Values of a slot that are compared one by one."""
+TOP_VALUES = 50
+"""Values of a slot that have their own bin."""
 
-_TENTHS = 10
-_TOLD = 5  # bins that moved most
+_DECILES = 10
+_TOP_SHIFTS = 5  # bins with the largest shift that are reported
 
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Moved:
-    """One bin: a value of a slot or a range of numbers, and its share of the values."""
+class BinShift:
+    """A bin, that is a value of a slot or a range of numbers, and its share in train and eval."""
 
     value: str
     train: float
@@ -40,16 +40,16 @@ class Moved:
 
 @dataclass(frozen=True)
 class FieldDrift:
-    """How much one field changed, and where most."""
+    """The drift of one field and the bins that shifted most."""
 
     name: str
     kind: Literal["slot", "dense"]
     psi: float
-    top: tuple[Moved, ...]
+    top: tuple[BinShift, ...]
 
     def to_json(self) -> dict[str, Any]:
-        shown = "value" if self.kind == "slot" else "range"
-        top = [{shown: one.value, "train": one.train, "eval": one.eval} for one in self.top]
+        key = "value" if self.kind == "slot" else "range"
+        top = [{key: one.value, "train": one.train, "eval": one.eval} for one in self.top]
         return {**asdict(replace(self, top=())), "top": top}
 
 
@@ -59,54 +59,53 @@ def drift(
     eval: LabelledRows,
     names: Mapping[str, Mapping[int, str]],
 ) -> tuple[FieldDrift, ...]:
-    """Every field, the one that changed most first. `names` tells by slot what an id stands for, where that is known.
-    None without rows to compare."""
+    """The drift of all fields, largest first; empty without rows to compare. `names` has the values of known ids by slot."""
     if not (train.rows and eval.rows):
         return ()
     fields = []
     for d, field in enumerate(features.dense):
-        told, counts_K2 = _numbers(field, train.encoded.dense_DB[d], eval.encoded.dense_DB[d])
-        fields.append(_moved(field.name, "dense", told, counts_K2))
+        bin_names, counts_K2 = _dense_bins(field, train.encoded.dense_DB[d], eval.encoded.dense_DB[d])
+        fields.append(_field_drift(field.name, "dense", bin_names, counts_K2))
     for s, slot in enumerate(features.slots):
         known = {slot.missing_id: "(missing)", **names.get(slot.name, {})}
-        told, counts_K2 = _values(
+        bin_names, counts_K2 = _slot_bins(
             slot.missing_id, known, train.encoded.slots[s].ids_N, eval.encoded.slots[s].ids_N
         )
-        fields.append(_moved(slot.name, "slot", told, counts_K2))
+        fields.append(_field_drift(slot.name, "slot", bin_names, counts_K2))
     return tuple(sorted(fields, key=lambda field: (-field.psi, field.name)))
 
 
-def _values(
+def _slot_bins(
     missing: int, known: Mapping[int, str], train_N: NDArray[np.uint64], eval_N: NDArray[np.uint64]
 ) -> tuple[list[str], NDArray[np.int64]]:
-    """Names of a slot's bins, and how many values each has in train and eval."""
+    """Names of the bins of a slot, and their counts in train and eval."""
     ids_U, count_U = np.unique(train_N, return_counts=True)
-    heavy = ids_U != np.uint64(missing)
-    ids_U, count_U = ids_U[heavy], count_U[heavy]
-    ids_K = ids_U[np.lexsort((ids_U, -count_U))[:HEAVIEST]]  # equally heavy ones by their id
+    present = ids_U != np.uint64(missing)
+    ids_U, count_U = ids_U[present], count_U[present]
+    ids_K = ids_U[np.lexsort((ids_U, -count_U))[:TOP_VALUES]]  # ties are ordered by id
     ids_K = np.append(ids_K, np.uint64(missing))
     order_K = np.argsort(ids_K)
-    rising_K = ids_K[order_K]
+    sorted_K = ids_K[order_K]
     counts = []
     for ids_N in (train_N, eval_N):
-        place_N = np.minimum(np.searchsorted(rising_K, ids_N), rising_K.size - 1)
-        found_N = rising_K[place_N] == ids_N
-        counted_K = np.bincount(order_K[place_N[found_N]], minlength=ids_K.size)
+        bin_N = np.minimum(np.searchsorted(sorted_K, ids_N), sorted_K.size - 1)
+        found_N = sorted_K[bin_N] == ids_N
+        counted_K = np.bincount(order_K[bin_N[found_N]], minlength=ids_K.size)
         counts.append([*counted_K.tolist(), int(ids_N.size - found_N.sum())])
-    told = [known.get(id, f"{id:016x}") for id in ids_K.tolist()]
-    return [*told, "(all others)"], np.array(counts, dtype=np.int64).T
+    bin_names = [known.get(id, f"{id:016x}") for id in ids_K.tolist()]
+    return [*bin_names, "(all others)"], np.array(counts, dtype=np.int64).T
 
 
-def _numbers(field: DenseField, train_N: Floats, eval_N: Floats) -> tuple[list[str], NDArray[np.int64]]:
-    """Names of a dense field's bins, and how many values each has in train and eval."""
-    some_N = np.sort(train_N[train_N != 0])
-    edges = np.unique(some_N[np.arange(1, _TENTHS) * some_N.size // _TENTHS]) if some_N.size else some_N
+def _dense_bins(field: DenseField, train_N: Floats, eval_N: Floats) -> tuple[list[str], NDArray[np.int64]]:
+    """Names of the bins of a dense field, and their counts in train and eval."""
+    nonzero_N = np.sort(train_N[train_N != 0])
+    edges = np.unique(nonzero_N[np.arange(1, _DECILES) * nonzero_N.size // _DECILES]) if nonzero_N.size else nonzero_N
     counts = []
     for values_N in (train_N, eval_N):
-        place_N = np.searchsorted(edges, values_N, side="right")
-        place_N[values_N == 0] = edges.size + 1
-        counts.append(np.bincount(place_N, minlength=edges.size + 2))
-    return [*_ranges(_raw(field, edges)), _zero(field)], np.array(counts, dtype=np.int64).T
+        bin_N = np.searchsorted(edges, values_N, side="right")
+        bin_N[values_N == 0] = edges.size + 1
+        counts.append(np.bincount(bin_N, minlength=edges.size + 2))
+    return [*_ranges(_to_raw(field, edges)), _zero_bin_name(field)], np.array(counts, dtype=np.int64).T
 
 
 def _ranges(edges: Sequence[float]) -> list[str]:
@@ -116,67 +115,67 @@ def _ranges(edges: Sequence[float]) -> list[str]:
     return [f"below {edges[0]:.4g}", *between, f"{edges[-1]:.4g} and more"]
 
 
-def _raw(field: DenseField, values: Floats) -> list[float]:
-    """Numbers as they stand in the logs."""
-    wide, known = values.astype(np.float64), field.statistics
+def _to_raw(field: DenseField, values: Floats) -> list[float]:
+    """Undo the field's transform: numbers as in the logs."""
+    raw, known = values.astype(np.float64), field.statistics
     if field.transform == "log1p":
-        wide = np.sign(wide) * np.expm1(np.abs(wide))
+        raw = np.sign(raw) * np.expm1(np.abs(raw))
     elif known is not None and field.transform == "minmax":
-        wide = known.low + wide * (known.high - known.low)
+        raw = known.low + raw * (known.high - known.low)
     elif known is not None and field.transform == "zscore":
-        wide = known.mean + wide * known.deviation
+        raw = known.mean + raw * known.deviation
     elif known is not None and field.transform == "robust":
-        wide = known.median + np.sign(wide) * np.expm1(np.abs(wide)) * known.spread
-    return [float(value) for value in wide]
+        raw = known.median + np.sign(raw) * np.expm1(np.abs(raw)) * known.spread
+    return [float(value) for value in raw]
 
 
-def _zero(field: DenseField) -> str:
-    """What the 0 of the network stands for, beside a missing number."""
-    (raw,) = _raw(field, np.zeros(1, dtype=np.float32))
+def _zero_bin_name(field: DenseField) -> str:
+    """Name of the bin of 0, which also stands for missing."""
+    (raw,) = _to_raw(field, np.zeros(1, dtype=np.float32))
     return f"{raw:.4g} or missing"
 
 
-def _moved(
-    name: str, kind: Literal["slot", "dense"], told: list[str], counts_K2: NDArray[np.int64]
+def _field_drift(
+    name: str, kind: Literal["slot", "dense"], bin_names: list[str], counts_K2: NDArray[np.int64]
 ) -> FieldDrift:
-    there_K = counts_K2.sum(axis=1) > 0
-    told = [one for one, there in zip(told, there_K, strict=True) if there]
-    counts_K2 = counts_K2[there_K]
+    nonempty_K = counts_K2.sum(axis=1) > 0
+    bin_names = [one for one, nonempty in zip(bin_names, nonempty_K, strict=True) if nonempty]
+    counts_K2 = counts_K2[nonempty_K]
     share_K2 = (counts_K2 + 0.5) / (counts_K2 + 0.5).sum(axis=0)
-    part_K = (share_K2[:, 1] - share_K2[:, 0]) * np.log(share_K2[:, 1] / share_K2[:, 0])
-    plain_K2 = counts_K2 / np.maximum(counts_K2.sum(axis=0), 1)
+    term_K = (share_K2[:, 1] - share_K2[:, 0]) * np.log(share_K2[:, 1] / share_K2[:, 0])
+    observed_K2 = counts_K2 / np.maximum(counts_K2.sum(axis=0), 1)
     top = tuple(
-        Moved(told[k], float(plain_K2[k, 0]), float(plain_K2[k, 1]))
-        for k in np.argsort(-part_K, kind="stable")[:_TOLD]
+        BinShift(bin_names[k], float(observed_K2[k, 0]), float(observed_K2[k, 1]))
+        for k in np.argsort(-term_K, kind="stable")[:_TOP_SHIFTS]
     )
-    return FieldDrift(name, kind, float(part_K.sum()), top)
+    return FieldDrift(name, kind, float(term_K.sum()), top)
 
 
 class RowSample:
-    """At most `most` rows of a stream of unknown length: every row at first, then every second, every fourth …
+    """A sample of at most `limit` rows of a stream of unknown length: every row at first, then every second, fourth, …
 
-    Which ones does not depend on the pieces the rows come in."""
+    The sample does not depend on how the rows are split into parts."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._stride = 1
-        self._seen = self._kept = 0
+        self._rows_seen = self._rows_kept = 0
         self._parts: list[LabelledRows] = []
 
     def add(self, rows: LabelledRows) -> None:
-        self._keep(rows.take(np.arange(-self._seen % self._stride, rows.rows, self._stride)))
-        self._seen += rows.rows
-        while self._kept > self._most:
-            whole = concat(self._parts)
+        self._keep(rows.take(np.arange(-self._rows_seen % self._stride, rows.rows, self._stride)))
+        self._rows_seen += rows.rows
+        while self._rows_kept > self._limit:
+            kept = concat_rows(self._parts)
             self._stride *= 2
-            self._parts, self._kept = [], 0
-            self._keep(whole.take(np.arange(0, whole.rows, 2)))
+            self._parts, self._rows_kept = [], 0
+            self._keep(kept.take(np.arange(0, kept.rows, 2)))
 
     def rows(self) -> LabelledRows | None:
-        """What was kept; None if nothing came."""
-        return concat(self._parts) if self._parts else None
+        """The sample; None if there were no rows."""
+        return concat_rows(self._parts) if self._parts else None
 
     def _keep(self, rows: LabelledRows) -> None:
         if rows.rows:
             self._parts.append(rows)
-            self._kept += rows.rows
+            self._rows_kept += rows.rows

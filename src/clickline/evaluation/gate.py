@@ -1,4 +1,4 @@
-"""Whether a model may be published: measured values against thresholds, with the reasons in words."""
+"""Whether a model may be published: its metrics against thresholds, with the reasons as messages."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import Any
 
 from clickline.evaluation.binary_metrics import Metrics
 
-LEAST_AUC = 0.51
-"""Below it a model tells clicks from non-clicks no better than chance, however sure the measurement is."""
+MIN_AUC = 0.51
+"""Below this AUC a model ranks no better than chance, however precise the measurement is."""
 
-LEAST_SPREAD = 1e-3
-"""Predictions whose standard deviation is a smaller part of the rate they predict are all the same."""
+MIN_SPREAD = 1e-3
+"""Predictions count as constant if their standard deviation is below this share of their mean."""
 
-LARGEST_AUC_ERROR = 1e-4
+MAX_AUC_ERROR = 1e-4
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What a model must reach; None: not asked for."""
+    """What a model must reach; None: not checked."""
 
-    auc: float | None = None  # smallest
-    logloss: float | None = None  # largest
-    accuracy: float | None = None  # smallest
-    calibration: float | None = None  # largest distance from 1 of predicted / real clicks
-    vs_current: float | None = None  # smallest gain in AUC over the current version; below 0: largest loss
+    auc: float | None = None  # minimum
+    logloss: float | None = None  # maximum
+    accuracy: float | None = None  # minimum
+    calibration: float | None = None  # maximum distance of predicted / actual clicks from 1
+    vs_current: float | None = None  # minimum AUC gain over the current version; negative: maximum loss
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Passed or not. `reasons` says why not, `warnings` what to know in either case."""
+    """The gate's decision: `reasons` for a refusal, and `warnings` in either case."""
 
     passed: bool
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
     def warned(self, warning: str | None) -> Verdict:
-        """The same with one warning more, if there is one."""
+        """A copy with one more warning, if there is one."""
         return self if warning is None else replace(self, warnings=(*self.warnings, warning))
 
     def refused(self, reasons: Iterable[str]) -> Verdict:
-        """The same with more reasons against the model, if there are any."""
+        """A copy with more reasons for refusal, if there are any."""
         together = (*self.reasons, *reasons)
         return replace(self, passed=not together, reasons=together)
 
@@ -50,166 +50,166 @@ class Verdict:
         return asdict(self)
 
 
-def judge(
-    measured: Metrics, thresholds: Thresholds, current: Metrics | None = None, why_no_current: str = ""
+def check_gate(
+    metrics: Metrics, thresholds: Thresholds, current: Metrics | None = None, why_no_current: str = ""
 ) -> Verdict:
-    """Judge a model; `current` is the live version measured on the same rows; without it, `why_no_current` says why.
+    """Check the metrics of a model. `current`: those of the live version on the same rows; else `why_no_current` is the reason.
 
-    A model that predicts about the same for every row is refused, whatever it reaches, unless accuracy is
-    all that was asked for: then the user is told what that is worth.
+    A model that predicts about the same for every row is always refused, unless accuracy is the only threshold: then a
+    warning explains how little accuracy means.
     """
-    asked = {name for name, value in asdict(thresholds).items() if value is not None}
-    reasons = [*_missed(measured, thresholds), *_lost(measured, thresholds.vs_current, current)]
+    set_names = {name for name, value in asdict(thresholds).items() if value is not None}
+    reasons = [*_missed_thresholds(metrics, thresholds), *_worse_than_current(metrics, thresholds.vs_current, current)]
     warnings = []
-    if asked == {"accuracy"}:
-        warnings.append(_worth_of_accuracy(measured, thresholds.accuracy))
-    elif measured.auc is not None or not reasons:  # what cannot be measured is said once
-        reasons += _constant(measured)
+    if set_names == {"accuracy"}:
+        warnings.append(_accuracy_warning(metrics, thresholds.accuracy))
+    elif metrics.auc is not None or not reasons:  # what cannot be measured is reported once
+        reasons += _constant(metrics)
     if thresholds.vs_current is not None and current is None:
         why = why_no_current or "there is no current version to compare with"
         warnings.append(f"gate.vs_current was not checked: {why}.")
-    if not asked:
-        warnings.append("the gate asks for nothing: set gate.auc, gate.logloss or gate.calibration.")
-    if measured.auc_error is not None and not measured.auc_error <= LARGEST_AUC_ERROR:
+    if not set_names:
+        warnings.append("the gate has no threshold: set gate.auc, gate.logloss or gate.calibration.")
+    if metrics.auc_error is not None and not metrics.auc_error <= MAX_AUC_ERROR:
         warnings.append(
-            f"AUC is only known to {measured.auc_error:.2g}, where {LARGEST_AUC_ERROR:g} is usual."
+            f"AUC is only known to {metrics.auc_error:.2g}; usually it is known to {MAX_AUC_ERROR:g}."
         )
     return Verdict(not reasons, tuple(reasons), tuple(warnings))
 
 
-def surely_worse(measured: Metrics, thresholds: Thresholds, current: Metrics | None = None) -> Iterator[str]:
-    """Why rows that are too few to pass a model by are enough to refuse it: even the upper end of its AUC's confidence
-    interval is too low. They are those of the newest hour of several."""
-    if measured.auc is None or measured.auc_interval is None:
+def clearly_worse(metrics: Metrics, thresholds: Thresholds, current: Metrics | None = None) -> Iterator[str]:
+    """Reasons to refuse a model by the rows of the newest hour alone: even the upper end of the confidence interval of its
+    AUC on them is too low. Such rows are too few to pass a model."""
+    if metrics.auc is None or metrics.auc_interval is None:
         return
-    high = measured.auc_interval[1]
+    high = metrics.auc_interval[1]
     found = (
-        f"on this hour's own {measured.rows:,} held-out rows AUC is {measured.auc:.6g}, with 95 % confidence below "
+        f"on this hour's own {metrics.rows:,} held-out rows AUC is {metrics.auc:.6g}, with 95 % confidence below "
         f"{high:.6g}"
     )
     if thresholds.auc is not None and high < thresholds.auc:
-        yield f"{found}; gate.auc asks for {thresholds.auc:.6g}."
+        yield f"{found}; gate.auc requires {thresholds.auc:.6g}."
     if thresholds.vs_current is not None and current is not None and current.auc is not None:
-        least = current.auc + thresholds.vs_current
-        if high < least:
+        required = current.auc + thresholds.vs_current
+        if high < required:
             yield (
-                f"{found}, and the current version's is {current.auc:.6g}; gate.vs_current asks for at least "
-                f"{least:.6g}."
+                f"{found}, and the current version's is {current.auc:.6g}; gate.vs_current requires at least "
+                f"{required:.6g}."
             )
 
 
-def _missed(measured: Metrics, thresholds: Thresholds) -> Iterator[str]:
+def _missed_thresholds(metrics: Metrics, thresholds: Thresholds) -> Iterator[str]:
     """Thresholds that are not met. Comparisons are written so that NaN meets none."""
-    auc, logloss, accuracy = measured.auc, measured.logloss, measured.accuracy
+    auc, logloss, accuracy = metrics.auc, metrics.logloss, metrics.accuracy
     if thresholds.auc is not None:
         if auc is None:
-            yield _unmeasured("AUC", measured)
+            yield _not_measured("AUC", metrics)
         elif not auc >= thresholds.auc:
             yield f"AUC is {auc:.6g}, below gate.auc {thresholds.auc:.6g}."
     if thresholds.logloss is not None:
-        entropy = measured.normalised_entropy
+        entropy = metrics.normalised_entropy
         if logloss is None or entropy is None:
-            yield _unmeasured("log loss against that of the base rate", measured)
+            yield _not_measured("log loss relative to that of the base rate", metrics)
         elif not logloss <= thresholds.logloss:
             yield f"log loss is {logloss:.6g}, above gate.logloss {thresholds.logloss:.6g}."
         elif not entropy < 1:
             yield (
                 f"log loss is {logloss:.6g}, within gate.logloss {thresholds.logloss:.6g}, but no better than "
-                f"that of always predicting the base rate {measured.base_rate:.6g}: normalised entropy is "
+                f"that of always predicting the base rate {metrics.base_rate:.6g}: normalised entropy is "
                 f"{entropy:.6g}, and must be below 1."
             )
     if thresholds.accuracy is not None:
         if accuracy is None:
-            yield _unmeasured("accuracy", measured)
+            yield _not_measured("accuracy", metrics)
         elif not accuracy >= thresholds.accuracy:
             yield f"accuracy is {accuracy:.6g}, below gate.accuracy {thresholds.accuracy:.6g}."
     if thresholds.calibration is not None:
-        calibration = measured.calibration
+        calibration = metrics.calibration
         if calibration is None:
-            yield _unmeasured("calibration", measured)
+            yield _not_measured("calibration", metrics)
         elif not abs(calibration - 1) <= thresholds.calibration:
             yield (
-                f"predicted clicks / real clicks is {calibration:.6g}, {abs(calibration - 1):.6g} away from 1; "
+                f"predicted clicks / actual clicks is {calibration:.6g}, {abs(calibration - 1):.6g} away from 1; "
                 f"gate.calibration allows {thresholds.calibration:.6g}."
             )
 
 
-def _lost(measured: Metrics, threshold: float | None, current: Metrics | None) -> Iterator[str]:
-    """Why the model is not good enough beside the current version."""
+def _worse_than_current(metrics: Metrics, threshold: float | None, current: Metrics | None) -> Iterator[str]:
+    """Why the model is not good enough compared with the current version."""
     if threshold is None or current is None:
         return
-    same_clicks = math.isclose(measured.clicks, current.clicks, rel_tol=1e-6)  # sums in another order
-    if measured.rows != current.rows or not same_clicks:
+    same_clicks = math.isclose(metrics.clicks, current.clicks, rel_tol=1e-6)  # the order of summation may differ
+    if metrics.rows != current.rows or not same_clicks:
         yield (
             f"the current version was measured on {current.rows:,} rows with {current.clicks:,.10g} clicks, "
-            f"this model on {measured.rows:,} with {measured.clicks:,.10g}; gate.vs_current needs the same rows."
+            f"this model on {metrics.rows:,} with {metrics.clicks:,.10g}; gate.vs_current needs the same rows."
         )
-    elif measured.auc is None or current.auc is None:
-        yield _unmeasured("AUC beside the current version's", measured)
-    elif not measured.auc - current.auc >= threshold:
-        asks = (
-            f"asks for a gain of {threshold:.6g}"
+    elif metrics.auc is None or current.auc is None:
+        yield _not_measured("AUC relative to the current version", metrics)
+    elif not metrics.auc - current.auc >= threshold:
+        limit = (
+            f"requires a gain of {threshold:.6g}"
             if threshold > 0
             else f"allows a loss of {abs(threshold):.6g}"
         )
         yield (
-            f"AUC is {measured.auc:.6g}, the current version's {current.auc:.6g}: a change of "
-            f"{measured.auc - current.auc:+.6g}; gate.vs_current {asks}."
+            f"AUC is {metrics.auc:.6g}, the current version's {current.auc:.6g}: a change of "
+            f"{metrics.auc - current.auc:+.6g}; gate.vs_current {limit}."
         )
 
 
-def _unmeasured(name: str, measured: Metrics) -> str:
-    why = " ".join(measured.notes) or "Evaluate on rows with clicks and without."
+def _not_measured(name: str, metrics: Metrics) -> str:
+    why = " ".join(metrics.notes) or "Evaluate on rows with and without clicks."
     return f"{name} could not be measured. {why}"
 
 
-def _constant(measured: Metrics) -> Iterator[str]:
-    """Why the model is as good as a constant, if it is."""
-    rate, spread, auc = measured.mean_prediction, measured.spread, measured.auc
+def _constant(metrics: Metrics) -> Iterator[str]:
+    """Why the model is no better than a constant, if so."""
+    rate, spread, auc = metrics.mean_prediction, metrics.spread, metrics.auc
     if rate is None or spread is None:
-        yield _unmeasured("whether the model is better than a constant", measured)
-    elif not spread > LEAST_SPREAD * min(rate, 1 - rate):
+        yield _not_measured("whether the model is better than a constant", metrics)
+    elif not spread > MIN_SPREAD * min(rate, 1 - rate):
         yield (
-            f"the model is a constant predictor: all predictions lie between {measured.lowest_prediction:.6g} "
-            f"and {measured.highest_prediction:.6g}, with a standard deviation of {spread:.2g} around "
-            f"{rate:.6g}; at least {LEAST_SPREAD:.1%} of that is asked."
+            f"the model is a constant predictor: all predictions are between {metrics.lowest_prediction:.6g} "
+            f"and {metrics.highest_prediction:.6g}, with a standard deviation of {spread:.2g} around "
+            f"{rate:.6g}; at least {MIN_SPREAD:.1%} of that is required."
         )
     elif auc is None:
-        yield _unmeasured("whether the model is better than a constant", measured)
+        yield _not_measured("whether the model is better than a constant", metrics)
     else:
-        low = measured.auc_interval[0] if measured.auc_interval else math.nan
-        if not (auc >= LEAST_AUC and low > 0.5):
+        low = metrics.auc_interval[0] if metrics.auc_interval else math.nan
+        if not (auc >= MIN_AUC and low > 0.5):
             yield (
                 f"the model is no better than a constant predictor: AUC is {auc:.6g}, with 95 % confidence "
-                f"above {low:.6g}; at least {LEAST_AUC} and a confidence above 0.5 are asked, which is what a "
-                f"constant has. Normalised entropy is {measured.normalised_entropy:.6g}; a constant has 1."
-                f"{_too_few(measured, auc, low)}"
+                f"above {low:.6g}; required are at least {MIN_AUC} and a confidence bound above 0.5, the AUC of a "
+                f"constant. Normalised entropy is {metrics.normalised_entropy:.6g}; a constant has 1."
+                f"{_too_few_clicks(metrics, auc, low)}"
             )
 
 
-def _too_few(measured: Metrics, auc: float, low: float) -> str:
-    """How many clicks there were and how many it takes, where the AUC would do if it were sure."""
-    if not (auc >= LEAST_AUC and low <= 0.5):
+def _too_few_clicks(metrics: Metrics, auc: float, low: float) -> str:
+    """How many clicks there are and how many are needed, if only the confidence is missing."""
+    if not (auc >= MIN_AUC and low <= 0.5):
         return ""
-    others = measured.shows - measured.clicks
-    kind, count = ("clicks", measured.clicks) if measured.clicks <= others else ("non-clicks", others)
-    # A margin shrinks with the root of the number.
+    others = metrics.shows - metrics.clicks
+    kind, count = ("clicks", metrics.clicks) if metrics.clicks <= others else ("non-clicks", others)
+    # The margin shrinks with the square root of the count.
     enough = math.ceil(count * ((auc - low) / (auc - 0.5)) ** 2)
     return (
-        f" There are {measured.clicks:,.6g} clicks in {measured.shows:,.10g} shows, too few to be sure; at this AUC "
+        f" There are {metrics.clicks:,.6g} clicks in {metrics.shows:,.10g} impressions, too few to be sure; at this AUC "
         f"about {enough:,} {kind} are enough: evaluate on more rows (data.eval, or with --follow a larger "
         "follow.holdout)."
     )
 
 
-def _worth_of_accuracy(measured: Metrics, threshold: float | None) -> str:
-    if measured.base_rate is None:
-        return "accuracy is all the gate asks for: set gate.auc or gate.logloss as well."
+def _accuracy_warning(metrics: Metrics, threshold: float | None) -> str:
+    if metrics.base_rate is None:
+        return "accuracy is the only threshold of the gate: set gate.auc or gate.logloss as well."
     answer, share = (
-        ("click", measured.base_rate) if measured.base_rate > 0.5 else ("no click", 1 - measured.base_rate)
+        ("click", metrics.base_rate) if metrics.base_rate > 0.5 else ("no click", 1 - metrics.base_rate)
     )
     enough = " and would pass" if threshold is not None and share >= threshold else ""
     return (
-        f'accuracy is all the gate asks for, and always saying "{answer}" is {100 * share:.1f} % accurate on '
+        f'accuracy is the only threshold of the gate, and always predicting "{answer}" is {100 * share:.1f} % accurate on '
         f"these rows{enough}: set gate.auc or gate.logloss as well."
     )

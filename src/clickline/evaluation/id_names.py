@@ -1,4 +1,4 @@
-"""What an id stands for. Ids are hashes, so one looks for values that get them."""
+"""The values behind ids. Ids are hashes, so candidate values are encoded and compared."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import numpy as np
 
 from clickline.features import Encoder, FeatureSpec, SlotField
 
-_SHOWN = 60  # characters of a value
-_POWERS = range(-20, 64)  # of two, that a log2 bucket is named for
+_MAX_CHARS = 60  # characters of a value that are kept
+_POWERS = range(-20, 64)  # of two, with a name for their log2 bucket
 
 
-def names_of(slot: SlotField, values: Sequence[bytes]) -> dict[int, str]:
-    """The ids of these values, of "no value", and of a slot's buckets."""
+def id_names_of(slot: SlotField, values: Sequence[bytes]) -> dict[int, str]:
+    """The names of ids: those of the given values, of a missing value, and of the slot's buckets."""
     named: dict[bytes | float, str] = dict(_buckets(slot))
     if slot.source in ("text", "feasign"):
-        named |= {value: value[:_SHOWN].decode("utf-8", "backslashreplace") for value in values}
-    alone = FeatureSpec((), (replace(slot, multi=False, separator=None),))
-    encoded, faults = Encoder(alone).encode_values([{slot.column: value} for value in named])
-    bad = {row for group in faults for row in group.rows_F.tolist()}
+        named |= {value: value[:_MAX_CHARS].decode("utf-8", "backslashreplace") for value in values}
+    single = FeatureSpec((), (replace(slot, multi=False, separator=None),))
+    encoded, invalid = Encoder(single).encode_values([{slot.column: value} for value in named])
+    invalid_rows = {row for group in invalid for row in group.rows_F.tolist()}
     ids = encoded.slots[0].ids_N.tolist()
-    found = {
-        id: name for row, (id, name) in enumerate(zip(ids, named.values(), strict=True)) if row not in bad
+    names = {
+        id: name for row, (id, name) in enumerate(zip(ids, named.values(), strict=True)) if row not in invalid_rows
     }
-    return {**found, slot.missing_id: "(missing)"}
+    return {**names, slot.missing_id: "(missing)"}
 
 
 def _buckets(slot: SlotField) -> Iterator[tuple[float, str]]:
-    """A number in each bucket of a slot, with the bucket's name."""
+    """A number from each bucket of a slot, with the bucket's name."""
     if slot.source == "quantiles" and slot.statistics is not None:
         edges = slot.statistics.edges
-        if not edges:  # nearly every row has the same number
+        if not edges:  # nearly all rows have the same number
             yield 0.0, "any number"
             return
         yield float(np.nextafter(np.float32(edges[0]), np.float32(-inf))), f"below {edges[0]:g}"

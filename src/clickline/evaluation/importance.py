@@ -1,7 +1,7 @@
-"""Which fields the model leans on: the AUC that is lost when a field's values are shuffled over the rows.
+"""Permutation importance: the AUC that is lost when a field's values are shuffled over the rows.
 
-A field is shuffled within blocks of rows, so memory does not grow with them. Which row gets whose value
-follows from the seed, the field's name and the block's number alone.
+A field is shuffled within blocks of rows, so memory does not grow with them. The permutation depends only on the seed, the
+field's name and the block's number.
 """
 
 from __future__ import annotations
@@ -14,57 +14,57 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.evaluation.binary_metrics import Counts, Metrics
+from clickline.evaluation.binary_metrics import MetricCounts, Metrics
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.records import LabelledRows
 
-Score = Callable[[LabelledRows], NDArray[np.float32]]
+ScoreFn = Callable[[LabelledRows], NDArray[np.float32]]
 """Click probabilities of rows."""
 
-_LIMIT = 1 << 14  # scores told apart for each field: 1.3 MB, and an AUC to about 6e-5
+_LIMIT = 1 << 14  # distinct scores kept per field: 1.3 MB, and an AUC to about 6e-5
 
 
 @dataclass(frozen=True)
 class FieldImportance:
-    """One slot or dense field; about 0 or below: the model would do as well without it."""
+    """The importance of one slot or dense field; if `lost` is about 0 or negative, the model does not need it."""
 
     name: str
     kind: Literal["slot", "dense"]
     auc: float  # with the field shuffled
-    lost: float  # AUC as it is - auc
-    error: float  # `lost` is no further than this from what exact AUCs give; 0: exact
+    lost: float  # AUC without shuffling - auc
+    error: float  # bound of the approximation error of `lost`; 0: exact
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class ImportanceCounts:
-    """Scores every block of rows once for each field, or each of the `first` ones, with that field shuffled."""
+    """Scores each block of rows once per field (or per field among the `first` ones) with that field shuffled."""
 
     def __init__(self, features: FeatureSpec, seed: int = 0, first: int | None = None) -> None:
         self._seed = seed
         fields = features.fields[:first]
         self._dense = [field.name for field in fields if isinstance(field, DenseField)]
         self._slots = [field.name for field in fields if isinstance(field, SlotField)]
-        self._counts = {name: Counts(_LIMIT) for name in (*self._dense, *self._slots)}
+        self._counts = {name: MetricCounts(_LIMIT) for name in (*self._dense, *self._slots)}
         self._blocks = 0
 
-    def add(self, score: Score, rows: LabelledRows) -> None:
-        """Count one block of rows."""
+    def add(self, score: ScoreFn, rows: LabelledRows) -> None:
+        """Add one block of rows."""
         for name, shuffled in self._shuffled(rows):
             self._counts[name].add(rows.label_B, rows.weight_B, score(shuffled))
         self._blocks += 1
 
-    def found(self, whole: Metrics) -> tuple[FieldImportance, ...]:
-        """What each field is worth, most important first; none where `whole`, the rows as they are, has no AUC."""
+    def result(self, total: Metrics) -> tuple[FieldImportance, ...]:
+        """The importance of each field, highest first; empty if `total`, the metrics without shuffling, has no AUC."""
         fields = []
         dense = set(self._dense)
         for name, counts in self._counts.items():
             metrics = counts.metrics()
-            if whole.auc is not None and metrics.auc is not None:
+            if total.auc is not None and metrics.auc is not None:
                 kind: Literal["slot", "dense"] = "dense" if name in dense else "slot"
-                error = (whole.auc_error or 0.0) + (metrics.auc_error or 0.0)
-                fields.append(FieldImportance(name, kind, metrics.auc, whole.auc - metrics.auc, error))
+                error = (total.auc_error or 0.0) + (metrics.auc_error or 0.0)
+                fields.append(FieldImportance(name, kind, metrics.auc, total.auc - metrics.auc, error))
         return tuple(sorted(fields, key=lambda field: (-field.lost, field.name)))
 
     def _shuffled(self, rows: LabelledRows) -> Iterator[tuple[str, LabelledRows]]:

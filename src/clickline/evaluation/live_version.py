@@ -1,4 +1,4 @@
-"""The current version beside a model that is judged: one policy for `train`, `evaluate` and `up --follow`."""
+"""Compares a model with the live version: one policy for `train`, `evaluate` and `up --follow`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from clickline.features import FeatureSpec
 T = TypeVar("T")
 
 
-def with_current(registry: Registry, use: Callable[[Move], T], *, asked: bool) -> tuple[T | None, str]:
-    """What `use` makes of the current version; without it, why there is nothing to compare with.
+def with_live_version(registry: Registry, use: Callable[[Move], T], *, requested: bool) -> tuple[T | None, str]:
+    """Returns the result of `use` for the live version, or None and the reason why there is nothing to compare with.
 
-    A version that is damaged, or was made for other fields, is not compared with: it must not block its own
-    replacement. Anything else, a store that does not answer above all, is an error if gate.vs_current asks for the
-    comparison (`asked`); where only a report would show it, it is a reason like the others.
+    A version that is damaged or has other fields is not compared with: it must not block its own replacement. Any other
+    error, such as a store that does not answer, is raised if gate.vs_current needs the comparison (`requested`); if only
+    the report would show it, it is a reason like the others.
     """
     name = "the current version"
     try:
@@ -29,14 +29,14 @@ def with_current(registry: Registry, use: Callable[[Move], T], *, asked: bool) -
     except ArtifactError as error:
         return None, f"{name} cannot be compared with: {_sentence(error)}"
     except Exception as error:
-        if asked:
+        if requested:
             raise
         return None, f"{name} cannot be compared with: {_sentence(error)}"
 
 
-def check_fields(number: int, its: FeatureSpec, rows: FeatureSpec) -> None:
-    """ArtifactError when a version cannot score rows that were encoded for another model."""
-    if its != rows:
+def check_fields(number: int, version_fields: FeatureSpec, rows: FeatureSpec) -> None:
+    """Raise ArtifactError if a version cannot score rows that were encoded for another model."""
+    if version_fields != rows:
         raise ArtifactError(f"version {number} has other fields or statistics than these rows")
 
 

@@ -1,4 +1,4 @@
-"""The evaluate stage: any checkpoint or version on any data, to a report."""
+"""The evaluate stage: evaluates any checkpoint or version on any data and writes a report."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from clickline.config.loader import resolved
 from clickline.errors import ClicklineError, ConfigError, Mistake
 from clickline.evaluation.baseline import worse_than_base_rate
 from clickline.evaluation.drift import RowSample
-from clickline.evaluation.eval_rows import DatasetRows, LogRows, Rows, open_rows
-from clickline.evaluation.evaluator import Evaluation, measure
-from clickline.evaluation.gate import Thresholds, Verdict, judge
+from clickline.evaluation.eval_rows import DatasetRows, EvalRows, LogRows, open_rows
+from clickline.evaluation.evaluator import Evaluation, evaluate_rows
+from clickline.evaluation.gate import Thresholds, Verdict, check_gate
 from clickline.evaluation.importance import FieldImportance, ImportanceCounts
-from clickline.evaluation.live_version import with_current
+from clickline.evaluation.live_version import with_live_version
 from clickline.evaluation.report.report_document import (
     SAMPLED_ROWS,
-    Current,
-    Told,
-    document,
+    LiveEvaluation,
+    ReportInputs,
+    build_document,
     drift_between,
     lineage,
-    names_in,
+    dataset_id_names,
     sample,
     slot_table,
-    write,
+    write_report,
 )
-from clickline.evaluation.scored_model import Judged, find_model
+from clickline.evaluation.scored_model import ScoredModel, find_model
 from clickline.features import FeatureSpec
-from clickline.progress import Progress, usual
+from clickline.progress import Progress, default_progress
 from clickline.records import LabelledRows
-from clickline.storage.file_cache import Cache
+from clickline.storage.file_cache import FileCache
 from clickline.storage.storage import Storage
 
 
 @dataclass(frozen=True)
 class EvaluateResult:
-    """What a model is worth on some rows."""
+    """The evaluation of a model on some rows."""
 
-    model: Judged
-    rows: Rows
+    model: ScoredModel
+    rows: EvalRows
     evaluation: Evaluation
-    names: Mapping[str, Mapping[int, str]]  # by sliced slot: what an id stands for, where that is known
-    importance: tuple[FieldImportance, ...] | None  # most important first; None: not asked for
+    names: Mapping[str, Mapping[int, str]]  # values of ids by sliced slot, if known
+    importance: tuple[FieldImportance, ...] | None  # highest first; None: not requested
     verdict: Verdict
     document: Mapping[str, Any]  # the report
     report: str  # where it was written
-    page: str | None  # the same to look at; None: it could not be made
+    page: str | None  # the HTML page; None if it could not be written
     seconds: float
 
     @property
@@ -63,7 +63,7 @@ class EvaluateResult:
         return self.rows.bad if isinstance(self.rows, LogRows) else {}
 
     def name_of(self, slot: str, id: int) -> str:
-        """How an id is shown: as the value it stands for, else as a hexadecimal number."""
+        """The display name of an id: its value if known, else its hexadecimal number."""
         return self.names[slot].get(id, f"{id:016x}")
 
     def to_json(self) -> dict[str, Any]:
@@ -83,149 +83,149 @@ def evaluate(
     seed: int = 0,
     out: str | None = None,
 ) -> EvaluateResult:
-    """Score rows with a model, measure, judge by the config's gate and write the report.
+    """Score rows with a model, compute metrics, check the config's gate and write the report.
 
-    `model` is what `find_model` takes; `data` a dataset's folder or raw logs, encoded as for the model, and
-    without it the current dataset; `slices` are slots to measure by; `seed` fixes what importance shuffles.
+    `model` is what `find_model` takes. `data` is a dataset's folder or raw logs, which are encoded for the model; the
+    default is the current dataset. `slices` are the slots to slice by; `seed` sets the shuffling for the importance.
     """
     began = time.monotonic()
-    progress = progress or usual()
+    progress = progress or default_progress()
     storage = storage_of(config)
-    cache = Cache(Path(config.cache.dir), config.cache.size, storage)
-    judged = find_model(config, model)
-    features = judged.features
-    places = _places(slices, features)
+    cache = FileCache(Path(config.cache.dir), config.cache.size, storage)
+    scored = find_model(config, model)
+    features = scored.features
+    slot_indices = _slot_indices(slices, features)
     rows = open_rows(config, storage, cache, data, split, features, progress)
 
-    shuffled = ImportanceCounts(features, seed) if importance else None
-    some = RowSample(SAMPLED_ROWS)
-    evaluation = measure(
-        judged.score,
-        _watched(rows.read(progress), some),
-        slots=places,
-        own=judged.own,
-        importance=shuffled,
+    importance_counts = ImportanceCounts(features, seed) if importance else None
+    sampler = RowSample(SAMPLED_ROWS)
+    evaluation = evaluate_rows(
+        scored.score,
+        _sampled(rows.read(progress), sampler),
+        slots=slot_indices,
+        custom_metrics=scored.custom_metrics,
+        importance=importance_counts,
     )
-    asked = Thresholds(**config.gate.model_dump(exclude={"retries"}))
-    current, why = _current(config, storage, cache, judged, data, split, places, progress)
-    heavy = {slot: [one.id for one in found] for slot, found in evaluation.slices.items()}
-    names = rows.names(heavy) if heavy else {}
-    worth = None if shuffled is None else shuffled.found(evaluation.total)
-    verdict = judge(evaluation.total, asked, None if current is None else current.evaluation.total, why)
-    verdict = verdict.warned(worse_than_base_rate(evaluation.total, features, some.rows()))
-    notes = [f"No other version was measured on these rows: {why}."] if why else []
-    if worth is None:
+    thresholds = Thresholds(**config.gate.model_dump(exclude={"extra_epochs"}))
+    current, why = _evaluate_live(config, storage, cache, scored, data, split, slot_indices, progress)
+    top_ids = {slot: [one.id for one in slices_of_slot] for slot, slices_of_slot in evaluation.slices.items()}
+    names = rows.names(top_ids) if top_ids else {}
+    importances = None if importance_counts is None else importance_counts.result(evaluation.total)
+    verdict = check_gate(evaluation.total, thresholds, None if current is None else current.evaluation.total, why)
+    verdict = verdict.warned(worse_than_base_rate(evaluation.total, features, sampler.rows()))
+    notes = [f"No other version was evaluated on these rows: {why}."] if why else []
+    if importances is None:
         notes.append(
-            "What each field is worth was not asked for: `clickline evaluate --importance` tells it."
+            "Field importance was not requested: run `clickline evaluate --importance`."
         )
-    learned, fields = _fields(config, storage, cache, judged, rows, some.rows(), notes)
-    told = Told(
-        name=f"{judged.name}-{rows.label}",
+    training_dataset, fields = _field_analysis(config, storage, cache, scored, rows, sampler.rows(), notes)
+    inputs = ReportInputs(
+        name=f"{scored.name}-{rows.label}",
         home=config.home,
         project=config.name,
         config=resolved(config),
-        lineage=lineage(learned, judged.checkpoint, judged.version),
+        lineage=lineage(training_dataset, scored.checkpoint, scored.version),
         evaluation=evaluation,
         verdict=verdict,
-        importance=worth,
-        importance_rows=None if worth is None else evaluation.total.rows,
+        importance=importances,
+        importance_rows=None if importances is None else evaluation.total.rows,
         current=current,
         names=names,
         notes=notes,
         **fields,
     )
-    whole = {"model": dict(judged.document), "data": rows.to_json(), **document(told)}
-    place = out or Storage.join(config.home, "evaluations", f"{told.name}.json")
-    page = write(whole, place, storage, progress)
+    report = {"model": dict(scored.document), "data": rows.to_json(), **build_document(inputs)}
+    path = out or Storage.join(config.home, "evaluations", f"{inputs.name}.json")
+    page = write_report(report, path, storage, progress)
     return EvaluateResult(
-        judged, rows, evaluation, names, worth, verdict, whole, place, page, time.monotonic() - began
+        scored, rows, evaluation, names, importances, verdict, report, path, page, time.monotonic() - began
     )
 
 
-def _watched(rows: Iterable[LabelledRows], some: RowSample) -> Iterator[LabelledRows]:
-    """The same rows, of which a sample is kept."""
+def _sampled(rows: Iterable[LabelledRows], sampler: RowSample) -> Iterator[LabelledRows]:
+    """Pass the rows on and keep a sample of them."""
     for part in rows:
-        some.add(part)
+        sampler.add(part)
         yield part
 
 
-def _fields(
+def _field_analysis(
     config: Config,
     storage: Storage,
-    cache: Cache,
-    judged: Judged,
-    rows: Rows,
-    some: LabelledRows | None,
+    cache: FileCache,
+    scored: ScoredModel,
+    rows: EvalRows,
+    sample_rows: LabelledRows | None,
     notes: list[str],
 ) -> tuple[Dataset | None, dict[str, Any]]:
-    """The dataset that the model has learned, and what it and the evaluated rows tell of the fields."""
-    notes.append("How the model was trained is told in the report of its run.")
-    features, name = judged.features, judged.document.get("dataset")
-    unseen = None if some is None else judged.unseen(some)
+    """The dataset that the model was trained on, and the slot table and drift of the report."""
+    notes.append("See the report of the run for how the model was trained.")
+    features, name = scored.features, scored.document.get("dataset")
+    unseen_shares = None if sample_rows is None else scored.unseen_shares(sample_rows)
     evaluated = rows.dataset.splits[rows.split] if isinstance(rows, DatasetRows) else None
     if evaluated is None:
-        notes.append("Different and missing values of raw logs are not counted.")
+        notes.append("Distinct and missing values are not counted for raw logs.")
     try:
-        learned = Dataset.open(storage, dataset_folder(config.home, name)) if name else None
+        training_dataset = Dataset.open(storage, dataset_folder(config.home, name)) if name else None
     except ClicklineError:
-        learned = None
-    same = learned is not None and learned.features == features and "train" in learned.splits
+        training_dataset = None
+    same = training_dataset is not None and training_dataset.features == features and "train" in training_dataset.splits
     drift = None
-    if learned is None or not same:
+    if training_dataset is None or not same:
         notes.append(
-            "What the model has learned from is not here any more, so these rows are compared with nothing."
+            "The training data of the model is no longer available, so drift cannot be measured."
         )
-    elif some is not None:
-        before = sample(learned, "train", DatasetRows(learned, "train", storage, cache).group)
+    elif sample_rows is not None:
+        before = sample(training_dataset, "train", DatasetRows(training_dataset, "train", storage, cache).group)
         if before is not None:
-            drift = drift_between(features, before, some, names_in(learned, features))
-    train = learned.splits.get("train") if learned is not None and same else None
-    table = slot_table(features, train, evaluated, judged.slots, unseen)
-    return learned, {"slot_table": table, "drift": drift}
+            drift = drift_between(features, before, sample_rows, dataset_id_names(training_dataset, features))
+    train = training_dataset.splits.get("train") if training_dataset is not None and same else None
+    table = slot_table(features, train, evaluated, scored.slots, unseen_shares)
+    return training_dataset, {"slot_table": table, "drift": drift}
 
 
-def _current(
+def _evaluate_live(
     config: Config,
     storage: Storage,
-    cache: Cache,
-    judged: Judged,
+    cache: FileCache,
+    scored: ScoredModel,
     data: Sequence[str],
     split: str,
     sliced: Collection[str],
     progress: Progress,
-) -> tuple[Current | None, str]:
-    """The live version on the same rows, encoded as it wants them; without it, why not."""
-    asked = config.gate.vs_current is not None
+) -> tuple[LiveEvaluation | None, str]:
+    """Evaluate the live version on the same rows, encoded for it; without one, returns the reason."""
+    requested = config.gate.vs_current is not None
 
-    def score(move: Move) -> Current | None:
-        if move.version == judged.version and not asked:
+    def score(move: Move) -> LiveEvaluation | None:
+        if move.version == scored.version and not requested:
             return None
         live = find_model(config, str(move.version))
         rows = open_rows(config, storage, cache, data, split, live.features, progress)
-        places = {slot.name: place for place, slot in enumerate(live.features.slots) if slot.name in sliced}
-        return Current(move.version, measure(live.score, rows.read(progress), slots=places))
+        slot_indices = {slot.name: index for index, slot in enumerate(live.features.slots) if slot.name in sliced}
+        return LiveEvaluation(move.version, evaluate_rows(live.score, rows.read(progress), slots=slot_indices))
 
-    current, why = with_current(registry_of(config), score, asked=asked)
-    return current, why or ("" if current else f"version {judged.version} is the current one itself")
+    current, why = with_live_version(registry_of(config), score, requested=requested)
+    return current, why or ("" if current else f"version {scored.version} is the current version")
 
 
-def _places(slices: Sequence[str], features: FeatureSpec) -> dict[str, int]:
-    """The slots to slice by, with their places in the rows."""
+def _slot_indices(slices: Sequence[str], features: FeatureSpec) -> dict[str, int]:
+    """The slots to slice by, with their indices in the rows."""
     slots = [slot.name for slot in features.slots]
     dense = [field.name for field in features.dense]
     mistakes = []
     for name in dict.fromkeys(slices):
         if name in slots:
             continue
-        near = get_close_matches(name, slots, n=1)
-        problem = "is a dense field" if name in dense else "is no slot of the model"
+        matches = get_close_matches(name, slots, n=1)
+        problem = "is a dense field" if name in dense else "is not a slot of the model"
         mistakes.append(
             Mistake(
                 "",
                 0,
                 f"--slice {name}",
                 f"{problem}. Its slots: {', '.join(slots)}.",
-                f"Did you mean {near[0]}?" if near else "Name one of them.",
+                f"Did you mean {matches[0]}?" if matches else "Name one of them.",
             )
         )
     if mistakes:

@@ -1,11 +1,10 @@
-"""Scores and their clicks in bounded memory: exact while the distinct scores fit, else a q-digest.
+"""Clicks by score in bounded memory: exact while the distinct scores fit, else a q-digest.
 
-A score in [0, 1] is a float32, and the bits of floats that are not below 0 are ordered as the floats are:
-so scores are the leaves of a binary tree over 30-bit keys. A node of the digest is a leaf or an inner node
-that stands for several leaves under it. When there are more than `limit` nodes, neighbours that hold less
-than a set share of the clicks *and* of the non-clicks are joined in the lowest node above both (Shrivastava
-and others, "Medians and Beyond", 2004). A heavy score is never joined, so real ties stay ties, and rows that
-come later enter as leaves again, whatever was joined before. The pairs whose order is no longer known are
+A score in [0, 1] is a float32, and non-negative floats sort like their bits, so scores are the leaves of a binary tree
+over 30-bit keys. A node of the digest is a leaf, or an inner node that stands for several leaves below it. When there are
+more than `limit` nodes, neighbours with less than a given share of the clicks *and* of the non-clicks are joined in their
+lowest common ancestor (Shrivastava et al., "Medians and Beyond", 2004). A heavy score is never joined, so real ties stay
+ties, and later rows enter as leaves again, whatever was joined before. The pairs whose order is no longer known are
 counted, which gives `Bins.unordered`, a bound that holds for any input.
 """
 
@@ -16,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from clickline.numba_cache import njit
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -33,65 +33,65 @@ _LEVEL_BITS = 5
 
 @dataclass(frozen=True)
 class Bins:
-    """What a digest knows, in rising order of score."""
+    """The contents of a digest, in ascending order of score."""
 
     score_N: Doubles  # weighted mean of the scores in the bin
     clicks_N: Doubles
-    others_N: Doubles  # shows without a click
-    clicks_squared_N: Doubles  # these three: sums over rows, for the variance between rows
+    others_N: Doubles  # impressions without a click
+    clicks_squared_N: Doubles  # these three are sums over rows, for the variance between rows
     others_squared_N: Doubles
     clicks_others_N: Doubles
-    unordered: float  # click/non-click pairs the bins may have in the wrong order; 0: exact
+    unordered: float  # bound on click/non-click pairs in the wrong order; 0: exact
 
     @property
-    def shows_N(self) -> Doubles:
+    def impressions_N(self) -> Doubles:
         return self.clicks_N + self.others_N
 
     @property
     def row_weight(self) -> float:
-        """Weight of a typical row: what one more observation would weigh."""
+        """The weight of a typical row, that is of one more observation."""
         squares = self.clicks_squared_N.sum() + 2 * self.clicks_others_N.sum() + self.others_squared_N.sum()
-        shows = self.shows_N.sum()
-        return float(squares / shows) if shows > 0 else 1.0
+        impressions = self.impressions_N.sum()
+        return float(squares / impressions) if impressions > 0 else 1.0
 
 
 class ScoreDigest:
-    """Clicks and non-clicks by score. Fed with any batches it ends in the same state, to the bit."""
+    """Accumulates clicks and non-clicks by score. The state does not depend on how rows are batched, to the bit."""
 
     def __init__(self, limit: int = 1 << 16) -> None:
         self.limit = limit
-        self._codes_N = np.empty(0, dtype=np.uint64)  # in post-order: what is joined stands behind its parts
+        self._codes_N = np.empty(0, dtype=np.uint64)  # in post-order: a joined node follows its parts
         self._moments_NM = np.empty((0, MOMENTS), dtype=np.float64)
-        self._pending_3B = np.empty((3, 0), dtype=np.float32)  # label, weight, score: rows to be sorted in
-        self._waiting = 0
+        self._pending_3B = np.empty((3, 0), dtype=np.float32)  # label, weight, score of rows not yet inserted
+        self._pending_rows = 0
 
     def add(self, label_B: Floats, weight_B: Floats, score_B: Floats) -> None:
-        """Count rows; labels and scores lie in [0, 1], weights are not below 0 (the caller has checked)."""
+        """Add rows; the caller has checked that labels and scores are in [0, 1] and weights are not negative."""
         start, rows = 0, len(score_B)
         while start < rows:
             self._make_room(rows - start)
-            taken = min(rows - start, self._pending_3B.shape[1] - self._waiting)
-            here, there = slice(self._waiting, self._waiting + taken), slice(start, start + taken)
-            self._pending_3B[0, here] = label_B[there]
-            self._pending_3B[1, here] = weight_B[there]
-            self._pending_3B[2, here] = score_B[there]
-            self._waiting += taken
-            start += taken
-            if self._waiting == 2 * self.limit:
-                self._sort_in()
+            count = min(rows - start, self._pending_3B.shape[1] - self._pending_rows)
+            target, source = slice(self._pending_rows, self._pending_rows + count), slice(start, start + count)
+            self._pending_3B[0, target] = label_B[source]
+            self._pending_3B[1, target] = weight_B[source]
+            self._pending_3B[2, target] = score_B[source]
+            self._pending_rows += count
+            start += count
+            if self._pending_rows == 2 * self.limit:
+                self._flush()
 
     def merge(self, other: ScoreDigest) -> None:
-        """Add what another digest has counted; it is left as it was."""
-        self._sort_in()
-        self._take(other._codes_N, other._moments_NM)
-        self._take(*_points(*other._pending_3B[:, : other._waiting]))
+        """Add the counts of another digest, which is not changed."""
+        self._flush()
+        self._insert(other._codes_N, other._moments_NM)
+        self._insert(*_leaves(*other._pending_3B[:, : other._pending_rows]))
 
     def bins(self) -> Bins:
-        """What has been counted so far. Asking changes nothing: the state stays as it would have been."""
-        points = _points(*self._pending_3B[:, : self._waiting])
-        codes_N, moments_NM = _merged(self._codes_N, self._moments_NM, *points)
-        shows_N = moments_NM[:, CLICKS] + moments_NM[:, OTHERS]
-        score_N = moments_NM[:, SCORES] / shows_N
+        """The counts so far. The state is not changed."""
+        leaves = _leaves(*self._pending_3B[:, : self._pending_rows])
+        codes_N, moments_NM = _merge_nodes(self._codes_N, self._moments_NM, *leaves)
+        impressions_N = moments_NM[:, CLICKS] + moments_NM[:, OTHERS]
+        score_N = moments_NM[:, SCORES] / impressions_N
         order_N = np.argsort(score_N, kind="stable")
         lines_MN = moments_NM[order_N].T.copy()
         return Bins(
@@ -105,11 +105,11 @@ class ScoreDigest:
         )
 
     def to_arrays(self) -> dict[str, NDArray[np.generic]]:
-        """The whole state, for a checkpoint: a digest restored from it goes on as this one would."""
+        """The whole state, for a checkpoint: a restored digest gives bit-identical results."""
         return {
             "codes": self._codes_N.copy(),
             "moments": self._moments_NM.copy(),
-            "pending": self._pending_3B[:, : self._waiting].copy(),
+            "pending": self._pending_3B[:, : self._pending_rows].copy(),
         }
 
     @classmethod
@@ -121,48 +121,45 @@ class ScoreDigest:
         return digest
 
     def _make_room(self, wanted: int) -> None:
-        """Let the buffer grow with what comes, up to twice `limit` rows: most hours and slices are small."""
+        """Grow the buffer on demand, up to twice `limit` rows: most hours and slices are small."""
         capacity = self._pending_3B.shape[1]
-        most = 2 * self.limit
-        needed = min(most, self._waiting + wanted)
+        limit = 2 * self.limit
+        needed = min(limit, self._pending_rows + wanted)
         if needed > capacity:
-            grown_3B = np.empty((3, min(most, max(needed, 2 * capacity))), dtype=np.float32)
-            grown_3B[:, : self._waiting] = self._pending_3B[:, : self._waiting]
+            grown_3B = np.empty((3, min(limit, max(needed, 2 * capacity))), dtype=np.float32)
+            grown_3B[:, : self._pending_rows] = self._pending_3B[:, : self._pending_rows]
             self._pending_3B = grown_3B
 
-    def _sort_in(self) -> None:
-        if self._waiting:
-            codes_N, moments_NM = _points(*self._pending_3B[:, : self._waiting])
-            self._waiting = 0
-            self._take(codes_N, moments_NM)
+    def _flush(self) -> None:
+        if self._pending_rows:
+            codes_N, moments_NM = _leaves(*self._pending_3B[:, : self._pending_rows])
+            self._pending_rows = 0
+            self._insert(codes_N, moments_NM)
 
-    def _take(self, codes_N: NDArray[np.uint64], moments_NM: Doubles) -> None:
-        codes_N, moments_NM = _merged(self._codes_N, self._moments_NM, codes_N, moments_NM)
+    def _insert(self, codes_N: NDArray[np.uint64], moments_NM: Doubles) -> None:
+        codes_N, moments_NM = _merge_nodes(self._codes_N, self._moments_NM, codes_N, moments_NM)
         parts = 2 * self.limit // 5
         while len(codes_N) > self.limit:
             clicks, others = moments_NM[:, CLICKS].sum(), moments_NM[:, OTHERS].sum()
-            count = _join(codes_N, moments_NM, clicks / parts, others / parts)
+            count = _join_light_nodes(codes_N, moments_NM, clicks / parts, others / parts)
             codes_N, moments_NM = codes_N[:count], moments_NM[:count]
             parts = max(1, 3 * parts // 4)
-        self._codes_N, self._moments_NM = (
-            codes_N.copy(),
-            moments_NM.copy(),
-        )  # not the room for more behind them
+        self._codes_N, self._moments_NM = codes_N.copy(), moments_NM.copy()  # free the unused rest of the arrays
 
 
 # ── kernels ────────────────────────────────────────────────────────────────────────────────────
-# A node of level v covers 2**v keys, the last of them `high`. Its code is high * 32 + v: in the order of codes
-# every node comes behind all that lie inside it, and left comes before right.
+# A node of level v covers 2**v keys, the last of them `high`. Its code is high * 32 + v: in order of codes, every node
+# follows all nodes inside it, and left precedes right.
 
 
 @njit(cache=True, nogil=True)
-def _points(
+def _leaves(
     label_B: Floats, weight_B: Floats, score_B: Floats
 ) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
-    """Rows as leaves: sorted by score, equal scores summed, rows without weight left out."""
+    """Convert rows to leaves: sorted by score, equal scores summed, rows without weight omitted."""
     rows = score_B.size
     keys_B = (score_B + np.float32(0)).view(np.uint32)  # + 0 turns -0.0 into 0.0
-    order_B = np.empty(rows, dtype=np.uint64)  # key and row in one word, to be sorted by key
+    order_B = np.empty(rows, dtype=np.uint64)  # key and row in one word, for the radix sort
     other_B = np.empty(rows, dtype=np.uint64)
     for b in range(rows):
         order_B[b] = (np.uint64(keys_B[b]) << np.uint64(32)) | np.uint64(b)
@@ -206,7 +203,7 @@ def _points(
 
 
 @njit(cache=True, nogil=True)
-def _merged(
+def _merge_nodes(
     left_codes: NDArray[np.uint64], left_NM: Doubles, right_codes: NDArray[np.uint64], right_NM: Doubles
 ) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
     """Two sorted lists of nodes as one; a node that is in both is summed."""
@@ -235,55 +232,54 @@ def _merged(
 
 
 @njit(cache=True, nogil=True)
-def _shorter(a: int, b: int) -> bool:
+def _fewer_bits(a: int, b: int) -> bool:
     """Whether `a` has fewer binary digits than `b`."""
     return a < b and a < a ^ b
 
 
 @njit(cache=True, nogil=True)
-def _join(codes_N: NDArray[np.uint64], moments_NM: Doubles, most_clicks: float, most_others: float) -> int:
-    """Join light neighbours, in place and in order; the number of nodes that are left.
+def _join_light_nodes(codes_N: NDArray[np.uint64], moments_NM: Doubles, max_clicks: float, max_others: float) -> int:
+    """Join light neighbours, in place and in order; returns the number of remaining nodes.
 
-    Two become one, in the lowest node above both, if that holds no more than `most_clicks` and
-    `most_others`. A joined node takes in what came to lie inside it up to twice as much, so that chance
-    does not part what grows evenly.
+    Two nodes are joined in their lowest common ancestor if the result has at most `max_clicks` and `max_others`. A joined
+    node absorbs later nodes inside it up to twice that weight, so that evenly growing nodes are not split by chance.
 
-    Bottom up, in one pass. What has been read is a row of groups, each still to meet what lies to its right:
-    open, that is a single node which may be joined, or closed, with something in it that is too heavy.
+    One bottom-up pass. The nodes read so far form a sequence of groups that have not met their right neighbour yet: open
+    (a single node that may be joined) or closed (it has a part that is too heavy).
     """
     key_G = np.empty(2 * _KEY_BITS + 4, dtype=np.int64)  # any key of the group
     open_G = np.empty(2 * _KEY_BITS + 4, dtype=np.bool_)
-    groups = count = 0  # while the last groups are open, the last nodes are theirs, one each
+    groups = count = 0  # each open group at the end has one of the last nodes
     for n in range(codes_N.size + 1):
         last = n == codes_N.size
         if not last:
             code = codes_N[n]
             high = np.int64(code >> np.uint64(_LEVEL_BITS))
             width = np.int64(1) << np.int64(code & np.uint64((1 << _LEVEL_BITS) - 1))
-        # Settle the groups that meet each other below the place where they meet this node.
+        # Finish the groups whose common ancestor is below the one with this node.
         while groups >= 2:
-            apart = key_G[groups - 2] ^ key_G[groups - 1]
-            if not last and not (2 * apart < width or _shorter(apart, key_G[groups - 1] ^ high)):
+            difference = key_G[groups - 2] ^ key_G[groups - 1]
+            if not last and not (2 * difference < width or _fewer_bits(difference, key_G[groups - 1] ^ high)):
                 break
             a, b = moments_NM[count - 2], moments_NM[count - 1]
             if (
                 open_G[groups - 2]
                 and open_G[groups - 1]
-                and a[CLICKS] + b[CLICKS] <= most_clicks
-                and a[OTHERS] + b[OTHERS] <= most_others
+                and a[CLICKS] + b[CLICKS] <= max_clicks
+                and a[OTHERS] + b[OTHERS] <= max_others
             ):
                 for m in range(MOMENTS):
                     a[m] += b[m]
-                meeting = math.frexp(np.float64(apart))[1]
-                top = key_G[groups - 1] | ((np.int64(1) << meeting) - 1)
-                codes_N[count - 2] = np.uint64((top << _LEVEL_BITS) | meeting)
+                level = math.frexp(np.float64(difference))[1]
+                top = key_G[groups - 1] | ((np.int64(1) << level) - 1)
+                codes_N[count - 2] = np.uint64((top << _LEVEL_BITS) | level)
                 count -= 1
             else:
                 open_G[groups - 2] = False
             groups -= 1
         if last:
             break
-        # Of the groups left, at most two lie inside this node: in its halves.
+        # At most two of the remaining groups are inside this node, one in each half.
         clicks, others = moments_NM[n, CLICKS], moments_NM[n, OTHERS]
         inside = 0
         all_open = True
@@ -294,7 +290,7 @@ def _join(codes_N: NDArray[np.uint64], moments_NM: Doubles, most_clicks: float, 
                 others += moments_NM[count - inside, OTHERS]
             else:
                 all_open = False
-        if inside > 0 and all_open and clicks <= 2 * most_clicks and others <= 2 * most_others:
+        if inside > 0 and all_open and clicks <= 2 * max_clicks and others <= 2 * max_others:
             count -= inside
             for m in range(MOMENTS):
                 value = moments_NM[n, m]
@@ -316,10 +312,10 @@ def _join(codes_N: NDArray[np.uint64], moments_NM: Doubles, most_clicks: float, 
 
 @njit(cache=True, nogil=True)
 def _unordered_pairs(codes_N: NDArray[np.uint64], moments_NM: Doubles) -> float:
-    """Most pairs of a click and a non-click that the bins' order can get wrong.
+    """A bound on the click/non-click pairs that the order of the bins gets wrong.
 
-    Inside a joined node all pairs count as ties, so at most half of each is wrong; a node and one
-    that covers it may stand either way round, so there the whole pair is.
+    Within a joined node all pairs count as ties, so at most half of each is wrong. A node and one that covers it may be in
+    either order, so there the whole pair may be wrong.
     """
     low_S = np.empty(_KEY_BITS + 2, dtype=np.int64)
     clicks_S = np.zeros(_KEY_BITS + 2)

@@ -1,4 +1,4 @@
-"""What is evaluated: a checkpoint, or a published version."""
+"""The model that is evaluated: a checkpoint or a published version."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from clickline.artifacts.runs import find_checkpoint
 from clickline.artifacts.version import Version
 from clickline.config import Config
 from clickline.errors import ArtifactError
-from clickline.evaluation.evaluator import OwnMetric
-from clickline.evaluation.importance import Score
-from clickline.evaluation.report.report_document import unseen_in
+from clickline.evaluation.evaluator import CustomMetric
+from clickline.evaluation.importance import ScoreFn
+from clickline.evaluation.report.report_document import unseen_shares
 from clickline.features import FeatureSpec
 from clickline.machine import cores
 from clickline.models.model import open_checkpoint
@@ -27,28 +27,26 @@ from clickline.scoring.open_scorer import open_scorer
 
 
 @dataclass(frozen=True)
-class Judged:
+class ScoredModel:
     """A model that scores rows."""
 
-    name: str  # as part of a file's name
-    shown: str
+    name: str  # for file names
+    title: str  # for people
     features: FeatureSpec
-    score: Score
-    own: Mapping[str, OwnMetric] | None  # measures of the user's own network
-    document: Mapping[str, Any]  # what the report says of it
-    checkpoint: Checkpoint | None  # None of a version
-    version: int | None  # None of a checkpoint
-    unseen: Callable[
-        [LabelledRows], Sequence[float]
-    ]  # by slot: share of the values that it has no vector for
-    slots: Sequence[Mapping[str, Any]] | None = None  # what its tables hold; None of a version
+    score: ScoreFn
+    custom_metrics: Mapping[str, CustomMetric] | None  # user-defined metrics of a custom network
+    document: Mapping[str, Any]  # its description in the report
+    checkpoint: Checkpoint | None  # None for a version
+    version: int | None  # None for a checkpoint
+    unseen_shares: Callable[[LabelledRows], Sequence[float]]  # share of values without an embedding, by slot
+    slots: Sequence[Mapping[str, Any]] | None = None  # statistics of its tables; None for a version
 
 
-def find_model(config: Config, text: str | None) -> Judged:
-    """The model that a text names: `current`, a version's number, or what `find_checkpoint` takes."""
-    if text == "current" or (text is not None and text.isdigit()):
-        return _version(config, text)
-    checkpoint = find_checkpoint(text, config.home)
+def find_model(config: Config, name: str | None) -> ScoredModel:
+    """Open a model by name: `current`, a version's number, or what `find_checkpoint` takes."""
+    if name == "current" or (name is not None and name.isdigit()):
+        return _version(config, name)
+    checkpoint = find_checkpoint(name, config.home)
     file = config.model.file
     model = open_checkpoint(checkpoint, cores(), None if file is None else Path(file))
     document = {
@@ -56,7 +54,7 @@ def find_model(config: Config, text: str | None) -> Judged:
         "step": checkpoint.step,
         "dataset": checkpoint.body["dataset"],
     }
-    return Judged(
+    return ScoredModel(
         f"{checkpoint.folder.parent.name}-{checkpoint.folder.name}",
         str(checkpoint.folder),
         model.features,
@@ -65,7 +63,7 @@ def find_model(config: Config, text: str | None) -> Judged:
         document,
         checkpoint,
         None,
-        partial(unseen_in, model.tables),
+        partial(unseen_shares, model.tables),
         [
             {**asdict(slot), "evicted": checkpoint.body.get("evicted", {}).get(slot.name, 0)}
             for slot in model.tables.report()
@@ -73,9 +71,9 @@ def find_model(config: Config, text: str | None) -> Judged:
     )
 
 
-def _version(config: Config, text: str) -> Judged:
+def _version(config: Config, name: str) -> ScoredModel:
     registry = registry_of(config)
-    number = int(text) if text != "current" else None
+    number = int(name) if name != "current" else None
     if number is None:
         move = registry.current()
         if move is None:
@@ -91,7 +89,7 @@ def _version(config: Config, text: str) -> Judged:
         misses_S, lookups_S = np.array([scorer.misses_S, scorer.lookups_S]) - before_2S
         return [float(share) for share in misses_S / np.maximum(lookups_S, 1)]
 
-    return Judged(
+    return ScoredModel(
         f"version-{number}",
         f"version {number}",
         scorer.features,

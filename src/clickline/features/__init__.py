@@ -1,4 +1,4 @@
-"""The one encoder: raw fields to 64-bit ids and floats, the same in prepare and in serve."""
+"""The encoder: raw fields to 64-bit ids and floats, the same in prepare and in serve."""
 
 from clickline.features.encoder import Encoder
 from clickline.features.feature_spec import (
@@ -9,16 +9,16 @@ from clickline.features.feature_spec import (
     SlotField,
     slot_number,
 )
-from clickline.features.raw_columns import Fault, Faults
+from clickline.features.raw_columns import InvalidValue, ValidationErrors
 
 __all__ = [
     "ENCODER_FORMAT",
     "DenseField",
     "Encoder",
-    "Fault",
-    "Faults",
     "FeatureSpec",
     "FieldStatistics",
+    "InvalidValue",
     "SlotField",
+    "ValidationErrors",
     "slot_number",
 ]

@@ -1,4 +1,4 @@
-"""The one encoder: raw fields in, ids and floats out. Prepare and serve both come through here."""
+"""The encoder: raw fields in, ids and floats out. Both prepare and serve use it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from clickline.errors import DataError
 from clickline.features import encoder_kernels
-from clickline.features.feature_spec import MOST_SPREADS, DenseField, FeatureSpec, SlotField
+from clickline.features.feature_spec import MAX_SPREADS, DenseField, FeatureSpec, SlotField
 from clickline.features.raw_columns import (
-    Faults,
+    ValidationErrors,
     as_text,
-    joined,
-    nothing,
-    numbers,
+    concatenate_texts,
+    drop_missing,
+    empty_column,
+    format_value,
     raw_column,
-    shown_value,
-    single,
-    split,
-    without,
+    single_valued,
+    split_values,
+    to_float32,
 )
 from clickline.records import (
     EncodedRows,
@@ -35,21 +35,21 @@ from clickline.records import (
 
 
 class Encoder:
-    """Encodes raw rows as one `FeatureSpec` says. Holds no state: safe to share between threads."""
+    """Encodes raw rows by a `FeatureSpec`. Stateless: safe to share between threads."""
 
     def __init__(self, spec: FeatureSpec) -> None:
         self.spec = spec
 
-    def encode(self, raw: RawRows) -> tuple[EncodedRows, list[Faults]]:
-        """Ids and floats of `raw`, and the values that could not be encoded."""
-        faults: list[Faults] = []
-        floats: dict[str, NDArray[np.float32]] = {}  # a column can feed both a float and a bucket
+    def encode(self, raw: RawRows) -> tuple[EncodedRows, list[ValidationErrors]]:
+        """Ids and floats of `raw`, and the errors of values that could not be encoded."""
+        errors: list[ValidationErrors] = []
+        floats: dict[str, NDArray[np.float32]] = {}  # a column can feed both a dense field and a bucket
 
         def number(field: DenseField | SlotField) -> NDArray[np.float32]:
             if field.column not in floats:
-                column = raw.columns.get(field.column, nothing(raw.rows))
-                floats[field.column], bad = numbers(column, field.name, raw.rows, self.spec.missing)
-                faults.extend(bad)
+                column = raw.columns.get(field.column, empty_column(raw.rows))
+                floats[field.column], bad = to_float32(column, field.name, raw.rows, self.spec.missing)
+                errors.extend(bad)
             return floats[field.column]
 
         dense_DB = np.empty((len(self.spec.dense), raw.rows), dtype=np.float32)
@@ -60,58 +60,62 @@ class Encoder:
             if slot.source == "log2" or slot.source == "quantiles":
                 slots.append(_bucket(slot, number(slot)))
             else:
-                ids, bad = self._categories(slot, raw.columns.get(slot.column, nothing(raw.rows)), raw.rows)
+                ids, bad = self._categories(
+                    slot, raw.columns.get(slot.column, empty_column(raw.rows)), raw.rows
+                )
                 slots.append(ids)
-                faults.extend(bad)
-        return EncodedRows(raw.rows, dense_DB, tuple(slots)), faults
+                errors.extend(bad)
+        return EncodedRows(raw.rows, dense_DB, tuple(slots)), errors
 
-    def encode_values(self, rows: Sequence[Mapping[str, Any]]) -> tuple[EncodedRows, list[Faults]]:
-        """Encode rows given as Python values by column: text, numbers, None, or lists of them."""
+    def encode_values(self, rows: Sequence[Mapping[str, Any]]) -> tuple[EncodedRows, list[ValidationErrors]]:
+        """Encode rows given as dicts of Python values: text, numbers, None, or lists of these."""
         columns = {name: raw_column([row.get(name) for row in rows], name) for name in self.spec.columns}
         return self.encode(RawRows(len(rows), columns, np.arange(1, len(rows) + 1, dtype=np.int64)))
 
-    def _categories(self, slot: SlotField, column: RawColumn, rows: int) -> tuple[SlotIds, list[Faults]]:
+    def _categories(
+        self, slot: SlotField, column: RawColumn, rows: int
+    ) -> tuple[SlotIds, list[ValidationErrors]]:
         if slot.separator is not None:
-            column = split(column, slot.separator)
-        faults: list[Faults] = []
+            column = split_values(column, slot.separator)
+        errors: list[ValidationErrors] = []
         if not slot.multi:
-            column, faults = single(column, slot.name, "; set multi: true")
+            column, errors = single_valued(column, slot.name, "; set multi: true")
         offsets_B1 = column.offsets_B1
         ids_N, bad = _ids(slot, column, self.spec.missing)
-        faults += bad
+        errors += bad
         if not slot.multi:
-            return SlotIds(ids_N), faults
+            return SlotIds(ids_N), errors
         if offsets_B1 is None:
-            return SlotIds(ids_N, np.arange(rows + 1, dtype=np.int64)), faults
-        kept_N = np.empty(ids_N.size + rows, dtype=np.uint64)
-        kept_offsets_B1 = np.empty(rows + 1, dtype=np.int64)
-        kept = encoder_kernels.pool_values(
-            ids_N, offsets_B1, np.uint64(slot.missing_id), kept_N, kept_offsets_B1
+            return SlotIds(ids_N, np.arange(rows + 1, dtype=np.int64)), errors
+        pooled_N = np.empty(ids_N.size + rows, dtype=np.uint64)
+        pooled_offsets_B1 = np.empty(rows + 1, dtype=np.int64)
+        count = encoder_kernels.drop_missing_values(
+            ids_N, offsets_B1, np.uint64(slot.missing_id), pooled_N, pooled_offsets_B1
         )
-        return SlotIds(kept_N[:kept].copy(), kept_offsets_B1), faults
+        return SlotIds(pooled_N[:count].copy(), pooled_offsets_B1), errors
 
 
 def _transform(field: DenseField, raw_B: NDArray[np.float32], out_B: NDArray[np.float32]) -> None:
-    known = field.statistics
+    statistics = field.statistics
     if field.transform == "log1p":
         encoder_kernels.signed_log1p(raw_B, out_B)
     elif field.transform == "none":
         encoder_kernels.scale(raw_B, 0.0, 1.0, -np.inf, np.inf, out_B)
-    elif known is None:
+    elif statistics is None:
         raise DataError(
-            f"{field.name}: transform {field.transform} needs statistics of the training data; there are none"
+            f"{field.name}: transform {field.transform} needs statistics of the training data, which are missing"
         )
     elif field.transform == "minmax":
-        span = known.high - known.low
-        encoder_kernels.scale(raw_B, known.low, 1.0 / span if span > 0 else 0.0, 0.0, 1.0, out_B)
+        span = statistics.high - statistics.low
+        encoder_kernels.scale(raw_B, statistics.low, 1.0 / span if span > 0 else 0.0, 0.0, 1.0, out_B)
     elif field.transform == "robust":
-        factor = 1.0 / known.spread if known.spread > 0 else 0.0
-        encoder_kernels.scale(raw_B, known.median, factor, -MOST_SPREADS, MOST_SPREADS, out_B)
+        factor = 1.0 / statistics.spread if statistics.spread > 0 else 0.0
+        encoder_kernels.scale(raw_B, statistics.median, factor, -MAX_SPREADS, MAX_SPREADS, out_B)
         encoder_kernels.signed_log1p(out_B, out_B)
     else:
-        deviation = known.deviation
+        deviation = statistics.deviation
         encoder_kernels.scale(
-            raw_B, known.mean, 1.0 / deviation if deviation > 0 else 0.0, -np.inf, np.inf, out_B
+            raw_B, statistics.mean, 1.0 / deviation if deviation > 0 else 0.0, -np.inf, np.inf, out_B
         )
 
 
@@ -120,7 +124,9 @@ def _bucket(slot: SlotField, raw_B: NDArray[np.float32]) -> SlotIds:
     if slot.source == "log2":
         encoder_kernels.bucket_by_log2(raw_B, slot.salt, ids_B)
     elif slot.statistics is None:
-        raise DataError(f"{slot.name}: quantile buckets need statistics of the training data; there are none")
+        raise DataError(
+            f"{slot.name}: quantile buckets need statistics of the training data, which are missing"
+        )
     else:
         edges_E = np.array(slot.statistics.edges, dtype=np.float32)
         encoder_kernels.bucket_by_edges(raw_B, edges_E, slot.salt, ids_B)
@@ -129,17 +135,17 @@ def _bucket(slot: SlotField, raw_B: NDArray[np.float32]) -> SlotIds:
 
 def _ids(
     slot: SlotField, column: RawColumn, missing: tuple[str, ...]
-) -> tuple[NDArray[np.uint64], list[Faults]]:
-    """Ids of all values of a column, and the values that have none."""
+) -> tuple[NDArray[np.uint64], list[ValidationErrors]]:
+    """Ids of all values of a column, and the errors of values that have none."""
     salt = slot.salt
     if not isinstance(column, TextColumn):
-        column = without(column, missing)
+        column = drop_missing(column, missing)
     if isinstance(column, NumberColumn):
         column = _number_text(column)
     if isinstance(column, IntegerColumn):
         ids_N = np.empty(column.values_N.size, dtype=np.uint64)
-        if slot.source == "feasign":  # 64 bits; a source without unsigned numbers writes some as negative
-            encoder_kernels.mix_feasigns(
+        if slot.source == "feasign":  # 64 bits; sources without unsigned integers write some as negative
+            encoder_kernels.mix_feature_ids(
                 column.values_N, column.missing_N | (column.values_N == 0), salt, ids_N
             )
         else:
@@ -147,33 +153,35 @@ def _ids(
         return ids_N, []
     ids_N = np.empty(column.starts_N.size, dtype=np.uint64)
     if slot.source == "text":
-        encoder_kernels.hash_spans(column.data, column.starts_N, column.ends_N, *joined(missing), salt, ids_N)
+        encoder_kernels.hash_spans(
+            column.data, column.starts_N, column.ends_N, *concatenate_texts(missing), salt, ids_N
+        )
         return ids_N, []
     values_N = np.empty(ids_N.size, dtype=np.uint64)
     status_N = np.empty(ids_N.size, dtype=np.uint8)
-    faults: list[Faults] = []
-    if encoder_kernels.parse_feasigns(
-        column.data, column.starts_N, column.ends_N, *joined(missing), values_N, status_N
+    errors: list[ValidationErrors] = []
+    if encoder_kernels.parse_feature_ids(
+        column.data, column.starts_N, column.ends_N, *concatenate_texts(missing), values_N, status_N
     ):
         bad_F = np.flatnonzero(status_N == encoder_kernels.NUMBER_BAD)
         rows_N = np.arange(ids_N.size)
         if column.offsets_B1 is not None:
             rows_N = np.repeat(np.arange(column.offsets_B1.size - 1), np.diff(column.offsets_B1))
-        text, first = column, {int(rows_N[n]): int(n) for n in bad_F[::-1]}
-        faults = [
-            Faults(
+        text, first_bad = column, {int(rows_N[n]): int(n) for n in bad_F[::-1]}
+        errors = [
+            ValidationErrors(
                 slot.name,
                 "not a number",
                 np.unique(rows_N[bad_F]),
-                lambda row: f"{slot.name} is {shown_value(text, first[row])}, a 64-bit whole number expected",
+                lambda row: f"{slot.name} is {format_value(text, first_bad[row])}, a 64-bit integer expected",
             )
         ]
-    encoder_kernels.mix_feasigns(values_N, status_N != encoder_kernels.NUMBER_OK, salt, ids_N)
-    return ids_N, faults
+    encoder_kernels.mix_feature_ids(values_N, status_N != encoder_kernels.NUMBER_OK, salt, ids_N)
+    return ids_N, errors
 
 
 def _number_text(column: NumberColumn) -> TextColumn | IntegerColumn:
-    """Floats that name categories, as the text they stand for: 7.0 is "7", as nullable integers arrive."""
+    """Floats used as categories, as canonical text: 7.0 is "7", since nullable integers arrive as floats."""
     values_N = column.values_N
     missing_N = np.isnan(values_N)
     if bool(np.all(missing_N | ((np.trunc(values_N) == values_N) & (np.abs(values_N) < 2.0**63)))):

@@ -1,8 +1,8 @@
-"""The arithmetic of the one encoder, as Numba kernels over plain arrays.
+"""The arithmetic of the encoder, as Numba kernels over plain arrays.
 
-Everything that decides an id or a float is here, built from integer operations and IEEE double
-arithmetic only: no call into the C library's `log`, no fast-math, no thread count. So a row gets
-the same bits in every process, machine and release.
+Everything that determines an id or a float is here, built from integer operations and IEEE double
+arithmetic only: no call into the C library's `log`, no fast-math, no dependence on threads. So a row gets
+the same bits in every process, on every machine and in every release.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from clickline.numba_cache import njit
 
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
 Ids = NDArray[np.uint64]
 
-MISSING_FEASIGN = 17241709254077376921
-"""XXH64 of the empty text: what an absent value hashes to, as in ElasticCTR's own data."""
+MISSING_FEATURE_ID = 17241709254077376921
+"""XXH64 of the empty text: the feature id of a missing value, as in ElasticCTR's own data."""
 
 NUMBER_OK, NUMBER_MISSING, NUMBER_BAD, NUMBER_SLOW = 0, 1, 2, 3
 
@@ -29,7 +31,7 @@ _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _P3 = np.uint64(0x165667B19E3779F9)
 _P4 = np.uint64(0x85EBCA77C2B2AE63)
 _P5 = np.uint64(0x27D4EB2F165667C5)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _unaligned_load(bits: int, result: Any) -> Any:
@@ -59,7 +61,7 @@ def _bitcast(source: Any, result: Any, kind: Any) -> Any:
 
 
 def _leading_zeros() -> Any:
-    """An intrinsic `count(value)`: how many 0 bits stand above the highest 1 of a u64 that is not 0."""
+    """An intrinsic `count(value)`: the number of leading zero bits of a nonzero u64."""
 
     def count(typing_context: Any, value: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -78,7 +80,7 @@ _double_bits = _bitcast(types.float64, types.int64, ir.IntType(64))
 _bits_double = _bitcast(types.int64, types.float64, ir.DoubleType())
 
 
-# ── one text for one value ─────────────────────────────────────────────────────────────────────
+# ── canonical text ─────────────────────────────────────────────────────────────────────
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -88,8 +90,8 @@ def _is_blank(byte: np.uint8) -> bool:
 
 @njit(cache=True, nogil=True, inline="always")
 def _may_change(data: Bytes, start: int, end: int) -> bool:
-    """Whether `canonical` has to look at a text that is not empty: a blank at an end, or a 0 behind a point, a sign
-    or a 0. One look at three bytes without a branch: nearly all values are passed over here."""
+    """Whether `canonical` may change a nonempty text: it has a blank at an end, or ends in a 0 after a point, a sign
+    or a 0. This checks three bytes without a branch, and rules out nearly all values."""
     last = _u8(data, end - 1)
     before = _u8(data, max(end - 2, start))
     return bool((_u8(data, start) <= 32) | (last <= 32) | ((last == 48) & (before <= 48)))
@@ -97,10 +99,10 @@ def _may_change(data: Bytes, start: int, end: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def canonical(data: Bytes, start: int, end: int) -> tuple[int, int]:
-    """The part of `data[start:end]` that every spelling of its value has in common.
+    """The canonical part of `data[start:end]`, the same for every spelling of a value.
 
-    Blanks at the ends do not count. A whole number written with a fraction of zeros is that number ("7.0" is
-    "7"), and zero has no sign. Nothing else is touched: "007", "1.10" and "1e3" may be codes, not numbers.
+    Blanks at the ends are dropped. An integer with a fraction of zeros is that integer ("7.0" is "7"), and zero has
+    no sign. Nothing else changes: "007", "1.10" and "1e3" may be codes, not numbers.
     """
     while start < end and _is_blank(data[start]):
         start += 1
@@ -111,11 +113,11 @@ def canonical(data: Bytes, start: int, end: int) -> tuple[int, int]:
         zeros -= 1
     if zeros == end:
         return start, end
-    whole = zeros - 1 if zeros > start and data[zeros - 1] == 46 else end  # where its integer part ends
+    whole = zeros - 1 if zeros > start and data[zeros - 1] == 46 else end  # the end of its integer part
     first = start + 1 if data[start] == 45 else start
     if first >= whole:
         return start, end
-    if data[first] == 48:  # zero, which has no sign; or a code with leading zeros, which is no number
+    if data[first] == 48:  # zero, which has no sign; or a code with leading zeros, which is not a number
         return (first, whole) if whole - first == 1 else (start, end)
     for at in range(first, whole):
         if data[at] < 48 or data[at] > 57:
@@ -124,20 +126,20 @@ def canonical(data: Bytes, start: int, end: int) -> tuple[int, int]:
 
 
 @njit(cache=True, nogil=True)
-def canonical_spans(
-    data: Bytes, starts_N: Offsets, ends_N: Offsets, kept_starts_N: Offsets, kept_ends_N: Offsets
+def canonicalize_spans(
+    data: Bytes, starts_N: Offsets, ends_N: Offsets, canonical_starts_N: Offsets, canonical_ends_N: Offsets
 ) -> None:
     """The canonical part of every span."""
     for n in range(starts_N.size):
         start, end = starts_N[n], ends_N[n]
         if start < end and _may_change(data, start, end):
             start, end = canonical(data, start, end)
-        kept_starts_N[n], kept_ends_N[n] = start, end
+        canonical_starts_N[n], canonical_ends_N[n] = start, end
 
 
 @njit(cache=True, nogil=True, inline="always")
 def _is_one_of(data: Bytes, start: int, end: int, texts: Bytes, ends_T1: Offsets) -> bool:
-    """Whether a canonical text is one of these, which lie one behind the other."""
+    """Whether a canonical text equals one of `texts`, which are concatenated."""
     found = False
     for t in range(ends_T1.size - 1):
         first = ends_T1[t]
@@ -150,7 +152,7 @@ def _is_one_of(data: Bytes, start: int, end: int, texts: Bytes, ends_T1: Offsets
 
 
 @njit(cache=True, nogil=True)
-def find_texts(
+def match_texts(
     data: Bytes,
     starts_N: Offsets,
     ends_N: Offsets,
@@ -158,7 +160,7 @@ def find_texts(
     ends_T1: Offsets,
     found_N: NDArray[np.bool_],
 ) -> None:
-    """Which spans have one of `texts` as their canonical text."""
+    """Which spans have a canonical text that is one of `texts`."""
     for n in range(starts_N.size):
         start, end = starts_N[n], ends_N[n]
         if start < end and _may_change(data, start, end):
@@ -217,7 +219,7 @@ def xxh64(data: Bytes, start: int, end: int) -> np.uint64:
 
 @njit(cache=True, nogil=True, inline="always")
 def fmix64(value: np.uint64) -> np.uint64:
-    """MurmurHash3's finaliser: every input bit reaches every output bit, and no two inputs meet."""
+    """MurmurHash3's finalizer: a bijection in which every input bit affects every output bit."""
     value = (value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     value = (value ^ (value >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return value ^ (value >> np.uint64(33))
@@ -225,16 +227,16 @@ def fmix64(value: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def slot_salt(number: np.uint64) -> np.uint64:
-    """What a slot's number adds to its values, so that one value in two slots gives two ids."""
-    return fmix64(np.uint64(number) + _GOLDEN)
+    """The salt of a slot, so that the same value in two slots gets two ids."""
+    return fmix64(np.uint64(number) + _GOLDEN_RATIO)
 
 
 @njit(cache=True, nogil=True)
-def mix_feasigns(values_N: Ids, missing_N: NDArray[np.bool_], salt: np.uint64, ids_N: Ids) -> None:
-    """Ids of values that are numbers already."""
-    gap = fmix64(np.uint64(MISSING_FEASIGN) ^ salt)
+def mix_feature_ids(values_N: Ids, missing_N: NDArray[np.bool_], salt: np.uint64, ids_N: Ids) -> None:
+    """Ids of values that are 64-bit feature ids already."""
+    missing_id = fmix64(np.uint64(MISSING_FEATURE_ID) ^ salt)
     for n in range(values_N.size):
-        ids_N[n] = gap if missing_N[n] else fmix64(values_N[n] ^ salt)
+        ids_N[n] = missing_id if missing_N[n] else fmix64(values_N[n] ^ salt)
 
 
 @njit(cache=True, nogil=True)
@@ -247,7 +249,7 @@ def hash_spans(
     salt: np.uint64,
     ids_N: Ids,
 ) -> None:
-    """Ids of texts; an empty one is missing, and hashes to that without a special case, as do those of `missing`."""
+    """Ids of texts. The empty text is missing, and its hash is the missing id without a special case."""
     if missing_T1.size > 1:
         for n in range(starts_N.size):
             start, end = starts_N[n], ends_N[n]
@@ -257,7 +259,7 @@ def hash_spans(
                 end = start
             ids_N[n] = fmix64(xxh64(data, start, end) ^ salt)
         return
-    for n in range(starts_N.size):  # the same without a look at each value for nothing
+    for n in range(starts_N.size):  # the same without comparing each value with `missing`
         start, end = starts_N[n], ends_N[n]
         if start < end and _may_change(data, start, end):
             start, end = canonical(data, start, end)
@@ -268,7 +270,7 @@ def hash_spans(
 def hash_integers(
     values_N: Ids, missing_N: NDArray[np.bool_], signed: bool, salt: np.uint64, ids_N: Ids
 ) -> None:
-    """Ids of integers that stand for text: the same as those of their decimal digits."""
+    """Ids of integers used as text: the same as the ids of their decimal digits."""
     digits = np.empty(24, dtype=np.uint8)
     for n in range(values_N.size):
         at = 24
@@ -291,7 +293,7 @@ def hash_integers(
 
 @njit(cache=True, nogil=True)
 def count_pieces(data: Bytes, starts_N: Offsets, ends_N: Offsets, separator: int) -> int:
-    """How many non-empty pieces the texts hold between separators."""
+    """The number of nonempty pieces between separators in all texts."""
     total = 0
     for n in range(starts_N.size):
         inside = False
@@ -314,7 +316,7 @@ def split_spans(
     piece_ends_P: Offsets,
     offsets_N1: Offsets,
 ) -> None:
-    """Spans of the non-empty pieces between separators, and how many each text has."""
+    """Spans of the nonempty pieces between separators, and the offsets of each text's pieces."""
     pieces = 0
     offsets_N1[0] = 0
     for n in range(starts_N.size):
@@ -333,27 +335,27 @@ def split_spans(
 
 
 @njit(cache=True, nogil=True)
-def pool_values(
-    ids_N: Ids, offsets_B1: Offsets, gap: np.uint64, kept_N: Ids, kept_offsets_B1: Offsets
+def drop_missing_values(
+    ids_N: Ids, offsets_B1: Offsets, missing_id: np.uint64, pooled_N: Ids, pooled_offsets_B1: Offsets
 ) -> int:
-    """Drop the missing among several values of a row; a row left with none keeps the missing id."""
-    kept = 0
-    kept_offsets_B1[0] = 0
+    """Drop missing values from rows with several values; a row without any other value keeps the missing id."""
+    count = 0
+    pooled_offsets_B1[0] = 0
     for row in range(offsets_B1.size - 1):
-        before = kept
+        before = count
         for n in range(offsets_B1[row], offsets_B1[row + 1]):
-            if ids_N[n] != gap:
-                kept_N[kept] = ids_N[n]
-                kept += 1
-        if kept == before:
-            kept_N[kept] = gap
-            kept += 1
-        kept_offsets_B1[row + 1] = kept
-    return kept
+            if ids_N[n] != missing_id:
+                pooled_N[count] = ids_N[n]
+                count += 1
+        if count == before:
+            pooled_N[count] = missing_id
+            count += 1
+        pooled_offsets_B1[row + 1] = count
+    return count
 
 
 @njit(cache=True, nogil=True)
-def parse_feasigns(
+def parse_feature_ids(
     data: Bytes,
     starts_N: Offsets,
     ends_N: Offsets,
@@ -362,9 +364,9 @@ def parse_feasigns(
     values_N: Ids,
     status_N: NDArray[np.uint8],
 ) -> int:
-    """Read texts as 64 bits, written unsigned or signed; 0, the empty text and those of `missing` are missing.
+    """Parse texts as 64-bit integers, unsigned or signed; 0, the empty text and the texts in `missing` are missing.
 
-    Returns how many are neither.
+    Returns the number of bad texts.
     """
     bad = 0
     for n in range(starts_N.size):
@@ -413,14 +415,14 @@ def _parse_number(data: Bytes, start: int, end: int) -> tuple[float, int]:
     if negative or data[at] == 43:
         at += 1
     mantissa = np.int64(0)
-    digits = 0  # significant ones, from the first that is not zero
-    seen = 0
+    digits = 0  # significant digits
+    digit_count = 0
     exponent = np.int64(0)
     point = False
     while at < end:
         byte = data[at]
         if 48 <= byte <= 57:
-            seen += 1
+            digit_count += 1
             if digits < 18:
                 mantissa = mantissa * 10 + (np.int64(byte) - 48)
                 if mantissa != 0:
@@ -428,13 +430,13 @@ def _parse_number(data: Bytes, start: int, end: int) -> tuple[float, int]:
                 if point:
                     exponent -= 1
             else:
-                digits += 1  # too long for exact arithmetic: Python's own parser decides
+                digits += 1  # too long for exact arithmetic: left to Python's own parser
         elif byte == 46 and not point:
             point = True
         else:
             break
         at += 1
-    if seen == 0:
+    if digit_count == 0:
         return np.nan, NUMBER_BAD
     if at < end:
         if data[at] != 101 and data[at] != 69:
@@ -455,8 +457,8 @@ def _parse_number(data: Bytes, start: int, end: int) -> tuple[float, int]:
                 power = power * 10 + (np.int64(byte) - 48)
             at += 1
         exponent += -power if down else power
-    # With a mantissa under 2**53 and a power of ten that is exact, one multiplication or division
-    # rounds once, so the result is the nearest double: the same as Python's float().
+    # With a mantissa up to 2**53 and an exact power of ten, one multiplication or division rounds
+    # once, so the result is the nearest double, the same as Python's float().
     if digits > 18 or mantissa > 9007199254740992:
         return np.nan, NUMBER_SLOW
     value = np.float64(mantissa)
@@ -481,35 +483,35 @@ def parse_numbers(
     raw_N: NDArray[np.float32],
     status_N: NDArray[np.uint8],
 ) -> int:
-    """Read texts as doubles rounded to float32, NaN for missing. Returns how many are not done with that.
+    """Parse texts as doubles rounded to float32, NaN for missing. Returns how many need more work.
 
-    Missing are the numbers `missing_M`, however they are written, and of what is no number the texts `missing`."""
-    left = _parse_straight(data, starts_N, ends_N, raw_N, status_N)
-    if left > 0:
-        left = _parse_again(data, starts_N, ends_N, missing, missing_T1, raw_N, status_N)
-    drop_numbers(raw_N, missing_M)
-    return left
+    The numbers `missing_M`, however they are written, and the other texts in `missing` are missing."""
+    unparsed = _parse_unchanged(data, starts_N, ends_N, raw_N, status_N)
+    if unparsed > 0:
+        unparsed = _parse_again(data, starts_N, ends_N, missing, missing_T1, raw_N, status_N)
+    mask_missing_numbers(raw_N, missing_M)
+    return unparsed
 
 
 @njit(cache=True, nogil=True)
-def _parse_straight(
+def _parse_unchanged(
     data: Bytes,
     starts_N: Offsets,
     ends_N: Offsets,
     raw_N: NDArray[np.float32],
     status_N: NDArray[np.uint8],
 ) -> int:
-    """Read the texts as they stand: nearly all are numbers. By itself, since so the parser is inlined."""
-    left = 0
+    """Parse the texts unchanged: nearly all are numbers. A function of its own, so that the parser is inlined."""
+    unparsed = 0
     for n in range(starts_N.size):
         value, status = _parse_number(data, starts_N[n], ends_N[n])
         raw_N[n] = value
         if status == NUMBER_OK and np.isinf(raw_N[n]):
-            status = NUMBER_SLOW  # beyond float32: whoever looks at what is left says so
+            status = NUMBER_SLOW  # beyond float32: reported by the caller
         status_N[n] = status
         if status >= NUMBER_BAD:
-            left += 1
-    return left
+            unparsed += 1
+    return unparsed
 
 
 @njit(cache=True, nogil=True)
@@ -522,8 +524,8 @@ def _parse_again(
     raw_N: NDArray[np.float32],
     status_N: NDArray[np.uint8],
 ) -> int:
-    """Look again at what is no number: perhaps it has blanks at its ends, or stands for no value."""
-    left = 0
+    """Parse again what is not a number: it may have blanks at its ends, or mean a missing value."""
+    unparsed = 0
     for n in range(starts_N.size):
         if status_N[n] == NUMBER_BAD:
             start, end = canonical(data, starts_N[n], ends_N[n])
@@ -535,13 +537,13 @@ def _parse_again(
                 status = NUMBER_SLOW
             status_N[n] = status
         if status_N[n] >= NUMBER_BAD:
-            left += 1
-    return left
+            unparsed += 1
+    return unparsed
 
 
 @njit(cache=True, nogil=True)
-def drop_numbers(raw_N: NDArray[np.float32], missing_M: NDArray[np.float32]) -> None:
-    """NaN for the numbers that stand for no value."""
+def mask_missing_numbers(raw_N: NDArray[np.float32], missing_M: NDArray[np.float32]) -> None:
+    """Set the numbers that mean a missing value to NaN."""
     for m in range(missing_M.size):
         for n in range(raw_N.size):
             if raw_N[n] == missing_M[m]:
@@ -552,7 +554,7 @@ def drop_numbers(raw_N: NDArray[np.float32], missing_M: NDArray[np.float32]) -> 
 def log1p(value: float) -> float:
     """log(1 + value) for value >= 0, to within 2 ulp: the atanh series around a power of two."""
     total = 1.0 + value
-    lost = ((total - 1.0) - value) / total  # what rounding 1 + value threw away
+    rounding_error = ((total - 1.0) - value) / total  # the rounding error of 1 + value
     bits = _double_bits(total)
     exponent = (bits >> 52) - 1023
     mantissa = _bits_double((bits & 0x000FFFFFFFFFFFFF) | (1023 << 52))  # in [1, 2)
@@ -568,7 +570,7 @@ def log1p(value: float) -> float:
     # ln 2 in two parts, the first with trailing zeros so that exponent * part is exact.
     high = 6.93147180369123816490e-01 * exponent
     low = 1.90821492927058770002e-10 * exponent
-    result: float = high + (2.0 * s + (tail + (low - lost)))
+    result: float = high + (2.0 * s + (tail + (low - rounding_error)))
     return result
 
 
@@ -594,7 +596,7 @@ def scale(
     high: float,
     out_N: NDArray[np.float32],
 ) -> None:
-    """(x - shift) * factor, kept within [low, high]; missing (NaN) becomes 0."""
+    """(x - shift) * factor, clipped to [low, high]; missing (NaN) becomes 0."""
     for n in range(raw_N.size):
         value = np.float64(raw_N[n])
         if value != value:
@@ -606,12 +608,12 @@ def scale(
 
 @njit(cache=True, nogil=True)
 def bucket_by_log2(raw_N: NDArray[np.float32], salt: np.uint64, ids_N: Ids) -> None:
-    """Ids of log2 buckets: zero, and for each sign one bucket per power of two."""
-    gap = fmix64(np.uint64(MISSING_FEASIGN) ^ salt)
+    """Ids of log2 buckets: one for zero, and one per power of two for each sign."""
+    missing_id = fmix64(np.uint64(MISSING_FEATURE_ID) ^ salt)
     for n in range(raw_N.size):
         value = np.float64(raw_N[n])
         if value != value:
-            ids_N[n] = gap
+            ids_N[n] = missing_id
         elif value == 0.0:
             ids_N[n] = fmix64(salt)
         else:
@@ -625,12 +627,12 @@ def bucket_by_log2(raw_N: NDArray[np.float32], salt: np.uint64, ids_N: Ids) -> N
 def bucket_by_edges(
     raw_N: NDArray[np.float32], edges_E: NDArray[np.float32], salt: np.uint64, ids_N: Ids
 ) -> None:
-    """Ids of the interval between edges that a number falls in; a number on an edge goes up."""
-    gap = fmix64(np.uint64(MISSING_FEASIGN) ^ salt)
+    """Ids of the buckets between edges; a number on an edge belongs to the upper bucket."""
+    missing_id = fmix64(np.uint64(MISSING_FEATURE_ID) ^ salt)
     for n in range(raw_N.size):
         value = raw_N[n]
         if value != value:
-            ids_N[n] = gap
+            ids_N[n] = missing_id
         else:
             below = 0
             above = edges_E.size

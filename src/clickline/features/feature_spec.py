@@ -1,7 +1,7 @@
-"""What the features are: the fields, how each becomes ids or a float, and the numbers that takes.
+"""The features of a model: the fields, how each becomes ids or a float, and the statistics this needs.
 
-A `FeatureSpec` is complete: it travels in the dataset's manifest to the checkpoint and the version,
-and whoever has it encodes a row as training did.
+A `FeatureSpec` is self-contained: it is stored in the manifests of the dataset, the checkpoint and the version,
+and any process that has it encodes a row exactly as training did.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 from clickline.errors import ArtifactError
 from clickline.features import encoder_kernels
-from clickline.validation import checked
+from clickline.validation import validate
 
 ENCODER_FORMAT = 2
-"""Counts up whenever the same raw row would get other ids or floats. Never reuse a number."""
+"""Increased whenever the same raw row would get other ids or floats. Never reuse a number."""
 
-MOST_SPREADS = 22025.0
-"""`robust` takes a number to be no farther from the median than so many spreads: it becomes 10 at most."""
+MAX_SPREADS = 22025.0
+"""`robust` clips a number to this many spreads from the median, so that the result is at most 10."""
 
 Transform = Literal["none", "log1p", "minmax", "zscore", "robust"]
 SlotSource = Literal["text", "feasign", "log2", "quantiles"]
@@ -29,22 +29,22 @@ SlotSource = Literal["text", "feasign", "log2", "quantiles"]
 
 @dataclass(frozen=True)
 class FieldStatistics:
-    """What the training rows say of one number field; missing values are left out."""
+    """Statistics of one number field over the training rows, without missing values."""
 
     count: int
     low: float
     high: float
     mean: float
     deviation: float
-    edges: tuple[float, ...] = ()  # rising bucket edges, for quantile buckets
+    edges: tuple[float, ...] = ()  # ascending bucket edges, for quantile buckets
     median: float = 0.0
-    # From quartile to quartile; where they are the same, the usual distance from the median.
+    # The interquartile range; if that is 0, the median distance of other values from the median.
     spread: float = 0.0
 
 
 @dataclass(frozen=True)
 class DenseField:
-    """A number that the network sees as a float."""
+    """A number that the network takes as a float."""
 
     name: str
     column: str
@@ -58,7 +58,7 @@ class DenseField:
 
 @dataclass(frozen=True)
 class SlotField:
-    """A named categorical field; its values become 64-bit ids."""
+    """A categorical field (sparse feature); its values become 64-bit ids."""
 
     name: str
     column: str
@@ -66,7 +66,7 @@ class SlotField:
     source: SlotSource = "text"
     multi: bool = False
     separator: str | None = None
-    buckets: int = 0  # how many quantile buckets were asked for
+    buckets: int = 0  # the requested number of quantile buckets
     statistics: FieldStatistics | None = None
 
     @property
@@ -79,17 +79,17 @@ class SlotField:
 
     @cached_property
     def missing_id(self) -> int:
-        """The id of "no value" in this slot."""
-        return int(encoder_kernels.fmix64(np.uint64(encoder_kernels.MISSING_FEASIGN) ^ self.salt))
+        """The id of a missing value in this slot."""
+        return int(encoder_kernels.fmix64(np.uint64(encoder_kernels.MISSING_FEATURE_ID) ^ self.salt))
 
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """Every field that the model sees, in the order of the dataset's columns."""
+    """All fields of the model, in the order of the dataset's columns."""
 
     dense: tuple[DenseField, ...]
     slots: tuple[SlotField, ...]
-    missing: tuple[str, ...] = ()  # texts that stand for "no value", beside the empty one
+    missing: tuple[str, ...] = ()  # texts that mean a missing value, besides the empty one
 
     @property
     def fields(self) -> tuple[DenseField | SlotField, ...]:
@@ -97,15 +97,15 @@ class FeatureSpec:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The source's columns that are needed, each once."""
+        """The source columns that are needed, each once."""
         return tuple(dict.fromkeys(f.column for f in self.fields))
 
     @property
-    def columns_needing_statistics(self) -> tuple[str, ...]:
+    def measured_columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(f.column for f in self.fields if f.needs_statistics))
 
     def with_statistics(self, by_name: Mapping[str, FieldStatistics]) -> FeatureSpec:
-        """The same fields with the statistics of the training data filled in, by field name."""
+        """The same fields with these statistics, by field name."""
         return replace(
             self,
             dense=tuple(replace(f, statistics=by_name.get(f.name, f.statistics)) for f in self.dense),
@@ -126,22 +126,22 @@ class FeatureSpec:
         if found != ENCODER_FORMAT:
             raise ArtifactError(
                 f"the features were encoded in format {found!r}; this release of Clickline encodes in "
-                f"format {ENCODER_FORMAT}, where some values have other ids. Prepare and train again with this "
-                "release, or use the release that made it."
+                f"format {ENCODER_FORMAT}, which gives some values other ids. Prepare and train again with this "
+                "release, or use the release that wrote it."
             )
-        spec = checked(cls, document, "the list of features")
+        spec = validate(cls, document, "the list of features")
         for slot in spec.slots:
             if not 0 <= slot.number < 2**64 or slot.separator == "":
                 raise ArtifactError(
                     f"the features have slot {slot.name!r} with the number {slot.number} and the separator "
-                    f"{slot.separator!r}; a number of 64 bits is allowed, and a separator of one sign or more. "
+                    f"{slot.separator!r}; a 64-bit number and a separator of at least one character are allowed. "
                     "Prepare the data again."
                 )
         return spec
 
 
 def slot_number(name: str) -> int:
-    """A slot's number when the user gives none: the number it is named by, else the hash of its name."""
+    """The default number of a slot: its name if that is a number, else the hash of its name."""
     if name.isascii() and name.isdigit() and int(name) < 2**64:
         return int(name)
     text = np.frombuffer(name.encode(), dtype=np.uint8)

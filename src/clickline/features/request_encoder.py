@@ -1,9 +1,8 @@
-"""The one encoder once more, for requests: all fields in one kernel call, the same ids and floats.
+"""The encoder for requests: all fields in one kernel call, with the same ids and floats as `Encoder`.
 
-Prepare reads millions of rows a column at a time, and what a call costs does not matter. A request has a few
-rows in many columns, and then it is all that matters. So the fields are laid out once in arrays that one
-kernel walks; a column that holds something unusual goes through `Encoder`, as do columns with several
-values a row.
+Prepare encodes millions of rows one column at a time, and the cost of a call does not matter. A request has a few
+rows in many columns, and the cost of calls dominates. So the fields are laid out once in arrays that one kernel
+processes; columns with unusual values or with several values per row go through `Encoder`.
 """
 
 from __future__ import annotations
@@ -18,8 +17,14 @@ from numpy.typing import NDArray
 
 from clickline.features import encoder_kernels
 from clickline.features.encoder import Encoder
-from clickline.features.feature_spec import MOST_SPREADS, DenseField, FeatureSpec
-from clickline.features.raw_columns import Faults, canonical_text, joined, missing_numbers, number_of
+from clickline.features.feature_spec import MAX_SPREADS, DenseField, FeatureSpec
+from clickline.features.raw_columns import (
+    ValidationErrors,
+    canonical_text,
+    concatenate_texts,
+    exact_number,
+    missing_numbers,
+)
 from clickline.features.request_kernels import (
     LOG1P,
     LOG2,
@@ -27,15 +32,15 @@ from clickline.features.request_kernels import (
     SCALE,
     SCALE_LOG1P,
     CategoryPlan,
-    Missing,
+    MissingValues,
     NumberPlan,
     encode_fields,
 )
 from clickline.records import (
-    FEASIGN,
+    FEATURE_ID,
+    FLOAT32,
     INTEGER,
     PRECISION,
-    SINGLE,
     TEXT,
     EncodedRows,
     IntegerColumn,
@@ -48,32 +53,30 @@ from clickline.records import (
     category_text,
 )
 
-_PARTS = 64  # that are remembered
-_KERNELS = {"log1p": LOG1P, "robust": SCALE_LOG1P}  # the others only scale
+_MAX_SUBSETS = 64  # cached encoders
+_KERNELS = {"log1p": LOG1P, "robust": SCALE_LOG1P}  # all others only scale
 
 
 @dataclass(frozen=True)
 class EncodedRequest:
-    """Rows as the model sees them, the ids of all slots in one array."""
+    """Rows in the form that the model takes, with the ids of all slots in one array."""
 
     rows: int
     dense_DB: NDArray[np.float32]
     ids_SB: NDArray[np.uint64]
-    several: Mapping[
-        int, SlotIds
-    ]  # slots that may have several ids a row; their line in ids_SB means nothing
+    multi: Mapping[int, SlotIds]  # slots with several ids per row; their row in ids_SB is unused
 
-    def slotwise(self) -> EncodedRows:
-        """The same, slot by slot."""
+    def by_slot(self) -> EncodedRows:
+        """The same with separate ids per slot."""
         slots = tuple(
-            self.several.get(s) or SlotIds(ids_B)  # the lines of an array are made faster all at once
+            self.multi.get(s) or SlotIds(ids_B)  # iterating over an array is faster than indexing it
             for s, ids_B in enumerate(self.ids_SB)
         )
         return EncodedRows(self.rows, self.dense_DB, slots)
 
 
-class PartEncoder:
-    """Encodes those fields that are made from some of the columns. Safe to share between threads."""
+class SubsetEncoder:
+    """Encodes the fields that come from a subset of the columns. Safe to share between threads."""
 
     def __init__(self, spec: FeatureSpec, columns: frozenset[str]) -> None:
         place = {name: c for c, name in enumerate(spec.columns)}
@@ -84,10 +87,10 @@ class PartEncoder:
             dense=tuple(spec.dense[d] for d in self.dense),
             slots=tuple(spec.slots[s] for s in self.slots),
         )
-        nothing = RawRows(0, {}, np.zeros(0, dtype=np.int64))
-        Encoder(part).encode(nothing)  # says now, not at the first request, if statistics are absent
+        no_rows = RawRows(0, {}, np.zeros(0, dtype=np.int64))
+        Encoder(part).encode(no_rows)  # fails now, not at the first request, if statistics are missing
         self._spec = part
-        # The same where values came as their hashes: what text would have become is there already.
+        # The same for values that arrive as feature ids, the hashes of their text.
         self._hashed = replace(
             part,
             slots=tuple(replace(s, source="feasign") if s.source == "text" else s for s in part.slots),
@@ -112,15 +115,15 @@ class PartEncoder:
             salts(named),
             np.array([part.slots[s].source == "feasign" for s in named], dtype=np.bool_),
         )
-        # A fraction of 32 or 16 bits is not the double that a text such as 0.1 is: in a category it has to be printed.
+        # A 32- or 16-bit fraction differs from the double of a text such as 0.1: as a category it must be printed.
         self._printed_C = np.zeros(len(place), dtype=np.bool_)
         if bool((np.trunc(self._missing.floats_M) != self._missing.floats_M).any()):
             self._printed_C[self._categories.columns_S] = True
         buckets = [s for s in range(len(part.slots)) if s not in set(named)]
         numbers = dict.fromkeys([f.column for f in part.dense] + [part.slots[s].column for s in buckets])
         order = {name: p for p, name in enumerate(numbers)}
-        known = [part.slots[s].statistics for s in buckets]
-        edges = [() if found is None else found.edges for found in known]
+        statistics = [part.slots[s].statistics for s in buckets]
+        edges = [() if one is None else one.edges for one in statistics]
         log2 = [part.slots[s].source == "log2" for s in buckets]
         self._numbers = NumberPlan(
             longs([place[name] for name in numbers]),
@@ -135,13 +138,13 @@ class PartEncoder:
             longs([0, *np.cumsum([len(some) for some in edges]).tolist()]),
         )
 
-    def arrays(self, rows: RequestRows) -> tuple[EncodedRequest, list[Faults]]:
-        """Ids and floats of this part's fields, and the values that could not be encoded."""
+    def encode_arrays(self, rows: RequestRows) -> tuple[EncodedRequest, list[ValidationErrors]]:
+        """Ids and floats of this subset's fields, and the errors of values that could not be encoded."""
         slow_C = self._slow_C.copy()
-        for name in rows.several:
+        for name in rows.multi:
             if name in self._place:
                 slow_C[self._place[name]] = True
-        slow_C |= self._printed_C & (rows.kind_C >= SINGLE)
+        slow_C |= self._printed_C & (rows.kind_C >= FLOAT32)
         dense_DB = np.empty((len(self.dense), rows.rows), dtype=np.float32)
         ids_SB = np.empty((len(self.slots), rows.rows), dtype=np.uint64)
         encode_fields(
@@ -158,124 +161,129 @@ class PartEncoder:
             ids_SB,
             slow_C,
         )
-        several: dict[int, SlotIds] = {}
-        faults: list[Faults] = []
+        multi: dict[int, SlotIds] = {}
+        errors: list[ValidationErrors] = []
         if slow_C.any():
             slow = {name for name, c in self._place.items() if slow_C[c]}
-            hashed = {name for name in slow if rows.kind_C[self._place[name]] == FEASIGN}
+            hashed = {name for name in slow if rows.kind_C[self._place[name]] == FEATURE_ID}
             for columns, spec in ((slow - hashed, self._spec), (hashed, self._hashed)):
                 if columns:
-                    faults += self._encode_slowly(rows, spec, columns, dense_DB, ids_SB, several)
-        return EncodedRequest(rows.rows, dense_DB, ids_SB, several), faults
+                    errors += self._encode_fallback(rows, spec, columns, dense_DB, ids_SB, multi)
+        return EncodedRequest(rows.rows, dense_DB, ids_SB, multi), errors
 
-    def encode(self, rows: RequestRows) -> tuple[EncodedRows, list[Faults]]:
-        """The same, slot by slot."""
-        encoded, faults = self.arrays(rows)
-        return encoded.slotwise(), faults
+    def encode(self, rows: RequestRows) -> tuple[EncodedRows, list[ValidationErrors]]:
+        """The same with separate ids per slot."""
+        encoded, errors = self.encode_arrays(rows)
+        return encoded.by_slot(), errors
 
-    def _encode_slowly(
+    def _encode_fallback(
         self,
         rows: RequestRows,
-        whole: FeatureSpec,
+        spec: FeatureSpec,
         columns: AbstractSet[str],
         dense_DB: NDArray[np.float32],
         ids_SB: NDArray[np.uint64],
-        several: dict[int, SlotIds],
-    ) -> list[Faults]:
-        """What the ordinary encoder makes of these columns, put in its places."""
-        dense = [d for d, field in enumerate(whole.dense) if field.column in columns]
-        slots = [s for s, slot in enumerate(whole.slots) if slot.column in columns]
-        spec = replace(
-            whole,
-            dense=tuple(whole.dense[d] for d in dense),
-            slots=tuple(whole.slots[s] for s in slots),
+        multi: dict[int, SlotIds],
+    ) -> list[ValidationErrors]:
+        """Encode these columns with the ordinary `Encoder`, and store the results."""
+        dense = [d for d, field in enumerate(spec.dense) if field.column in columns]
+        slots = [s for s, slot in enumerate(spec.slots) if slot.column in columns]
+        subset = replace(
+            spec,
+            dense=tuple(spec.dense[d] for d in dense),
+            slots=tuple(spec.slots[s] for s in slots),
         )
         found = {name: _raw_column(rows, name, self._place[name]) for name in columns}
         raw = {name: column for name, column in found.items() if column is not None}
-        encoded, faults = Encoder(spec).encode(RawRows(rows.rows, raw, np.arange(1, rows.rows + 1)))
+        encoded, errors = Encoder(subset).encode(RawRows(rows.rows, raw, np.arange(1, rows.rows + 1)))
         dense_DB[dense] = encoded.dense_DB
         for s, ids in zip(slots, encoded.slots, strict=True):
             if ids.offsets_B1 is None:
                 ids_SB[s] = ids.ids_N
             else:
-                several[s] = ids
-        return faults
+                multi[s] = ids
+        return errors
 
 
 class RequestEncoder:
-    """Encodes requests as one `FeatureSpec` says. Safe to share between threads."""
+    """Encodes requests by a `FeatureSpec`. Safe to share between threads."""
 
     def __init__(self, spec: FeatureSpec) -> None:
         self.spec = spec
-        self.whole = PartEncoder(spec, frozenset(spec.columns))
-        self._parts: dict[frozenset[str], PartEncoder] = {}
+        self.full = SubsetEncoder(spec, frozenset(spec.columns))
+        self._subsets: dict[frozenset[str], SubsetEncoder] = {}
 
-    def part(self, columns: frozenset[str]) -> PartEncoder:
-        """The encoder for the fields made from these columns."""
-        part = self._parts.get(columns)
+    def for_columns(self, columns: frozenset[str]) -> SubsetEncoder:
+        """The encoder for the fields that come from these columns."""
+        part = self._subsets.get(columns)
         if part is None:
-            part = PartEncoder(self.spec, columns)
-            if len(self._parts) >= _PARTS:  # clients have a few shapes of requests; whoever has more pays
-                self._parts = {}
-            self._parts[columns] = part
+            part = SubsetEncoder(self.spec, columns)
+            if len(self._subsets) >= _MAX_SUBSETS:  # clients use few sets of columns; more of them cost time
+                self._subsets = {}
+            self._subsets[columns] = part
         return part
 
     def encode(
         self, rows: RequestRows, columns: frozenset[str] | None = None
-    ) -> tuple[EncodedRows, list[Faults]]:
-        """Ids and floats of `rows`, and the values that could not be encoded."""
-        return (self.whole if columns is None else self.part(columns)).encode(rows)
+    ) -> tuple[EncodedRows, list[ValidationErrors]]:
+        """Ids and floats of `rows`, and the errors of values that could not be encoded."""
+        return (self.full if columns is None else self.for_columns(columns)).encode(rows)
 
 
 def _raw_column(rows: RequestRows, name: str, c: int) -> RawColumn | None:
-    if name in rows.several:
-        return rows.several[name]
+    if name in rows.multi:
+        return rows.multi[name]
     kind = rows.kind_C[c]
     if kind == TEXT:
         return TextColumn(rows.data, rows.starts_CB[c], rows.ends_CB[c])
     if kind in PRECISION:
         return NumberColumn(rows.numbers_CB[c], precision=PRECISION[int(kind)])
-    if kind == FEASIGN:
+    if kind == FEATURE_ID:
         bits_B = rows.integers_CB[c].view(np.uint64)
         return IntegerColumn(bits_B, bits_B == 0, signed=False)
     if kind == INTEGER:
-        there_B = np.zeros(rows.rows, dtype=np.bool_)
-        return IntegerColumn(rows.integers_CB[c].view(np.uint64), there_B, signed=True)
+        none_missing_B = np.zeros(rows.rows, dtype=np.bool_)
+        return IntegerColumn(rows.integers_CB[c].view(np.uint64), none_missing_B, signed=True)
     return None
 
 
 def _scaling(field: DenseField) -> tuple[float, float, float, float]:
-    """Shift, factor and bounds of `kernels.scale`."""
-    known = field.statistics
-    if known is not None and field.transform == "minmax":
-        span = known.high - known.low
-        return known.low, 1.0 / span if span > 0 else 0.0, 0.0, 1.0
-    if known is not None and field.transform == "zscore":
-        return known.mean, 1.0 / known.deviation if known.deviation > 0 else 0.0, -np.inf, np.inf
-    if known is not None and field.transform == "robust":
-        factor = 1.0 / known.spread if known.spread > 0 else 0.0
-        return known.median, factor, -MOST_SPREADS, MOST_SPREADS
+    """Shift, factor and bounds for `encoder_kernels.scale`."""
+    statistics = field.statistics
+    if statistics is not None and field.transform == "minmax":
+        span = statistics.high - statistics.low
+        return statistics.low, 1.0 / span if span > 0 else 0.0, 0.0, 1.0
+    if statistics is not None and field.transform == "zscore":
+        return (
+            statistics.mean,
+            1.0 / statistics.deviation if statistics.deviation > 0 else 0.0,
+            -np.inf,
+            np.inf,
+        )
+    if statistics is not None and field.transform == "robust":
+        factor = 1.0 / statistics.spread if statistics.spread > 0 else 0.0
+        return statistics.median, factor, -MAX_SPREADS, MAX_SPREADS
     return 0.0, 1.0, -np.inf, np.inf
 
 
-def _missing(texts: tuple[str, ...]) -> Missing:
-    """The texts that stand for no value, the integers and floats whose text is one of them, the numbers they are."""
+def _missing(texts: tuple[str, ...]) -> MissingValues:
+    """The values that mean missing: the texts, the integers and floats with such a text, the numbers they denote."""
     encoded = [canonical_text(text) for text in texts]
-    floats = [number for number in map(number_of, encoded) if number is not None]
+    floats = [number for number in map(exact_number, encoded) if number is not None]
     integers: list[int] = []
     for text in encoded:
         with suppress(ValueError):
-            whole = int(text)
-            if category_text(whole) == text and -(2**63) <= whole < 2**63:
-                integers.append(whole)
-    return Missing(
-        *joined(texts),
+            integer = int(text)
+            if category_text(integer) == text and -(2**63) <= integer < 2**63:
+                integers.append(integer)
+    return MissingValues(
+        *concatenate_texts(texts),
         np.array(integers, dtype=np.int64),
         np.array(floats, dtype=np.float64),
-        np.array([_feasign(text) for text in encoded], dtype=np.uint64),
+        np.array([_feature_id(text) for text in encoded], dtype=np.uint64),
         missing_numbers(texts)[1],
     )
 
 
-def _feasign(text: bytes) -> int:
+def _feature_id(text: bytes) -> int:
     return int(encoder_kernels.xxh64(np.frombuffer(text, dtype=np.uint8), 0, len(text)))

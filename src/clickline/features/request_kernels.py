@@ -1,8 +1,8 @@
-"""All fields of a request in one call: the kernels of `encoder_kernels.py`, column after column.
+"""Encodes all fields of a request in one call, with the kernels of `encoder_kernels.py`, column by column.
 
-Nothing here decides an id or a float by itself, so a request cannot be encoded otherwise than a log. A value
-that needs more than these kernels (a fault to word, a number that only Python's parser or printer gets
-right) makes its column slow: the ordinary encoder then does that column.
+No id or float is computed here, so a request is always encoded like a log. A value that these kernels cannot
+handle (an error to report, a number that only Python parses or prints exactly) marks its column as slow: the
+ordinary `Encoder` then encodes that column.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.features import encoder_kernels
-from clickline.records import ABSENT, FEASIGN, INTEGER, TEXT
+from clickline.numba_cache import njit
+from clickline.records import ABSENT, FEATURE_ID, INTEGER, TEXT
 
 LOG1P, SCALE, SCALE_LOG1P = 0, 1, 2
 LOG2, QUANTILES = 0, 1
@@ -23,36 +23,36 @@ Offsets = NDArray[np.int64]
 Ids = NDArray[np.uint64]
 
 
-class Missing(NamedTuple):
-    """What stands for "no value": in a category by canonical text, in a number by value."""
+class MissingValues(NamedTuple):
+    """The values that mean missing: categories by canonical text, numbers by value."""
 
     texts: NDArray[np.uint8]
     ends_T1: Offsets
-    integers_M: Offsets  # whose text is one of these
+    integers_M: Offsets  # integers whose text is one of `texts`
     floats_M: NDArray[np.float64]
-    feasigns_T: Ids  # of the texts
+    feature_ids_T: Ids  # feature ids of the texts
     numbers_M: NDArray[np.float32]
 
 
 class CategoryPlan(NamedTuple):
-    """Slots whose values are text or feasigns, one a row."""
+    """Slots whose values are text or feature ids, one per row."""
 
     columns_S: Offsets
-    places_S: Offsets  # line in ids_SB
+    places_S: Offsets  # row in ids_SB
     salts_S: Ids
-    feasign_S: NDArray[np.bool_]
+    feature_id_S: NDArray[np.bool_]
 
 
 class NumberPlan(NamedTuple):
-    """Columns read as numbers, and what is made of them: D dense fields, K buckets."""
+    """Columns read as numbers, and what they become: D dense fields, K buckets."""
 
     columns_P: Offsets
-    dense_from_D: Offsets  # place in columns_P
+    dense_from_D: Offsets  # index in columns_P
     transform_D: Offsets
     scale_D4: NDArray[np.float64]  # shift, factor, low, high
-    bucket_from_K: Offsets  # place in columns_P
+    bucket_from_K: Offsets  # index in columns_P
     bucket_by_K: Offsets
-    places_K: Offsets  # line in ids_SB
+    places_K: Offsets  # row in ids_SB
     salts_K: Ids
     edges: NDArray[np.float32]
     edges_K1: Offsets
@@ -74,15 +74,15 @@ def _encode_categories(
     ends_CB: Offsets,
     numbers_CB: NDArray[np.float64],
     integers_CB: Offsets,
-    missing: Missing,
+    missing: MissingValues,
     plan: CategoryPlan,
     ids_SB: Ids,
     slow_C: NDArray[np.bool_],
 ) -> None:
-    """Ids of every slot whose values are text or feasigns, one a row."""
+    """Ids of every slot whose values are text or feature ids, one per row."""
     rows = ids_SB.shape[1]
     values_B = np.empty(rows, dtype=np.uint64)
-    gone_B = np.empty(rows, dtype=np.bool_)
+    missing_B = np.empty(rows, dtype=np.bool_)
     status_B = np.empty(rows, dtype=np.uint8)
     for s in range(plan.columns_S.size):
         c = plan.columns_S[s]
@@ -92,50 +92,50 @@ def _encode_categories(
         if slow_C[c]:
             continue
         if kind == ABSENT:
-            ids_B[:] = encoder_kernels.fmix64(np.uint64(encoder_kernels.MISSING_FEASIGN) ^ salt)
+            ids_B[:] = encoder_kernels.fmix64(np.uint64(encoder_kernels.MISSING_FEATURE_ID) ^ salt)
         elif kind == TEXT:
             starts_B, ends_B = starts_CB[c], ends_CB[c]
-            if not plan.feasign_S[s]:
+            if not plan.feature_id_S[s]:
                 encoder_kernels.hash_spans(
                     data, starts_B, ends_B, missing.texts, missing.ends_T1, salt, ids_B
                 )
-            elif encoder_kernels.parse_feasigns(
+            elif encoder_kernels.parse_feature_ids(
                 data, starts_B, ends_B, missing.texts, missing.ends_T1, values_B, status_B
             ):
                 slow_C[c] = True
             else:
                 for row in range(rows):
-                    gone_B[row] = status_B[row] != encoder_kernels.NUMBER_OK
-                encoder_kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
-        elif kind == FEASIGN:
+                    missing_B[row] = status_B[row] != encoder_kernels.NUMBER_OK
+                encoder_kernels.mix_feature_ids(values_B, missing_B, salt, ids_B)
+        elif kind == FEATURE_ID:
             for row in range(rows):
                 values_B[row] = np.uint64(integers_CB[c, row])
-                gone_B[row] = values_B[row] == np.uint64(0)
-                for t in range(missing.feasigns_T.size):
-                    gone_B[row] |= missing.feasigns_T[t] == values_B[row]
-            encoder_kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
+                missing_B[row] = values_B[row] == np.uint64(0)
+                for t in range(missing.feature_ids_T.size):
+                    missing_B[row] |= missing.feature_ids_T[t] == values_B[row]
+            encoder_kernels.mix_feature_ids(values_B, missing_B, salt, ids_B)
         else:
             if kind == INTEGER:
                 for row in range(rows):
                     value = integers_CB[c, row]
                     values_B[row] = np.uint64(value)
-                    gone_B[row] = False
+                    missing_B[row] = False
                     for m in range(missing.integers_M.size):
-                        gone_B[row] |= missing.integers_M[m] == value
+                        missing_B[row] |= missing.integers_M[m] == value
             else:
                 for row in range(rows):
                     number = numbers_CB[c, row]
-                    gone_B[row] = number != number or _is_one_of(number, missing.floats_M)
-                    whole = not gone_B[row] and np.trunc(number) == number and abs(number) < 2.0**63
-                    if not whole and not gone_B[row]:
+                    missing_B[row] = number != number or _is_one_of(number, missing.floats_M)
+                    is_integer = not missing_B[row] and np.trunc(number) == number and abs(number) < 2.0**63
+                    if not is_integer and not missing_B[row]:
                         slow_C[c] = True
-                    values_B[row] = np.uint64(np.int64(number)) if whole else np.uint64(0)
-            if plan.feasign_S[s]:
+                    values_B[row] = np.uint64(np.int64(number)) if is_integer else np.uint64(0)
+            if plan.feature_id_S[s]:
                 for row in range(rows):
-                    gone_B[row] |= values_B[row] == np.uint64(0)
-                encoder_kernels.mix_feasigns(values_B, gone_B, salt, ids_B)
+                    missing_B[row] |= values_B[row] == np.uint64(0)
+                encoder_kernels.mix_feature_ids(values_B, missing_B, salt, ids_B)
             else:
-                encoder_kernels.hash_integers(values_B, gone_B, True, salt, ids_B)
+                encoder_kernels.hash_integers(values_B, missing_B, True, salt, ids_B)
 
 
 @njit(cache=True, nogil=True)
@@ -146,13 +146,13 @@ def _encode_numbers(
     ends_CB: Offsets,
     numbers_CB: NDArray[np.float64],
     integers_CB: Offsets,
-    missing: Missing,
+    missing: MissingValues,
     plan: NumberPlan,
     dense_DB: NDArray[np.float32],
     ids_SB: Ids,
     slow_C: NDArray[np.bool_],
 ) -> None:
-    """Floats of every dense field and ids of every bucket: each column is read once."""
+    """Floats of every dense field and ids of every bucket; each column is read once."""
     rows = dense_DB.shape[1]
     raw_PB = np.empty((plan.columns_P.size, rows), dtype=np.float32)
     status_B = np.empty(rows, dtype=np.uint8)
@@ -177,13 +177,13 @@ def _encode_numbers(
         elif kind == INTEGER:
             for row in range(rows):
                 raw_B[row] = np.float64(integers_CB[c, row])
-            encoder_kernels.drop_numbers(raw_B, missing.numbers_M)
+            encoder_kernels.mask_missing_numbers(raw_B, missing.numbers_M)
         else:
             for row in range(rows):
                 raw_B[row] = numbers_CB[c, row]
                 if abs(raw_B[row]) == np.inf:
                     slow_C[c] = True
-            encoder_kernels.drop_numbers(raw_B, missing.numbers_M)
+            encoder_kernels.mask_missing_numbers(raw_B, missing.numbers_M)
     for d in range(plan.dense_from_D.size):
         raw_B = raw_PB[plan.dense_from_D[d]]
         if plan.transform_D[d] == LOG1P:
@@ -212,14 +212,14 @@ def encode_fields(
     ends_CB: Offsets,
     numbers_CB: NDArray[np.float64],
     integers_CB: Offsets,
-    missing: Missing,
+    missing: MissingValues,
     categories: CategoryPlan,
     numbers: NumberPlan,
     dense_DB: NDArray[np.float32],
     ids_SB: Ids,
     slow_C: NDArray[np.bool_],
 ) -> None:
-    """Ids and floats of every field that has one value a row; columns that are left to do are marked as slow."""
-    given = (data, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB, missing)
-    _encode_categories(*given, categories, ids_SB, slow_C)
-    _encode_numbers(*given, numbers, dense_DB, ids_SB, slow_C)
+    """Ids and floats of every field with one value per row; columns that are not done are marked in `slow_C`."""
+    inputs = (data, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB, missing)
+    _encode_categories(*inputs, categories, ids_SB, slow_C)
+    _encode_numbers(*inputs, numbers, dense_DB, ids_SB, slow_C)

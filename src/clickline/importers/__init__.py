@@ -1,1 +1,1 @@
-"""Configs of earlier systems become a clickline.yaml that says where each of its keys comes from."""
+"""Converts configs of other systems to a clickline.yaml whose comments say where each key comes from."""

@@ -1,6 +1,6 @@
-"""A clickline.yaml in the making: each key with a comment that says where it comes from, and why others are not there.
+"""A clickline.yaml under construction: each key has a comment with its origin, and skipped keys have a reason.
 
-Whatever a source holds, it cannot break out of a comment or a value, and no password of it lands in the file.
+Nothing in a source can break out of a comment or a value, and no password from it is written to the file.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ WIDTH = 110
 _USER_INFO = re.compile(r"(\w+://)[^/@]*@")
 _NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})?", re.ASCII)
 _LONGEST_WORD = 300
-_PASSWORD_LEFT_OUT = "its password was left out: it belongs into the file that storage.credentials names"
+_PASSWORD_LEFT_OUT = "its password was left out: put it in the file that storage.credentials_file names"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of the result. Without origins, it is the choice of the import."""
+    """One key of the result. An entry without origins was chosen by the importer."""
 
     value: Any
     origins: tuple[Origin, ...]
@@ -35,40 +35,40 @@ class Entry:
     @property
     def comment(self) -> str:
         source = " and ".join(map(str, self.origins))
-        said = f"from {source}" if source else "by the import"
-        return f"{said}: {self.why}" if self.why else said
+        origin = f"from {source}" if source else "set by the importer"
+        return f"{origin}: {self.why}" if self.why else origin
 
 
-class Draft:
-    """Keys are put under dotted names; what has no counterpart is left, with the reason."""
+class ConfigDraft:
+    """Collects keys by their dotted names, and source keys without a counterpart with the reason."""
 
     def __init__(self, system: str) -> None:
         self.system = system
         self.entries: dict[str, Entry] = {}
-        self.left: list[tuple[Origin, str]] = []
+        self.skipped: list[tuple[Origin, str]] = []
         self.hints: list[str] = []
 
     def put(self, key: str, value: Any, *origins: Origin, why: str = "") -> None:
-        """Gives `key` a value; a later one wins."""
+        """Set `key`; a later value replaces an earlier one."""
         plain = _without_passwords(value)
         if plain != value:
             why = f"{why}; {_PASSWORD_LEFT_OUT}" if why else _PASSWORD_LEFT_OUT
         self.entries.pop(key, None)
         self.entries[key] = Entry(plain, origins, why)
 
-    def leave(self, origin: Origin, why: str) -> None:
-        """Says why a key of the source is not in the result, and what to do instead."""
-        self.left.append((origin, why))
+    def skip(self, origin: Origin, why: str) -> None:
+        """Record why a source key is not in the result, and what to do instead."""
+        self.skipped.append((origin, why))
 
     def hint(self, text: str) -> None:
-        """Says at the end what nothing in the source asks for, but its user will want to know."""
+        """Add a closing remark that no key of the source calls for, but its user will want to know."""
         self.hints.append(text)
 
     def text(self) -> str:
-        """The file."""
+        """The text of the file."""
         lines = [
             *_paragraph(f"Written by `clickline import` from {self.system}.", "# ", "# "),
-            "# Every key says where it comes from. What has no counterpart is listed at the end.",
+            "# Every key says where it comes from. Keys without a counterpart are listed at the end.",
             "# Next: clickline check; every key and its default: docs/config.md.",
         ]
         for section in Config.model_fields:
@@ -76,9 +76,9 @@ class Draft:
             if inside:
                 lines += ["", *_block(inside, ())]
         lines.append("")
-        if self.left:
+        if self.skipped:
             lines.append("# Without a counterpart:")
-            for origin, why in sorted(self.left, key=lambda one: one[0][:2]):
+            for origin, why in sorted(self.skipped, key=lambda one: one[0][:2]):
                 lines += _paragraph(f"{origin}: {why}", "# - ", "#   ")
         else:
             lines.append("# Everything in the source has a counterpart.")
@@ -88,7 +88,7 @@ class Draft:
 
 
 def _block(entries: dict[str, Entry], path: tuple[str, ...]) -> list[str]:
-    """The lines of all entries below `path`, in the order in which they were put."""
+    """The lines of all entries below `path`, in insertion order."""
     indent = "  " * len(path)
     lines: list[str] = []
     for name in dict.fromkeys(key.split(".")[len(path)] for key in entries):
@@ -107,7 +107,7 @@ def _entry(name: str, entry: Entry, indent: str) -> list[str]:
         items = [f"{indent}  {_scalar(key)}: {_flow(value)}" for key, value in entry.value.items()]
         return [*_paragraph(entry.comment, f"{indent}# ", f"{indent}# "), f"{indent}{name}:", *items]
     line = f"{indent}{name}: {_flow(entry.value)}"
-    comment = f"# {_plain(entry.comment)}"
+    comment = f"# {_one_line(entry.comment)}"
     column = max(len(line) + 2, 40)
     if column + len(comment) <= WIDTH:
         return [f"{line:<{column}}{comment}"]
@@ -123,10 +123,10 @@ def _flow(value: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """As YAML writes it between brackets; a ${ of the source means nothing here."""
+    """The value as YAML writes it inside brackets; a ${ in the source is escaped, since it has no meaning here."""
     if isinstance(value, str):
         if _NUMBER.fullmatch(value):
-            return value  # the schema, not YAML, says what it is
+            return value  # the schema, not YAML, decides its type
         value = value.replace("${", "$${")
     written: str = yaml.safe_dump([value], default_flow_style=True, width=10**9)
     return written.strip()[1:-1]
@@ -134,7 +134,7 @@ def _scalar(value: Any) -> str:
 
 def _paragraph(text: str, first: str, then: str) -> list[str]:
     return textwrap.wrap(
-        _plain(text),
+        _one_line(text),
         WIDTH,
         initial_indent=first,
         subsequent_indent=then,
@@ -143,11 +143,11 @@ def _paragraph(text: str, first: str, then: str) -> list[str]:
     )
 
 
-def _plain(text: str) -> str:
-    """One line of signs that end no comment, whatever the source called its keys."""
-    shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+def _one_line(text: str) -> str:
+    """The text as one line of printable characters, so that no source key can end a comment."""
+    printable = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
     return " ".join(
-        word if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]}…" for word in shown.split()
+        word if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]}…" for word in printable.split()
     )
 
 

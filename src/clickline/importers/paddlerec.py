@@ -1,4 +1,4 @@
-"""PaddleRec: the `config.yaml` of a model, with `runner` and `hyper_parameters`."""
+"""Imports the `config.yaml` of a PaddleRec model, with `runner` and `hyper_parameters`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from clickline.config.yaml_tree import Node, parse
 from clickline.errors import ConfigError, Mistake
-from clickline.importers.config_draft import Draft
-from clickline.importers.source_files import Origin, all_files, read, relative, wrong
+from clickline.importers.config_draft import ConfigDraft
+from clickline.importers.source_files import Origin, all_files, read_source, relative, source_error
 
 _NETWORKS = {
     "logistic_regression": "lr",
@@ -16,40 +16,38 @@ _NETWORKS = {
     "dcn": "dcn_v2",
 }
 
-# Key of PaddleRec to ours, where the value stays as it is.
-_SAME = {
+# PaddleRec keys whose value is used unchanged, and our key for each.
+_DIRECT = {
     "runner.train_batch_size": "train.batch_size",
     "runner.epochs": "train.epochs",
     "runner.seed": "train.seed",
     "runner.data_donefile": "data.donefile",
-    "runner.data_sleep_second": "follow.poll",
+    "runner.data_sleep_second": "follow.poll_interval",
     "hyper_parameters.sparse_feature_dim": "model.embedding_dim",
     "hyper_parameters.fc_sizes": "model.hidden",
     "hyper_parameters.reg": "train.embedding.l2",
 }
-# Likewise, for the last word of a key below table_parameters.
-_SAME_IN_ACCESSOR = {
-    "embedx_threshold": "train.admission.shows",
+# The same by the last part of a key below table_parameters.
+_DIRECT_IN_ACCESSOR = {
+    "embedx_threshold": "train.admission.min_impressions",
     "show_click_decay_rate": "train.eviction.decay",
     "delete_threshold": "train.eviction.threshold",
     "click_coeff": "train.eviction.click_weight",
     "nonclk_coeff": "train.eviction.nonclick_weight",
 }
-_EVALUATE = "`clickline evaluate` measures any checkpoint or version; batches there are chosen by themselves."
-_EXPORTED = "every version holds what a server needs, proven before it is published: docs/versions.md."
-_HARDWARE = "there is none: training runs on processors, on several machines with train.mode: cluster."
-_STREAM = (
-    "`clickline up --follow` learns hour by hour, measures each before it is learned: docs/continuous.md."
-)
-_NONE = {
-    "runner.train_reader_path": "the layout is read as data.format says; for lines of another layout write a reader "
-    "and name it by data.reader: docs/data.md.",
-    "runner.infer_reader_path": "the same fields are read everywhere; docs/data.md.",
-    "runner.reader_type": "there is one reader for each format, which streams on all cores.",
-    "runner.num_workers": "prepare uses all cores by itself.",
+_EVALUATE = "`clickline evaluate` evaluates any checkpoint or version; its batch size is automatic."
+_EXPORTED = "every version contains what a server needs, verified before it is published: docs/versions.md."
+_HARDWARE = "training runs on CPUs, on several machines with train.mode: cluster."
+_STREAM = "`clickline up --follow` evaluates each hour before it trains on it: docs/continuous.md."
+_NO_COUNTERPART = {
+    "runner.train_reader_path": "data.format chooses the built-in reader; for other formats write a reader and name "
+    "it in data.reader: docs/data.md.",
+    "runner.infer_reader_path": "training and evaluation use the same fields; docs/data.md.",
+    "runner.reader_type": "each format has one reader, which streams on all cores.",
+    "runner.num_workers": "prepare uses all cores automatically.",
     "runner.thread_num": "all cores are used.",
-    "runner.model_save_path": "datasets, checkpoints and versions lie in home.",
-    "runner.model_init_path": "weights of Paddle cannot be read. train.warm_start takes a checkpoint of ours.",
+    "runner.model_save_path": "datasets, checkpoints and versions are in home.",
+    "runner.model_init_path": "Paddle weights cannot be read. train.warm_start takes a Clickline checkpoint.",
     "runner.infer_batch_size": _EVALUATE,
     "runner.infer_load_path": _EVALUATE,
     "runner.infer_start_epoch": _EVALUATE,
@@ -57,24 +55,24 @@ _NONE = {
     "runner.use_gpu": _HARDWARE,
     "runner.use_xpu": _HARDWARE,
     "runner.use_npu": _HARDWARE,
-    "runner.print_interval": "progress is shown once a second; `clickline logs` has it afterwards.",
+    "runner.print_interval": "progress is shown once a second; `clickline logs` shows it later.",
     "runner.use_auc": "AUC, log loss and calibration are always measured.",
-    "runner.use_visual": "`clickline studio` and the report of each run show the curves; tracking: MLflow has them.",
+    "runner.use_visual": "`clickline studio` and each run's report show the curves, `tracking` sends them to MLflow.",
     "runner.use_inference": _EXPORTED,
     "runner.save_inference_feed_varnames": _EXPORTED,
     "runner.save_inference_fetch_varnames": _EXPORTED,
     "runner.split_interval": _STREAM,
     "runner.split_per_pass": _STREAM,
     "runner.checkpoint_per_pass": _STREAM,
-    "runner.save_delta_frequency": "each hour is published as a delta; publish.deltas says when a base is due.",
-    "hyper_parameters.sparse_inputs_slots": "slots are found in the data; data.slot_conf chooses among them.",
-    "hyper_parameters.sparse_feature_number": "tables grow as ids come. Readers that hash by themselves keep their "
-    "ids; raw text gets 64-bit ids here, which do not collide.",
-    "hyper_parameters.dense_input_dim": "dense fields are found in the data.",
-    "hyper_parameters.distributed_embedding": "train.mode: cluster puts the table into train.shards.",
+    "runner.save_delta_frequency": "each hour is published as a delta; publish.max_deltas says when a base is due.",
+    "hyper_parameters.sparse_inputs_slots": "slots are discovered in the data; data.slot_conf selects among them.",
+    "hyper_parameters.sparse_feature_number": "tables grow as needed. Ids hashed by your own reader stay the same; "
+    "raw text becomes 64-bit ids, which do not collide.",
+    "hyper_parameters.dense_input_dim": "dense fields are discovered in the data.",
+    "hyper_parameters.distributed_embedding": "train.mode: cluster puts the table into train.embedding_servers.",
 }
 _ACCESSOR = (
-    "there is none: see train.admission and train.eviction for when ids come and go, and docs/training.md."
+    "none: train.admission and train.eviction decide when ids are added and removed; docs/training.md."
 )
 
 
@@ -83,35 +81,34 @@ class _Value(NamedTuple):
     origin: Origin
 
 
-def paddlerec(config: Path, folder: Path) -> Draft:
-    """The draft for `folder` from a model's config."""
-    draft = Draft(f"PaddleRec's {config}")
+def paddlerec(config: Path, folder: Path) -> ConfigDraft:
+    """A draft config, to be saved in `folder`, from a model's config."""
+    draft = ConfigDraft(f"PaddleRec's {config}")
     given = _flat(config)
     _network(draft, config)
     draft.put("data.format", "paddlerec", why="click:0 dense_feature:v … slot:id …")
-    _rows(draft, given, config, folder)
-    why = "PaddleRec's numbers are scaled but not clipped, and reach hundreds; `none` takes them as they are"
+    _data(draft, given, config, folder)
+    why = "PaddleRec's numbers are scaled but not clipped, and reach hundreds; `none` uses them unchanged"
     draft.put("data.fields", {"dense_*": "log1p"}, why=why)
     for name, (value, origin) in given.items():
-        if name in _SAME:
-            draft.put(_SAME[name], value, origin)
-        elif name in _NONE:
-            draft.leave(origin, _NONE[name])
+        if name in _DIRECT:
+            draft.put(_DIRECT[name], value, origin)
+        elif name in _NO_COUNTERPART:
+            draft.skip(origin, _NO_COUNTERPART[name])
         elif name.startswith("table_parameters."):
             _accessor(draft, name, value, origin)
-        elif name not in _TOGETHER:
-            draft.leave(origin, "is not a key that this import knows. Its value was not looked at.")
+        elif name not in _HANDLED:
+            draft.skip(origin, "is a key that the importer does not know. Its value was not read.")
     _optimizer(draft, given)
     draft.hint(
-        "PaddleRec's step sizes stay the same for the whole run, and so they do here with `train: {schedule: {kind: "
-        "constant}, embedding: {schedule: {kind: constant}}}`. It has no gate; `gate: {auc: 0.6}` keeps what is worse "
-        "from being published."
+        "PaddleRec's learning rates are constant; for the same, set `train: {schedule: {kind: constant}, embedding: "
+        "{schedule: {kind: constant}}}`. It has no gate; `gate: {auc: 0.6}` keeps a worse model from being published."
     )
     return draft
 
 
-# Keys that several of ours depend on.
-_TOGETHER = (
+# Keys that are handled together, below.
+_HANDLED = (
     "runner.train_data_dir",
     "runner.test_data_dir",
     "runner.start_day",
@@ -125,15 +122,15 @@ _TOGETHER = (
 
 
 def _flat(path: Path) -> dict[str, _Value]:
-    """All keys with dots between their parts. The file's own ${ stays what it is."""
+    """All values by their dotted keys. A ${ in the file is not expanded."""
     mistakes: list[Mistake] = []
-    root = parse(read(path).replace("${", "$${"), str(path), mistakes)
+    root = parse(read_source(path).replace("${", "$${"), str(path), mistakes)
     if mistakes:
         raise ConfigError(mistakes)
     place = Origin(str(path), root.line, "")
     if not isinstance(root.value, dict) or "runner" not in root.value:
-        found = "has no group `runner:`. Allowed: the config of a model of PaddleRec."
-        raise wrong(place, found, "Name models/…/config.yaml.")
+        found = "has no section `runner:`. Allowed: the config of a PaddleRec model."
+        raise source_error(place, found, "Name models/…/config.yaml.")
     found_values: dict[str, _Value] = {}
 
     def walk(node: Node, name: str) -> None:
@@ -146,15 +143,15 @@ def _flat(path: Path) -> dict[str, _Value]:
     for group in ("runner", "hyper_parameters"):
         node = root.value.get(group)
         if node is not None and not isinstance(node.value, dict):
-            raise wrong(
-                Origin(str(path), node.line, group), "is not a group of keys.", "Indent its keys below it."
+            raise source_error(
+                Origin(str(path), node.line, group), "is not a mapping.", "Indent its keys below it."
             )
     walk(root, "")
     return found_values
 
 
-def _network(draft: Draft, config: Path) -> None:
-    draft.put("name", "ads", why="the model's name in requests")
+def _network(draft: ConfigDraft, config: Path) -> None:
+    draft.put("name", "ads", why="the model name in requests")
     folder = config.absolute().parent.name
     known = _NETWORKS.get(folder)
     if known:
@@ -164,49 +161,53 @@ def _network(draft: Draft, config: Path) -> None:
         draft.put("model.name", "wide_deep", why=f"the file does not name its network; others: {networks}")
 
 
-def _rows(draft: Draft, given: dict[str, _Value], config: Path, folder: Path) -> None:
+def _data(draft: ConfigDraft, given: dict[str, _Value], config: Path, folder: Path) -> None:
     for name, key in (("runner.train_data_dir", "data.train"), ("runner.test_data_dir", "data.eval")):
         if name not in given:
             if key == "data.train":
-                raise wrong(Origin(str(config), 0, name), "is missing.", "Give the folder of the rows.")
+                raise source_error(
+                    Origin(str(config), 0, name), "is missing.", "Give the folder of the rows."
+                )
             continue
         value, origin = given[name]
         if not isinstance(value, str) or not value:
-            raise wrong(origin, "is not a folder.", "Give the folder of the rows.")
+            raise source_error(origin, "is not a folder.", "Give the folder of the rows.")
         place = relative(value, config.parent, folder)
         hourly = key == "data.train" and "runner.start_day" in given
         draft.put(key, all_files(f"{place}/{{date}}/{{hour}}" if hourly else place), origin)
     for name, key in (("runner.start_day", "data.dates.from"), ("runner.end_day", "data.dates.to")):
         if name in given:
             value, origin = given[name]
-            draft.put(key, str(value), origin, why="folders by day and hour; passes of minutes are no hours")
+            draft.put(
+                key, str(value), origin, why="folders by day and hour; passes of minutes are not supported"
+            )
 
 
-def _optimizer(draft: Draft, given: dict[str, _Value]) -> None:
+def _optimizer(draft: ConfigDraft, given: dict[str, _Value]) -> None:
     fleet = given.get("runner.use_fleet")
     strategy = given.get("runner.sync_mode") or given.get("hyper_parameters.optimizer.strategy")
     if fleet is not None:
         draft.put("train.mode", "cluster" if fleet.value is True else "local", fleet.origin)
     if strategy is not None and fleet is not None and fleet.value is True:
-        why = "" if strategy.value in ("sync", "async") else f"{strategy.value} is nearest to async"
+        why = "" if strategy.value in ("sync", "async") else f"{strategy.value} is closest to async"
         draft.put("train.sync", strategy.value == "sync", strategy.origin, why=why)
     elif strategy is not None:
-        draft.leave(strategy.origin, "says nothing on one machine; on a cluster it is train.sync.")
+        draft.skip(strategy.origin, "has no effect on one machine; on a cluster it is train.sync.")
     rate = given.get("hyper_parameters.optimizer.learning_rate")
     if rate is not None:
         draft.put("train.learning_rate", rate.value, rate.origin)
         draft.put("train.embedding.learning_rate", rate.value, rate.origin)
     kind = given.get("hyper_parameters.optimizer.class")
     if kind is not None:
-        why = "the dense part learns by Adam" + ("" if kind.value == "Adam" else ", always")
+        why = "the dense part " + ("uses" if kind.value == "Adam" else "always uses") + " Adam"
         draft.put("train.embedding.optimizer", str(kind.value).lower(), kind.origin, why=why)
 
 
-def _accessor(draft: Draft, name: str, value: Any, origin: Origin) -> None:
+def _accessor(draft: ConfigDraft, name: str, value: Any, origin: Origin) -> None:
     last = name.rpartition(".")[2]
-    if last in _SAME_IN_ACCESSOR:
-        draft.put(_SAME_IN_ACCESSOR[last], value, origin)
+    if last in _DIRECT_IN_ACCESSOR:
+        draft.put(_DIRECT_IN_ACCESSOR[last], value, origin)
     elif last == "delete_after_unseen_days" and isinstance(value, int):
-        draft.put("train.eviction.hours_unseen", value * 24, origin, why=f"{value} days")
+        draft.put("train.eviction.max_idle_hours", value * 24, origin, why=f"{value} days")
     else:
-        draft.leave(origin, _ACCESSOR)
+        draft.skip(origin, _ACCESSOR)

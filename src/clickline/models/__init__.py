@@ -1,4 +1,4 @@
-"""Models: the networks, one a file, and `model.py`, where a network and its sparse tables are one model.
+"""Models: one network per file, and `model.py`, which combines a network with its embedding tables.
 
-Importing the package imports nothing: a server reads `calibration.py` and has no PyTorch.
+Importing the package imports no module: servers use `calibration.py` without PyTorch.
 """

@@ -19,7 +19,7 @@ HEAD_DIM = 16
 
 
 class AutoInt(Network):
-    """Each field looks at the others and takes from them what goes together with it."""
+    """Self-attention over the fields: each field attends to the others."""
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)
@@ -36,7 +36,7 @@ class AutoInt(Network):
 
 
 class _Attention(nn.Module):
-    """One layer over the fields; the paper's scores are plain inner products, not scaled ones."""
+    """One attention layer over the fields; as in the paper, scores are not scaled."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -53,6 +53,8 @@ class _Attention(nn.Module):
             part.view(-1, x_BFK.shape[1], HEADS, HEAD_DIM).transpose(1, 2)
             for part in (query_NK, key_NK, value_NK)
         )
-        seen_BHFK = nn.functional.scaled_dot_product_attention(query_BHFK, key_BHFK, value_BHFK, scale=1.0)
-        seen_BFK = seen_BHFK.transpose(1, 2).flatten(2)
-        return torch.relu(seen_BFK + residual_NK.view_as(seen_BFK))
+        attended_BHFK = nn.functional.scaled_dot_product_attention(
+            query_BHFK, key_BHFK, value_BHFK, scale=1.0
+        )
+        attended_BFK = attended_BHFK.transpose(1, 2).flatten(2)
+        return torch.relu(attended_BFK + residual_NK.view_as(attended_BFK))

@@ -1,7 +1,7 @@
 """Calibration: a monotonic function that corrects a model's probabilities without changing their order.
 
-Fitted after training (evaluation/calibration_fit.py), stored with the model as JSON, applied to one row or a million
-with the same bits.
+Fitted after training (evaluation/calibration_fit.py) and stored with the model as JSON. A row's result does not
+depend on the batch it is in.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.errors import ArtifactError
+from clickline.numba_cache import njit
 
 Probabilities = NDArray[np.float32] | NDArray[np.float64]
 Doubles = NDArray[np.float64]
 P = TypeVar("P", NDArray[np.float32], NDArray[np.float64])
 
 CLIP = 1e-7
-"""No probability is taken as closer to 0 or 1 than this: one certain mistake costs a log loss of 16.1."""
+"""Probabilities are clipped to [CLIP, 1 - CLIP]: the largest log loss of one row is then 16.1."""
 
 
 @dataclass(frozen=True)
 class Isotonic:
-    """A line through rising points, the first at score 0, the last at 1."""
+    """A piecewise linear function through ascending points, the first at score 0, the last at 1."""
 
     scores: tuple[float, ...]
     values: tuple[float, ...]
 
     def apply(self, probability_B: P) -> P:
         scores_K, values_K = self._points
-        return _along(probability_B, scores_K, values_K).astype(probability_B.dtype)
+        return _interpolate(probability_B, scores_K, values_K).astype(probability_B.dtype)
 
     @cached_property
     def _points(self) -> tuple[Doubles, Doubles]:
@@ -48,13 +48,13 @@ class Isotonic:
 
 @dataclass(frozen=True)
 class Platt:
-    """sigmoid(slope * logit + offset), with the slope above 0."""
+    """sigmoid(slope * logit + offset) with a positive slope."""
 
     slope: float
     offset: float
 
     def apply(self, probability_B: P) -> P:
-        return _scaled(probability_B, self.slope, self.offset).astype(probability_B.dtype)
+        return _platt(probability_B, self.slope, self.offset).astype(probability_B.dtype)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "platt", "slope": self.slope, "offset": self.offset}
@@ -69,27 +69,29 @@ def from_json(document: Mapping[str, Any]) -> Calibration:
     try:
         if kind == "isotonic":
             scores, values = ([float(x) for x in document[part]] for part in ("scores", "values"))
-            rising = all(a < b for a, b in pairwise(scores)) and all(a <= b for a, b in pairwise(values))
-            inside = all(0 <= value <= 1 for value in values)
-            if len(scores) == len(values) and rising and inside and scores[:1] + scores[-1:] == [0, 1]:
+            ascending = all(a < b for a, b in pairwise(scores)) and all(a <= b for a, b in pairwise(values))
+            in_range = all(0 <= value <= 1 for value in values)
+            if len(scores) == len(values) and ascending and in_range and scores[:1] + scores[-1:] == [0, 1]:
                 return Isotonic(tuple(scores), tuple(values))
         elif kind == "platt":
             slope, offset = float(document["slope"]), float(document["offset"])
             if math.isfinite(slope) and math.isfinite(offset) and slope > 0:
                 return Platt(slope, offset)
         else:
-            raise ArtifactError(f"a calibration is of kind {kind!r}; known are isotonic and platt.")
+            raise ArtifactError(
+                f"unknown calibration kind {kind!r}; expected isotonic or platt. Train again."
+            )
     except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"the {kind} calibration lacks a part or misspells it: {error}") from error
-    raise ArtifactError(f"the {kind} calibration does not rise from one point to the next. Train again.")
+        raise ArtifactError(f"the {kind} calibration is invalid: {error}. Train again.") from error
+    raise ArtifactError(f"the {kind} calibration is not increasing. Train again.")
 
 
 # ── kernels ────────────────────────────────────────────────────────────────────────────────────
 
 
 @njit(cache=True, nogil=True)
-def _along(probability_B: Probabilities, scores_K: Doubles, values_K: Doubles) -> NDArray[np.float64]:
-    """Linear interpolation that never falls, not even by rounding."""
+def _interpolate(probability_B: Probabilities, scores_K: Doubles, values_K: Doubles) -> NDArray[np.float64]:
+    """Linear interpolation that never decreases, not even by rounding."""
     out_B = np.empty(probability_B.size)
     for b in range(probability_B.size):
         x = min(max(np.float64(probability_B[b]), 0.0), 1.0)
@@ -103,7 +105,7 @@ def _along(probability_B: Probabilities, scores_K: Doubles, values_K: Doubles) -
 
 
 @njit(cache=True, nogil=True)
-def _scaled(probability_B: Probabilities, slope: float, offset: float) -> NDArray[np.float64]:
+def _platt(probability_B: Probabilities, slope: float, offset: float) -> NDArray[np.float64]:
     out_B = np.empty(probability_B.size)
     for b in range(probability_B.size):
         x = min(max(np.float64(probability_B[b]), CLIP), 1 - CLIP)

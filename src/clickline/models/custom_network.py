@@ -1,19 +1,19 @@
-"""A user's own network: a Python file with `forward(spec)`, and what else the user wants to decide.
+"""A user's custom network: a Python file with `forward(spec)` and optional functions for other parts of training.
 
     forward(spec) -> nn.Module        required; spec is a NetworkSpec, the module maps (inputs_BI, wide_B) to
                                       logit_B and must be exportable to ONNX, because serving runs no user code
-    loss(labels, logits) -> Tensor    of shape (rows,), and row weights are applied to it; or of shape (), one
-                                      number for all, and they are not
+    loss(labels, logits) -> Tensor    of shape (rows,), to which row weights are applied; or a scalar, to which
+                                      they are not
     optimizer(params) -> Optimizer    for the network's weights; the tables have their own
     metrics() -> dict                 name to function(labels, probabilities, weights) -> float, NumPy arrays,
                                       called once over the whole evaluation set
-    feed(batch) -> batch              the last word on a batch of LabelledRows before it is learned; in training
-                                      only, so that what is measured is what is served. Same number of rows
-                                      (weight 0 takes one out), same slots, same dense fields. It must follow from
-                                      the batch alone: a run that goes on after a stop sees each batch once more.
+    feed(batch) -> batch              changes a batch of LabelledRows before it is trained on; in training only, so
+                                      that evaluation matches serving. It must keep the number of rows (weight 0
+                                      excludes a row), the slots and the dense fields, and depend only on the
+                                      batch: a resumed run passes batches again.
 
-All of it is tried with a made-up batch when the file is loaded, so mistakes show before any data is read. Names
-that begin with `_`, classes and imported names are the user's own business.
+All functions are called with a dummy batch when the file is loaded, so mistakes are reported before any data is read.
+Names that begin with `_`, classes and imported names are ignored.
 """
 
 from __future__ import annotations
@@ -38,55 +38,55 @@ from clickline.errors import ConfigError, Mistake
 from clickline.models.layers import seeded
 from clickline.models.network_spec import NetworkSpec
 from clickline.models.onnx_export import dummy_batch
-from clickline.plugins import execute, kind_of, line_of, own_functions, parse, takes
+from clickline.plugins import accepts_arguments, error_line, execute, parse, public_functions, type_name
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 
 Floats = NDArray[np.float32]
 Metric = Callable[[Floats, Floats, Floats], float]  # labels, probabilities, weights
 
-_FORMS = {
+_SIGNATURES = {
     "forward": ("spec",),
     "loss": ("labels", "logits"),
     "optimizer": ("params",),
     "metrics": (),
     "feed": ("batch",),
 }
-_LOSS = "Return one number for every row, or one for all, that follows from the logits."
+_LOSS_REMEDY = "Return one number per row or one scalar, computed from the logits."
 _ROWS = 8
 
 
-class Loss(Protocol):
-    """One number for a batch; without weights all rows count the same."""
+class LossFunction(Protocol):
+    """The loss of a batch as one number; without weights all rows count equally."""
 
     def __call__(self, labels_B: Tensor, logits_B: Tensor, weights_B: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class CustomModel:
-    """What a user's file decides; None where it leaves the choice to us."""
+    """What a user's file defines; None for functions that it leaves out."""
 
     network: nn.Module
     uses_wide: bool  # whether the logit depends on the wide weights
-    loss: Loss | None = None
+    loss: LossFunction | None = None
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     feed: Callable[[LabelledRows], LabelledRows] | None = None
 
 
 def load_custom(path: Path, spec: NetworkSpec, seed: int, *, multi: Sequence[bool] = ()) -> CustomModel:
-    """The model of the file, tried out; or a ConfigError with the lines that are wrong.
+    """Load and try out the model of a file. Raises a ConfigError with the lines that are wrong.
 
-    `multi` marks the slots that hold several ids a row, so that `feed` is tried with such.
+    `multi` marks the slots with several ids per row, so that `feed` is tried with such slots.
     """
-    with redirect_stdout(sys.stderr):  # stdout is the command's: with --json, one document and nothing else
-        return _load(_File(path), spec, seed, multi)
+    with redirect_stdout(sys.stderr):  # stdout belongs to the command: with --json it is one document
+        return _load(_ModelFile(path), spec, seed, multi)
 
 
-def _load(file: _File, spec: NetworkSpec, seed: int, multi: Sequence[bool]) -> CustomModel:
+def _load(file: _ModelFile, spec: NetworkSpec, seed: int, multi: Sequence[bool]) -> CustomModel:
     with seeded(seed):
         network = file.call("forward", spec)
     with seeded(seed):
-        trial = file.call("forward", spec)  # its own, so that trying leaves no trace in the other
+        trial = file.call("forward", spec)  # a second one, so that the trial does not change the first
     with seeded(seed):
         logits_B, uses_wide = _try_network(file, trial, spec)
         mistakes: list[Mistake] = []
@@ -114,13 +114,13 @@ def _load(file: _File, spec: NetworkSpec, seed: int, multi: Sequence[bool]) -> C
     )
 
 
-class _File:
-    """The file, executed, with its functions; says what is wrong with them and where."""
+class _ModelFile:
+    """The executed file with its functions; builds errors with line numbers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         tree = parse(path, "Check model.file.")
-        self._lines = _lines_of_names(tree)
+        self._lines = _definition_lines(tree)
         try:
             module = execute(path, tree, "clickline_model_")
         except (Exception, SystemExit) as error:
@@ -129,26 +129,26 @@ class _File:
 
     def _find(self, module: ModuleType) -> dict[str, Callable[..., Any]]:
         mistakes: list[Mistake] = []
-        for name in own_functions(module):
-            if name not in _FORMS:
-                problem = f"is none of {', '.join(_FORMS)}."
+        for name in public_functions(module):
+            if name not in _SIGNATURES:
+                problem = f"is not one of {', '.join(_SIGNATURES)}."
                 mistakes.append(
                     self._mistake(name, problem, f"Begin the names of helpers with _: _{name}().")
                 )
-        for name, arguments in _FORMS.items():
+        for name, arguments in _SIGNATURES.items():
             value = vars(module).get(name)
-            form = f"Write `def {name}({', '.join(arguments)}):`."
+            signature = f"Write `def {name}({', '.join(arguments)}):`."
             if value is None:
                 if name == "forward":
-                    mistakes.append(self._mistake(name, "is missing.", form))
+                    mistakes.append(self._mistake(name, "is missing.", signature))
             elif not callable(value):
-                mistakes.append(self._mistake(name, "is not a function.", form))
-            elif not takes(value, len(arguments)):
-                found = f"has the arguments {inspect.signature(value)}."
-                mistakes.append(self._mistake(name, found, form))
+                mistakes.append(self._mistake(name, "is not a function.", signature))
+            elif not accepts_arguments(value, len(arguments)):
+                problem = f"has the arguments {inspect.signature(value)}."
+                mistakes.append(self._mistake(name, problem, signature))
         if mistakes:
             raise ConfigError(mistakes)
-        return {name: vars(module)[name] for name in _FORMS if vars(module).get(name) is not None}
+        return {name: vars(module)[name] for name in _SIGNATURES if vars(module).get(name) is not None}
 
     def call(self, name: str, *arguments: object) -> Any:
         try:
@@ -157,7 +157,7 @@ class _File:
             raise self.raised(name, error) from error
 
     def function(self, name: str) -> Callable[..., Any] | None:
-        """As in the file, but a fault inside comes as a ConfigError with its line."""
+        """The file's function; an exception inside becomes a ConfigError with its line."""
         return (lambda *arguments: self.call(name, *arguments)) if name in self.functions else None
 
     def line(self, name: str) -> int:
@@ -165,9 +165,9 @@ class _File:
 
     def raised(self, name: str, error: BaseException, what: str = "") -> ConfigError:
         problem = f"{what}raised {type(error).__name__}: {str(error).strip() or 'no message'}"
-        return self.wrong(name, line_of(self.path, error) or self.line(name), problem, "")
+        return self.error(name, error_line(self.path, error) or self.line(name), problem, "")
 
-    def wrong(self, name: str, line: int, problem: str, remedy: str) -> ConfigError:
+    def error(self, name: str, line: int, problem: str, remedy: str) -> ConfigError:
         return ConfigError([self._mistake(name, problem, remedy, line)])
 
     def _mistake(self, name: str, problem: str, remedy: str, line: int | None = None) -> Mistake:
@@ -175,8 +175,8 @@ class _File:
         return Mistake(str(self.path), line, f"{name}()" if name else "", problem, remedy)
 
 
-def _lines_of_names(tree: ast.Module) -> dict[str, int]:
-    """Where each top-level name is given its value."""
+def _definition_lines(tree: ast.Module) -> dict[str, int]:
+    """The line where each top-level name is defined."""
     lines: dict[str, int] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -186,18 +186,18 @@ def _lines_of_names(tree: ast.Module) -> dict[str, int]:
     return lines
 
 
-def _try_network(file: _File, network: object, spec: NetworkSpec) -> tuple[Tensor, bool]:
-    """The logits of a made-up batch, and whether they depend on the wide weights."""
+def _try_network(file: _ModelFile, network: object, spec: NetworkSpec) -> tuple[Tensor, bool]:
+    """The logits of a dummy batch, and whether they depend on the wide weights."""
     if not isinstance(network, nn.Module):
-        problem = f"returned {kind_of(network)}."
-        raise file.wrong("forward", file.line("forward"), problem, "Return a torch.nn.Module.")
+        problem = f"returned {type_name(network)}."
+        raise file.error("forward", file.line("forward"), problem, "Return a torch.nn.Module.")
     if not any(weight.requires_grad for weight in network.parameters()):
-        problem = f"returned a {type(network).__name__} that has no weights to learn."
-        raise file.wrong("forward", file.line("forward"), problem, "Give it some, if only a bias.")
-    inside = type(network).forward
+        problem = f"returned a {type(network).__name__} without trainable weights."
+        raise file.error("forward", file.line("forward"), problem, "Add some, if only a bias.")
+    forward = type(network).forward
     line = file.line("forward")
-    if inspect.isfunction(inside) and inside.__code__.co_filename == str(file.path):
-        line = inside.__code__.co_firstlineno
+    if inspect.isfunction(forward) and forward.__code__.co_filename == str(file.path):
+        line = forward.__code__.co_firstlineno
     name = f"{type(network).__name__}.forward"
     inputs_BI, wide_B = (tensor.requires_grad_() for tensor in dummy_batch(spec, _ROWS))
     try:
@@ -205,57 +205,57 @@ def _try_network(file: _File, network: object, spec: NetworkSpec) -> tuple[Tenso
     except (Exception, SystemExit) as error:
         raised = file.raised(name, error).mistakes[0]
         remedy = f"It is called with inputs of shape ({_ROWS}, {spec.width}) and wide of shape ({_ROWS},)."
-        raise file.wrong(name, raised.line or line, raised.problem + ".", remedy) from error
-    remedy = "Return one logit a row, a float tensor of shape (rows,)."
+        raise file.error(name, raised.line or line, raised.problem + ".", remedy) from error
+    remedy = "Return one logit per row, a float tensor of shape (rows,)."
     if not isinstance(logits_B, Tensor):
-        raise file.wrong(name, line, f"returned {kind_of(logits_B)}.", remedy)
+        raise file.error(name, line, f"returned {type_name(logits_B)}.", remedy)
     if tuple(logits_B.shape) != (_ROWS,) or not logits_B.is_floating_point():
         dtype = str(logits_B.dtype).removeprefix("torch.")
         problem = f"returned {dtype} of shape {tuple(logits_B.shape)} for {_ROWS} rows."
-        raise file.wrong(name, line, problem, remedy)
+        raise file.error(name, line, problem, remedy)
     if not logits_B.requires_grad:
         problem = "returned logits that depend on no weight and no input."
-        raise file.wrong(name, line, problem, "Leave out detach() and no_grad().")
+        raise file.error(name, line, problem, "Remove detach() and no_grad().")
     _, wide_grad = torch.autograd.grad(
         logits_B.sum(), (inputs_BI, wide_B), retain_graph=True, allow_unused=True
     )
     return logits_B, wide_grad is not None
 
 
-def _try_loss(file: _File, logits_B: Tensor) -> None:
+def _try_loss(file: _ModelFile, logits_B: Tensor) -> None:
     if "loss" not in file.functions:
         return
     loss = _loss(file, (torch.arange(_ROWS) % 2).float(), logits_B)
     if not loss.requires_grad:
-        raise file.wrong("loss", file.line("loss"), "returned a number without a gradient.", _LOSS)
+        raise file.error("loss", file.line("loss"), "returned a number without a gradient.", _LOSS_REMEDY)
     if not torch.isfinite(loss):
         problem = f"returned {loss.item()} for a batch of random logits."
-        raise file.wrong("loss", file.line("loss"), problem, _LOSS)
+        raise file.error("loss", file.line("loss"), problem, _LOSS_REMEDY)
 
 
-def _loss(file: _File, labels_B: Tensor, logits_B: Tensor, weights_B: Tensor | None = None) -> Tensor:
-    """One number: the user's own, or the weighted mean of the user's losses of rows."""
+def _loss(file: _ModelFile, labels_B: Tensor, logits_B: Tensor, weights_B: Tensor | None = None) -> Tensor:
+    """The user's scalar loss, or the weighted mean of the user's losses per row."""
     loss = file.call("loss", labels_B, logits_B)
     if not isinstance(loss, Tensor):
-        raise file.wrong("loss", file.line("loss"), f"returned {kind_of(loss)}.", _LOSS)
+        raise file.error("loss", file.line("loss"), f"returned {type_name(loss)}.", _LOSS_REMEDY)
     if loss.shape == ():
         return loss
     if loss.shape != logits_B.shape:
         problem = f"returned a tensor of shape {tuple(loss.shape)} for {len(logits_B)} rows."
-        raise file.wrong("loss", file.line("loss"), problem, _LOSS)
+        raise file.error("loss", file.line("loss"), problem, _LOSS_REMEDY)
     if weights_B is None:
         return loss.mean()
     total = weights_B.sum()
     return (loss * weights_B).sum() / torch.where(total > 0, total, 1.0)
 
 
-def _try_optimizer(file: _File, network: nn.Module, logits_B: Tensor) -> None:
+def _try_optimizer(file: _ModelFile, network: nn.Module, logits_B: Tensor) -> None:
     if "optimizer" not in file.functions:
         return
     optimizer = file.call("optimizer", list(network.parameters()))
     if not isinstance(optimizer, torch.optim.Optimizer):
-        problem = f"returned {kind_of(optimizer)}."
-        raise file.wrong("optimizer", file.line("optimizer"), problem, "Return a torch.optim.Optimizer.")
+        problem = f"returned {type_name(optimizer)}."
+        raise file.error("optimizer", file.line("optimizer"), problem, "Return a torch.optim.Optimizer.")
     torch.autograd.backward(logits_B.sum(), retain_graph=True)
     try:
         optimizer.step()
@@ -263,17 +263,17 @@ def _try_optimizer(file: _File, network: nn.Module, logits_B: Tensor) -> None:
         raise file.raised("optimizer", error) from error
 
 
-def _try_metrics(file: _File) -> dict[str, Metric]:
+def _try_metrics(file: _ModelFile) -> dict[str, Metric]:
     if "metrics" not in file.functions:
         return {}
     line, remedy = file.line("metrics"), "Return {name: function(labels, probabilities, weights) -> float}."
-    found = file.call("metrics")
-    if not isinstance(found, dict):
-        raise file.wrong("metrics", line, f"returned {kind_of(found)}.", remedy)
-    for name, function in found.items():
+    functions = file.call("metrics")
+    if not isinstance(functions, dict):
+        raise file.error("metrics", line, f"returned {type_name(functions)}.", remedy)
+    for name, function in functions.items():
         if not isinstance(name, str) or not callable(function):
-            raise file.wrong("metrics", line, f"has {name!r}: {kind_of(function)}.", remedy)
-    metrics = {name: _metric(file, name, function) for name, function in found.items()}
+            raise file.error("metrics", line, f"has {name!r}: {type_name(function)}.", remedy)
+    metrics = {name: _metric(file, name, function) for name, function in functions.items()}
     generator = np.random.default_rng(0)
     labels_N = (np.arange(64) % 2).astype(np.float32)
     for metric in metrics.values():
@@ -281,7 +281,7 @@ def _try_metrics(file: _File) -> dict[str, Metric]:
     return metrics
 
 
-def _metric(file: _File, name: str, function: Callable[..., Any]) -> Metric:
+def _metric(file: _ModelFile, name: str, function: Callable[..., Any]) -> Metric:
     def metric(labels_N: Floats, probabilities_N: Floats, weights_N: Floats) -> float:
         try:
             return float(function(labels_N, probabilities_N, weights_N))
@@ -291,30 +291,30 @@ def _metric(file: _File, name: str, function: Callable[..., Any]) -> Metric:
     return metric
 
 
-def _try_feed(file: _File, spec: NetworkSpec, multi: Sequence[bool]) -> None:
+def _try_feed(file: _ModelFile, spec: NetworkSpec, multi: Sequence[bool]) -> None:
     if "feed" in file.functions:
-        _feed(file, _made_up_rows(spec, multi))
+        _feed(file, _dummy_rows(spec, multi))
 
 
-def _feed(file: _File, batch: LabelledRows) -> LabelledRows:
-    """What the user's feed makes of the batch; refuses what the tables could not take."""
+def _feed(file: _ModelFile, batch: LabelledRows) -> LabelledRows:
+    """Call the user's feed on a batch, and reject a result that does not match it."""
     fed = file.call("feed", batch)
-    problem = _unlike(batch, fed)
+    problem = _mismatch(batch, fed)
     if problem:
         remedy = "Return LabelledRows with the same rows, slots and dense fields."
-        raise file.wrong("feed", file.line("feed"), problem, remedy)
+        raise file.error("feed", file.line("feed"), problem, remedy)
     assert isinstance(fed, LabelledRows)
     return fed
 
 
-def _unlike(batch: LabelledRows, fed: object) -> str:
-    """What makes `fed` unfit to stand in for `batch`; empty if nothing does."""
+def _mismatch(batch: LabelledRows, fed: object) -> str:
+    """Why `fed` cannot replace `batch`; empty if it can."""
     if not isinstance(fed, LabelledRows):
-        return f"returned {kind_of(fed)}."
+        return f"returned {type_name(fed)}."
     if type(fed.encoded) is not EncodedRows:
-        return f"returned {kind_of(fed.encoded)} as encoded."
-    for name in ("label_B", "weight_B", "show_B", "click_B", "event_hour_B"):
-        problem = _other(name, getattr(batch, name), getattr(fed, name))
+        return f"returned {type_name(fed.encoded)} as encoded."
+    for name in ("label_B", "weight_B", "impression_B", "click_B", "event_hour_B"):
+        problem = _array_mismatch(name, getattr(batch, name), getattr(fed, name))
         if problem:
             return problem
     if fed.rows != batch.rows:
@@ -322,20 +322,20 @@ def _unlike(batch: LabelledRows, fed: object) -> str:
     if len(fed.encoded.slots) != len(batch.encoded.slots):
         return f"returned {len(fed.encoded.slots)} slots for {len(batch.encoded.slots)}."
     for at, slot in enumerate(fed.encoded.slots):
-        if not _fits(slot, batch.rows):
-            return f"returned slot {at} without a uint64 id for every row, or int64 offsets that fit its ids."
-    return _other("dense_DB", batch.encoded.dense_DB, fed.encoded.dense_DB)
+        if not _is_valid_slot(slot, batch.rows):
+            return f"returned slot {at} without a uint64 id per row, or int64 offsets that match its ids."
+    return _array_mismatch("dense_DB", batch.encoded.dense_DB, fed.encoded.dense_DB)
 
 
-def _other(name: str, before: NDArray[Any], after: object) -> str:
+def _array_mismatch(name: str, before: NDArray[Any], after: object) -> str:
     if not isinstance(after, np.ndarray):
-        return f"returned {kind_of(after)} as {name}."
+        return f"returned {type_name(after)} as {name}."
     if before.shape == after.shape and before.dtype == after.dtype:
         return ""
     return f"returned {name} as {after.dtype}{list(after.shape)}, it was {before.dtype}{list(before.shape)}."
 
 
-def _fits(slot: object, rows: int) -> bool:
+def _is_valid_slot(slot: object, rows: int) -> bool:
     if (
         not isinstance(slot, SlotIds)
         or not isinstance(slot.ids_N, np.ndarray)
@@ -355,16 +355,16 @@ def _fits(slot: object, rows: int) -> bool:
     )
 
 
-def _made_up_rows(spec: NetworkSpec, multi: Sequence[bool]) -> LabelledRows:
-    """A batch as a dataset would give it; slots marked in `multi` hold 0, 1, 2, 0, 1, 2, … ids a row."""
+def _dummy_rows(spec: NetworkSpec, multi: Sequence[bool]) -> LabelledRows:
+    """A batch like those of a dataset; slots marked in `multi` have 0, 1, 2, 0, 1, 2, … ids per row."""
     generator = np.random.default_rng(0)
     offsets_B1 = np.concatenate([[0], np.cumsum(np.arange(_ROWS) % 3)]).astype(np.int64)
     slots: list[SlotIds] = []
     for at in range(len(spec.dims)):
-        several = at < len(multi) and multi[at]
-        count = int(offsets_B1[-1]) if several else _ROWS
+        is_multi = at < len(multi) and multi[at]
+        count = int(offsets_B1[-1]) if is_multi else _ROWS
         ids_N = generator.integers(0, 2**64, count, dtype=np.uint64)
-        slots.append(SlotIds(ids_N, offsets_B1 if several else None))
+        slots.append(SlotIds(ids_N, offsets_B1 if is_multi else None))
     clicks_B = (np.arange(_ROWS) % 2).astype(np.uint32)
     return LabelledRows(
         clicks_B.astype(np.float32),

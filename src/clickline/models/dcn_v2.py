@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from clickline.models.fused_linear import affine
-from clickline.models.layers import Hidden, Network, to_logit
+from clickline.models.layers import HiddenLayers, Network, to_logit
 from clickline.models.network_spec import NetworkSpec
 
 CROSSES = 3  # products of up to four inputs
 
 
 class DCNv2(Network):
-    """Every cross layer multiplies once more with the inputs, number by number, so dims may differ."""
+    """Every cross layer multiplies elementwise with the inputs, so the slots' dims may differ."""
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)
@@ -26,7 +26,7 @@ class DCNv2(Network):
             assert isinstance(cross, nn.Linear)
             nn.init.xavier_uniform_(cross.weight)
             nn.init.zeros_(cross.bias)
-        self.hidden = Hidden(spec.width, spec) if spec.hidden else None
+        self.hidden = HiddenLayers(spec.width, spec) if spec.hidden else None
         self.last = to_logit(spec.width + (self.hidden.out if self.hidden is not None else 0))
 
     def forward(self, inputs_BI: Tensor, wide_B: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from clickline.models.network_spec import NetworkSpec, equal_dim
 
 
 class DeepFM(Network):
-    """A factorization machine and hidden layers over the same vectors."""
+    """A factorization machine and an MLP over the same vectors."""
 
     uses_wide = True
 

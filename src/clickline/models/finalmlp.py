@@ -11,24 +11,24 @@ import math
 import torch
 from torch import Tensor, nn
 
-from clickline.models.layers import Hidden, Network, to_logit
+from clickline.models.layers import HiddenLayers, Network, to_logit
 from clickline.models.network_spec import NetworkSpec
 
 HEADS = 4
 
 
 class FinalMLP(Network):
-    """Two stacks that see the inputs through gates of their own, and a bilinear form of both.
+    """Two MLP streams, each with its own gate on the inputs, fused by a bilinear form.
 
-    The paper feeds the gates with fields of the user's choice, or with a learned constant where none is
-    named. Here it is always the constant, so a gate is one learned factor for each input.
+    In the paper a gate's input is a choice of fields, or a learned constant if none are chosen. Here it is always the
+    constant, so a gate is one learned factor per input.
     """
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)
-        self.gates_2I = nn.Parameter(torch.zeros(2, spec.width))  # every factor begins as 1
-        self.first = Hidden(spec.width, spec)
-        self.second = Hidden(spec.width, spec)
+        self.gates_2I = nn.Parameter(torch.zeros(2, spec.width))  # every factor starts at 1
+        self.first = HiddenLayers(spec.width, spec)
+        self.second = HiddenLayers(spec.width, spec)
         out = self.first.out
         self.last = to_logit(2 * out)
         self.heads = math.gcd(out, HEADS)

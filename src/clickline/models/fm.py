@@ -13,7 +13,7 @@ from clickline.models.network_spec import NetworkSpec, equal_dim
 
 
 class FactorizationMachine(Network):
-    """Has no hidden layers."""
+    """A factorization machine; it has no hidden layers."""
 
     uses_wide = True
 

@@ -1,5 +1,5 @@
-"""What the config says about a model, as the plan it is built from. The one module of `training/` that sees config
-objects: `train` and `plan` must mean the same model by the same config."""
+"""Builds the ModelPlan from the config. The only module of `models/` that uses config objects, so that `train` and
+`plan` get the same model from the same config."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from clickline.embedding import (
     Constant,
     Cosine,
     Ftrl,
+    LinearTail,
     RowWiseAdaGrad,
     Schedule,
-    Settle,
     SlotShape,
     StepDrop,
 )
@@ -35,11 +35,11 @@ from clickline.models.registry import NETWORKS
 
 _LARGEST_BATCH = 4096
 _SMALLEST_BATCH = 128
-_STEPS_AN_EPOCH = 200
+_STEPS_PER_EPOCH = 200
 
 
 def plan_of(config: Config, features: FeatureSpec, rows: int) -> ModelPlan:
-    """The plan of a model that learns so many rows an epoch."""
+    """The plan of a model that is trained on `rows` rows per epoch."""
     model, train = config.model, config.train
     _check_slots(model, features)
     steps = train.epochs * math.ceil(rows / batch_size_of(train, rows))
@@ -50,11 +50,11 @@ def plan_of(config: Config, features: FeatureSpec, rows: int) -> ModelPlan:
         hidden=model.hidden,
         dropout=model.dropout,
         batch_norm=model.batch_norm,
-        embedding_optimizer=_embedding(train.embedding),
-        wide_optimizer=_wide(train.wide),
+        embedding_optimizer=_embedding_optimizer(train.embedding),
+        wide_optimizer=_wide_optimizer(train.wide),
         init_scale=train.embedding.init_scale,
         l2=train.embedding.l2,
-        admission=Admission(train.admission.shows, train.admission.probability),
+        admission=Admission(train.admission.min_impressions, train.admission.probability),
         learning_rate=train.learning_rate,
         weight_decay=train.weight_decay,
         schedule=_schedule(train.schedule, steps),
@@ -68,13 +68,13 @@ def plan_of(config: Config, features: FeatureSpec, rows: int) -> ModelPlan:
 
 
 def _slots(model: ModelSection, features: FeatureSpec) -> tuple[SlotShape, ...]:
-    # A network that ignores vectors still keeps its ids in the tables, with the shortest vector there is.
-    usual = model.embedding_dim if model.name is None or NETWORKS[model.name].uses_vectors else 1
+    # A network that ignores vectors still has its ids in the tables, with vectors of dim 1.
+    default_dim = model.embedding_dim if model.name is None or NETWORKS[model.name].uses_vectors else 1
     shapes = []
     for slot in features.slots:
-        own = model.slots.get(slot.name)
-        dim = own.dim if own is not None and own.dim is not None else usual
-        pooling = own.pooling if own is not None and own.pooling is not None else model.pooling
+        override = model.slots.get(slot.name)
+        dim = override.dim if override is not None and override.dim is not None else default_dim
+        pooling = override.pooling if override is not None and override.pooling is not None else model.pooling
         shapes.append(SlotShape(slot.name, dim, pooling))
     return tuple(shapes)
 
@@ -89,7 +89,7 @@ def _check_slots(model: ModelSection, features: FeatureSpec) -> None:
                     "clickline.yaml",
                     0,
                     f"model.slots.{name}",
-                    "is no slot of the prepared dataset.",
+                    "is not a slot of the prepared dataset.",
                     f"Its slots are {', '.join(known)}.",
                 )
                 for name in unknown
@@ -98,27 +98,27 @@ def _check_slots(model: ModelSection, features: FeatureSpec) -> None:
 
 
 def batch_size_of(train: TrainSection, rows: int) -> int:
-    """Rows a step. On few rows a large batch leaves too few steps to learn from them in one epoch."""
+    """Rows per step. With few rows a large batch would leave too few steps per epoch."""
     if train.batch_size != "auto":
         return train.batch_size
     size = _LARGEST_BATCH
-    while size > _SMALLEST_BATCH and rows / size < _STEPS_AN_EPOCH:
+    while size > _SMALLEST_BATCH and rows / size < _STEPS_PER_EPOCH:
         size //= 2
     return size
 
 
-def held_out_of(train: TrainSection) -> float:
-    """Share of the training rows that is never learned, because calibration is fitted on it."""
-    return 0.0 if train.calibration is None else train.calibration.share
+def holdout_share(train: TrainSection) -> float:
+    """Share of the training rows that is held out to fit the calibration on."""
+    return 0.0 if train.calibration is None else train.calibration.holdout
 
 
-def learned_rows(train: TrainSection, rows: int, clicks: int) -> int:
-    """How many of so many rows an epoch is expected to learn: the schedules end with the last of them."""
+def expected_train_rows(train: TrainSection, rows: int, clicks: int) -> int:
+    """The expected number of rows that an epoch trains on, of `rows` rows: the length of the schedules."""
     clicked = min(rows, clicks)
-    return int((clicked + (rows - clicked) * train.negative_sampling) * (1 - held_out_of(train)))
+    return int((clicked + (rows - clicked) * train.negative_sampling) * (1 - holdout_share(train)))
 
 
-def _embedding(embedding: EmbeddingSection) -> RowOptimizer:
+def _embedding_optimizer(embedding: EmbeddingSection) -> RowOptimizer:
     kind = OPTIMIZERS[embedding.optimizer]
     if kind is Ftrl:
         return Ftrl(alpha=embedding.learning_rate)
@@ -127,7 +127,7 @@ def _embedding(embedding: EmbeddingSection) -> RowOptimizer:
     return kind(embedding.learning_rate)  # type: ignore[call-arg]
 
 
-def _wide(wide: WideSection) -> RowOptimizer:
+def _wide_optimizer(wide: WideSection) -> RowOptimizer:
     if wide.optimizer == "ftrl":
         return Ftrl(alpha=wide.learning_rate, l1=wide.l1, l2=wide.l2)
     return OPTIMIZERS[wide.optimizer](learning_rate=wide.learning_rate)  # type: ignore[call-arg]
@@ -135,14 +135,22 @@ def _wide(wide: WideSection) -> RowOptimizer:
 
 def _schedule(schedule: ScheduleSection, steps: int) -> Schedule:
     if schedule.kind == "cosine":
-        return Cosine(steps, 0.01 if schedule.floor is None else schedule.floor, schedule.warmup)
-    if schedule.kind == "settle":
-        return Settle(steps, floor=0.1 if schedule.floor is None else schedule.floor, warmup=schedule.warmup)
+        return Cosine(
+            steps, 0.01 if schedule.min_lr_ratio is None else schedule.min_lr_ratio, schedule.warmup_steps
+        )
+    if schedule.kind == "linear_tail":
+        return LinearTail(
+            steps,
+            floor=0.1 if schedule.min_lr_ratio is None else schedule.min_lr_ratio,
+            warmup=schedule.warmup_steps,
+        )
     if schedule.kind == "step":
-        assert schedule.every is not None  # the config has checked it
-        return StepDrop(schedule.every, schedule.drop, schedule.warmup)
-    return Constant(schedule.warmup)
+        assert schedule.step_size is not None  # the config has checked it
+        return StepDrop(schedule.step_size, schedule.gamma, schedule.warmup_steps)
+    return Constant(schedule.warmup_steps)
 
 
 def _checksum(file: Path) -> str | None:
-    return sha256(file.read_bytes()).hexdigest() if file.is_file() else None  # the loader says what is wrong
+    return (
+        sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+    )  # the loader reports what is wrong

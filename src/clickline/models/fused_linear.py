@@ -1,8 +1,8 @@
-"""A linear layer that calls oneDNN itself: bias and ReLU in the same pass, and faster products than `addmm`.
+"""A linear layer that calls oneDNN directly: bias and ReLU in the same pass, and faster products than `addmm`.
 
-Worth it while learning, in float32, on many rows: forward and backward of a 512-256-128-32 network take 0.8 to 0.9
-of eager PyTorch's time at 4096 rows, about as long at 1024, and longer below. In all other cases the plain operators
-work, and they alone are seen by the exporter and the compiler.
+It pays off in training, in float32, on many rows: forward and backward of a 512-256-128-32 network take 0.8 to 0.9 of
+eager PyTorch's time at 4096 rows, the same at 1024, and more below. All other cases, and always the exporter and the
+compiler, use the plain operators.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MIN_ROWS = 1024
 
 
 def affine(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: bool = False) -> Tensor:
-    """x Wᵀ + b, then ReLU if asked for."""
+    """x Wᵀ + b, with an optional ReLU."""
     if _fusible(x_BI, weight_OI):
         y_BO: Tensor = _Affine.apply(  # type: ignore[no-untyped-call]
             x_BI.contiguous(), weight_OI.contiguous(), bias_O, relu
@@ -42,7 +42,7 @@ def _fusible(x_BI: Tensor, weight_OI: Tensor) -> bool:
 
 
 class _Affine(torch.autograd.Function):
-    """oneDNN's operator needs contiguous tensors: it crawls on strided ones."""
+    """Autograd for oneDNN's operator, which needs contiguous tensors: it is very slow on strided ones."""
 
     @staticmethod
     def forward(ctx: Any, x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, relu: bool) -> Tensor:
@@ -67,7 +67,7 @@ class _Affine(torch.autograd.Function):
 
 
 def _weight_grad(grad_BO: Tensor, x_BI: Tensor) -> Tensor:
-    """gᵀx, by way of the product whose lines are longer: up to 16 times faster where one side is narrow."""
+    """gᵀx, computed so that the result has the longer rows: up to 16 times faster if one side is narrow."""
     if grad_BO.shape[1] > x_BI.shape[1]:
         return (x_BI.t() @ grad_BO).t()
     return grad_BO.t() @ x_BI

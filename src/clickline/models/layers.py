@@ -1,6 +1,6 @@
-"""Pieces that several networks are made of.
+"""Layers shared by several networks.
 
-Shapes in names: B rows, I inputs, S slots, D dense floats, F = S + D fields, K numbers a vector.
+Shapes in names: B rows, I inputs, S slots, D dense floats, F = S + D fields, K vector components.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from clickline.models.network_spec import NetworkSpec
 
 
 class Network(nn.Module):
-    """A network: rows of inputs and the sums of their wide weights in, logits out."""
+    """Base class of networks: maps rows of inputs and the sums of their wide weights to logits."""
 
-    uses_wide: ClassVar[bool] = False  # False: wide_B is ignored, so no wide weights need be kept
+    uses_wide: ClassVar[bool] = False  # False: wide_B is ignored, so the tables have no wide weights
     uses_vectors: ClassVar[bool] = True  # False: the slots' vectors are ignored, so `dims` may be ()
 
     def __init__(self, spec: NetworkSpec) -> None:
@@ -31,14 +31,14 @@ class Network(nn.Module):
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random numbers follow from `seed` inside; outside nothing has happened."""
+    """Seed PyTorch's random numbers inside the context; the state outside is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
-class Hidden(nn.Sequential):
-    """The hidden layers: linear, batch norm if asked for, ReLU, dropout if asked for."""
+class HiddenLayers(nn.Sequential):
+    """The hidden layers: linear, optional batch norm, ReLU, optional dropout."""
 
     def __init__(self, width: int, spec: NetworkSpec) -> None:
         layers: list[nn.Module] = []
@@ -55,7 +55,7 @@ class Hidden(nn.Sequential):
             width = out
         super().__init__(*layers)
         self.out = width
-        self._fused = not spec.batch_norm  # nothing stands between linear and ReLU
+        self._fused = not spec.batch_norm  # nothing between linear and ReLU
 
     def forward(self, x_BI: Tensor) -> Tensor:
         for module in self:
@@ -67,7 +67,7 @@ class Hidden(nn.Sequential):
 
 
 def to_logit(width: int) -> nn.Sequential:
-    """The last layer: one number a row, (B, width) to (B,)."""
+    """The last layer: one logit per row, (B, width) to (B,)."""
     linear = nn.Linear(width, 1)
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -75,20 +75,20 @@ def to_logit(width: int) -> nn.Sequential:
 
 
 class Mlp(nn.Sequential):
-    """Hidden layers and the last one; without hidden layers it is linear."""
+    """Hidden layers and the last layer; linear if there are no hidden layers."""
 
     def __init__(self, width: int, spec: NetworkSpec) -> None:
-        hidden = Hidden(width, spec)
+        hidden = HiddenLayers(width, spec)
         super().__init__(hidden, to_logit(hidden.out))
 
 
 class FirstOrder(nn.Module):
-    """The linear part: the sum of the row's wide weights, and a weight for each dense float."""
+    """The linear part: the sum of the row's wide weights, and a weight per dense float."""
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__()
         self.vectors = sum(spec.dims)
-        # About 0 at first, as wide weights are: each would otherwise be unlearned before it is learned.
+        # Start near 0, like the wide weights: larger values would have to be unlearned first.
         self.weight_D1 = nn.Parameter(0.01 * torch.randn(spec.dense, 1)) if spec.dense else None
 
     def forward(self, inputs_BI: Tensor, wide_B: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class FirstOrder(nn.Module):
 
 
 class FieldVectors(nn.Module):
-    """A vector for every field: the slots' own, and for dense float number d its value times a learned v_d."""
+    """A vector for every field: that of the slot, and for dense float d its value times a learned v_d."""
 
     def __init__(self, dim: int, spec: NetworkSpec) -> None:
         super().__init__()
@@ -116,22 +116,22 @@ class FieldVectors(nn.Module):
         return torch.cat((slots_BSK, dense_BDK), dim=1)
 
 
-USUAL_DIM = 9
-"""What step sizes and first values of vectors are chosen for: the default of `model.embedding_dim`."""
+DEFAULT_DIM = 9
+"""The dim that step sizes and initial values are tuned for: the default of `model.embedding_dim`."""
 
 
 class PairSum(nn.Module):
     """The sum of <v_i, v_j> over all pairs of fields, by ((sum of v)² - sum of v²) / 2, times 9 / dim.
 
-    Every number of a vector learns with a step of its own, so a plain product of K numbers would move K / 9 times as
-    far as one of 9, and diverge where those just learn. Scaled, the step sizes are right at any dim, and what can be
-    learned is the same.
+    Every component of a vector takes its own step, so a plain product of K components would move K / 9 times as far as
+    one of 9, and diverge at learning rates tuned for 9. The scaling makes the step sizes right at any dim, without
+    changing what the model can represent.
     """
 
     def __init__(self, dim: int, spec: NetworkSpec) -> None:
         super().__init__()
         self.dim = dim
-        self.scale = USUAL_DIM / dim
+        self.scale = DEFAULT_DIM / dim
         self.slots = len(spec.dims)
         self.factors_DK = _factors(dim, spec)
 
@@ -148,5 +148,5 @@ class PairSum(nn.Module):
 
 
 def _factors(dim: int, spec: NetworkSpec) -> nn.Parameter | None:
-    """Small at first: products over many pairs of dense floats would start far from 0."""
+    """Small initial values: products over many pairs of dense floats would start far from 0."""
     return nn.Parameter(torch.randn(spec.dense, dim) * 0.05) if spec.dense else None

@@ -13,7 +13,7 @@ from clickline.models.network_spec import NetworkSpec
 
 
 class LogisticRegression(Network):
-    """Has no use for the slots' vectors, nor for hidden layers."""
+    """Logistic regression; it uses neither the slots' vectors nor hidden layers."""
 
     uses_wide = True
     uses_vectors = False

@@ -18,7 +18,7 @@ BLOCK_WIDTH = 64
 
 
 class MaskNet(Network):
-    """Every block weighs the inputs by a mask that depends on the whole row."""
+    """Every block multiplies the inputs by a mask that depends on the whole row."""
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)
@@ -47,15 +47,15 @@ class _MaskBlock(nn.Module):
         nn.init.kaiming_uniform_(self.out.weight, nonlinearity="relu")
 
     def forward(self, inputs_BI: Tensor, normed_BI: Tensor) -> Tensor:
-        seen_BI = affine(inputs_BI, self.aggregate.weight, self.aggregate.bias, relu=True)
-        mask_BI = affine(seen_BI, self.project.weight, self.project.bias)
+        hidden_BI = affine(inputs_BI, self.aggregate.weight, self.aggregate.bias, relu=True)
+        mask_BI = affine(hidden_BI, self.project.weight, self.project.bias)
         return torch.relu(self.norm(affine(normed_BI * mask_BI, self.out.weight)))
 
 
 class _SlotNorm(nn.Module):
-    """Layer norm of each slot's vector by itself, also where dims differ.
+    """Layer norm of each slot's vector separately; dims may differ.
 
-    One number has no spread to divide by, so dense floats and slots of dim 1 stay as they are.
+    A single number has no variance to divide by, so dense floats and slots of dim 1 are not normalized.
     """
 
     mean_IS: Tensor

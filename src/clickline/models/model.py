@@ -1,4 +1,4 @@
-"""A model that scores: tables, network, and what makes probabilities of its logits."""
+"""A model: tables, network and calibration, which turn rows into click probabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from clickline.artifacts.checkpoint import Checkpoint
-from clickline.embedding import Lookup, Tables, load
+from clickline.embedding import BatchLookup, Tables, load_snapshot
 from clickline.errors import ArtifactError
 from clickline.features import FeatureSpec
 from clickline.models.calibration import Calibration, from_json
@@ -22,30 +22,30 @@ from clickline.models.custom_network import CustomModel, load_custom
 from clickline.models.model_plan import ModelPlan
 from clickline.models.network_spec import NetworkSpec
 from clickline.models.registry import NETWORKS, build
-from clickline.models.torch_runtime import keep_memory
+from clickline.models.torch_runtime import retain_freed_memory
 from clickline.models.weights import load_network, network_arrays
 from clickline.records import LabelledRows
 
-_SCORED_ROWS = 8192  # at a time: activations of more would not stay in the caches
+_SCORE_BATCH_ROWS = 8192  # per batch: the activations of more would not stay in the caches
 
 
 @dataclass
 class Model:
-    """Tables and network built as the plan says; what follows from the plan's seed alone, until it learns."""
+    """Tables and network built from a plan. Until training, all weights depend only on the plan's seed."""
 
     features: FeatureSpec
     plan: ModelPlan
     spec: NetworkSpec
     tables: Tables
     network: nn.Module
-    custom: CustomModel | None  # what the user's file decides, if it is theirs
+    custom: CustomModel | None  # the user's file, if the network is custom
     calibration: Calibration | None = None
 
     @classmethod
     def build(cls, features: FeatureSpec, plan: ModelPlan, threads: int, file: Path | None = None) -> Model:
-        """A model that has learned nothing yet. `file` is the user's network where the plan names none."""
+        """An untrained model. `file` is the user's network if the plan has no built-in one."""
         torch.set_num_threads(threads)
-        keep_memory()
+        retain_freed_memory()
         spec = NetworkSpec(
             tuple(slot.dim for slot in plan.slots),
             len(features.dense),
@@ -56,7 +56,9 @@ class Model:
         custom = None
         if plan.network is None:
             if file is None:
-                raise ArtifactError("the model is a network of yours: name its file as model.file.")
+                raise ArtifactError(
+                    "the model has a custom network, and model.file is not set. Set it to the network's file."
+                )
             custom = load_custom(file, spec, plan.seed, multi=[slot.multi for slot in features.slots])
             network, uses_wide = custom.network, custom.uses_wide
         else:
@@ -65,12 +67,12 @@ class Model:
         return cls(features, plan, spec, tables, network, custom)
 
     def score(self, rows: LabelledRows) -> NDArray[np.float32]:
-        """Click probabilities, without learning anything."""
+        """Click probabilities; changes nothing."""
         self.network.eval()
         probability_B = np.empty(rows.rows, dtype=np.float32)
-        for start in range(0, rows.rows, _SCORED_ROWS):
-            stop = min(start + _SCORED_ROWS, rows.rows)
-            part = rows.part(start, stop)
+        for start in range(0, rows.rows, _SCORE_BATCH_ROWS):
+            stop = min(start + _SCORE_BATCH_ROWS, rows.rows)
+            part = rows.slice(start, stop)
             inputs_BI, wide_B = self.buffers(part)
             self.tables.gather(part.encoded.slots, inputs_BI, wide_B, train=False)
             with torch.no_grad():
@@ -79,18 +81,20 @@ class Model:
         return probability_B
 
     def probabilities(self, logit_B: torch.Tensor) -> NDArray[np.float32]:
-        """What the logits mean for all rows, not for those that were sampled and weighted to learn from."""
+        """Probabilities for all rows: undoes sampling and class weights of training, then applies the calibration."""
         probability_B: NDArray[np.float32] = torch.sigmoid(logit_B.float() + self.plan.logit_shift).numpy()
         return probability_B if self.calibration is None else self.calibration.apply(probability_B)
 
     def buffers(self, rows: LabelledRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The network's inputs, with the dense fields filled in and room for the vectors."""
+        """Buffers for the network's inputs, with the dense fields filled in."""
         inputs_BI = np.empty((rows.rows, self.spec.width), dtype=np.float32)
         inputs_BI[:, self.tables.width :] = rows.encoded.dense_DB.T
         return inputs_BI, np.empty(rows.rows, dtype=np.float32)
 
-    def pool(self, lookup: Lookup, rows: LabelledRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The inputs of rows that were looked up."""
+    def pool(
+        self, lookup: BatchLookup, rows: LabelledRows
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The network's inputs for rows that were looked up."""
         inputs_BI, wide_B = self.buffers(rows)
         self.tables.pool(lookup, inputs_BI, wide_B)
         return inputs_BI, wide_B
@@ -105,29 +109,28 @@ class Model:
         load_network(self.network, arrays)
 
     def restore(self, checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
-        """Take over what a checkpoint holds; returns its arrays, for who wants more of them than the weights."""
-        load(self.tables, checkpoint.tables)
+        """Restore a checkpoint; returns its arrays, of which the caller may need more than the weights."""
+        load_snapshot(self.tables, checkpoint.tables)
         arrays = checkpoint.dense()
         self.load_weights(arrays)
-        found = checkpoint.body.get("calibration")
-        self.calibration = None if found is None else from_json(found)
+        calibration = checkpoint.body.get("calibration")
+        self.calibration = None if calibration is None else from_json(calibration)
         return arrays
 
 
 def open_checkpoint(checkpoint: Checkpoint, threads: int, model_file: Path | None = None) -> Model:
-    """The model of a checkpoint, ready to score. `model_file` is needed where the network is the user's own:
-    artifacts hold no code."""
+    """The model of a checkpoint, ready to score. `model_file` is required for a custom network: artifacts contain no
+    code."""
     plan = ModelPlan.from_json(checkpoint.body.get("plan", {}))
     if plan.network is None:
         if model_file is None:
             raise ArtifactError(
-                f"the network of {checkpoint.folder} came from a file of yours, and model.file names none. "
-                "Set model.file to it."
+                f"{checkpoint.folder} has a custom network, and model.file is not set. Set it to the network's file."
             )
         if sha256(model_file.read_bytes()).hexdigest() != plan.network_sha256:
             raise ArtifactError(
                 f"{model_file} is not the file that {checkpoint.folder} was trained with: its checksum differs. "
-                "Set model.file to that one, or train again."
+                "Set model.file to the original file, or train again."
             )
     features = FeatureSpec.from_json(checkpoint.body["features"])
     model = Model.build(features, plan, threads, model_file)

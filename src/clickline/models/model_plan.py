@@ -1,4 +1,4 @@
-"""Everything a model follows from besides its data: stored with each checkpoint, so that it can be built again."""
+"""Everything that defines a model besides its data: stored with each checkpoint, so that it can be rebuilt."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from clickline.embedding import (
     Constant,
     Cosine,
     Ftrl,
+    LinearTail,
     RowWiseAdaGrad,
     Schedule,
-    Settle,
     Sgd,
     SlotShape,
     StepDrop,
@@ -34,16 +34,16 @@ OPTIMIZERS: dict[str, type[RowOptimizer]] = {
 SCHEDULES: dict[str, type[Schedule]] = {
     "constant": Constant,
     "cosine": Cosine,
-    "settle": Settle,
+    "settle": LinearTail,
     "step": StepDrop,
 }
 
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The shape of a model and how it learns."""
+    """The shape of a model and how it is trained."""
 
-    network: str | None  # a built-in one; None: the user's file
+    network: str | None  # the name of a built-in network; None: the user's file
     network_sha256: str | None  # of the user's file
     slots: tuple[SlotShape, ...]
     hidden: tuple[int, ...]
@@ -52,25 +52,25 @@ class ModelPlan:
     embedding_optimizer: RowOptimizer
     wide_optimizer: RowOptimizer
     init_scale: float  # vectors start uniform within ± this / √dim
-    l2: float  # of vectors
+    l2: float  # on vectors
     admission: Admission
     learning_rate: float
     weight_decay: float
-    schedule: Schedule  # of the network's rate
-    row_schedule: Schedule  # of the tables' rates
+    schedule: Schedule  # of the network's learning rate
+    row_schedule: Schedule  # of the tables' learning rates
     precision: Literal["fp32", "bf16"]
     click_weight: float
     no_click_weight: float
-    negative_sampling: float  # share of the rows without a click that is learned
+    negative_sampling: float  # share of the rows without a click that is trained on
     seed: int
 
     @property
     def logit_shift(self) -> float:
-        """Takes back what weights and sampling did to the odds, so that scores are probabilities on all rows."""
+        """Undoes what class weights and sampling do to the odds, so that scores are probabilities for all rows."""
         return math.log(self.negative_sampling * self.no_click_weight / self.click_weight)
 
     def tables(self, uses_wide: bool) -> dict[str, Any]:
-        """What the model's `Tables` are made from, wherever they live."""
+        """The arguments of the model's `Tables`, local or sharded."""
         return {
             "slots": self.slots,
             "embedding_optimizer": self.embedding_optimizer,
@@ -82,11 +82,11 @@ class ModelPlan:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; a part that may be of several kinds names its own."""
+        """As plain values; fields with several possible classes get a `kind`."""
         document = asdict(self)
-        for part, kinds in _PARTS.items():
+        for part, kinds in _KINDS.items():
             kind = type(getattr(self, part))
-            name = next(name for name, known in kinds.items() if known is kind)
+            name = next(name for name, candidate in kinds.items() if candidate is kind)
             document[part] = {"kind": name, **document[part]}
         return {**document, "slots": list(document["slots"]), "hidden": list(self.hidden)}
 
@@ -95,7 +95,7 @@ class ModelPlan:
         """A plan as `to_json` wrote it."""
         try:
             values = dict(document)
-            for part, kinds in _PARTS.items():
+            for part, kinds in _KINDS.items():
                 settings = dict(values[part])
                 values[part] = kinds[settings.pop("kind")](**settings)
             values["slots"] = tuple(SlotShape(**slot) for slot in values["slots"])
@@ -104,12 +104,11 @@ class ModelPlan:
             return cls(**values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
-                f"the model's plan lacks or misnames a part: {error!r}. It was written by another release, "
-                "or damaged: train again."
+                f"the model's plan is invalid: {error!r}. It was written by another release or is damaged. Train again."
             ) from error
 
 
-_PARTS: dict[str, Mapping[str, type[Any]]] = {
+_KINDS: dict[str, Mapping[str, type[Any]]] = {
     "embedding_optimizer": OPTIMIZERS,
     "wide_optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,

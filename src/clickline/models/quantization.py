@@ -1,8 +1,8 @@
-"""A network's ONNX with 8-bit weights and activations: about three times faster, and a little less exact.
+"""Quantization of a network's ONNX to 8-bit weights and activations: about three times faster, slightly less exact.
 
-Ranges are fixed on a sample of rows (static quantisation), so that a row's score never depends on the rows it is
-scored with. All inputs share one range, but vectors are small and dense floats may be large: each column is first
-brought to the range -1 … 1 and the first layers' weights take that back, or the vectors would keep few of their bits.
+Ranges are calibrated on a sample of rows (static quantization), so that a row's score never depends on the rows it is
+scored with. All inputs share one range, but vectors are small and dense floats may be large. So each column is first
+scaled to -1 … 1 and the first layers' weights undo that; otherwise the vectors would keep few of their bits.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_CALIBRATED_ROWS = 512  # at a time
+_CALIBRATION_ROWS = 512  # per batch
 
 
-def quantise(content: bytes, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.float32]) -> bytes:
-    """The ONNX of `export_onnx`, quantised by what these rows bring about in it."""
+def quantize(content: bytes, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.float32]) -> bytes:
+    """Quantize the ONNX of `export_onnx`, with ranges calibrated on these rows."""
     import onnx
     from onnxruntime.quantization import (  # type: ignore[import-untyped]
         CalibrationDataReader,
@@ -29,24 +29,24 @@ def quantise(content: bytes, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.
         quantize_static,
     )
 
-    class Rows(CalibrationDataReader):  # type: ignore[misc]
+    class CalibrationRows(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self._parts = iter(range(0, len(wide_B), _CALIBRATED_ROWS))
+            self._parts = iter(range(0, len(wide_B), _CALIBRATION_ROWS))
 
         def get_next(self) -> dict[str, NDArray[np.float32]] | None:
             start = next(self._parts, None)
             if start is None:
                 return None
-            part = slice(start, start + _CALIBRATED_ROWS)
+            part = slice(start, start + _CALIBRATION_ROWS)
             return {"inputs": inputs_BI[part], "wide": wide_B[part]}
 
     model = onnx.load_from_string(content)
-    _level_columns(model.graph, np.abs(inputs_BI).max(axis=0))
-    # The last layers make one number of a few: nothing to win, and their error goes straight into the logit.
-    narrow = [node.name for node in _named(model.graph) if _outputs(model.graph, node) < 8]
+    _normalize_columns(model.graph, np.abs(inputs_BI).max(axis=0))
+    # The last layers have few outputs: nothing to gain, and their error goes straight into the logit.
+    narrow = [node.name for node in _name_nodes(model.graph) if _output_width(model.graph, node) < 8]
     root = logging.getLogger()
     before = root.level
-    root.setLevel(logging.ERROR)  # it advises preprocessing that the exporter has done
+    root.setLevel(logging.ERROR)  # it recommends preprocessing that the exporter has already done
     try:
         with tempfile.TemporaryDirectory() as folder:
             source, target = Path(folder, "source.onnx"), Path(folder, "target.onnx")
@@ -54,7 +54,7 @@ def quantise(content: bytes, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.
             quantize_static(
                 source,
                 target,
-                Rows(),
+                CalibrationRows(),
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=["Gemm", "MatMul"],
                 nodes_to_exclude=narrow,
@@ -67,8 +67,8 @@ def quantise(content: bytes, inputs_BI: NDArray[np.float32], wide_B: NDArray[np.
         root.setLevel(before)
 
 
-def _level_columns(graph: Any, largest_I: NDArray[np.float32]) -> None:
-    """Divide each input column by its largest value, where only linear layers read the inputs."""
+def _normalize_columns(graph: Any, largest_I: NDArray[np.float32]) -> None:
+    """Divide each input column by its largest value, if only linear layers read the inputs."""
     import onnx
     from onnx import numpy_helper
 
@@ -84,21 +84,21 @@ def _level_columns(graph: Any, largest_I: NDArray[np.float32]) -> None:
         tensor = constants[node.input[1]]
         weight = numpy_helper.to_array(tensor)
         transposed = any(a.name == "transB" and a.i for a in node.attribute)
-        leveled = weight * (scale_I if transposed else scale_I[:, None])
-        tensor.CopyFrom(numpy_helper.from_array(leveled.astype(np.float32), tensor.name))
+        scaled = weight * (scale_I if transposed else scale_I[:, None])
+        tensor.CopyFrom(numpy_helper.from_array(scaled.astype(np.float32), tensor.name))
         node.input[0] = "leveled_inputs"
     graph.initializer.append(numpy_helper.from_array(1 / scale_I, "input_scale"))
     graph.node.insert(0, onnx.helper.make_node("Mul", ["inputs", "input_scale"], ["leveled_inputs"]))
 
 
-def _named(graph: Any) -> Sequence[Any]:
+def _name_nodes(graph: Any) -> Sequence[Any]:
     for number, node in enumerate(graph.node):
         node.name = node.name or f"node_{number}"
     return list(graph.node)
 
 
-def _outputs(graph: Any, node: Any) -> int:
-    """How many values a linear layer has for each row; many where it is not known."""
+def _output_width(graph: Any, node: Any) -> int:
+    """The number of outputs of a linear layer; a large number if unknown."""
     if node.op_type not in ("Gemm", "MatMul"):
         return 1 << 30
     for tensor in graph.initializer:

@@ -1,9 +1,9 @@
-"""Networks: one file each, chosen by name. They take looked-up vectors and dense floats and return a logit.
+"""The built-in networks by name, one file each. They map looked-up vectors and dense floats to a logit.
 
     network(inputs_BI, wide_B) -> logit_B
 
-`inputs_BI` holds the slots' vectors side by side, then the dense floats; `wide_B` the sum of the row's wide
-weights. Tables, loss and optimizer are the trainer's business.
+`inputs_BI` holds the slots' vectors side by side, then the dense floats; `wide_B` the sums of the rows' wide weights.
+Tables, loss and optimizer belong to the trainer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NETWORKS: dict[str, type[Network]] = {
 
 
 def build(name: str, spec: NetworkSpec, seed: int) -> Network:
-    """The network of that name; its first weights follow from `seed` alone."""
+    """Build the network of that name; its initial weights depend only on `seed`."""
     if name not in NETWORKS:
         raise refusal("name", f"is {name!r}.", f"Choose one of {', '.join(NETWORKS)}.")
     kind = NETWORKS[name]

@@ -1,6 +1,6 @@
-"""What PyTorch's and our own threads need of the process to get on with each other.
+"""Process settings that let PyTorch's threads and our own share the cores.
 
-Measured on 2 cores (docs/benchmarks.md): without this a training step takes a sixth longer.
+Without them a training step takes a sixth longer, measured on 2 cores (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import ctypes
 import os
 import sys
 
-# After each piece of work OpenMP's threads spin for milliseconds in wait of the next, on the cores that the tables'
-# threads want now. It reads this when PyTorch is loaded; what the user has set stays.
+# After each task OpenMP's threads spin for milliseconds, on cores that the tables' threads need. OpenMP reads this
+# when PyTorch is loaded; a value set by the user is kept.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of mallopt's settings in <malloc.h>
 
 
-def keep_memory() -> None:
-    """Let glibc keep the memory that a step frees for the next one, which needs as much: giving it back and taking
-    it again costs thousands of page faults a step."""
+def retain_freed_memory() -> None:
+    """Make glibc keep the memory that a step frees for the next one, which needs as much: returning it to the system
+    and getting it again costs thousands of page faults per step."""
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
         if mallopt is not None:
@@ -26,6 +26,6 @@ def keep_memory() -> None:
             mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def finds_ahead(threads: int) -> bool:
-    """Whether looking up the next batch beside the network's work pays: on two cores both only wait for each other."""
+def should_find_ahead(threads: int) -> bool:
+    """Whether to look up the next batch while the network runs: on two cores it would only slow down both."""
     return threads > 2

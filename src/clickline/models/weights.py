@@ -1,4 +1,4 @@
-"""The weights of a network as plain arrays, under the names that checkpoints know them by."""
+"""The weights of a network as plain arrays, under the names used in checkpoints."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PREFIX = "network/"
 
 
 def network_arrays(network: nn.Module) -> dict[str, NDArray[Any]]:
-    """Weights and buffers, copied."""
+    """A copy of the weights and buffers."""
     return {f"{_PREFIX}{name}": value.numpy().copy() for name, value in network.state_dict().items()}
 
 
 def load_network(network: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Take over what `network_arrays` gave; other arrays may be among them."""
+    """Load the arrays of `network_arrays`; other arrays are ignored."""
     weights = {
         name.removeprefix(_PREFIX): torch.from_numpy(value.copy())
         for name, value in arrays.items()
@@ -28,5 +28,5 @@ def load_network(network: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None
     }
     try:
         network.load_state_dict(weights)
-    except RuntimeError as error:  # the user's file has changed, most likely
-        raise ArtifactError(f"the stored weights do not fit the network: {error}") from error
+    except RuntimeError as error:  # most likely the user's file has changed
+        raise ArtifactError(f"the stored weights do not match the network: {error}") from error

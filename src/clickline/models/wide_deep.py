@@ -12,7 +12,7 @@ from clickline.models.network_spec import NetworkSpec
 
 
 class WideDeep(Network):
-    """The wide weights remember single ids, the hidden layers generalise over vectors and dense floats."""
+    """The wide weights memorize single ids, the hidden layers generalize over vectors and dense floats."""
 
     uses_wide = True
 

@@ -13,11 +13,11 @@ from clickline.models.layers import FieldVectors, FirstOrder, Mlp, Network, to_l
 from clickline.models.network_spec import NetworkSpec, equal_dim
 
 MAPS = (16, 16)  # feature maps of each CIN layer; its cost grows with maps times fields
-ROWS = 128  # worked on at a time
+ROWS = 128  # processed at a time
 
 
 class XDeepFM(Network):
-    """Explicit products of two and three whole vectors beside the hidden layers' implicit ones."""
+    """Explicit products of two and three vectors (CIN) beside the MLP's implicit ones."""
 
     uses_wide = True
 
@@ -29,14 +29,14 @@ class XDeepFM(Network):
         self.mixes = nn.ModuleList()
         for before, maps in zip((fields, *MAPS), MAPS, strict=False):
             mix = nn.Linear(before, maps * fields, bias=False)
-            nn.init.xavier_uniform_(mix.weight.view(maps, fields * before))  # all that is summed in a map
+            nn.init.xavier_uniform_(mix.weight.view(maps, fields * before))  # everything summed in a map
             self.mixes.append(mix)
         self.products = to_logit(sum(MAPS))
         self.deep = Mlp(spec.width, spec)
 
     def forward(self, inputs_BI: Tensor, wide_B: Tensor) -> Tensor:
         fields_BFK = self.vectors(inputs_BI)
-        # Some rows at a time: what lies between must fit the cache. The compiler cuts as it sees fit.
+        # Few rows at a time: intermediate results must fit the cache. The compiler tiles by itself.
         parts = [fields_BFK] if torch.compiler.is_compiling() else fields_BFK.split(ROWS)
         products_B = self.products(torch.cat([self._maps(part) for part in parts]))
         logit_B: Tensor = self.linear(inputs_BI, wide_B) + products_B + self.deep(inputs_BI)
@@ -49,7 +49,7 @@ class XDeepFM(Network):
         x_HN = fields_FN
         sums: list[Tensor] = []
         for mix in self.mixes:
-            # First the sum over i, then over j: the products of all pairs (i, j) would fill the memory.
+            # Sum over i first, then over j: the products of all pairs (i, j) would need too much memory.
             assert isinstance(mix, nn.Linear)
             mixed_HFN = (mix.weight @ x_HN).view(-1, fields, fields_FN.shape[1])
             x_HN = (mixed_HFN * fields_FN).sum(1)

@@ -1,1 +1,1 @@
-"""The whole flow: prepare, train, evaluate, gate, publish, serve, and go on as hours arrive."""
+"""The whole pipeline: prepare, train, evaluate, gate, publish, serve, and keep training as new hours arrive."""

@@ -1,4 +1,4 @@
-"""Which hours `--backfill FROM..TO` means."""
+"""Parses the hours of `--backfill FROM..TO`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from clickline.errors import ConfigError, Mistake
 from clickline.storage.log_files import DateRange
 
 
-def hours_between(text: str) -> DateRange:
-    """`YYYYMMDD[/HH]..YYYYMMDD[/HH]`, both ends included, in UTC."""
+def parse_backfill(text: str) -> DateRange:
+    """Parse `YYYYMMDD[/HH]..YYYYMMDD[/HH]`, both ends included, in UTC."""
     first, dots, last = text.partition("..")
-    found = DateRange(first, last)
+    dates = DateRange(first, last)
     try:
         if dots and first and last:
-            found.hours()
-            return found
+            dates.hours()
+            return dates
         problem = f"is {text!r}."
     except ConfigError as error:
         problem = f"is {text!r}: {error.mistakes[0].key.removeprefix('dates.')} {error.mistakes[0].problem}"

@@ -1,9 +1,9 @@
-"""A child of `clickline up`: runs one role, tells what happens, and ends with its parent.
+"""A child process of `clickline up`: runs one role, reports progress, and exits with its parent.
 
     python -P -m clickline.pipeline.child_process ROLE FD
 
-FD is one end of a pair of sockets. The first line that comes in is {"config": …, "backfill": …}, and none after it: the
-end of the stream is the end of the parent, however it died.
+FD is one end of a socket pair. The parent sends one line, {"config": …, "backfill": …}, and nothing more: the end of the stream
+means that the parent has ended, however it died.
 """
 
 from __future__ import annotations
@@ -22,101 +22,102 @@ from typing import IO, TYPE_CHECKING, Any
 
 from clickline.config import Config
 from clickline.errors import ClicklineError
-from clickline.pipeline.ipc import Teller, told_error
+from clickline.pipeline.ipc import ProgressSender, error_to_json
 
 if TYPE_CHECKING:
-    from clickline.serving.supervisor import Up
+    from clickline.serving.supervisor import ServerInfo
 
-_LAST_SECONDS = 8.0  # after the time to drain: the endpoint is gone by then, or never will be
+_EXIT_SECONDS = 8.0  # after the drain timeout, then exit even if the endpoint still runs
 
 
 def main() -> None:
     role = sys.argv[1]
-    end = socket.socket(fileno=int(sys.argv[2]))
+    connection = socket.socket(fileno=int(sys.argv[2]))
     if role == "serve":
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the service takes it, to drain
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the server installs its own handler, which drains
     else:
         signal.signal(signal.SIGTERM, _interrupt)
-    words = end.makefile("rb")
-    first = words.readline()
+    inbound = connection.makefile("rb")
+    first = inbound.readline()
     if not first:
         os._exit(1)
-    told = json.loads(first)
-    config = Config.model_validate(told["config"])
-    drain = config.serve.drain if role == "serve" else None
-    threading.Thread(target=_leave_with_parent, args=(words, drain), daemon=True).start()
-    code = _run(role, config, told["backfill"], Teller(end))
+    request = json.loads(first)
+    config = Config.model_validate(request["config"])
+    drain = config.serve.drain_timeout if role == "serve" else None
+    threading.Thread(target=_exit_with_parent, args=(inbound, drain), daemon=True).start()
+    code = _run(role, config, request["backfill"], ProgressSender(connection))
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code)  # threads that still run have nothing to say any more
+    os._exit(code)  # without waiting for threads that still run
 
 
-def _run(role: str, config: Config, backfill: str | None, teller: Teller) -> int:
+def _run(role: str, config: Config, backfill: str | None, sender: ProgressSender) -> int:
     try:
-        _play(role, config, backfill, teller)
-        teller.send(done=True)
+        _run_role(role, config, backfill, sender)
+        sender.send(done=True)
         return 0
     except KeyboardInterrupt:
         return 130
     except ClicklineError as error:
-        teller.send(error=told_error(error))
+        sender.send(error=error_to_json(error))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("clickline"):
-            return _crashed(error, teller)
+            return _crashed(error, sender)
         needed = ClicklineError(
             f"`clickline up` needs the package {error.name}: pip install 'clickline[train,serve]'"
         )
-        teller.send(error=told_error(needed))
-    except Exception as error:  # noqa: BLE001 - the parent decides what becomes of it
-        return _crashed(error, teller)
+        sender.send(error=error_to_json(needed))
+    except Exception as error:  # noqa: BLE001 - the parent decides what to do
+        return _crashed(error, sender)
     return 1
 
 
-def _play(role: str, config: Config, backfill: str | None, teller: Teller) -> None:
-    # What a role needs is imported here: it takes a second, and errors are told from here on.
+def _run_role(role: str, config: Config, backfill: str | None, sender: ProgressSender) -> None:
+    # Imported late: this takes a second, and errors are reported to the parent from here on.
     if role == "flow":
-        from clickline.pipeline.flow import build
+        from clickline.pipeline.flow import run_flow
 
-        build(config, teller)
+        run_flow(config, sender)
     elif role == "follow":
-        from clickline.pipeline.backfill import hours_between
+        from clickline.pipeline.backfill import parse_backfill
         from clickline.pipeline.follow import follow
 
-        follow(config, teller, backfill=None if backfill is None else hours_between(backfill))
+        follow(config, sender, backfill=None if backfill is None else parse_backfill(backfill))
     else:
-        from clickline.pipeline.endpoint import endpoint
+        from clickline.pipeline.endpoint import endpoint_of
         from clickline.serving.run import serve
 
-        def up(now: Up) -> None:
-            where = endpoint(config, now.example).to_json()
-            teller.send(up={"version": now.version, "processes": now.processes, **where})
+        def started(server: ServerInfo) -> None:
+            addresses = endpoint_of(config, server.example).to_json()
+            sender.send(up={"version": server.version, "processes": server.processes, **addresses})
 
-        serve(config, up)
+        serve(config, started)
 
 
-def _crashed(error: Exception, teller: Teller) -> int:
+def _crashed(error: Exception, sender: ProgressSender) -> int:
     traceback.print_exc()
-    told: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+    crash: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
     if isinstance(error, OSError):
-        told |= {"errno": error.errno, "strerror": error.strerror, "filename": error.filename}
-    with suppress(OSError):  # the crash may be that the parent is gone
-        teller.send(crash=told)
+        crash |= {"errno": error.errno, "strerror": error.strerror, "filename": error.filename}
+    with suppress(OSError):  # the parent may be gone
+        sender.send(crash=crash)
     return 1
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # the first one ends us; the parent kills if that takes too long
+    signal.signal(number, signal.SIG_IGN)  # one is enough; the parent kills this process if it takes too long
     raise KeyboardInterrupt
 
 
-def _leave_with_parent(words: IO[bytes], drain: int | None) -> None:
-    """Work ends at once: it can be killed anywhere and goes on exactly. A service lets running requests end."""
-    with suppress(OSError):  # ECONNRESET, where the parent died before it had read all that we told it
-        words.read()
+def _exit_with_parent(inbound: IO[bytes], drain: int | None) -> None:
+    """Exit when the parent has ended. Work exits at once, because it resumes exactly wherever it was killed; a server
+    drains its requests first."""
+    with suppress(OSError):  # ECONNRESET if the parent died before it had read all messages
+        inbound.read()
     if drain is not None:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(drain + _LAST_SECONDS)
+        time.sleep(drain + _EXIT_SECONDS)
     os._exit(1)
 
 

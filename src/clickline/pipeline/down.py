@@ -1,4 +1,4 @@
-"""Ends the run of a home, and what a run that crashed has left."""
+"""Stops the run of a home, and any processes left by a crashed run."""
 
 from __future__ import annotations
 
@@ -8,66 +8,66 @@ from dataclasses import dataclass, replace
 
 from clickline.config import Config
 from clickline.errors import ClicklineError
-from clickline.pipeline.processes import Process, descendants, end_all, living
-from clickline.pipeline.up_folder import Seen, UpFolder
-from clickline.progress import Progress, usual
+from clickline.pipeline.processes import Process, descendants, wait_then_kill, still_alive
+from clickline.pipeline.up_folder import RunInfo, UpFolder
+from clickline.progress import Progress, default_progress
 
-_MARGIN_SECONDS = 8.0  # beyond the time to drain: more than the parent itself takes to kill its children
-_LINE_SECONDS = 2.0
+_KILL_SECONDS = 8.0  # after the drain timeout: longer than the parent takes to kill its children
+_LOG_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Ended:
-    """What was done."""
+class StopResult:
+    """The outcome of `down`."""
 
-    before: Seen
-    ended: tuple[Process, ...]  # all that ran
-    killed: tuple[Process, ...]  # those that did not end in time
+    before: RunInfo
+    stopped: tuple[Process, ...]  # all processes of the run
+    killed: tuple[Process, ...]  # those of them that did not exit in time
 
 
-def down(config: Config, progress: Progress | None = None) -> Ended:
-    """Let running requests end, then everything; returns when no process is left."""
-    progress = progress or usual()
+def down(config: Config, progress: Progress | None = None) -> StopResult:
+    """Drain running requests and stop all processes; returns when none is alive."""
+    progress = progress or default_progress()
     folder = UpFolder(config)
-    seen = folder.look()
-    ours = _all_of(seen)
-    if seen.holder is not None:
-        if not seen.holder.pid:
+    run = folder.read()
+    processes = _processes_of(run)
+    if run.holder is not None:
+        if not run.holder.pid:
             raise ClicklineError(
-                f"a run of {folder.home} is about to begin or to end. Try again in a moment."
+                f"a run of {folder.home} is just starting or stopping. Try again in a moment."
             )
-        if seen.holder.role == "program":
-            folder.ask_to_stop()
+        if run.holder.role == "program":
+            folder.request_stop()
         else:
-            seen.holder.send(signal.SIGTERM)
-    elif not ours:
-        return Ended(seen, (), ())
-    told = time.monotonic()
-    deadline = told + float(seen.document.get("drain", config.serve.drain)) + _MARGIN_SECONDS
+            run.holder.send_signal(signal.SIGTERM)
+    elif not processes:
+        return StopResult(run, (), ())
+    logged_at = time.monotonic()
+    deadline = logged_at + float(run.document.get("drain", config.serve.drain_timeout)) + _KILL_SECONDS
     while True:
-        now = folder.look()
-        if now.run == seen.run:  # else another one has begun, which is not meant
-            ours |= _all_of(now)
-        left = living(ours)
-        if not left and (seen.holder is None or now.holder != seen.holder):
-            return Ended(seen, tuple(ours), ())
+        now = folder.read()
+        if now.run_id == run.run_id:  # else another run has started, which must not be stopped
+            processes |= _processes_of(now)
+        alive = still_alive(processes)
+        if not alive and (run.holder is None or now.holder != run.holder):
+            return StopResult(run, tuple(processes), ())
         if time.monotonic() > deadline:
-            return Ended(seen, tuple(ours), tuple(end_all(left, 0.0)))
-        if time.monotonic() - told >= _LINE_SECONDS:
-            told = time.monotonic()
-            progress.say(f"still running: {_named(left)}; at most {deadline - told:.0f} s more")
+            return StopResult(run, tuple(processes), tuple(wait_then_kill(alive, 0.0)))
+        if time.monotonic() - logged_at >= _LOG_SECONDS:
+            logged_at = time.monotonic()
+            progress.log(f"still running: {_names(alive)}; at most {deadline - logged_at:.0f} s more")
         time.sleep(0.05)
 
 
-def _all_of(seen: Seen) -> set[Process]:
-    """The parent, the children it has told of, and whoever they have started since."""
-    known = set(seen.processes)
-    if seen.holder is None:
+def _processes_of(run: RunInfo) -> set[Process]:
+    """The parent, its known children, and all processes they have started since."""
+    known = set(run.processes)
+    if run.holder is None:
         return known | {child for process in known for child in descendants(process.pid, process.role)}
-    if seen.holder.role == "program":  # a program that called `clickline.up` goes on without it
-        return known - {seen.holder}
-    return known | {replace(seen.holder, role="up")} | set(descendants(seen.holder.pid, "up"))
+    if run.holder.role == "program":  # the program that called `clickline.up` keeps running
+        return known - {run.holder}
+    return known | {replace(run.holder, role="up")} | set(descendants(run.holder.pid, "up"))
 
 
-def _named(processes: list[Process]) -> str:
+def _names(processes: list[Process]) -> str:
     return ", ".join(f"{process.role} (pid {process.pid})" for process in processes) or "up"

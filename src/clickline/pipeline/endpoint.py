@@ -1,4 +1,4 @@
-"""Where a service answers, and a line to try it with."""
+"""The addresses of a server and a `curl` command to try it."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ _HEALTH_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The addresses of a service."""
+    """The addresses of a server."""
 
     grpc: str
     http: str
     metrics: str
-    curl: str  # a line for a shell
+    curl: str  # a shell command
 
     def to_json(self) -> dict[str, str]:
         return asdict(self)
 
 
-def endpoint(config: Config, example: Mapping[str, Any] | None = None) -> Endpoint:
-    """`example`: a row that the service answers; without one the line asks for the model's state."""
+def endpoint_of(config: Config, example: Mapping[str, Any] | None = None) -> Endpoint:
+    """The endpoint of a config. The `curl` command scores the row `example`; without one it reads the model's status."""
     section = config.serve
     host = f"[{section.host}]" if ":" in section.host else section.host
     scheme = _scheme(config)
     token = (
         "" if section.token_file is None else f' -H "Authorization: Bearer $(head -n1 {section.token_file})"'
     )
-    known = "" if section.tls is None else f" --cacert {section.tls.authority or section.tls.certificate}"
-    url = f"{scheme}://{_reached(host)}:{section.http_port}/v1/models/{config.name}"
+    ca = "" if section.tls is None else f" --cacert {section.tls.ca or section.tls.certificate}"
+    url = f"{scheme}://{_connect_host(host)}:{section.http_port}/v1/models/{config.name}"
     rows = "" if example is None else shlex.quote(json.dumps({"instances": [example]}))
-    asked = f"{url}:predict -d {rows}" if rows else url
+    target = f"{url}:predict -d {rows}" if rows else url
     return Endpoint(
         grpc=f"{host}:{section.grpc_port}",
         http=f"{scheme}://{host}:{section.http_port}",
         metrics=f"{scheme}://{host}:{section.metrics_port}/metrics",
-        curl=f"curl{known}{token} {asked}",
+        curl=f"curl{ca}{token} {target}",
     )
 
 
 def readiness(config: Config) -> str:
-    """What the service says of itself: "ready", what is missing, or why it cannot be asked."""
+    """The result of /readyz: "ready", what is missing, or why the server did not answer."""
     import ssl
     from urllib.error import HTTPError, URLError
     from urllib.request import urlopen
 
     section = config.serve
-    host = _reached(f"[{section.host}]" if ":" in section.host else section.host)
+    host = _connect_host(f"[{section.host}]" if ":" in section.host else section.host)
     context = None
     if section.tls is not None:
         context = ssl.create_default_context()
-        context.check_hostname = False  # it is this machine, and nothing secret is asked or told
+        context.check_hostname = False  # the server is on this machine, and nothing secret is sent
         context.verify_mode = ssl.CERT_NONE
     url = f"{_scheme(config)}://{host}:{section.metrics_port}/readyz"
     try:
@@ -76,6 +76,6 @@ def _scheme(config: Config) -> str:
     return "http" if config.serve.tls is None else "https"
 
 
-def _reached(host: str) -> str:
-    """An address to call, where a service listens on all."""
+def _connect_host(host: str) -> str:
+    """The address to connect to if the server listens on all of them."""
     return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)

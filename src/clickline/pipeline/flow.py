@@ -1,4 +1,4 @@
-"""The story from logs to a version, read top to bottom. What has not changed is not done again, and says so."""
+"""The stages from logs to a published version, in order. A stage whose input has not changed is skipped."""
 
 from __future__ import annotations
 
@@ -15,46 +15,45 @@ from clickline.training.run import TrainResult, check_supported, train
 
 
 @dataclass(frozen=True)
-class Built:
-    """What the stages made, or found already made."""
+class FlowResult:
+    """The results of the stages, whether new or reused."""
 
     prepared: PrepareResult
     trained: TrainResult
     published: PublishResult
 
 
-def build(config: Config, progress: Progress) -> Built:
-    """Logs to a version that is current. Raises GateRefused if the model is not good enough."""
-    check_supported(config)  # before hours of preparing
+def run_flow(config: Config, progress: Progress) -> FlowResult:
+    """Run all stages from logs to the current version. Raises GateRefused if the model does not pass the gate."""
+    check_supported(config)  # before hours of preparation
     progress.stage("prepare", "running")
     prepared = prepare(config, progress)
-    progress.stage("prepare", _ended(prepared.reused), _of_dataset(prepared))
+    progress.stage("prepare", _stage_state(prepared.reused), _dataset_facts(prepared))
 
-    progress.stage(
-        "train", "running"
-    )  # it measures and judges by itself, and trains on while the gate refuses
+    # `train` also evaluates and checks the gate, and trains further epochs while the gate refuses.
+    progress.stage("train", "running")
     try:
         trained = train(config, progress)
     except GateRefused as refused:
         progress.stage("train", "done")
         progress.stage("gate", "refused", {"passed": False, "reasons": list(refused.reasons)})
         raise
-    progress.stage("train", _ended(trained.reused), _of_checkpoint(trained))
-    progress.stage("evaluate", _ended(trained.reused), _of_evaluation(trained))
+    progress.stage("train", _stage_state(trained.reused), _checkpoint_facts(trained))
+    progress.stage("evaluate", _stage_state(trained.reused), _evaluation_facts(trained))
     verdict = trained.verdict
     progress.stage("gate", "done", {"passed": verdict.passed, "warnings": list(verdict.warnings)})
 
     progress.stage("publish", "running")
     published = publish(config, progress, model=str(trained.checkpoint.folder))
-    progress.stage("publish", _ended(published.reused), _of_version(published))
-    return Built(prepared, trained, published)
+    progress.stage("publish", _stage_state(published.reused), _version_facts(published))
+    return FlowResult(prepared, trained, published)
 
 
-def _ended(reused: bool) -> StageState:
+def _stage_state(reused: bool) -> StageState:
     return "skipped" if reused else "done"
 
 
-def _of_dataset(prepared: PrepareResult) -> Mapping[str, Any]:
+def _dataset_facts(prepared: PrepareResult) -> Mapping[str, Any]:
     return {
         "dataset": prepared.dataset.folder,
         "train_rows": prepared.train_rows,
@@ -64,7 +63,7 @@ def _of_dataset(prepared: PrepareResult) -> Mapping[str, Any]:
     }
 
 
-def _of_checkpoint(trained: TrainResult) -> Mapping[str, Any]:
+def _checkpoint_facts(trained: TrainResult) -> Mapping[str, Any]:
     return {
         "checkpoint": str(trained.checkpoint.folder),
         "steps": trained.checkpoint.step,
@@ -72,15 +71,15 @@ def _of_checkpoint(trained: TrainResult) -> Mapping[str, Any]:
     }
 
 
-def _of_evaluation(trained: TrainResult) -> Mapping[str, Any]:
+def _evaluation_facts(trained: TrainResult) -> Mapping[str, Any]:
     total = None if trained.evaluation is None else trained.evaluation.total
-    measured = {
+    metrics = {
         name: None if total is None else getattr(total, name) for name in ("auc", "logloss", "calibration")
     }
-    return {**measured, "report": str(trained.report)}
+    return {**metrics, "report": str(trained.report)}
 
 
-def _of_version(published: PublishResult) -> Mapping[str, Any]:
+def _version_facts(published: PublishResult) -> Mapping[str, Any]:
     body = published.version.body
     return {
         "version": published.version.number,

@@ -1,11 +1,11 @@
-"""Learning as hours arrive, read top to bottom.
+"""Training as hours arrive, in the order of the steps.
 
-    wait for an hour ──▶ prepare ──▶ score, learn, evict, judge ──▶ gate ──▶ publish ──▶ learn the held-out rows
-                                                                  next hour ◀── checkpoint, record ◀──┘
+    wait for an hour ──▶ prepare ──▶ score, train, evict, evaluate ──▶ gate ──▶ publish ──▶ train the held-out rows
+                                                                     next hour ◀── checkpoint, record ◀──┘
 
-What is published is the very model that was judged. An hour counts as learned when its checkpoint is whole. Killed
-before that, the model goes on from the hour before and learns this one again, to the same result. Trouble with a store
-or a disk is waited out; an hour that cannot be used is passed over or ends the run, as the config says.
+The published model is exactly the one that was evaluated. An hour counts as trained when its checkpoint is complete. If the
+process is killed before that, it resumes from the previous hour and trains this one again, with the same result. Errors of a
+store or a disk are retried; an hour that cannot be used is skipped or ends the run, as the config says.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clickline.artifacts.registry import Move
 from clickline.artifacts.version import Version
 from clickline.config import Config
 from clickline.config.loader import resolved
-from clickline.data.prepare.hour_dataset import PreparedHour, forget_hours, prepare_hour
+from clickline.data.prepare.hour_dataset import PreparedHour, prune_hours, prepare_hour
 from clickline.errors import (
     ArtifactError,
     ClicklineError,
@@ -35,59 +35,61 @@ from clickline.errors import (
     StorageError,
 )
 from clickline.evaluation.baseline import worse_than_base_rate
-from clickline.evaluation.gate import Thresholds, Verdict, judge, surely_worse
-from clickline.evaluation.importance import Score
-from clickline.evaluation.live_version import check_fields, with_current
+from clickline.evaluation.gate import Thresholds, Verdict, check_gate, clearly_worse
+from clickline.evaluation.importance import ScoreFn
+from clickline.evaluation.live_version import check_fields, with_live_version
 from clickline.machine import cores
-from clickline.pipeline.flow import build
-from clickline.pipeline.hour_records import PASSED_OVER, HourRecords
+from clickline.pipeline.flow import run_flow
+from clickline.pipeline.hour_records import SKIPPED_STATES, HourRecords
 from clickline.pipeline.live_publisher import LivePublisher
-from clickline.progress import Progress, usual
+from clickline.progress import Progress, default_progress
 from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.scorer import Scorer
 from clickline.storage.log_files import DateRange, hour_is_complete, hour_label, hour_step
 from clickline.storage.storage import Storage
 from clickline.training.dense_optimizer import Diverged
-from clickline.training.hourly_trainer import HourlyTrainer, LearnedHour
+from clickline.training.hourly_trainer import HourlyTrainer, HourResult
 from clickline.training.tracker_from_config import tracker_of
 
-_FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 60.0
+_MIN_DELAY = 1.0
+_MAX_DELAY = 60.0
 
 T = TypeVar("T")
 
 
 def follow(config: Config, progress: Progress | None = None, *, backfill: DateRange | None = None) -> None:
-    """Learn hour after hour, for ever. `backfill`: first all hours of this range that were not learned yet, in
-    order, with one version at their end."""
+    """Train hour after hour, without end. `backfill`: first all hours of this range that are not trained yet, in order,
+    with one version at the end."""
     _check(config)
-    following = _Following(config, progress or usual())
+    loop = _FollowLoop(config, progress or default_progress())
     try:
-        following.open()
+        loop.open()
         if backfill is not None:
-            following.learn_range(backfill.hours())
-        following.learn_on()
+            loop.backfill(backfill.hours())
+        loop.run()
     finally:
-        following.close()
+        loop.close()
 
 
 def _check(config: Config) -> None:
-    wrong = []
+    mistakes = []
     if not Storage.is_local(config.home):
-        wrong.append(("home", f"is {config.home}; following needs a home on local disk.", "Change it."))
+        mistakes.append(("home", f"is {config.home}; --follow needs a home on local disk.", "Change it."))
     if config.data.dates is None:
-        wrong.append(
+        mistakes.append(
             (
                 "data.dates",
-                "is missing: it says which hour to begin with.",
+                "is missing: it sets the first hour.",
                 "Give dates: {from: YYYYMMDD/HH}, and data.train as a {date}/{hour} pattern.",
             )
         )
-    if wrong:
-        raise ConfigError([Mistake("clickline.yaml", 0, *mistake) for mistake in wrong])
+    if mistakes:
+        raise ConfigError([Mistake("clickline.yaml", 0, *mistake) for mistake in mistakes])
 
 
-class _Following:
+class _FollowLoop:
+    """Trains, evaluates and publishes one hour after another."""
+
     def __init__(self, config: Config, progress: Progress) -> None:
         self._config = config
         self._progress = progress
@@ -102,47 +104,47 @@ class _Following:
             config.model_dump(mode="json", include={"name", "data", "model", "train", "follow"})
         )
         if config.train.mode == "cluster":
-            progress.say(
-                "train.mode is cluster: the history is learned there, hours that arrive on this machine"
+            progress.log(
+                "train.mode is cluster: the history is trained on the cluster, new hours on this machine"
             )
         self._trainer: HourlyTrainer | None = None
         self._facts: dict[str, Any] = {"state": "starting"}
-        self._reached = False  # whether the source has ever answered
+        self._source_answered = False  # whether the source has ever answered
 
     # ── the model ──────────────────────────────────────────────────────────────────────────────
 
     def open(self) -> None:
-        """The model where it left off; else one that begins with the history the config names; else none yet."""
+        """Resume the model; else train one on the history that the config names; else wait for the first hour."""
         config, threads = self._config, cores()
-        self._publisher.anew()
-        self._trainer = None  # its memory goes before the next one takes as much
-        self._trainer = HourlyTrainer.resumed(config, self._run, threads, self._progress)
+        self._publisher.reset()
+        self._trainer = None  # free its memory before the next one is loaded
+        self._trainer = HourlyTrainer.resume(config, self._run, threads, self._progress)
         assert config.data.dates is not None
         if self._trainer is not None:
-            self._reached = True
-            last, record = self._trainer.learned.last, self._trainer.record
+            self._source_answered = True
+            last, record = self._trainer.trained_hours.last, self._trainer.record
             if last is not None:
-                self._progress.say(
-                    f"{len(self._trainer.learned):,} hours were learned, the last {self._label(last)}"
+                self._progress.log(
+                    f"{len(self._trainer.trained_hours):,} hours were trained, the last {self._label(last)}"
                 )
             if record and self._records.state(record["number"]) != "learned":  # killed between the two
                 self._records.write(record["number"], record)
         elif config.data.dates.last is not None:
-            built = build(config, self._progress)
+            flow = run_flow(config, self._progress)
             hours = DateRange(config.data.dates.first, config.data.dates.last).hours()
-            features = built.prepared.dataset.features
-            self._trainer = HourlyTrainer.begun(
-                config, features, built.trained.checkpoint, hours, self._run, threads, self._progress
+            features = flow.prepared.dataset.features
+            self._trainer = HourlyTrainer.create(
+                config, features, flow.trained.checkpoint, hours, self._run, threads, self._progress
             )
-        self._tell(state="waiting")
+        self._report(state="waiting")
 
     def close(self) -> None:
-        self._tracker.close("KILLED")  # it has no other end
+        self._tracker.close("KILLED")  # following never finishes
 
-    def _begun(self, prepared: PreparedHour) -> HourlyTrainer:
-        """The trainer; the first hour tells what the fields are where nothing else does."""
+    def _trainer_for(self, prepared: PreparedHour) -> HourlyTrainer:
+        """The trainer; without a model, one with the fields of this first hour."""
         if self._trainer is None:
-            self._trainer = HourlyTrainer.begun(
+            self._trainer = HourlyTrainer.create(
                 self._config,
                 prepared.dataset.features,
                 None,
@@ -153,41 +155,41 @@ class _Following:
             )
         return self._trainer
 
-    def _is_learned(self, hour: int) -> bool:
-        return self._trainer is not None and hour in self._trainer.learned
+    def _is_trained(self, hour: int) -> bool:
+        return self._trainer is not None and hour in self._trainer.trained_hours
 
     # ── which hours ────────────────────────────────────────────────────────────────────────────
 
-    def learn_on(self) -> None:
-        for hour in self._coming():
-            prepared = self._arrived(hour)
+    def run(self) -> None:
+        for hour in self._upcoming_hours():
+            prepared = self._wait_for(hour)
             if prepared is not None:
-                self._learn(hour, prepared, publish=True)
+                self._train_hour(hour, prepared, publish=True)
 
-    def learn_range(self, hours: range) -> None:
-        """All hours of a range that were not learned; those that are not there are named and left out."""
-        asked = range(hours.start // self._step * self._step, hours.stop, self._step)
-        there = []
-        for hour in asked:
-            if self._is_learned(hour):
+    def backfill(self, hours: range) -> None:
+        """Train all hours of a range that are not trained yet; missing ones are logged and left out."""
+        wanted = range(hours.start // self._step * self._step, hours.stop, self._step)
+        available = []
+        for hour in wanted:
+            if self._is_trained(hour):
                 continue
-            if self._until_done("the source", partial(self._is_complete, hour)):
-                there.append(hour)
+            if self._retry("the source", partial(self._is_complete, hour)):
+                available.append(hour)
             else:
-                self._progress.say(f"backfill: {self._label(hour)} is not there or not complete; left out")
-        self._progress.say(f"backfill: {len(there):,} of {len(asked):,} hours are to be learned")
-        for hour in there:
-            prepared = self._arrived(hour)
+                self._progress.log(f"backfill: {self._label(hour)} is missing or incomplete; left out")
+        self._progress.log(f"backfill: {len(available):,} of {len(wanted):,} hours to train")
+        for hour in available:
+            prepared = self._wait_for(hour)
             if prepared is not None:
-                self._learn(hour, prepared, publish=hour == there[-1])
+                self._train_hour(hour, prepared, publish=hour == available[-1])
 
-    def _coming(self) -> Iterator[int]:
-        """The hours to learn, in order, from the first that was neither learned nor passed over."""
+    def _upcoming_hours(self) -> Iterator[int]:
+        """The hours to train, in order, from the first that was neither trained nor skipped."""
         dates = self._config.data.dates
         assert dates is not None
         hour = DateRange(dates.first, dates.first).hours().start
         while True:
-            if not self._is_learned(hour) and self._records.state(hour) not in PASSED_OVER:
+            if not self._is_trained(hour) and self._records.state(hour) not in SKIPPED_STATES:
                 yield hour
             hour += self._step
 
@@ -196,50 +198,50 @@ class _Following:
 
     # ── waiting ────────────────────────────────────────────────────────────────────────────────
 
-    def _arrived(self, hour: int) -> PreparedHour | None:
-        """The hour, prepared; None when it is passed over."""
+    def _wait_for(self, hour: int) -> PreparedHour | None:
+        """Wait for an hour and prepare it; None if it is skipped."""
         config, label = self._config, self._label(hour)
         since, late = time.time(), False
-        waited, looked = 0.0, time.monotonic()  # a clock that jumps must not make an hour late at once
+        waited, checked = 0.0, time.monotonic()  # a jump of the clock must not make an hour late
         while True:
-            if self._until_done("the source", partial(self._is_complete, hour)):
+            if self._retry("the source", partial(self._is_complete, hour)):
                 features = None if self._trainer is None else self._trainer.model.features
                 try:
-                    return self._until_done(
+                    return self._retry(
                         f"hour {label}", partial(prepare_hour, config, hour, features, self._progress)
                     )
                 except HourNotReady:
-                    pass  # its donefile went again
+                    pass  # its donefile has disappeared
                 except DataError as error:
-                    if self._trainer is None:  # more likely the config is wrong than the very first hour
+                    if self._trainer is None:  # most likely the config is wrong
                         raise
-                    self._pass_over(hour, "corrupt", config.follow.corrupt, error)
+                    self._skip_hour(hour, "corrupt", config.follow.on_corrupt_hour, error)
                     return None
-            before, looked = looked, time.monotonic()
+            before, checked = checked, time.monotonic()
             if time.time() >= (hour + self._step) * 3600:
-                waited += looked - before
-            if waited >= config.follow.late and not late:
+                waited += checked - before
+            if waited >= config.follow.missing_after and not late:
                 late = True
-                self._progress.say(
-                    f"{label} is late: its {config.data.donefile or 'folder'} is not there {waited:,.0f} s after "
-                    f"it could be. follow.missing says what is done: {config.follow.missing}."
+                self._progress.log(
+                    f"{label} is late: its {config.data.donefile or 'folder'} is missing {waited:,.0f} s after "
+                    f"the end of the hour. follow.on_missing_hour is {config.follow.on_missing_hour}."
                 )
-                if config.follow.missing != "wait":
+                if config.follow.on_missing_hour != "wait":
                     missing = HourNotReady(
-                        f"{label} did not arrive within follow.late, {config.follow.late} s. When it is there: "
-                        f"`clickline up --follow --backfill {label}..{label}`."
+                        f"{label} did not arrive within follow.missing_after, {config.follow.missing_after} s. When it "
+                        f"has arrived, run `clickline up --follow --backfill {label}..{label}`."
                     )
-                    self._pass_over(hour, "skipped", config.follow.missing, missing)
+                    self._skip_hour(hour, "skipped", config.follow.on_missing_hour, missing)
                     return None
-            self._tell(state="waiting", hour=label, waiting_since=_utc(since), late=late)
-            time.sleep(config.follow.poll)
+            self._report(state="waiting", hour=label, waiting_since=_utc(since), late=late)
+            time.sleep(config.follow.poll_interval)
 
     def _is_complete(self, hour: int) -> bool:
         complete = hour_is_complete(self._storage, self._config.data.train, self._config.data.donefile, hour)
-        self._reached = True
+        self._source_answered = True
         return complete
 
-    def _pass_over(
+    def _skip_hour(
         self,
         hour: int,
         state: str,
@@ -247,119 +249,115 @@ class _Following:
         error: ClicklineError,
         published: Mapping[str, Any] | None = None,
     ) -> None:
-        """Go on without an hour, or not: never in silence."""
-        self._progress.say(f"{self._label(hour)} was not learned: {error}")
+        """Log an hour that cannot be used, then continue without it or raise the error."""
+        self._progress.log(f"{self._label(hour)} was not trained: {error}")
         if policy == "stop":
             raise error
         record = {"hour": self._label(hour), "number": hour, "state": state, "reason": str(error)}
         record |= published or {}
-        self._until_done("the records", lambda: self._records.write(hour, record))
-        self._tell(last=record)
+        self._retry("the records", lambda: self._records.write(hour, record))
+        self._report(last=record)
 
-    # ── learning ───────────────────────────────────────────────────────────────────────────────
+    # ── training ───────────────────────────────────────────────────────────────────────────────
 
-    def _learn(self, hour: int, prepared: PreparedHour, *, publish: bool) -> None:
+    def _train_hour(self, hour: int, prepared: PreparedHour, *, publish: bool) -> None:
         label, began = self._label(hour), time.monotonic()
-        self._tell(state="learning", hour=label, waiting_since=None, late=False)
-        if (
-            self._trainer is None and not prepared.dataset.splits["train"].rows
-        ):  # nothing to begin a model with
+        self._report(state="learning", hour=label, waiting_since=None, late=False)
+        if self._trainer is None and not prepared.dataset.splits["train"].rows:  # nothing to create a model from
             record: dict[str, Any] = {"hour": label, "number": hour, "state": "empty"}
-            self._until_done("the records", lambda: self._records.write(hour, record))
+            self._retry("the records", lambda: self._records.write(hour, record))
             return
         while True:
-            trainer = self._begun(prepared)
+            trainer = self._trainer_for(prepared)
             published: dict[str, Any] = {"gate": None, "version": None}
             try:
-                with self._live(prepared) as (live, why):
-                    learned = trainer.learn(hour, prepared.dataset, live)
-                if publish and learned.rows:
-                    published |= self._publish(hour, prepared, trainer, learned, why)
-                trainer.finish(hour, prepared.dataset)
+                with self._live_score_fn(prepared) as (live, why):
+                    trained = trainer.train_hour(hour, prepared.dataset, live)
+                if publish and trained.rows:
+                    published |= self._publish(hour, prepared, trainer, trained, why)
+                trainer.finish_hour(hour, prepared.dataset)
                 break
             except (Diverged, DataError) as error:
                 self.open()  # as it was before this hour
                 if published["version"] is not None:
                     error = DataError(
-                        f"{error} Version {published['version']} was published before the held-out rows were to be "
-                        "learned, and stays live."
+                        f"{error} Version {published['version']} was published before the held-out rows were "
+                        "trained, and stays live."
                     )
-                self._pass_over(hour, "corrupt", self._config.follow.corrupt, error, published)
+                self._skip_hour(hour, "corrupt", self._config.follow.on_corrupt_hour, error, published)
                 return
             except (StorageError, OSError) as error:
-                self._trouble(f"hour {label}", error)
-                time.sleep(_FIRST_PAUSE)
+                self._report_failure(f"hour {label}", error)
+                time.sleep(_MIN_DELAY)
                 self.open()
                 features = prepared.dataset.features
-                prepared = self._until_done(
+                prepared = self._retry(
                     f"hour {label}", partial(prepare_hour, self._config, hour, features, self._progress)
                 )
-        self._warn_if_worse_than_none(label, prepared.dataset, trainer, learned)
+        self._warn_if_worse_than_base_rate(label, prepared.dataset, trainer, trained)
         record = {
             "hour": label,
             "number": hour,
             "state": "learned",
-            "rows": learned.rows,
+            "rows": trained.rows,
             "bad": sum(prepared.dataset.splits["train"].report["bad"].values()),
-            "progressive": learned.progressive.total.to_json(),
-            "held_out": None if learned.held_out is None else learned.held_out.to_json(),
+            "progressive": trained.progressive.total.to_json(),
+            "held_out": None if trained.held_out is None else trained.held_out.to_json(),
             **published,
             "ids": trainer.model.tables.size,
             "evicted": trainer.evicted,
             "memory": trainer.model.tables.memory_bytes,
         }
         record |= {"seconds": time.monotonic() - began, "at": _utc(time.time())}
-        self._until_done("the checkpoint", lambda: trainer.checkpoint(record))
-        self._until_done("the records", lambda: self._records.write(hour, record))
-        self._until_done("the hours", lambda: forget_hours(self._config, {hour}))
-        self._tracker.metrics(hour, _figures(record))
-        self._progress.say(_told(record))
-        self._tell(last=record)
+        self._retry("the checkpoint", lambda: trainer.checkpoint(record))
+        self._retry("the records", lambda: self._records.write(hour, record))
+        self._retry("the hours", lambda: prune_hours(self._config, {hour}))
+        self._tracker.metrics(hour, _tracked_metrics(record))
+        self._progress.log(_summary(record))
+        self._report(last=record)
 
-    def _warn_if_worse_than_none(
-        self, label: str, dataset: Dataset, trainer: HourlyTrainer, learned: LearnedHour
+    def _warn_if_worse_than_base_rate(
+        self, label: str, dataset: Dataset, trainer: HourlyTrainer, trained: HourResult
     ) -> None:
-        measured = learned.held_out
-        if (
-            measured is None and len(trainer.learned) > 1
-        ):  # a model's first hour was scored before it knew anything
-            measured = learned.progressive.total
-        if measured is None or worse_than_base_rate(measured, dataset.features, None) is None:
+        metrics = trained.held_out
+        if metrics is None and len(trainer.trained_hours) > 1:  # the first hour was scored by an untrained model
+            metrics = trained.progressive.total
+        if metrics is None or worse_than_base_rate(metrics, dataset.features, None) is None:
             return
         some = None
-        try:  # the hour is published: rows that cannot be read any more only make the warning shorter
+        try:  # unreadable rows only make the warning shorter
             for shard, group, _ in dataset.row_groups("train"):
                 some = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[shard].file), [group])
                 break
         except (ArtifactError, StorageError, OSError) as error:
-            self._progress.say(f"{label}: no rows could be looked at: {error}")
-        self._progress.say(f"{label}: {worse_than_base_rate(measured, dataset.features, some)}")
+            self._progress.log(f"{label}: no rows could be read: {error}")
+        self._progress.log(f"{label}: {worse_than_base_rate(metrics, dataset.features, some)}")
 
     def _publish(
         self,
         hour: int,
         prepared: PreparedHour,
         trainer: HourlyTrainer,
-        learned: LearnedHour,
+        trained: HourResult,
         why: str,
     ) -> dict[str, Any]:
-        """Through the gate to a version; what the record says of it."""
+        """Check the gate and publish a version; returns the entries of the hour's record."""
         label, identity = self._label(hour), trainer.identity()
-        verdict = self._judge(learned, why)
+        verdict = self._check_gate(trained, why)
         if not verdict.passed:
-            self._progress.say(
-                f"{label}: the gate refused: {' '.join(verdict.reasons)} The version before stays."
+            self._progress.log(
+                f"{label}: the gate refused: {' '.join(verdict.reasons)} The live version stays."
             )
             self._progress.stage("gate", "refused", {"hour": label, "reasons": list(verdict.reasons)})
             return {"gate": verdict.to_json()}
-        made = self._until_done("the registry", lambda: self._made_before(identity))
-        if made is not None:  # killed between publishing and the checkpoint: the same model is out already
-            self._until_done("the registry", lambda: self._publisher.finish(made, f"hour {label}"))
-            return {"gate": verdict.to_json(), "version": made.number}
+        existing = self._retry("the registry", lambda: self._published_before(identity))
+        if existing is not None:  # killed between publishing and the checkpoint
+            self._retry("the registry", lambda: self._publisher.make_current(existing, f"hour {label}"))
+            return {"gate": verdict.to_json(), "version": existing.number}
         report = {
             "hour": label,
-            "evaluation": (learned.held_out or learned.progressive.total).to_json(),
-            "progressive": learned.progressive.to_json(),
+            "evaluation": (trained.held_out or trained.progressive.total).to_json(),
+            "progressive": trained.progressive.to_json(),
             "gate": verdict.to_json(),
         }
         origin = {
@@ -371,14 +369,14 @@ class _Following:
             "data_until": min((trainer.newest_hour + 1) * 3600.0, time.time()),
         }
         try:
-            result = self._until_done(
+            result = self._retry(
                 "the registry",
                 lambda: self._publisher.publish(
-                    trainer, origin, report, prepared.dataset, learned.sample, f"hour {label}"
+                    trainer, origin, report, prepared.dataset, trained.sample, f"hour {label}"
                 ),
             )
-        except ArtifactError as error:  # its files do not score as the model does: no reason to stop learning
-            self._progress.say(f"{label} was not published: {error} The version before stays.")
+        except ArtifactError as error:  # its files do not score like the model: no reason to stop training
+            self._progress.log(f"{label} was not published: {error} The live version stays.")
             self._progress.stage("publish", "failed", {"hour": label, "reason": str(error)})
             return {"gate": verdict.to_json(), "reason": str(error)}
         version = None if result is None else result.version.number
@@ -388,35 +386,35 @@ class _Following:
             self._progress.stage("publish", "done", {**facts, "seconds": result.seconds})
         return {"gate": verdict.to_json(), "version": version}
 
-    def _judge(self, learned: LearnedHour, why: str) -> Verdict:
-        thresholds = Thresholds(**self._config.gate.model_dump(exclude={"retries"}))
-        if learned.held_out is None:
-            why = why or "follow.holdout is 0, so there are no rows that neither has learned"
+    def _check_gate(self, trained: HourResult, why: str) -> Verdict:
+        thresholds = Thresholds(**self._config.gate.model_dump(exclude={"extra_epochs"}))
+        if trained.held_out is None:
+            why = why or "follow.holdout is 0, so there are no rows that neither model was trained on"
         why = why or "the current version has not scored all of the held-out rows"
-        if learned.held_out is not None and not learned.held_out.rows:
+        if trained.held_out is not None and not trained.held_out.rows:
             return Verdict(
                 False,
                 (
-                    f"no row is held out yet to judge the model by: the hour has {learned.rows:,} rows, and "
-                    f"follow.holdout keeps {self._config.follow.holdout:g} of them. The next hours decide; where hours "
-                    "are so small, raise follow.holdout.",
+                    f"no rows are held out yet to evaluate the model on: the hour has {trained.rows:,} rows, and "
+                    f"follow.holdout keeps {self._config.follow.holdout:g} of them. The next hours decide; raise "
+                    "follow.holdout if hours are this small.",
                 ),
             )
-        verdict = judge(learned.held_out or learned.progressive.total, thresholds, learned.live, why)
-        if learned.held_out is None or learned.this_hour is None:
+        verdict = check_gate(trained.held_out or trained.progressive.total, thresholds, trained.live, why)
+        if trained.held_out is None or trained.this_hour is None:
             return verdict
-        if learned.this_hour.rows == learned.held_out.rows:  # judged by nothing else already
+        if trained.this_hour.rows == trained.held_out.rows:  # already evaluated on this hour only
             return verdict
-        return verdict.refused(surely_worse(learned.this_hour, thresholds, learned.live_this_hour))
+        return verdict.refused(clearly_worse(trained.this_hour, thresholds, trained.live_this_hour))
 
     @contextmanager
-    def _live(self, prepared: PreparedHour) -> Iterator[tuple[Score | None, str]]:
-        """How the live version scores rows; None where nobody asks, or it cannot, and then why."""
+    def _live_score_fn(self, prepared: PreparedHour) -> Iterator[tuple[ScoreFn | None, str]]:
+        """The scoring function of the live version; None if it is not needed or not available, with the reason."""
         scorer, why = None, ""
         if self._config.gate.vs_current is not None:
-            scorer, why = self._until_done("the registry", partial(self._live_scorer, prepared))
+            scorer, why = self._retry("the registry", partial(self._live_scorer, prepared))
             if why:
-                self._progress.say(f"gate.vs_current is not checked: {why}.")
+                self._progress.log(f"gate.vs_current is not checked: {why}.")
         try:
             yield None if scorer is None else scorer.probabilities, why
         finally:
@@ -429,7 +427,7 @@ class _Following:
         def opened(move: Move) -> Scorer | None:
             version = registry.version(move.version)
             if version.body["model"].get("hour") == self._label(prepared.hour):
-                # Killed between publishing and the checkpoint: this version has seen the hour, the one before has not.
+                # Killed between publishing and the checkpoint: this version was trained on the hour, the previous one was not.
                 if move.previous is None:
                     return None
                 version = registry.version(move.previous)
@@ -441,15 +439,15 @@ class _Following:
                 raise
             return scorer
 
-        scorer, why = with_current(registry, opened, asked=True)
+        scorer, why = with_live_version(registry, opened, requested=True)
         if scorer is None and not why:
-            why = "the current version has learned this hour, and there is none before it"
+            why = "the current version was trained on this hour, and there is no earlier one"
         return scorer, why
 
-    def _made_before(self, identity: str) -> Version | None:
-        """The version of this very model, packed as the config says, if a run that was killed has published it."""
+    def _published_before(self, identity: str) -> Version | None:
+        """The version of this model with this config, if a killed run has already published it."""
         publish, registry = self._config.publish, registry_of(self._config)
-        packed = publish.precision, publish.dense, publish.shards
+        packed = publish.table_precision, publish.dense_precision, publish.shards
         for version in reversed(registry.versions()[-3:]):
             body = version.body
             if (
@@ -460,54 +458,54 @@ class _Following:
             try:
                 registry.check(version)
             except ArtifactError as error:
-                self._progress.say(f"the same model is published again: {error}")
+                self._progress.log(f"publishing the same model again: {error}")
             else:
                 return version
         return None
 
-    # ── trouble ────────────────────────────────────────────────────────────────────────────────
+    # ── errors ─────────────────────────────────────────────────────────────────────────────────
 
-    def _until_done(self, what: str, action: Callable[[], T]) -> T:
-        """Trouble with a disk or a store passes: try again, ever more rarely. Only a source that has never answered
-        is an error at once: most likely its name is wrong."""
-        pause = _FIRST_PAUSE
+    def _retry(self, what: str, action: Callable[[], T]) -> T:
+        """Retry errors of a disk or a store with growing delays. A source that has never answered is an error at once:
+        most likely its name is wrong."""
+        delay = _MIN_DELAY
         while True:
             try:
                 result = action()
             except (StorageError, OSError) as error:
-                if not self._reached:
+                if not self._source_answered:
                     raise
-                self._trouble(what, error)
+                self._report_failure(what, error)
             else:
                 if self._facts.get("trouble") is not None:
-                    self._progress.say(f"{what}: works again")
-                    self._tell(trouble=None)
+                    self._progress.log(f"{what}: works again")
+                    self._report(trouble=None)
                 return result
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            time.sleep(delay)
+            delay = min(2 * delay, _MAX_DELAY)
 
-    def _trouble(self, what: str, error: Exception) -> None:
-        words = str(error)
+    def _report_failure(self, what: str, error: Exception) -> None:
+        message = str(error)
         if isinstance(error, OSError):
-            words = f"{error.filename or 'the machine'}: {error.strerror or error}"
+            message = f"{error.filename or 'the machine'}: {error.strerror or error}"
         before = self._facts.get("trouble")
-        if before is None or before["words"] != words:
-            self._progress.say(f"{what}: {words} It is tried again until it works.")
-            self._tell(trouble={"what": what, "words": words, "since": _utc(time.time())})
+        if before is None or before["words"] != message:
+            self._progress.log(f"{what}: {message} Retrying until it works.")
+            self._report(trouble={"what": what, "words": message, "since": _utc(time.time())})
 
-    # ── what is told ───────────────────────────────────────────────────────────────────────────
+    # ── reporting ──────────────────────────────────────────────────────────────────────────────
 
-    def _tell(self, **facts: Any) -> None:
+    def _report(self, **facts: Any) -> None:
         before = dict(self._facts)
         self._facts |= facts
         if self._trainer is not None:
-            self._facts["hours_learned"] = len(self._trainer.learned)
+            self._facts["hours_learned"] = len(self._trainer.trained_hours)
         if self._facts != before:
             self._progress.stage("follow", "running", self._facts)
 
 
-def _figures(record: dict[str, Any]) -> dict[str, float]:
-    """What is tracked of an hour."""
+def _tracked_metrics(record: dict[str, Any]) -> dict[str, float]:
+    """The metrics of an hour that are sent to the tracker."""
     figures: dict[str, float | None] = {
         f"progressive_{name}": record["progressive"][name] for name in ("auc", "logloss", "calibration")
     }
@@ -517,13 +515,13 @@ def _figures(record: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items() if value is not None}
 
 
-def _told(record: dict[str, Any]) -> str:
-    measured = record["progressive"]
-    auc = "-" if measured["auc"] is None else f"{measured['auc']:.4f}"
-    loss = "-" if measured["logloss"] is None else f"{measured['logloss']:.4f}"
+def _summary(record: dict[str, Any]) -> str:
+    metrics = record["progressive"]
+    auc = "-" if metrics["auc"] is None else f"{metrics['auc']:.4f}"
+    loss = "-" if metrics["logloss"] is None else f"{metrics['logloss']:.4f}"
     version = "no version" if record["version"] is None else f"version {record['version']}"
     return (
-        f"{record['hour']}: {record['rows']:,} rows, AUC {auc} and log loss {loss} before they were learned, "
+        f"{record['hour']}: {record['rows']:,} rows, progressive AUC {auc}, log loss {loss}, "
         f"{record['ids']:,} ids, {version}, {record['seconds']:.1f} s"
     )
 

@@ -1,7 +1,7 @@
-"""What became of each hour, one small file an hour: <home>/follow/hours/20260101-03.json.
+"""One small file per hour with its outcome: <home>/follow/hours/20260101-03.json.
 
-The checkpoint alone decides which hours were learned. These files tell people, and they hold which hours were passed
-over, so that a restart does not wait for them once more.
+The checkpoint alone decides which hours are trained. These files are for people, and they record which hours were skipped,
+so that a restart does not wait for them again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from clickline.artifacts.manifest import as_json
 from clickline.storage.log_files import hour_label
 from clickline.storage.storage import Storage
 
-PASSED_OVER = ("skipped", "corrupt", "empty")
-"""States of an hour that was not learned and is not waited for any more."""
+SKIPPED_STATES = ("skipped", "corrupt", "empty")
+"""States of an hour that was not trained and is no longer waited for."""
 
 
 class HourRecords:
@@ -30,7 +30,7 @@ class HourRecords:
         Storage().put(str(self._path(hour)), as_json(record, indent=1))
 
     def state(self, hour: int) -> str | None:
-        """What became of an hour: learned, skipped, corrupt, empty; None: nothing yet."""
+        """The state of an hour: learned, skipped, corrupt or empty; None if it has no record yet."""
         path = self._path(hour)
         return str(json.loads(path.read_text())["state"]) if path.exists() else None
 

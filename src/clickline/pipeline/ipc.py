@@ -1,10 +1,12 @@
-"""What a child tells its parent, lines of JSON over a pair of sockets: one a call of `Progress`, or how it ended.
+"""Messages from a child process to its parent: lines of JSON over a socket pair.
+
+There is one message for each call of `Progress`, and one for the result:
 
     {"begin": title, "total_bytes": …, "total_rows": …}   {"advance": [rows, size], "note": …}   {"end": true}
     {"stage": name, "state": …, "facts": {…}}             {"say": message}
     {"up": {…}}   {"done": true}   {"error": {kind, message, mistakes}}   {"crash": {…}}
 
-A crash is any error that is not of ours.
+A crash is any error that is not a ClicklineError.
 """
 
 from __future__ import annotations
@@ -20,34 +22,34 @@ from clickline import errors
 from clickline.errors import ClicklineError, ConfigError, Mistake
 from clickline.progress import Progress, StageState
 
-_SECONDS = 0.1  # between two lines about the same work: a step of training may take a millisecond
+_MIN_INTERVAL = 0.1  # seconds between two progress messages: a training step may take a millisecond
 
 
-class Teller(Progress):
-    """The child's end. Threads may call it at once."""
+class ProgressSender(Progress):
+    """Sends the child's progress to its parent. Thread-safe."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
         self._lock = threading.Lock()
         self._rows = self._size = 0
         self._note: str | None = None
-        self._told = 0.0
+        self._sent_at = 0.0
 
     def send(self, **message: Any) -> None:
-        """Raises OSError when the parent is gone; the child is about to end then."""
+        """Send a message. Raises OSError if the parent is gone; the child is about to exit then."""
         with self._lock:
             self._flush()
             self._send(message)
 
     def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
         self.send(begin=title, total_bytes=total_bytes, total_rows=total_rows)
-        self._told = 0.0  # the first rows are news
+        self._sent_at = 0.0  # report the first rows without delay
 
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
         with self._lock:
             self._rows += rows
             self._size += size
-            if time.monotonic() - self._told >= _SECONDS:
+            if time.monotonic() - self._sent_at >= _MIN_INTERVAL:
                 self._flush()
 
     def note(self, figures: str) -> None:
@@ -60,7 +62,7 @@ class Teller(Progress):
     def stage(self, name: str, state: StageState, facts: Mapping[str, Any] | None = None) -> None:
         self.send(stage=name, state=state, facts=dict(facts or {}))
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.send(say=message)
 
     def _flush(self) -> None:
@@ -68,14 +70,14 @@ class Teller(Progress):
             self._send({"advance": [self._rows, self._size], "note": self._note})
             self._rows = self._size = 0
             self._note = None
-            self._told = time.monotonic()
+            self._sent_at = time.monotonic()
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        self._end.sendall(json.dumps(message, default=_plain).encode() + b"\n")
+        self._socket.sendall(json.dumps(message, default=_json_default).encode() + b"\n")
 
 
 def replay(message: Mapping[str, Any], progress: Progress) -> None:
-    """Make the call that a line stands for."""
+    """Make the call of `Progress` that a message stands for."""
     match message:
         case {"begin": title, "total_bytes": total_bytes, "total_rows": total_rows}:
             progress.begin(title, total_bytes=total_bytes, total_rows=total_rows)
@@ -87,30 +89,30 @@ def replay(message: Mapping[str, Any], progress: Progress) -> None:
             progress.end()
         case {"stage": name, "state": state, "facts": facts}:
             progress.stage(name, state, facts)
-        case {"say": words}:
-            progress.say(words)
+        case {"say": text}:
+            progress.log(text)
 
 
-def told_error(error: ClicklineError) -> dict[str, Any]:
-    """An error as a document."""
-    told: dict[str, Any] = {"kind": type(error).__name__, "message": str(error)}
+def error_to_json(error: ClicklineError) -> dict[str, Any]:
+    """Convert an error to a JSON document."""
+    document: dict[str, Any] = {"kind": type(error).__name__, "message": str(error)}
     if isinstance(error, ConfigError):
-        told["mistakes"] = [vars(mistake) for mistake in error.mistakes]
-    return told
+        document["mistakes"] = [vars(mistake) for mistake in error.mistakes]
+    return document
 
 
-def error_of(told: Mapping[str, Any]) -> ClicklineError:
+def error_from_json(document: Mapping[str, Any]) -> ClicklineError:
     """The error that a document tells of."""
-    if "mistakes" in told:
-        return ConfigError([Mistake(**mistake) for mistake in told["mistakes"]])
-    kind = getattr(errors, str(told["kind"]), ClicklineError)
+    if "mistakes" in document:
+        return ConfigError([Mistake(**mistake) for mistake in document["mistakes"]])
+    kind = getattr(errors, str(document["kind"]), ClicklineError)
     try:
-        error: ClicklineError = kind(told["message"])
-    except TypeError:  # one that is made of more than its message
-        error = ClicklineError(told["message"])
+        error: ClicklineError = kind(document["message"])
+    except TypeError:  # its constructor takes more than a message
+        error = ClicklineError(document["message"])
     return error
 
 
-def _plain(value: Any) -> Any:
-    """NumPy's numbers are numbers; paths and the like are text."""
+def _json_default(value: Any) -> Any:
+    """Convert NumPy scalars to numbers, paths and other values to text."""
     return value.item() if hasattr(value, "item") else str(value)

@@ -1,4 +1,4 @@
-"""A model that goes on learning, published as it is now."""
+"""Publishes a model that continues training, in its current state."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _COST_ROWS = 100_000
 
 
 class LivePublisher:
-    """Publishes what a trainer's model has learned since the version before."""
+    """Publishes what has changed in a trainer's model since the previous version."""
 
     def __init__(self, config: Config, scratch: Path, progress: Progress) -> None:
         self._config = config
         self._config_text = resolved(config)
         self._file = scratch / "publishing.bin"
         self._progress = progress
-        self._mark: int | None = None  # of the tables when the last version of this process was made
+        self._generation: int | None = None  # of the tables at the last version of this process
 
     def publish(
         self,
@@ -42,14 +42,15 @@ class LivePublisher:
         origin: Mapping[str, Any],
         report: Mapping[str, Any],
         hour: Dataset,
-        judged: tuple[LabelledRows, NDArray[np.float32]] | None,
+        gate_sample: tuple[LabelledRows, NDArray[np.float32]] | None,
         reason: str,
     ) -> PublishResult | None:
-        """A delta to the version before, where there is one of this process; None if somebody else moved the
-        pointer meanwhile: then the version waits for them. `judged`: rows with the scores that the gate saw."""
+        """Publish a delta to the last version of this process, or a full table. Returns None if another process changed the
+        current version meanwhile; the new one is stored, but not current. `gate_sample`: rows with the scores that the gate
+        evaluated."""
         began = time.monotonic()
-        for since in dict.fromkeys((self._mark, None)):
-            mark = trainer.snapshot(self._file, since)
+        for since in dict.fromkeys((self._generation, None)):
+            generation = trainer.snapshot(self._file, since)
             release = Release(
                 trainer.model,
                 self._file,
@@ -57,54 +58,54 @@ class LivePublisher:
                 self._config_text,
                 report,
                 next(_rows(hour, _SAMPLE_ROWS)),
-                judged,
+                gate_sample,
             )
-            quantised = (self._config.publish.precision, self._config.publish.dense) != ("fp32", "fp32")
+            quantised = (self._config.publish.table_precision, self._config.publish.dense_precision) != ("fp32", "fp32")
             cost_rows = _rows(hour, _COST_ROWS) if quantised else iter(())
             result = None
             try:
                 result = publish_release(
-                    self._config, release, cost_rows, self._progress, reason=reason, began=began
+                    self._config, release, cost_rows, self._progress, reason=reason, started=began
                 )
             except RegistryMoved as error:
-                self._progress.say(str(error))
+                self._progress.log(str(error))
             except ArtifactError as error:
                 if since is None:
                     raise
-                self._progress.say(f"a delta could not be published, so the whole table is: {error}")
+                self._progress.log(f"the delta could not be published, publishing the full table instead: {error}")
                 continue
             finally:
                 self._file.unlink(missing_ok=True)
-            self._mark = mark
-            trainer.model.tables.forget_before(mark)
+            self._generation = generation
+            trainer.model.tables.drop_history_before(generation)
             break
-        self._collect()
+        self._remove_old_versions()
         return result
 
-    def finish(self, version: Version, reason: str) -> None:
-        """Make a version current that a process had stored when it was killed, unless it was current already."""
+    def make_current(self, version: Version, reason: str) -> None:
+        """Make a version current that a killed process has stored, unless it is current already."""
         try:
             make_current(registry_of(self._config), version, reason, self._progress)
         except RegistryMoved as error:
-            self._progress.say(str(error))
+            self._progress.log(str(error))
 
-    def anew(self) -> None:
-        """The model was opened again: what changed since the last version is not known any more."""
-        self._mark = None
+    def reset(self) -> None:
+        """Publish a full table next time: the model was reopened, so the changes since the last version are unknown."""
+        self._generation = None
 
-    def _collect(self) -> None:
-        """Old versions go; that they stay for once is no reason to stop."""
+    def _remove_old_versions(self) -> None:
+        """Remove old versions; a failure is logged only."""
         try:
-            registry_of(self._config, any_version=True).gc(self._config.publish.keep)
+            registry_of(self._config, any_version=True).gc(self._config.publish.keep_versions)
         except (ArtifactError, StorageError, OSError) as error:
-            self._progress.say(f"old versions were not removed: {error}")
+            self._progress.log(f"old versions were not removed: {error}")
 
 
-def _rows(hour: Dataset, most: int) -> Iterator[LabelledRows]:
-    left = most
+def _rows(hour: Dataset, limit: int) -> Iterator[LabelledRows]:
+    remaining = limit
     for shard, group, _ in hour.row_groups("train"):
         rows = hour.read(Path(hour.folder, hour.splits["train"].shards[shard].file), [group])
-        yield rows.part(0, min(left, rows.rows))
-        left -= rows.rows
-        if left <= 0:
+        yield rows.slice(0, min(remaining, rows.rows))
+        remaining -= rows.rows
+        if remaining <= 0:
             return

@@ -1,4 +1,4 @@
-"""Processes, told apart by pid and by when they began: a pid that was given to somebody else is never ours."""
+"""Processes identified by pid and start time, so that a reused pid is never mistaken for ours."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Process:
-    """One process, as long as the machine runs and after."""
+    """One process; the identity stays valid after it has ended and after a reboot."""
 
     pid: int
-    born: str  # which boot of the machine, and the kernel's clock then
+    born: str  # boot id of the machine and start time by the kernel's clock
     role: str = field(default="", compare=False)
 
     @classmethod
-    def of(cls, pid: int, role: str = "") -> Process | None:
-        """The process that has this pid now."""
-        born = _born(pid)
+    def from_pid(cls, pid: int, role: str = "") -> Process | None:
+        """The process that has this pid now; None if there is none."""
+        born = _start_time(pid)
         return None if born is None else cls(pid, born, role)
 
     @classmethod
@@ -35,61 +35,61 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        return _born(self.pid) == self.born
+        return _start_time(self.pid) == self.born
 
-    def send(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         if self.alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
-def living(processes: Iterable[Process]) -> list[Process]:
+def still_alive(processes: Iterable[Process]) -> list[Process]:
     return [process for process in processes if process.alive]
 
 
 def descendants(pid: int, role: str = "") -> Iterator[Process]:
-    """The children of a process, their children, and so on."""
-    for thread in _listed(Path(f"/proc/{pid}/task")):
+    """All descendants of a process."""
+    for thread in _list_dir(Path(f"/proc/{pid}/task")):
         with suppress(OSError):
             for child in (thread / "children").read_text().split():
-                found = Process.of(int(child), role)
-                if found is not None:
-                    yield found
-                    yield from descendants(found.pid, role)
+                process = Process.from_pid(int(child), role)
+                if process is not None:
+                    yield process
+                    yield from descendants(process.pid, role)
 
 
-def end_all(processes: Iterable[Process], seconds: float) -> list[Process]:
-    """Wait so long for them to end by themselves, then kill; returns those that were killed."""
-    left = living(processes)
+def wait_then_kill(processes: Iterable[Process], seconds: float) -> list[Process]:
+    """Wait `seconds` for the processes to exit, then kill the rest; returns those that were killed."""
+    alive = still_alive(processes)
     deadline = time.monotonic() + seconds
-    while left and time.monotonic() < deadline:
+    while alive and time.monotonic() < deadline:
         time.sleep(0.02)
-        left = living(left)
-    for process in left:
-        process.send(signal.SIGKILL)
-    gone = time.monotonic() + 5.0
-    while living(left) and time.monotonic() < gone:
+        alive = still_alive(alive)
+    for process in alive:
+        process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 5.0
+    while still_alive(alive) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return left
+    return alive
 
 
-def _born(pid: int) -> str | None:
+def _start_time(pid: int) -> str | None:
     try:
-        # The name, in parentheses, may hold anything; what follows it is plain.
+        # The name, in parentheses, may contain anything, so parse what follows it.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
     state, started = fields[0], fields[19]
-    return None if state in "ZX" else f"{_boot()}:{started}"  # Z, X: dead, its parent has not looked yet
+    return None if state in "ZX" else f"{_boot_id()}:{started}"  # Z, X: dead, but not yet reaped
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
-def _listed(folder: Path) -> list[Path]:
+def _list_dir(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError:

@@ -1,4 +1,4 @@
-"""All that can be known of the run of a home, without disturbing it."""
+"""The status of the run of a home, read without disturbing it."""
 
 from __future__ import annotations
 
@@ -16,53 +16,51 @@ if TYPE_CHECKING:
     from clickline.artifacts.registry import Registry
 
 _NEWEST = 3
-_MEASURES = ("auc", "logloss", "calibration")
+_METRICS = ("auc", "logloss", "calibration")
 
 
 def status(config: Config, versions: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """As a document: that of state.json, what was looked up now, and the versions, if `registered` was not asked
-    before.
+    """The status as a document: state.json, what is read now, and the versions (`registry_summary`, unless given).
 
-    `state` is never, starting, running, done, stopped, failed, or lost: it ended without a word."""
+    `state` is never, starting, running, done, stopped, failed, or lost (it crashed)."""
     folder = UpFolder(config)
-    seen = folder.look()
-    document = {key: value for key, value in seen.document.items() if key != "born"}
+    run = folder.read()
+    document = {key: value for key, value in run.document.items() if key != "born"}
     stages = document.get("stages", {})
-    serving = "grpc" in stages.get("serve", {}).get("facts", {}) and seen.state == "running"
+    serving = "grpc" in stages.get("serve", {}).get("facts", {}) and run.state == "running"
     return {
         **document,
-        "state": seen.state,
-        "stage": seen.stage,
+        "state": run.state,
+        "stage": run.stage,
         "home": str(folder.home),
         "logs": str(folder.logs),
-        "pid": seen.holder.pid if seen.holder else None,
-        "processes": [{"role": one.role, "pid": one.pid} for one in seen.processes],
+        "pid": run.holder.pid if run.holder else None,
+        "processes": [{"role": one.role, "pid": one.pid} for one in run.processes],
         "cluster": _cluster(folder.home, document),
         "metrics": _metrics(stages),
         "health": readiness(config) if serving else None,
-        "versions": registered(config) if versions is None else versions,
+        "versions": registry_summary(config) if versions is None else versions,
     }
 
 
 def _cluster(home: Path, document: dict[str, Any]) -> dict[str, Any] | None:
-    """The training that runs on a cluster, also without `up`; or that was lost, if nothing was run since."""
-    found = read_status(home)
-    if found is None or found["alive"]:
-        return found
-    newest = found["state"] == "lost" and found.get("updated_at", "") >= document.get("updated", "")
-    return found if newest else None
+    """The training that runs on a cluster, even without `up`; or that was lost, if nothing has run since."""
+    status = read_status(home)
+    if status is None or status["alive"]:
+        return status
+    newest = status["state"] == "lost" and status.get("updated_at", "") >= document.get("updated", "")
+    return status if newest else None
 
 
 def _metrics(stages: dict[str, Any]) -> dict[str, Any]:
-    """The newest there are: of the last hour, else of the evaluation."""
+    """The latest metrics: those of the last hour, else those of the evaluation."""
     last = stages.get("follow", {}).get("facts", {}).get("last") or {}
-    found = last.get("progressive") or stages.get("evaluate", {}).get("facts", {})
-    return {name: found[name] for name in _MEASURES if found.get(name) is not None}
+    facts = last.get("progressive") or stages.get("evaluate", {}).get("facts", {})
+    return {name: facts[name] for name in _METRICS if facts.get(name) is not None}
 
 
-def registered(config: Config, registry: Registry | None = None) -> dict[str, Any]:
-    """What the registry holds, which may be open already; an error there is told, not raised: the run may well go
-    on."""
+def registry_summary(config: Config, registry: Registry | None = None) -> dict[str, Any]:
+    """Versions in the registry, which may be open already. An error is returned, not raised: the run may well be fine."""
     try:
         from clickline.artifacts.from_config import registry_of
 

@@ -1,4 +1,4 @@
-"""Stages in a few words, for a line of the picture, of a log, of a table."""
+"""Short text summaries of stages, for the terminal, logs and tables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from clickline.progress import human_size
 
 
-def stage_words(name: str, stage: Mapping[str, Any]) -> str:
-    """What people want to know of a stage in its state."""
+def stage_summary(name: str, stage: Mapping[str, Any]) -> str:
+    """One line about a stage in its current state."""
     facts, state = stage["facts"], stage["state"]
     if state == "waiting":
         return ""
@@ -20,18 +20,18 @@ def stage_words(name: str, stage: Mapping[str, Any]) -> str:
     if state == "refused":
         return " ".join(facts.get("reasons", ()))
     try:
-        words = _WORDS[name](facts) if facts and name in _WORDS else ""
-    except (KeyError, TypeError, ValueError):  # facts of another release
-        words = ", ".join(f"{key} {value}" for key, value in facts.items())
+        summary = _SUMMARIES[name](facts) if facts and name in _SUMMARIES else ""
+    except (KeyError, TypeError, ValueError):  # facts written by another release
+        summary = ", ".join(f"{key} {value}" for key, value in facts.items())
     if state == "skipped":
-        return f"up to date: {words}" if words else "up to date"
-    if words and "rows_per_second" in stage:
-        words += f", {stage['rows_per_second']:,.0f} rows/s"
-    return words
+        return f"up to date: {summary}" if summary else "up to date"
+    if summary and "rows_per_second" in stage:
+        summary += f", {stage['rows_per_second']:,.0f} rows/s"
+    return summary
 
 
 def stage_seconds(stage: Mapping[str, Any]) -> float | None:
-    """How long a stage took, or has been running; None for one that did nothing."""
+    """How long a stage took or has been running; None if it was skipped or has not started."""
     if "since" not in stage or stage["state"] == "skipped":
         return None
     ended = _seconds(stage["ended"]) if "ended" in stage else time.time()
@@ -39,13 +39,13 @@ def stage_seconds(stage: Mapping[str, Any]) -> float | None:
 
 
 def cluster_rows(cluster: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """For each process of a cluster run: role, node, state, what it is at, what it did or holds, speed, memory."""
+    """One row per process of a cluster run: role, node, state, position, rows or ids, speed, memory."""
     rows: list[tuple[str, ...]] = []
     for one in cluster.get("workers", ()):
         speed = f"{one['rows_per_second']:,.0f} rows/s" if one["rows_per_second"] else ""
-        learned = f"{one['rows']:,} rows" if one["rows"] else ""
+        rows_text = f"{one['rows']:,} rows" if one["rows"] else ""
         rows.append(
-            (one["name"], one["node"], one["state"], one["at"], learned, speed, _memory(one["memory"], None))
+            (one["name"], one["node"], one["state"], one["at"], rows_text, speed, _memory(one["memory"], None))
         )
     network = cluster.get("network")
     for one in (*cluster.get("shards", ()), *([network] if network else [])):
@@ -55,43 +55,43 @@ def cluster_rows(cluster: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def cluster_facts(cluster: Mapping[str, Any]) -> dict[str, str]:
-    """How training on a cluster is doing, each fact with its name."""
-    named: dict[str, str] = {}
+    """Figures of training on a cluster, by name."""
+    facts: dict[str, str] = {}
     figures = cluster.get("figures") or {}
     if figures.get("rows"):
-        named["progress"] = _cluster_progress(figures, alive=cluster["alive"])
-    measured = (("AUC", figures.get("auc")), ("loss", figures.get("loss")))
-    found = ", ".join(f"{title} {value:.4f}" for title, value in measured if value is not None)
+        facts["progress"] = _cluster_progress(figures, alive=cluster["alive"])
+    metrics = (("AUC", figures.get("auc")), ("loss", figures.get("loss")))
+    found = ", ".join(f"{title} {value:.4f}" for title, value in metrics if value is not None)
     if found:
-        named["so far"] = found
+        facts["metrics"] = found
     leases = cluster.get("leases")
     if leases:
-        named["units"] = f"{leases['done']:,} done, {leases['open']:,} leased, {leases['todo']:,} to do"
-    cut = cluster.get("last_cut")
-    if cut:
-        stalled = f", stalled training for {duration(cut['stalled'])}" if cut["stalled"] >= 0.05 else ""
-        named["last cut"] = (
-            f"step {cut['step']:,}, {age(cut['at'])}, took {duration(cut['seconds'])}{stalled}"
+        facts["work units"] = f"{leases['done']:,} done, {leases['open']:,} leased, {leases['todo']:,} to do"
+    checkpoint = cluster.get("last_cut")
+    if checkpoint:
+        stalled = f", stalled training for {duration(checkpoint['stalled'])}" if checkpoint["stalled"] >= 0.05 else ""
+        facts["checkpoint"] = (
+            f"step {checkpoint['step']:,}, {age(checkpoint['at'])}, took {duration(checkpoint['seconds'])}{stalled}"
         )
     events = cluster.get("events")
     if events:
-        named["decision"] = f"{events[-1]['decision']}, {age(events[-1]['at'])}: {events[-1]['reason']}"
+        facts["decision"] = f"{events[-1]['decision']}, {age(events[-1]['at'])}: {events[-1]['reason']}"
     if cluster.get("asked") is not None:
-        named["asked"] = f"{cluster['asked']} workers, by `clickline scale`"
+        facts["requested"] = f"{cluster['asked']} workers, by `clickline scale`"
     if cluster.get("message"):
-        named["message"] = str(cluster["message"])
-    return named
+        facts["message"] = str(cluster["message"])
+    return facts
 
 
 def _cluster_progress(figures: Mapping[str, Any], *, alive: bool) -> str:
     rows, total, speed = figures["rows"], figures["total_rows"], figures["rows_per_second"]
-    words = f"{rows:,} of {total:,} rows ({rows / total:.0%})" if total else f"{rows:,} rows"
-    words += f", step {figures['step']:,}"
+    summary = f"{rows:,} of {total:,} rows ({rows / total:.0%})" if total else f"{rows:,} rows"
+    summary += f", step {figures['step']:,}"
     if speed and alive:
-        words += f", {speed:,.0f} rows/s"
+        summary += f", {speed:,.0f} rows/s"
         if total and total > rows:
-            words += f", about {duration((total - rows) / speed)} left"
-    return words
+            summary += f", about {duration((total - rows) / speed)} left"
+    return summary
 
 
 def _memory(used: int, limit: int | None) -> str:
@@ -111,12 +111,12 @@ def duration(seconds: float) -> str:
 
 
 def age(at: str) -> str:
-    """How long ago a time was."""
+    """Time since a timestamp, as text."""
     return f"{duration(max(0.0, time.time() - _seconds(at)))} ago"
 
 
-def moment(at: str) -> str:
-    """A time, and how long ago it was."""
+def timestamp(at: str) -> str:
+    """A timestamp as text, with the time since."""
     return f"{datetime.fromisoformat(at).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({age(at)})"
 
 
@@ -125,7 +125,7 @@ def _seconds(at: str) -> float:
 
 
 def _prepare(facts: Mapping[str, Any]) -> str:
-    rows = f"{facts['train_rows']:,} rows to learn, {facts['eval_rows']:,} to measure"
+    rows = f"{facts['train_rows']:,} training rows, {facts['eval_rows']:,} evaluation rows"
     return rows + (f", {facts['bad_rows']:,} bad" if facts["bad_rows"] else "")
 
 
@@ -134,9 +134,9 @@ def _train(facts: Mapping[str, Any]) -> str:
 
 
 def _evaluate(facts: Mapping[str, Any]) -> str:
-    named = (("AUC", "auc"), ("log loss", "logloss"), ("calibration", "calibration"))
-    found = [f"{title} {facts[key]:.4f}" for title, key in named if facts.get(key) is not None]
-    return ", ".join(found) or "nothing was measured: no data.eval"
+    metrics = (("AUC", "auc"), ("log loss", "logloss"), ("calibration", "calibration"))
+    found = [f"{title} {facts[key]:.4f}" for title, key in metrics if facts.get(key) is not None]
+    return ", ".join(found) or "not evaluated: data.eval is not set"
 
 
 def _gate(facts: Mapping[str, Any]) -> str:
@@ -145,9 +145,9 @@ def _gate(facts: Mapping[str, Any]) -> str:
 
 def _publish(facts: Mapping[str, Any]) -> str:
     rows = f", {facts['rows']:,} rows" if "rows" in facts else ""
-    waits = "" if facts.get("current", True) else ", not current"
+    pending = "" if facts.get("current", True) else ", not current"
     hour = f" of {facts['hour']}" if "hour" in facts else ""
-    return f"version {facts['version']}, {facts['table']}{hour}{rows}{waits}"
+    return f"version {facts['version']}, {facts['table']}{hour}{rows}{pending}"
 
 
 def _follow(facts: Mapping[str, Any]) -> str:
@@ -158,11 +158,12 @@ def _follow(facts: Mapping[str, Any]) -> str:
     elif facts.get("state") == "waiting" and facts.get("hour"):
         parts.append(f"waiting for {facts['hour']}{' (late)' if facts.get('late') else ''}")
     elif facts.get("hour"):
-        parts.append(f"{facts['state']} {facts['hour']}")
+        state = "training" if facts["state"] == "learning" else facts["state"]
+        parts.append(f"{state} {facts['hour']}")
     else:
         parts.append(str(facts.get("state", "")))
     if facts.get("hours_learned"):
-        parts.append(f"{facts['hours_learned']:,} hours learned")
+        parts.append(f"{facts['hours_learned']:,} hours trained")
     last = facts.get("last")
     if last:
         parts.append(_last_hour(last))
@@ -172,8 +173,8 @@ def _follow(facts: Mapping[str, Any]) -> str:
 def _last_hour(last: Mapping[str, Any]) -> str:
     if "rows" not in last:
         return f"last {last['hour']} ({last.get('state', '')})"
-    measured = last.get("progressive") or last
-    auc = "" if measured.get("auc") is None else f", AUC {measured['auc']:.4f}"
+    metrics = last.get("progressive") or last
+    auc = "" if metrics.get("auc") is None else f", AUC {metrics['auc']:.4f}"
     version = "" if last.get("version") is None else f", version {last['version']}"
     return f"last {last['hour']}: {last['rows']:,} rows{auc}{version}"
 
@@ -185,7 +186,7 @@ def _serve(facts: Mapping[str, Any]) -> str:
     return f"{version}, gRPC {facts['grpc']}, {facts['http']}"
 
 
-_WORDS = {
+_SUMMARIES = {
     "prepare": _prepare,
     "train": _train,
     "evaluate": _evaluate,

@@ -1,4 +1,4 @@
-"""`clickline.up`: logs in, a running endpoint out; with follow it keeps learning."""
+"""`clickline.up`: from logs to a running endpoint; with `follow` it keeps training."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from clickline.config import Config
 from clickline.errors import ClicklineError, ConfigError, Mistake
 from clickline.pipeline.endpoint import Endpoint
 from clickline.pipeline.runner import Runner
-from clickline.progress import Progress, usual
+from clickline.progress import Progress, default_progress
 
 
 @dataclass(frozen=True)
-class Running:
-    """What `up` has built and keeps running in processes of its own. With follow, what is not learned yet is None.
+class RunHandle:
+    """The results of `up` and a handle to the processes it keeps running. With `follow`, results that do not exist yet are None.
 
-    `with clickline.up(config) as running:` ends it with the block."""
+    `with clickline.up(config) as run:` stops the run at the end of the block."""
 
     name: str
     dataset: str | None
     checkpoint: str | None
-    metrics: Mapping[str, float | None]  # auc, logloss, calibration; empty when nothing was measured
+    metrics: Mapping[str, float | None]  # auc, logloss, calibration; empty when nothing was evaluation
     gate: Mapping[str, Any]  # passed, warnings
-    version: int | None  # that was published; of an endpoint that only follows, the one it found
-    skipped: tuple[str, ...]  # stages that had nothing to do: same config, same input
+    version: int | None  # the version published by this run, else the one that the endpoint serves
+    skipped: tuple[str, ...]  # stages whose config and input have not changed
     endpoint: Endpoint | None  # None without serving
-    studio: str | None  # the address of the page; None without one
+    studio: str | None  # its address; None if it is disabled
     logs: Path
     _runner: Runner = field(repr=False, compare=False)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end, at most so long; True when it is over. Raises what it failed with."""
+        """Wait for the run to end, at most `seconds`; returns whether it ended. Raises the error of a failed run."""
         return self._runner.wait(seconds=seconds)
 
     def stop(self) -> None:
-        """Let running requests end, then everything. Nothing is left behind."""
+        """Drain running requests, then stop all processes."""
         self._runner.stop()
 
     def status(self) -> dict[str, Any]:
-        """Stages and work as they are now."""
-        return self._runner.facts()
+        """Current state of the stages and of the work in progress."""
+        return self._runner.status()
 
     def __enter__(self) -> Self:
         return self
@@ -61,11 +61,11 @@ def up(
     backfill: str | None = None,
     serve: bool = True,
     progress: Progress | None = None,
-) -> Running:
-    """Prepare, train, evaluate, judge, publish, serve; what has not changed is skipped.
+) -> RunHandle:
+    """Prepare, train, evaluate, check the gate, publish and serve; stages whose input has not changed are skipped.
 
-    Returns when the endpoint answers, or without `serve` when the version is published. `follow` keeps learning hours
-    as they arrive, after those of `backfill`, a text FROM..TO. Raises GateRefused if the model is not good enough.
+    Returns when the endpoint answers, or without `serve` when the version is published. `follow` keeps training on hours
+    as they arrive, after those of `backfill`, a text FROM..TO. Raises GateRefused if the model does not pass the gate.
     """
     return run_up(
         config,
@@ -87,8 +87,8 @@ def run_up(
     studio: bool,
     progress: Progress | None,
     program: bool,
-) -> Running:
-    """As `up`. Not a `program`: a process of its own, which a signal may end."""
+) -> RunHandle:
+    """Like `up`. `program`: runs inside a user's program, which `clickline down` must not end by a signal."""
     if backfill is not None:
         _check_backfill(backfill, follow)
     runner = Runner(
@@ -97,7 +97,7 @@ def run_up(
         backfill=backfill,
         serve=serve,
         studio=studio,
-        progress=progress or usual(),
+        progress=progress or default_progress(),
         program=program,
     )
     runner.start()
@@ -107,35 +107,35 @@ def run_up(
         runner.stop()
         raise
     if runner.ended and runner.was_stopped:
-        raise ClicklineError("`clickline down` ended the run before it was up. Run it again to go on.")
-    return _running(config, runner)
+        raise ClicklineError("`clickline down` stopped the run before it was up. Run it again to resume.")
+    return _handle(config, runner)
 
 
 def _check_backfill(backfill: str, follow: bool) -> None:
-    from clickline.pipeline.backfill import hours_between
+    from clickline.pipeline.backfill import parse_backfill
 
-    hours_between(backfill)
+    parse_backfill(backfill)
     if not follow:
         raise ConfigError(
             [Mistake("", 0, "--backfill", f"is {backfill!r}, without --follow.", "Give --follow as well.")]
         )
 
 
-def _running(config: Config, runner: Runner) -> Running:
-    stages = runner.facts()["stages"]
+def _handle(config: Config, runner: Runner) -> RunHandle:
+    stages = runner.status()["stages"]
     facts: dict[str, Mapping[str, Any]] = {name: one["facts"] for name, one in stages.items()}
-    served = facts.get("serve", {})
-    measured = facts.get("evaluate", {})
-    return Running(
+    serving = facts.get("serve", {})
+    evaluation = facts.get("evaluate", {})
+    return RunHandle(
         name=config.name,
         dataset=facts.get("prepare", {}).get("dataset"),
         checkpoint=facts.get("train", {}).get("checkpoint"),
-        metrics={name: value for name, value in measured.items() if name != "report"},
+        metrics={name: value for name, value in evaluation.items() if name != "report"},
         gate=facts.get("gate", {}),
-        version=facts.get("publish", {}).get("version", served.get("version")),
+        version=facts.get("publish", {}).get("version", serving.get("version")),
         skipped=tuple(name for name, one in stages.items() if one["state"] == "skipped"),
-        endpoint=Endpoint(**{key: served[key] for key in ("grpc", "http", "metrics", "curl")})
-        if "grpc" in served
+        endpoint=Endpoint(**{key: serving[key] for key in ("grpc", "http", "metrics", "curl")})
+        if "grpc" in serving
         else None,
         studio=runner.studio,
         logs=runner.folder.logs,

@@ -1,12 +1,12 @@
-"""<home>/up: who runs here, and how far it is.
+"""<home>/up: the lock and the state of the run of a home.
 
-    lock           held by the parent as long as it lives; holds its pid
-    state.json     stages, work, processes, how it ended
-    logs/          a file a stage
-    stop           asks a run inside a program to end
-    detached.log   what a run in the background prints
+    lock           lock by the parent for its lifetime; contains its pid
+    state.json     stages, work, processes, how the run ended
+    logs/          one file per stage
+    stop           requests a run inside a program to stop
+    detached.log   output of a run in the background
 
-Only the holder of the lock writes here, but for `stop`.
+Only the holder of the lock writes here, except for `stop`.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from typing import Any
 
 from clickline.config import Config
 from clickline.errors import ClicklineError, ConfigError, Mistake
-from clickline.pipeline.processes import Process, living
-from clickline.pipeline.status_text import moment
-from clickline.storage.file_lock import holder_of, sign, take
+from clickline.pipeline.processes import Process, still_alive
+from clickline.pipeline.status_text import timestamp
+from clickline.storage.file_lock import read_owner, write_owner, acquire
 from clickline.storage.filesystems import protocol_of
 
-_PID_SECONDS = 1.0  # from the lock to the pid in it
+_OWNER_SECONDS = 1.0  # until the process that takes the lock has written its pid
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What is found in the folder. `state`: never, starting, running, done, stopped, failed, lost."""
+class RunInfo:
+    """The run of a home. `state` is never, starting, running, done, stopped, failed or lost."""
 
     state: str
-    document: Mapping[str, Any]  # state.json of the run that is meant; empty if it has none yet
+    document: Mapping[str, Any]  # state.json of this run; empty if it has none yet
     holder: Process | None  # of the lock
 
     @property
-    def run(self) -> tuple[object, object]:
-        """Which run it is: that of this parent."""
+    def run_id(self) -> tuple[object, object]:
+        """Identifies the run by its parent process."""
         return self.document.get("pid"), self.document.get("born")
 
     @property
     def stage(self) -> str | None:
-        """The stage that runs, or that the run ended in."""
+        """The stage that is running, or in which the run ended."""
         if self.document.get("stage"):
             return str(self.document["stage"])
         stages = self.document.get("stages", {})
@@ -55,8 +55,8 @@ class Seen:
 
     @property
     def processes(self) -> list[Process]:
-        """Those of the run that live: the parent, its children and theirs."""
-        return living(Process.from_json(one) for one in self.document.get("processes", ()))
+        """Processes of the run that are alive: the parent and its descendants."""
+        return still_alive(Process.from_json(one) for one in self.document.get("processes", ()))
 
 
 class UpFolder:
@@ -83,75 +83,75 @@ class UpFolder:
         self._state = self.path / "state.json"
         self._stop = self.path / "stop"
 
-    def look(self) -> Seen:
-        """Who runs here, or how the last run ended."""
-        for _ in range(2):  # a run may begin between the look at the lock and the one at the state
-            holder, document = self._holder(), self._read()
+    def read(self) -> RunInfo:
+        """The active run, or how the last one ended."""
+        for _ in range(2):  # a run may start between reading the lock and reading the state
+            holder, document = self._lock_holder(), self._read_state()
             if holder is not None:
                 ours = (document.get("pid"), document.get("born")) == (holder.pid, holder.born)
-                return Seen(document["state"] if ours else "starting", document if ours else {}, holder)
+                return RunInfo(document["state"] if ours else "starting", document if ours else {}, holder)
         if not document:
-            return Seen("never", {}, None)
+            return RunInfo("never", {}, None)
         state = document["state"]
-        return Seen("lost" if state == "running" else state, document, None)
+        return RunInfo("lost" if state == "running" else state, document, None)
 
-    def hold(self, role: str) -> int:
-        """Take the lock; it is free again when the descriptor is closed or the process ends."""
+    def acquire(self, role: str) -> int:
+        """Take the lock; it is released when the descriptor is closed or the process ends."""
         self.logs.mkdir(parents=True, exist_ok=True)
-        held = take(self._lock)
-        if held is None:
-            raise self._is_taken()
+        lock = acquire(self._lock)
+        if lock is None:
+            raise self._in_use_error()
         self._stop.unlink(missing_ok=True)  # it was meant for another run
-        us = Process.of(os.getpid(), role)
-        sign(held, us.to_json() if us else {})
-        return held
+        own = Process.from_pid(os.getpid(), role)
+        write_owner(lock, own.to_json() if own else {})
+        return lock
 
-    def refuse_if_taken(self) -> None:
-        if self.look().holder is not None:
-            raise self._is_taken()
+    def check_free(self) -> None:
+        if self.read().holder is not None:
+            raise self._in_use_error()
 
-    def write(self, document: Mapping[str, Any]) -> None:
-        """Put it whole in place of the one before. On a full disk the one before stays: no reason to stop."""
+    def write_state(self, document: Mapping[str, Any]) -> None:
+        """Replace state.json atomically. If the disk is full the old one stays, and the run continues."""
         hidden = self._state.with_name(".state.json.new")
         with suppress(OSError):
             hidden.write_text(json.dumps(document, indent=1))
             hidden.replace(self._state)
 
-    def ask_to_stop(self) -> None:
-        """For a run inside somebody's program, where a signal would end the whole program."""
+    def request_stop(self) -> None:
+        """Request a run inside a user's program to stop: a signal would end the whole program."""
         self._stop.touch()
 
-    def is_asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         return self._stop.exists()
 
-    def _is_taken(self) -> ClicklineError:
-        seen = self.look()
-        since = f" since {moment(seen.document['since'])}" if "since" in seen.document else ""
-        pid = f", pid {seen.holder.pid}" if seen.holder else ""
-        stage = f", stage {seen.stage}" if seen.stage else ""
+    def _in_use_error(self) -> ClicklineError:
+        run = self.read()
+        since = f" since {timestamp(run.document['since'])}" if "since" in run.document else ""
+        pid = f", pid {run.holder.pid}" if run.holder else ""
+        stage = f", stage {run.stage}" if run.stage else ""
         return ClicklineError(
-            f"`clickline up` is running for {self.home}{since}{pid}{stage}. `clickline status` shows how far it is, "
-            "`clickline down` ends it. A new version beside it: `clickline prepare`, `train` and `publish`; what runs "
-            "takes it up."
+            f"`clickline up` is running for {self.home}{since}{pid}{stage}. `clickline status` shows its progress, "
+            "`clickline down` stops it. To publish a new version meanwhile, run `clickline prepare`, `train` and `publish`: "
+            "the running endpoint picks it up."
         )
 
-    def _holder(self) -> Process | None:
-        """Who holds the lock."""
-        deadline = time.monotonic() + _PID_SECONDS
+    def _lock_holder(self) -> Process | None:
+        """The process that holds the lock."""
+        deadline = time.monotonic() + _OWNER_SECONDS
         while True:
-            words = holder_of(self._lock)
-            if words is None:
+            owner = read_owner(self._lock)
+            if owner is None:
                 return None
             with suppress(ValueError, KeyError):
-                found = Process.from_json(words)
-                if found.alive:  # else it is the pid of the one before
-                    return found
+                holder = Process.from_json(owner)
+                if holder.alive:  # else it is the previous holder
+                    return holder
             if time.monotonic() > deadline:
                 return Process(0, "")
             time.sleep(0.01)
 
-    def _read(self) -> dict[str, Any]:
-        """state.json; empty when there is none, or what a power cut left of it."""
+    def _read_state(self) -> dict[str, Any]:
+        """Read state.json; empty if there is none or it is damaged (a power failure)."""
         try:
             document = json.loads(self._state.read_text())
         except (OSError, ValueError):

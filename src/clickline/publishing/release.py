@@ -1,4 +1,4 @@
-"""What is published: a trained model with the snapshot of its tables, packed into a version's files."""
+"""A release: a trained model with a snapshot of its tables, to be packed into a version's files."""
 
 from __future__ import annotations
 
@@ -17,30 +17,28 @@ from clickline.embedding import snapshot_digest
 from clickline.embedding.serving import PartShape
 from clickline.models.model import Model
 from clickline.models.onnx_export import export_onnx, with_weights
-from clickline.models.quantization import quantise
+from clickline.models.quantization import quantize
 from clickline.records import LabelledRows
 
 
 @dataclass(frozen=True)
 class Release:
-    """A model as it is to be served."""
+    """A model to publish."""
 
     model: Model
-    snapshot: Path | Sequence[Path]  # of the model's tables: whole, in parts, or what changed since another
-    origin: Mapping[str, Any]  # checkpoint, step, dataset: where it came from
+    snapshot: Path | Sequence[Path]  # of the model's tables: full, in parts, or a delta
+    origin: Mapping[str, Any]  # its checkpoint, step and dataset
     config: str  # resolved, as YAML
-    report: Mapping[str, Any] | None  # what it was judged by
-    rows: LabelledRows  # to be stored with their scores, and to fix the ranges of 8-bit weights on
-    judged: tuple[LabelledRows, NDArray[np.float32]] | None = (
-        None  # with the scores that the gate saw: stored instead
-    )
+    report: Mapping[str, Any] | None  # its evaluation report
+    rows: LabelledRows  # to store with their scores, and to calibrate the ranges of 8-bit weights on
+    gate_sample: tuple[LabelledRows, NDArray[np.float32]] | None = None  # rows with the gate's scores
 
-    def sample(self, most: int) -> tuple[LabelledRows, NDArray[np.float32]]:
-        """Rows to be stored with their scores, and those scores: as the gate saw them, where it was told."""
-        if self.judged is not None and self.judged[0].rows:
-            rows, score_B = self.judged
-            return rows.part(0, min(most, rows.rows)), score_B[:most]
-        rows = self.rows.part(0, min(most, self.rows.rows))
+    def sample(self, max_rows: int) -> tuple[LabelledRows, NDArray[np.float32]]:
+        """At most `max_rows` rows to store with their scores, and those scores: the gate's own, if given."""
+        if self.gate_sample is not None and self.gate_sample[0].rows:
+            rows, score_B = self.gate_sample
+            return rows.slice(0, min(max_rows, rows.rows)), score_B[:max_rows]
+        rows = self.rows.slice(0, min(max_rows, self.rows.rows))
         return rows, self.model.score(rows)
 
     @property
@@ -49,14 +47,14 @@ class Release:
         return tuple(PartShape(part.layout.dim, tables.wide_optimizer is not None) for part in tables.parts)
 
     def slots(self) -> list[dict[str, Any]]:
-        """Each slot with the row that ids get which the tables do not know."""
+        """The slots for the manifest, each with its default row for unknown ids."""
         tables = self.model.tables
-        described: list[dict[str, Any]] = [{} for _ in tables.slots]
-        for part, members in enumerate(tables.members):
+        slots: list[dict[str, Any]] = [{} for _ in tables.slots]
+        for part, slot_numbers in enumerate(tables.slots_by_table):
             records = tables.parts[part].default_records()
-            for record, s in zip(records, members, strict=True):
+            for record, s in zip(records, slot_numbers, strict=True):
                 slot = tables.slots[s]
-                described[s] = {
+                slots[s] = {
                     "name": slot.name,
                     "dim": slot.dim,
                     "pooling": slot.pooling,
@@ -64,20 +62,20 @@ class Release:
                     "wide": 0.0 if tables.wide_optimizer is None else float(record["wide"]),
                     "vector": [float(value) for value in record["vector"]],
                 }
-        return described
+        return slots
 
     @cached_property
     def since(self) -> str | None:
-        """The snapshot that this one holds the changes since; None for a whole one."""
+        """The base of a delta snapshot; None for a full one."""
         first = self.snapshot if isinstance(self.snapshot, Path) else self.snapshot[0]
         with first.open("rb") as file:
             base: str | None = json.loads(file.readline())[
                 "base"
-            ]  # checked with the rest when its rows are read
+            ]  # verified with the rest when its rows are read
         return base
 
     def body(self) -> dict[str, Any]:
-        """What the manifest says of the model itself, as JSON gives it back."""
+        """The manifest's entries about the model, as read back from JSON."""
         model = self.model
         document = {
             "parts": [{"dim": part.dim, "wide": part.wide} for part in self.parts],
@@ -100,11 +98,11 @@ class Release:
         return read
 
     def onnx(self, precision: str, earlier: bytes | None) -> bytes:
-        """The network as serving runs it; `earlier` is that of a version of perhaps the same network."""
+        """The network as ONNX; `earlier` is that of an earlier version, possibly of the same network."""
         network, spec = self.model.network, self.model.spec
         if precision == "fp32":
             return (earlier and with_weights(earlier, network)) or export_onnx(network, spec)
         content = export_onnx(network, spec, folded=True)
         inputs_BI, wide_B = self.model.buffers(self.rows)
         self.model.tables.gather(self.rows.encoded.slots, inputs_BI, wide_B, train=False)
-        return quantise(content, inputs_BI, np.ascontiguousarray(wide_B))
+        return quantize(content, inputs_BI, np.ascontiguousarray(wide_B))

@@ -1,10 +1,10 @@
-"""The publish stage: a checkpoint whose gate passed becomes a version, and the registry's pointer moves to it.
+"""The publish stage: turns a checkpoint that passed its gate into a version, and makes it current.
 
-    checkpoint ──snapshot_blocks──▶ rows ──(difference to the parent)──▶ table-*.bin
+    checkpoint ──snapshot_blocks──▶ rows ──(delta to the parent)──▶ table-*.bin
                ──export_onnx──▶ dense.onnx            sample rows, scored again from these files ──▶ sample.npz
     manifest, written last ──▶ a move of the pointer
 
-Until the manifest is there, no server sees anything; until the pointer moves, none uses it.
+Servers see nothing until the manifest exists, and use the version only once the pointer moves.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from clickline.artifacts.version import Draft, Version
 from clickline.config import Config
 from clickline.config.loader import resolved
 from clickline.embedding.serving import (
-    FrozenTables,
     RowBlock,
+    ServingTable,
     ShardFile,
-    difference,
-    merged,
+    delta_blocks,
+    merged_blocks,
     snapshot_blocks,
     write_shards,
 )
 from clickline.errors import ArtifactError, GateRefused, RegistryMoved
-from clickline.evaluation.evaluator import measure
+from clickline.evaluation.evaluator import evaluate_rows
 from clickline.machine import cores
 from clickline.models.model import open_checkpoint
-from clickline.progress import Progress, usual
+from clickline.progress import Progress, default_progress
 from clickline.publishing.release import Release
 from clickline.records import LabelledRows
 from clickline.scoring.scorer import DENSE, Scorer
@@ -49,13 +49,13 @@ from clickline.scoring.stored_sample import write_sample
 from clickline.storage.storage import Storage
 
 TOLERANCE = {"fp32": 1e-6, "fp16": 2e-3, "int8": 5e-2}
-"""Largest difference of a score from the checkpoint's, by the lower of the two precisions."""
+"""The largest allowed difference of a score from the checkpoint's, by the lower of the two precisions."""
 
-_ROUNDINGS = 4  # of the checkpoint's own, that packed files may differ by
+_ROUNDINGS = 4  # allowed difference, in multiples of the checkpoint's own rounding
 _ROUNDED_ROWS = 64
 _COST_ROWS = 100_000
-_JUDGED = ("asked", "checkpoint", "evaluation", "gate", "epochs", "slots", "progressive")
-_LARGE_DELTA = 0.5  # of the base's rows: a delta larger than that is made a base
+_REPORT_KEYS = ("asked", "checkpoint", "evaluation", "gate", "epochs", "slots", "progressive")
+_LARGE_DELTA = 0.5  # share of the base's rows: a larger delta becomes a base
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class PublishResult:
     """A version that servers can use."""
 
     version: Version
-    move: Move | None  # that made it current; None: it waits, for another is pinned or was gone back to
-    difference: float  # largest, of the sample's scores from the checkpoint's
+    move: Move | None  # that made it current; None: another version is pinned or was rolled back to
+    difference: float  # the largest, between the sample's scores and the checkpoint's
     cost: Mapping[str, Any]
-    reused: bool  # it was there already
+    reused: bool  # it was already published
     seconds: float
 
 
@@ -78,35 +78,35 @@ def publish(
     base: bool = False,
     reason: str = "published",
 ) -> PublishResult:
-    """Publish a checkpoint that passed its gate, by default the newest run's. `model` is what `find_checkpoint`
-    takes; `base` asks for a version that depends on no other.
+    """Publish a checkpoint that passed its gate, by default the newest run's. `model` is passed to `find_checkpoint`;
+    `base` requests a version that depends on no other.
 
-    When the current version, or the newest one, was made of this checkpoint in the same way and is whole, it is
-    returned as it is. If the newest was never current (a publisher was killed, or lost a race), the pointer moves to
-    it now. If it was, and somebody went back to another since, the pointer stays there: that was a decision, and
-    the same model published again is no reason to undo it. How to make it current is said.
+    If the current or the newest version was made from this checkpoint in the same way and is intact, it is returned
+    unchanged. If the newest was never current (a publisher was killed, or lost a race), the pointer moves to it now.
+    If it was current and someone rolled back since, the pointer stays: publishing the same model again does not undo
+    a rollback. The log says how to make it current.
     """
-    began = time.monotonic()
-    progress = progress or usual()
+    started = time.monotonic()
+    progress = progress or default_progress()
     registry = registry_of(config, signer_of(config))
     checkpoint = find_checkpoint(model, config.home)
-    report = _passed(checkpoint)
-    found = _published(config, registry, checkpoint, base)
-    if found is not None:
-        move = make_current(registry, found, reason, progress)
-        body = found.body
+    report = _gate_report(checkpoint)
+    published = _find_published(config, registry, checkpoint, base)
+    if published is not None:
+        move = make_current(registry, published, reason, progress)
+        body = published.body
         return PublishResult(
-            found, move, body["sample"]["difference"], body["cost"], True, time.monotonic() - began
+            published, move, body["sample"]["difference"], body["cost"], True, time.monotonic() - started
         )
     file = config.model.file
     opened = open_checkpoint(checkpoint, cores(), None if file is None else Path(file))
     dataset = Dataset.open(Storage(), dataset_folder(config.home, checkpoint.body["dataset"]))
     origin = _origin(checkpoint)
-    rows = next(_rows(dataset, max(config.publish.sample, 4096)))
+    rows = next(_rows(dataset, max(config.publish.sample_rows, 4096)))
     release = Release(opened, checkpoint.tables, origin, resolved(config), report, rows)
-    quantised = (config.publish.precision, config.publish.dense) != ("fp32", "fp32")
-    cost_rows = _rows(dataset, _COST_ROWS) if quantised else iter(())
-    return publish_release(config, release, cost_rows, progress, base=base, reason=reason, began=began)
+    lower_precision = (config.publish.table_precision, config.publish.dense_precision) != ("fp32", "fp32")
+    cost_rows = _rows(dataset, _COST_ROWS) if lower_precision else iter(())
+    return publish_release(config, release, cost_rows, progress, base=base, reason=reason, started=started)
 
 
 def publish_release(
@@ -117,14 +117,18 @@ def publish_release(
     *,
     base: bool = False,
     reason: str,
-    began: float,
+    started: float,
 ) -> PublishResult:
-    """Pack a model, prove the files, make the version current. `cost_rows` are to measure what a lower precision
-    costs."""
+    """Pack a model, verify the files, and make the version current. On `cost_rows` the cost of a lower precision is
+    measured."""
     signer = signer_of(config)
     registry = registry_of(config, signer)
     before = registry.current()
-    body = {**release.body(), "precision": config.publish.precision, "dense": config.publish.dense}
+    body = {
+        **release.body(),
+        "precision": config.publish.table_precision,
+        "dense": config.publish.dense_precision,
+    }
     body["shards"] = config.publish.shards
     parent = None if base and release.since is None else _parent(config, registry, release, body, progress)
     with registry.draft(None if parent is None else parent.number) as draft:
@@ -132,8 +136,8 @@ def publish_release(
         try:
             earlier = None
             if parent is not None and parent.body["network"] == body["network"]:
-                earlier = (_local(config, registry, parent) / DENSE).read_bytes()
-            (draft.folder / DENSE).write_bytes(release.onnx(config.publish.dense, earlier))
+                earlier = (_fetch(config, registry, parent) / DENSE).read_bytes()
+            (draft.folder / DENSE).write_bytes(release.onnx(config.publish.dense_precision, earlier))
             chain, shards = _write_tables(config, registry, release, parent, base, draft, progress)
         finally:
             progress.end()
@@ -145,12 +149,12 @@ def publish_release(
             "rows": sum(shard.rows for shard in shards),
             "tombstones": sum(shard.tombstones for shard in shards),
         }
-        body |= _prove(config, registry, release, body, chain, draft, cost_rows)
+        body |= _verify_scores(config, registry, release, body, chain, draft, cost_rows)
         known = {shard.name: shard.sha256 for shard in shards}
         version = draft.commit(body, known, signer)
     move = _move(registry, version, before, reason, progress)
     sample = body["sample"]
-    return PublishResult(version, move, sample["difference"], body["cost"], False, time.monotonic() - began)
+    return PublishResult(version, move, sample["difference"], body["cost"], False, time.monotonic() - started)
 
 
 def _move(
@@ -158,9 +162,9 @@ def _move(
 ) -> Move | None:
     """Make a version current, unless another is pinned."""
     if before is not None and before.pinned:
-        progress.say(
-            f"version {version.number} waits: version {before.version} is pinned "
-            f"({before.reason}). `clickline versions unpin`, then `clickline versions rollback --to "
+        progress.log(
+            f"version {version.number} is not current: version {before.version} is pinned "
+            f"({before.reason}). `clickline versions unpin`, then `clickline versions promote "
             f"{version.number}`, makes it current."
         )
         return None
@@ -168,12 +172,12 @@ def _move(
         return registry.move(version.number, reason, after=before)
     except RegistryMoved as error:
         raise RegistryMoved(
-            f"version {version.number} is stored, but it was not made current: {error} "
-            f"`clickline versions rollback --to {version.number}` makes it current."
+            f"version {version.number} is stored but not current: {error} "
+            f"`clickline versions promote {version.number}` makes it current."
         ) from error
 
 
-# ── what was published before ──────────────────────────────────────────────────────────────────
+# ── earlier versions ──────────────────────────────────────────────────────────────────
 
 
 def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -186,92 +190,92 @@ def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _published(config: Config, registry: Registry, checkpoint: Checkpoint, base: bool) -> Version | None:
-    """The current version, or the newest, if it is what would be made of the checkpoint now."""
+def _find_published(config: Config, registry: Registry, checkpoint: Checkpoint, base: bool) -> Version | None:
+    """The current or newest version, if publishing the checkpoint now would give the same."""
     pointer, numbers = registry.current(), registry.numbers()
     wanted = [] if pointer is None else [pointer.version]
     for number in dict.fromkeys([*wanted, *numbers[-1:]]):
         try:
             version = registry.version(number)
-            if not _made_of(version.body, checkpoint, config) or (base and version.parent is not None):
+            if not _is_made_from(version.body, checkpoint, config) or (base and version.parent is not None):
                 continue
             registry.check(version)
             for one in registry.chain(version):
-                registry.verify(one, _local(config, registry, one))
-        except ArtifactError:  # damaged: it is made anew, and whoever could build on it says why it does not
+                registry.verify(one, _fetch(config, registry, one))
+        except ArtifactError:  # damaged: publish again; `_parent` logs why it is not built on
             continue
         return version
     return None
 
 
-def _made_of(body: Mapping[str, Any], checkpoint: Checkpoint, config: Config) -> bool:
-    """Whether a version is of this checkpoint, packed as the config says."""
+def _is_made_from(body: Mapping[str, Any], checkpoint: Checkpoint, config: Config) -> bool:
+    """Whether a version was made from this checkpoint with the config's settings."""
     publish = config.publish
     return (
         {name: value for name, value in body["model"].items() if name != "snapshot"} == _origin(checkpoint)
         and body["calibration"] == checkpoint.body.get("calibration")
         and (body["precision"], body["dense"], body["shards"])
-        == (publish.precision, publish.dense, publish.shards)
-        and body["sample"].get("asked") == publish.sample
+        == (publish.table_precision, publish.dense_precision, publish.shards)
+        and body["sample"].get("asked") == publish.sample_rows
     )
 
 
 def make_current(registry: Registry, version: Version, reason: str, progress: Progress) -> Move | None:
-    """Say that a version is up to date, and move the pointer to it if it was never there."""
-    progress.say(f"version {version.number} is up to date: same model, packed the same way")
+    """Log that a version is up to date, and make it current if it never was."""
+    progress.log(f"version {version.number} is up to date: same model, packed the same way")
     pointer = registry.current()
     if pointer is not None and pointer.version == version.number:
         return pointer
     if pointer is None or pointer.pinned or pointer.highest < version.number:
         return _move(registry, version, pointer, reason, progress)
-    progress.say(
+    progress.log(
         f"version {version.number} is not current: version {pointer.version} is, since {pointer.at} "
-        f"({pointer.reason}). `clickline versions rollback --to {version.number}` makes it current."
+        f"({pointer.reason}). `clickline versions promote {version.number}` makes it current."
     )
     return None
 
 
-# ── what to publish ────────────────────────────────────────────────────────────────────────────
+# ── input ────────────────────────────────────────────────────────────────────────────
 
 
-def _passed(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """What the run's report says of its judgement; it must have passed its gate with this very checkpoint."""
+def _gate_report(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The run's report, shortened for the manifest. Raises GateRefused unless this checkpoint passed the gate."""
     path = checkpoint.folder.parent / "report.json"
     if checkpoint.body["dataset"] is None:
         raise GateRefused(
-            f"{checkpoint.folder} belongs to `clickline up --follow`, which judges and publishes each hour by "
-            "itself. Name the run to publish with --model."
+            f"{checkpoint.folder} belongs to `clickline up --follow`, which evaluates and publishes each hour itself. "
+            "Choose the run to publish with --model."
         )
     if not path.exists():
         raise GateRefused(
-            f"{checkpoint.folder} was not judged yet: its run has no report. Run `clickline train` to its end."
+            f"{checkpoint.folder} was not evaluated yet: its run has no report. Let `clickline train` finish first."
         )
     report: dict[str, Any] = json.loads(path.read_text())
     if report["checkpoint"] != checkpoint.folder.name:
         raise GateRefused(
-            f"{checkpoint.folder.name} was not judged: the run's gate looked at {report['checkpoint']}. "
-            "Publish that one, or train on."
+            f"{checkpoint.folder.name} was not evaluated: the run's gate checked {report['checkpoint']}. "
+            "Publish that one, or continue training."
         )
     if not report["gate"]["passed"]:
         raise GateRefused(
-            f"the gate refused {checkpoint.folder}: {' '.join(report['gate']['reasons'])} "
-            "Nothing was published. Train on, or change the gate and run `clickline train` again."
+            f"the gate rejected {checkpoint.folder}: {' '.join(report['gate']['reasons'])} "
+            "Nothing was published. Continue training, or change the gate and run `clickline train` again."
         )
-    # Not all of it: every reader of the registry reads manifests, and curves and tables are for people.
-    judged = {name: report[name] for name in _JUDGED if name in report}
+    # Not all of it: every reader of the registry reads manifests; curves and tables are only for people.
+    summary = {name: report[name] for name in _REPORT_KEYS if name in report}
     return (
-        {**judged, "evaluation": {**report["evaluation"], "slices": {}}} if report["evaluation"] else judged
+        {**summary, "evaluation": {**report["evaluation"], "slices": {}}} if report["evaluation"] else summary
     )
 
 
-def _rows(dataset: Dataset, most: int) -> Iterator[LabelledRows]:
-    """Rows to check with, of the eval part where there is one."""
+def _rows(dataset: Dataset, max_rows: int) -> Iterator[LabelledRows]:
+    """At most `max_rows` rows to check with, of the eval split if there is one."""
     split = "eval" if dataset.splits.get("eval") and dataset.splits["eval"].rows else "train"
-    left = most
+    left = max_rows
     for shard, group, _ in dataset.row_groups(split):
         path = Path(dataset.folder, dataset.splits[split].shards[shard].file)
         rows = dataset.read(path, [group])
-        yield rows.part(0, min(left, rows.rows))
+        yield rows.slice(0, min(left, rows.rows))
         left -= rows.rows
         if left <= 0:
             return
@@ -283,33 +287,33 @@ def _rows(dataset: Dataset, most: int) -> Iterator[LabelledRows]:
 def _parent(
     config: Config, registry: Registry, release: Release, body: Mapping[str, Any], progress: Progress
 ) -> Version | None:
-    """The version that a delta can be made to."""
+    """The version that a delta can build on, if any."""
     wanted = release.since
     if wanted is not None:
-        made = [v for v in registry.versions() if v.body["model"]["snapshot"] == wanted]
-        if not made:
+        candidates = [v for v in registry.versions() if v.body["model"]["snapshot"] == wanted]
+        if not candidates:
             raise ArtifactError(
-                f"{release.snapshot} holds what changed since snapshot {wanted[:12]}, and no version was made of "
-                "that one. Publish a whole checkpoint first."
+                f"{release.snapshot} is a delta to snapshot {wanted[:12]}, which no version was made from. "
+                "Publish a full checkpoint first."
             )
-        return made[-1]
+        return candidates[-1]
     current = registry.current()
     if current is None:
         return None
     try:
         parent = registry.version(current.version)
-        if not _alike(parent.body, body):
+        if not _is_compatible(parent.body, body):
             return None
         for version in registry.chain(parent):
-            registry.verify(version, _local(config, registry, version))
-    except ArtifactError as error:  # servers would refuse what builds on it
-        progress.say(f"version {current.version} cannot be built on, so this one is a base: {error}")
+            registry.verify(version, _fetch(config, registry, version))
+    except ArtifactError as error:  # servers would reject a version that builds on it
+        progress.log(f"publishing a base, because version {current.version} cannot be built on: {error}")
         return None
     return parent
 
 
-def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the tables of two manifests have the same fields, shapes and precision."""
+def _is_compatible(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the tables of two manifests have the same fields, shapes, precision and shards."""
     same = ("features", "parts", "precision", "shards", "width")
     shapes = [[(s["name"], s["dim"], s["part"]) for s in body["slots"]] for body in (one, other)]
     return shapes[0] == shapes[1] and all(one[key] == other[key] for key in same)
@@ -324,11 +328,11 @@ def _write_tables(
     draft: Draft,
     progress: Progress,
 ) -> tuple[Sequence[Version], Sequence[ShardFile]]:
-    """The table's files, and the versions they build on: none for a base."""
+    """Write the table's files; returns the versions they build on (none for a base), and the files."""
 
     def write(blocks: Iterator[RowBlock]) -> Sequence[ShardFile]:
         publish = config.publish
-        return write_shards(draft.folder, release.parts, publish.precision, publish.shards, blocks)
+        return write_shards(draft.folder, release.parts, publish.table_precision, publish.shards, blocks)
 
     def counted(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
         for block in blocks:
@@ -338,17 +342,21 @@ def _write_tables(
     if parent is None:
         return (), write(counted(snapshot_blocks(release.snapshot)))
     chain = registry.chain(parent)
-    folders = [_local(config, registry, version) for version in chain]
+    folders = [_fetch(config, registry, version) for version in chain]
     rows = chain[0].body["rows"]
     if release.since is not None:
         shards = write(counted(snapshot_blocks(release.snapshot)))
-        if base or _is_long(config, chain) or _changed(shards) > _LARGE_DELTA * rows:
-            tables = FrozenTables.open([*folders, draft.folder])
+        if base or _is_long_chain(config, chain) or _changed(shards) > _LARGE_DELTA * rows:
+            tables = ServingTable.open([*folders, draft.folder])
             compacted = draft.folder / "compacted"
             compacted.mkdir()
             try:
                 shards = write_shards(
-                    compacted, release.parts, config.publish.precision, config.publish.shards, merged(tables)
+                    compacted,
+                    release.parts,
+                    config.publish.table_precision,
+                    config.publish.shards,
+                    merged_blocks(tables),
                 )
             finally:
                 tables.close()
@@ -357,10 +365,10 @@ def _write_tables(
             compacted.rmdir()
             return (), shards
         return chain, shards
-    if not _is_long(config, chain):
-        tables = FrozenTables.open(folders)
+    if not _is_long_chain(config, chain):
+        tables = ServingTable.open(folders)
         try:
-            shards = write(difference(tables, counted(snapshot_blocks(release.snapshot))))
+            shards = write(delta_blocks(tables, counted(snapshot_blocks(release.snapshot))))
         finally:
             tables.close()
         if _changed(shards) <= _LARGE_DELTA * rows:
@@ -372,18 +380,18 @@ def _changed(shards: Sequence[ShardFile]) -> int:
     return sum(shard.rows + shard.tombstones for shard in shards)
 
 
-def _is_long(config: Config, chain: Sequence[Version]) -> bool:
-    return len(chain) > config.publish.deltas
+def _is_long_chain(config: Config, chain: Sequence[Version]) -> bool:
+    return len(chain) > config.publish.max_deltas
 
 
-def _local(config: Config, registry: Registry, version: Version) -> Path:
+def _fetch(config: Config, registry: Registry, version: Version) -> Path:
     return registry.fetch(version, Path(config.cache.dir, "versions"))
 
 
-# ── proof ──────────────────────────────────────────────────────────────────────────────────────
+# ── verification ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _prove(
+def _verify_scores(
     config: Config,
     registry: Registry,
     release: Release,
@@ -392,27 +400,31 @@ def _prove(
     draft: Draft,
     cost_rows: Iterator[LabelledRows],
 ) -> dict[str, Any]:
-    """Score from the packed files: the sample, which is stored with its scores, and what the precision costs."""
-    folders = [*(_local(config, registry, version) for version in chain), draft.folder]
+    """Score the sample from the packed files, store it with its scores, and measure the cost of the precision."""
+    folders = [*(_fetch(config, registry, version) for version in chain), draft.folder]
     scorer = Scorer.open(body, folders, threads=cores())
     try:
-        sample, wanted_B = release.sample(config.publish.sample)
-        found_B = scorer.probabilities(sample)
-        gap = float(np.abs(found_B - wanted_B).max(initial=0.0))
+        sample, expected_B = release.sample(config.publish.sample_rows)
+        packed_B = scorer.probabilities(sample)
+        gap = float(np.abs(packed_B - expected_B).max(initial=0.0))
         lower = max((body["precision"], body["dense"]), key=("fp32", "fp16", "int8").index)
         allowed = TOLERANCE[lower]
         if lower == "fp32":
-            allowed = max(allowed, _ROUNDINGS * _rounding(release, sample, wanted_B))
+            allowed = max(allowed, _ROUNDINGS * _rounding_error(release, sample, expected_B))
         if not gap <= allowed:  # also when it is NaN
             raise ArtifactError(
-                f"the packed files score the sample differently from the model that was judged: by {gap:.2g}, where "
+                f"the packed files score the sample differently from the evaluated model: by {gap:.2g}, "
                 f"{allowed:g} is allowed for {lower}. Nothing was published."
-                + ("" if lower == "fp32" else " Choose a higher publish.precision or publish.dense.")
+                + (
+                    ""
+                    if lower == "fp32"
+                    else " Choose a higher publish.table_precision or publish.dense_precision."
+                )
             )
-        write_sample(draft.folder, sample.encoded, found_B)
+        write_sample(draft.folder, sample.encoded, packed_B)
         return {
             "sample": {
-                "asked": config.publish.sample,
+                "asked": config.publish.sample_rows,
                 "rows": sample.rows,
                 "tolerance": allowed,
                 "difference": gap,
@@ -423,20 +435,20 @@ def _prove(
         scorer.close()
 
 
-def _rounding(release: Release, sample: LabelledRows, score_B: NDArray[np.float32]) -> float:
-    """How much the checkpoint's own scores change when rows are scored one by one, which sums in another order: with
-    numbers in the hundreds at its input, float32 rounds off more than 1e-6."""
+def _rounding_error(release: Release, sample: LabelledRows, score_B: NDArray[np.float32]) -> float:
+    """How much the checkpoint's own scores change when rows are scored one by one, which sums in another order. With
+    inputs in the hundreds, float32 rounding exceeds 1e-6."""
     rows = min(sample.rows, _ROUNDED_ROWS)
-    alone = [release.model.score(sample.part(row, row + 1)) for row in range(rows)]
+    alone = [release.model.score(sample.slice(row, row + 1)) for row in range(rows)]
     return float(np.abs(np.concatenate(alone) - score_B[:rows]).max(initial=0.0)) if rows else 0.0
 
 
 def _cost(release: Release, scorer: Scorer, rows: Sequence[LabelledRows]) -> dict[str, Any]:
-    """What the precision takes from AUC and adds to log loss. Nothing, where rows and weights are stored whole."""
+    """The change in AUC and log loss from a lower precision. Zero if everything is stored as fp32."""
     if not rows:
         return {"rows": 0, "auc": 0.0, "logloss": 0.0}
-    checkpoint = measure(release.model.score, iter(rows)).total
-    version = measure(scorer.probabilities, iter(rows)).total
+    checkpoint = evaluate_rows(release.model.score, iter(rows)).total
+    version = evaluate_rows(scorer.probabilities, iter(rows)).total
     cost: dict[str, Any] = {"rows": checkpoint.rows}
     for name in ("auc", "logloss"):
         before, after = getattr(checkpoint, name), getattr(version, name)

@@ -1,1 +1,1 @@
-"""One forward pass over a published version."""
+"""Scores requests with a published version: encode, look up rows, run the network."""

@@ -12,60 +12,60 @@ from typing import Any, NamedTuple
 from clickline.wire.frames import (
     HELLO,
     LOOKUP,
-    MAX_WORDS,
+    MAX_MESSAGE,
     OK,
     STATUS,
-    Frame,
-    Garbled,
-    Inbox,
-    ask_status,
+    FrameHeader,
+    ProtocolError,
+    ReceiveBuffer,
     hello,
     read_json,
-    read_words,
+    read_message,
+    status_request,
 )
 
 
-class Endpoint(NamedTuple):
-    """Where a server is, its name resolved."""
+class SocketAddress(NamedTuple):
+    """A server's address, with its host name resolved."""
 
     family: int
     address: Any
 
 
-def resolve(host: str, port: int) -> Endpoint:
+def resolve(host: str, port: int) -> SocketAddress:
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return Endpoint(family, address)
+    return SocketAddress(family, address)
 
 
-class Connection:
-    """One connection, used by one thread at a time. The server answers in the order of the requests, so what is owed is
-    a queue; an answer that nobody waits for any more is received and dropped when the connection is used again."""
+class LookupConnection:
+    """One connection, used by one thread at a time. The server answers in request order, so pending answers are a queue;
+    an answer that is no longer waited for is received and dropped when the connection is used again."""
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        address: SocketAddress,
         host: str,
         token: str | None,
         tls: ssl.SSLContext | None,
         seconds: float,
     ) -> None:
-        """Connect and say hello, which may take so many seconds."""
-        until = time.monotonic() + seconds
-        self.used = time.monotonic()
+        """Connect and exchange hellos within this many seconds."""
+        deadline = time.monotonic() + seconds
+        self.last_used = time.monotonic()
         self.reused = False
         self.late_answers = 0
-        self.inbox = Inbox(MAX_WORDS)
-        self._owed: deque[tuple[int, int]] = deque()  # request and size of its answer
+        self.buffer = ReceiveBuffer(MAX_MESSAGE)
+        self._pending: deque[tuple[int, int]] = deque()  # request number and answer size
         self._unsent = memoryview(b"")
-        self._socket = socket.socket(endpoint.family, socket.SOCK_STREAM)
+        self._socket = socket.socket(address.family, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(seconds)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._socket.connect(endpoint.address)
+            self._socket.connect(address.address)
             if tls is not None:
                 self._socket = tls.wrap_socket(self._socket, server_hostname=host)
-            self.told = self._exchange(hello(token), HELLO, 0, until)
+            self.server_status = self._exchange(hello(token), HELLO, 0, deadline)
             self._socket.setblocking(False)
         except BaseException:
             self.close()
@@ -81,23 +81,23 @@ class Connection:
     # ── lookups ────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def owes(self) -> bool:
-        """Whether an answer is still to come."""
-        return bool(self._owed)
+    def has_pending(self) -> bool:
+        """Whether an answer is still pending."""
+        return bool(self._pending)
 
     @property
     def unsent(self) -> bool:
         return bool(self._unsent)
 
     def send(self, request: int, frame: memoryview, answer: int) -> None:
-        """Send a lookup, as much of it as goes; `flush` sends the rest. `answer`: size of its answer."""
-        self.used = time.monotonic()
-        self._owed.append((request, answer))
+        """Send as much of a lookup as the socket accepts; `flush` sends the rest. `answer`: the size of its answer."""
+        self.last_used = time.monotonic()
+        self._pending.append((request, answer))
         self._unsent = frame
         self.flush()
 
     def flush(self) -> bool:
-        """Whether all is sent."""
+        """Send what is left; returns whether everything is sent."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -105,57 +105,57 @@ class Connection:
             return False
         return True
 
-    def receive(self, wanted: int | None) -> Frame | None:
-        """The answer to a request, once it is here; answers before it are dropped. It stays until `inbox.done`."""
-        while self._owed:
-            request, size = self._owed[0]
-            self.inbox.limit = max(size, MAX_WORDS)
-            frame = self.inbox.frame()
+    def receive(self, wanted: int | None) -> FrameHeader | None:
+        """The answer to a request, once it is here; answers before it are dropped. It stays deadline `buffer.release`."""
+        while self._pending:
+            request, size = self._pending[0]
+            self.buffer.limit = max(size, MAX_MESSAGE)
+            frame = self.buffer.frame()
             if frame is None:
                 try:
-                    received = self.inbox.receive(self._socket)
+                    received = self.buffer.receive(self._socket)
                 except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                     return None
                 if not received:
-                    raise ConnectionResetError("it ended the connection")
+                    raise ConnectionResetError("the server closed the connection")
                 continue
             if (frame.kind, frame.request) != (LOOKUP, request) or (
                 frame.status == OK and frame.size != size
             ):
-                raise Garbled(f"an answer that does not fit its request: {frame}")
-            self._owed.popleft()
+                raise ProtocolError(f"an answer that does not match its request: {frame}")
+            self._pending.popleft()
             if request == wanted:
                 return frame
             self.late_answers += 1
-            self.inbox.done()
+            self.buffer.release()
         return None
 
-    # ── what waits ─────────────────────────────────────────────────────────────────────────────
+    # ── blocking ─────────────────────────────────────────────────────────────────────────────
 
     def status(self, request: int, seconds: float) -> dict[str, Any]:
-        """What the server says of itself. Not on a connection that lookups use."""
-        return self._exchange(ask_status(request), STATUS, request, time.monotonic() + seconds)
+        """The status that the server reports. Not for a connection that is used for lookups."""
+        return self._exchange(status_request(request), STATUS, request, time.monotonic() + seconds)
 
-    def _exchange(self, frame: bytes, kind: int, request: int, until: float) -> dict[str, Any]:
-        self._socket.settimeout(_left(until))
+    def _exchange(self, frame: bytes, kind: int, request: int, deadline: float) -> dict[str, Any]:
+        self._socket.settimeout(_seconds_left(deadline))
         self._socket.sendall(frame)
-        while (found := self.inbox.frame()) is None:
-            self._socket.settimeout(_left(until))
-            if not self.inbox.receive(self._socket):
-                raise ConnectionResetError("it ended the connection")
-        body = self.inbox.body()
-        if (found.kind, found.request) != (kind, request):
-            raise Garbled(f"an answer that does not fit its request: {found}")
-        if found.status != OK:
-            raise ConnectionRefusedError(read_words(body))
+        while (frame_header := self.buffer.frame()) is None:
+            self._socket.settimeout(_seconds_left(deadline))
+            if not self.buffer.receive(self._socket):
+                raise ConnectionResetError("the server closed the connection")
+        body = self.buffer.body()
+        if (frame_header.kind, frame_header.request) != (kind, request):
+            raise ProtocolError(f"an answer that does not match its request: {frame_header}")
+        if frame_header.status != OK:
+            raise ConnectionRefusedError(read_message(body))
         document = read_json(body)
         del body
-        self.inbox.done()
+        self.buffer.release()
         return document
 
 
-def _left(until: float) -> float:
-    left = until - time.monotonic()
+def _seconds_left(deadline: float) -> float:
+    left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("timed out")
     return left

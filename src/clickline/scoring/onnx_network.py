@@ -1,8 +1,8 @@
-"""The dense part of a version: ONNX, run by ONNX Runtime.
+"""The dense network of a version, run by ONNX Runtime.
 
-A ranking request repeats one user's fields for every candidate. Where the network's input goes into linear layers
-alone, their product with the shared columns is the same in every row, so it is computed once: the layer keeps the
-columns that differ and takes the rest as its bias (`Network.split`).
+A ranking request repeats one user's fields for every candidate. If the network's input goes only into linear layers,
+their product with the shared columns is the same in every row, so it is computed once: the layer keeps the columns that
+differ and gets the rest as its bias (`Network.split`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from clickline.errors import ArtifactError
 Floats = NDArray[np.float32]
 
 
-class Network:
-    """From the rows' inputs and wide sums to logits."""
+class OnnxNetwork:
+    """Computes logits from the rows' inputs and wide sums."""
 
     def __init__(self, content: bytes, threads: int) -> None:
         self._content = content
@@ -36,16 +36,16 @@ class Network:
         return logit_B
 
     def split(self, own: Sequence[int], shared: Sequence[int]) -> SplitNetwork | None:
-        """The same network for rows that differ in the columns `own` and agree in the columns `shared`; None where
-        the input is used by anything but linear layers."""
+        """The same network for rows that differ in the columns `own` and share the columns `shared`; None if the input
+        is not only used by linear layers."""
         import onnx
         from onnx import numpy_helper
 
         model = onnx.load_from_string(self._content)
         graph = model.graph
         constants = {tensor.name: tensor for tensor in graph.initializer}
-        users = [node for node in graph.node if "inputs" in node.input and not _counts_rows(node)]
-        if not users or not all(_is_layer(node, constants) for node in users):
+        users = [node for node in graph.node if "inputs" in node.input and not _reads_row_count(node)]
+        if not users or not all(_is_linear(node, constants) for node in users):
             return None
         layers = []
         for number, node in enumerate(users):
@@ -54,8 +54,8 @@ class Network:
                 weight_OI = weight_OI.T
             bias_O = numpy_helper.to_array(constants[node.input[2]]) if len(node.input) > 2 else None
             layers.append((np.ascontiguousarray(weight_OI[:, shared].T), 0.0 if bias_O is None else bias_O))
-            kept = numpy_helper.from_array(np.ascontiguousarray(weight_OI[:, own].T), f"own.{number}")
-            graph.initializer.append(kept)
+            own_weight = numpy_helper.from_array(np.ascontiguousarray(weight_OI[:, own].T), f"own.{number}")
+            graph.initializer.append(own_weight)
             bias = onnx.helper.make_tensor_value_info(
                 f"shared.{number}", onnx.TensorProto.FLOAT, [1, weight_OI.shape[0]]
             )
@@ -65,9 +65,9 @@ class Network:
             )
             node.CopyFrom(layer)
         used = {name for node in graph.node for name in node.input}
-        kept_constants = [tensor for tensor in graph.initializer if tensor.name in used]
+        used_constants = [tensor for tensor in graph.initializer if tensor.name in used]
         del graph.initializer[:]
-        graph.initializer.extend(kept_constants)
+        graph.initializer.extend(used_constants)
         (inputs,) = (value for value in graph.input if value.name == "inputs")
         inputs.type.tensor_type.shape.dim[1].dim_value = len(own)
         session = _open(model.SerializeToString(), self._threads)
@@ -75,7 +75,7 @@ class Network:
 
 
 class SplitNetwork:
-    """A network whose first layers got a part of their input from one row for all."""
+    """A network whose first layers get part of their input from one row shared by all."""
 
     def __init__(self, session: Any, layers: Sequence[tuple[Floats, Any]], takes_wide: bool) -> None:
         self._session = session
@@ -95,17 +95,17 @@ def _open(content: bytes, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    # A process serves on its own core: threads that spin while they wait would take it from the next request.
+    # A process serves on its own core: spinning threads would take it from the next request.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         line = (str(error).splitlines() or [""])[0]
-        raise ArtifactError(f"dense.onnx is refused by ONNX Runtime: {line}. Publish again.") from error
+        raise ArtifactError(f"ONNX Runtime cannot load dense.onnx: {line}. Publish again.") from error
 
 
-def _is_layer(node: Any, constants: Any) -> bool:
-    """Whether a node is inputs · constant + constant, as linear layers are exported."""
+def _is_linear(node: Any, constants: Any) -> bool:
+    """Whether a node computes inputs · constant + constant, as exported linear layers do."""
     return (
         node.op_type == "Gemm"
         and node.input[0] == "inputs"
@@ -116,8 +116,8 @@ def _is_layer(node: Any, constants: Any) -> bool:
     )
 
 
-def _counts_rows(node: Any) -> bool:
-    """Whether a node only asks how many rows there are."""
+def _reads_row_count(node: Any) -> bool:
+    """Whether a node only reads the number of rows."""
     return node.op_type == "Shape" and _attribute(node, "start") == 0 and _attribute(node, "end") == 1
 
 

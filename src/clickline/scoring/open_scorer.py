@@ -1,4 +1,4 @@
-"""A version of a registry, opened on this machine."""
+"""Opens a version of a registry for scoring on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clickline.scoring.scorer import Scorer
 
 
 def open_scorer(registry: Registry, version: Version, cache: Path, threads: int) -> Scorer:
-    """A version that can score, from files that were checked; `cache` holds copies of remote ones."""
+    """Fetch a version, verify its files, and open it; `cache` has the copies of remote files."""
     folders = []
     for one in registry.chain(version):
         folders.append(registry.fetch(one, cache / "versions"))

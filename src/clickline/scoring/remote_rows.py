@@ -1,8 +1,8 @@
-"""Rows of a version that lie on lookup servers: `RowSource.gather` over the network.
+"""The embedding rows of a version on lookup servers: `RowSource.gather` over the network.
 
-    ids ──deal──▶ distinct ids, one request a shard ──LookupPool.ask──▶ answers ──settle──▶ addresses ──pool──▶ inputs
+    ids ──build_requests──▶ one request per shard ──LookupPool.query──▶ answers ──locate_rows──▶ addresses ──pool──▶ inputs
 
-To the bit what `FrozenTables.gather` gives from mapped files.
+The result is equal to the bit to what `FrozenTables.gather` gives from mapped files.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.jagged_ids import Bags
+from clickline.embedding.jagged_ids import JaggedIds
 from clickline.embedding.raw_memory import address
 from clickline.embedding.serving import GatherPlan, PartShape, Precision, pool, row_bytes
 from clickline.errors import ArtifactError, RequestRefused
-from clickline.scoring.lookup_pool import LookupPool, Question, Stats
-from clickline.scoring.lookup_request_kernels import CacheView, CallView, deal, settle
+from clickline.scoring.lookup_pool import LookupPool, LookupStats, ShardRequest
+from clickline.scoring.lookup_request_kernels import CallBuffers, RowCache, build_requests, locate_rows
 from clickline.wire.frames import (
     LOOKUP_ROWS_AT,
     MAX_KEYS,
     answer_bytes,
     lookup_keys_at,
-    write_lookup_head,
+    write_lookup_header,
 )
 
-Missing = Literal["default", "unavailable"]
+MissingPolicy = Literal["default", "unavailable"]
 
-_FIRST_IDS = 4096  # that a thread has memory for
+_MIN_IDS = 4096  # minimum size of a thread's buffers
 
 
 class RemoteRows:
-    """The rows of one version. Any number of threads may gather at once."""
+    """The rows of one version. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class RemoteRows:
         parts: Sequence[PartShape],
         precision: Precision,
         *,
-        missing: Missing = "default",
+        missing: MissingPolicy = "default",
         cache: int = 0,
     ) -> None:
-        """`missing`: what is done when no replica of a shard answers. `cache`: hot rows to keep."""
-        self.missing: Missing = missing
+        """`missing`: what is done when no replica of a shard answers. `cache`: cached_words rows to keep."""
+        self.missing: MissingPolicy = missing
         self._lookups = lookups
         self._version = version
         self._parts = tuple(parts)
@@ -56,24 +56,29 @@ class RemoteRows:
         self._widths = [row_bytes(shape, precision) for shape in parts]
         self._width_P = np.array(self._widths, dtype=np.int64)
         words = max(self._widths, default=0) // 8
-        self._cache = CacheView(
+        self._cache = RowCache(
             np.zeros(cache, dtype=np.uint64),
             np.full(cache, -1, dtype=np.int32),
             np.zeros(cache, dtype=np.uint8),
             np.zeros((cache, words), dtype=np.uint64),
         )
-        self._turn = threading.Lock() if cache else nullcontext()  # whose is the cache
+        self._cache_lock = threading.Lock() if cache else nullcontext()
         self._local = threading.local()
 
     @classmethod
-    def of_version(
-        cls, lookups: LookupPool, body: Mapping[str, Any], *, missing: Missing = "default", cache: int = 0
+    def for_version(
+        cls,
+        lookups: LookupPool,
+        body: Mapping[str, Any],
+        *,
+        missing: MissingPolicy = "default",
+        cache: int = 0,
     ) -> RemoteRows:
         """The rows of the version with this manifest."""
         if body["shards"] != lookups.shards:
             raise ArtifactError(
                 f"version {body['number']} has {body['shards']} shards, serve.lookup.shards lists {lookups.shards}. "
-                "List the servers of every shard, or publish with publish.shards as before."
+                "List the servers of every shard, or publish with the previous publish.shards."
             )
         parts = [PartShape(part["dim"], part["wide"]) for part in body["parts"]]
         return cls(lookups, body["number"], parts, body["precision"], missing=missing, cache=cache)
@@ -81,56 +86,56 @@ class RemoteRows:
     def gather(
         self,
         plan: GatherPlan,
-        bags: Bags,
+        jagged: JaggedIds,
         rows: int,
         inputs_BI: NDArray[np.float32],
         wide_B: NDArray[np.float32],
         misses_S: NDArray[np.int64],
     ) -> None:
-        if bags.offsets_at_S.size != plan.slots:  # kernels trust their arrays
-            raise ValueError(f"{bags.offsets_at_S.size} slots given, {plan.slots} planned")
-        call = self._call(bags.ids_N.size)
+        if jagged.offsets_at_S.size != plan.slots:  # kernels do not check their arrays
+            raise ValueError(f"{jagged.offsets_at_S.size} slots given, the plan has {plan.slots}")
+        call = self._buffers(jagged.ids_N.size)
         part_S = np.zeros(plan.slots, dtype=np.int64)
         for part, slots in plan.by_part:
             part_S[slots.slots_G] = part
-        with self._turn:
-            distinct, recalled = deal(
-                bags.ids_N,
-                bags.starts_S1,
+        with self._cache_lock:
+            distinct, hits = build_requests(
+                jagged.ids_N,
+                jagged.starts_S1,
                 part_S,
                 lookup_keys_at(len(self._parts)) // 8,
                 call,
                 self._cache,
             )
-        questions = self._questions(call)
-        place_N = np.empty(bags.ids_N.size, dtype=np.int64)
+        requests = self._shard_requests(call)
+        address_N = np.empty(jagged.ids_N.size, dtype=np.int64)
         try:
-            self._lookups.ask(self._version, questions)
-            lost = [question for question in questions if question.answer is None]
-            if lost and self.missing == "unavailable":
-                raise _unavailable(lost[0])
+            self._lookups.query(self._version, requests)
+            unanswered = [request for request in requests if request.answer is None]
+            if unanswered and self.missing == "unavailable":
+                raise _unavailable(unanswered[0])
             answer_H = np.zeros(self._lookups.shards, dtype=np.int64)
-            for question in questions:
-                if question.answer is not None:
-                    answer_H[question.shard] = address(question.answer.inbox.bytes) + LOOKUP_ROWS_AT
-            with self._turn:
-                defaults = settle(distinct, answer_H, self._width_P, call, self._cache, place_N)
-            pool(self._parts, self._precision, plan, bags, rows, place_N, inputs_BI, wide_B, misses_S)
+            for request in requests:
+                if request.answer is not None:
+                    answer_H[request.shard] = address(request.answer.buffer.bytes) + LOOKUP_ROWS_AT
+            with self._cache_lock:
+                defaulted = locate_rows(distinct, answer_H, self._width_P, call, self._cache, address_N)
+            pool(self._parts, self._precision, plan, jagged, rows, address_N, inputs_BI, wide_B, misses_S)
         finally:
-            self._lookups.give_back(questions)
-        counted = Stats(keys=distinct - recalled, default_lookups=defaults)
+            self._lookups.release(requests)
+        stats = LookupStats(keys=distinct - hits, default_lookups=defaulted)
         if self._cache.ids_C.size:
-            counted.cache_lookups, counted.cache_hits = distinct, recalled
-        self._lookups.count(counted)
+            stats.cache_lookups, stats.cache_hits = distinct, hits
+        self._lookups.add_stats(stats)
 
     def close(self) -> None:
-        """The pool lives on: other versions use it."""
+        """Release the buffers; the pool stays open for other versions."""
         self._local = threading.local()
 
-    def _questions(self, call: CallView) -> list[Question]:
+    def _shard_requests(self, call: CallBuffers) -> list[ShardRequest]:
         frames = call.frames.view(np.uint8)
         head = lookup_keys_at(len(self._parts))
-        questions = []
+        requests = []
         for shard, counts in enumerate(call.counts_HP.tolist()):
             keys = sum(counts)
             if not keys:
@@ -138,41 +143,41 @@ class RemoteRows:
             if keys > MAX_KEYS:
                 raise RequestRefused(
                     "invalid",
-                    f"the request has {keys:,} different ids in one shard; {MAX_KEYS:,} are allowed.",
+                    f"the request has {keys:,} distinct ids in one shard; allowed: {MAX_KEYS:,}.",
                 )
-            request = self._lookups.request()
-            start = 8 * int(call.frame_H[shard])
-            write_lookup_head(frames, start, request, self._version, counts)
+            number = self._lookups.next_request_id()
+            start = 8 * int(call.frame_start_H[shard])
+            write_lookup_header(frames, start, number, self._version, counts)
             frame = frames[start : start + head + 8 * keys].data
-            questions.append(Question(shard, request, frame, answer_bytes(counts, self._widths)))
-        return questions
+            requests.append(ShardRequest(shard, number, frame, answer_bytes(counts, self._widths)))
+        return requests
 
-    def _call(self, ids: int) -> CallView:
-        """Memory that this thread uses again and again."""
-        kept: CallView | None = getattr(self._local, "call", None)
-        if kept is None or kept.distinct_N.size < ids:
-            size = max(_FIRST_IDS, 1 << (ids - 1).bit_length() if ids else 1)
+    def _buffers(self, ids: int) -> CallBuffers:
+        """The reused buffers of this thread."""
+        buffers: CallBuffers | None = getattr(self._local, "call", None)
+        if buffers is None or buffers.distinct_N.size < ids:
+            size = max(_MIN_IDS, 1 << (ids - 1).bit_length() if ids else 1)
             shards, parts = self._lookups.shards, len(self._parts)
-            hot = size * self._cache.rows_CW.shape[1] if self._cache.ids_C.size else 0
-            kept = CallView(
+            cached_words = size * self._cache.rows_CW.shape[1] if self._cache.ids_C.size else 0
+            buffers = CallBuffers(
                 table=np.empty(2 * size, dtype=np.int32),
                 distinct_N=np.empty(size, dtype=np.int32),
                 ids_D=np.empty(size, dtype=np.uint64),
                 part_D=np.empty(size, dtype=np.int32),
                 shard_D=np.empty(size, dtype=np.int64),
                 rank_D=np.empty(size, dtype=np.int64),
-                place_D=np.empty(size, dtype=np.int64),
+                address_D=np.empty(size, dtype=np.int64),
                 frames=np.empty(size + shards * (lookup_keys_at(parts) // 8), dtype=np.uint64),
-                hot=np.empty(hot, dtype=np.uint64),
+                cached=np.empty(cached_words, dtype=np.uint64),
                 counts_HP=np.empty((shards, parts), dtype=np.int64),
-                frame_H=np.empty(shards, dtype=np.int64),
+                frame_start_H=np.empty(shards, dtype=np.int64),
             )
-            self._local.call = kept
-        return kept
+            self._local.call = buffers
+        return buffers
 
 
-def _unavailable(question: Question) -> RequestRefused:
-    why = "; ".join(dict.fromkeys(question.troubles)) or "no server was asked"
+def _unavailable(request: ShardRequest) -> RequestRefused:
+    why = "; ".join(dict.fromkeys(request.errors)) or "no server was tried"
     return RequestRefused(
-        "unavailable", f"no lookup server of shard {question.shard} answers: {why}. Try again later."
+        "unavailable", f"no lookup server of shard {request.shard} answers: {why}. Try again later."
     )

@@ -19,32 +19,36 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.embedding.jagged_ids import Bags, bags_of
-from clickline.embedding.serving import FrozenTables, GatherPlan, PartShape, gather_plan
+from clickline.embedding.jagged_ids import JaggedIds, to_jagged
+from clickline.embedding.serving import GatherPlan, PartShape, ServingTable, gather_plan
 from clickline.errors import ArtifactError, RequestRefused
-from clickline.features import Faults, FeatureSpec
-from clickline.features.request_encoder import EncodedRequest, PartEncoder, RequestEncoder
+from clickline.features import FeatureSpec, ValidationErrors
+from clickline.features.request_encoder import EncodedRequest, RequestEncoder, SubsetEncoder
 from clickline.models.calibration import Calibration, from_json
 from clickline.records import ABSENT, EncodedRows, LabelledRows, RequestRows
-from clickline.scoring.onnx_network import Network, SplitNetwork
+from clickline.scoring.onnx_network import OnnxNetwork, SplitNetwork
 from clickline.scoring.stored_sample import read_sample
 
 DENSE = "dense.onnx"
-_SCORED_ROWS = 8192  # at a time: activations of more would not stay in the caches
-_ROOMS = 4  # matrices kept for the next requests
-_SPLITS = 4  # of a request's fields into the context's and the candidates', each with a session of its own
-_ASKED = (
+_CHUNK_ROWS = 8192  # at a time: activations of more would not stay in the caches
+_MAX_BUFFERS = 4  # matrices kept for the next requests
+_MAX_SPLITS = (
+    4  # of a request's fields into the context's and the candidates', each with a session of its own
+)
+_SPLIT_REQUESTS = (
     32  # requests that a split needs to take another one's place: making a session costs as much as they do
 )
-_COUNTED = 256  # splits without a place whose requests are counted
-_AGED = 1024  # requests without a split after which all counts are halved: what was asked long ago gives way
-_REPRODUCED = 1e-5  # between machines, whose arithmetic units round differently
+_MAX_COUNTED = 256  # splits without a place whose requests are counted
+_DECAY_REQUESTS = (
+    1024  # requests without a split after which all counts are halved: what was asked long ago gives way
+)
+_TOLERANCE = 1e-5  # between machines, whose arithmetic units round differently
 
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Scores:
     """Scores of a request's rows, all of one version."""
 
     version: int
@@ -58,7 +62,7 @@ class RowSource(Protocol):
     def gather(
         self,
         plan: GatherPlan,
-        bags: Bags,
+        jagged: JaggedIds,
         rows: int,
         inputs_BI: Floats,
         wide_B: Floats,
@@ -71,10 +75,10 @@ class RowSource(Protocol):
 
 
 @dataclass(frozen=True)
-class _Part:
+class _FieldGroup:
     """Some of the fields, side by side in inputs of their own: dense floats after the vectors."""
 
-    encoder: PartEncoder
+    encoder: SubsetEncoder
     plan: GatherPlan
     slots: NDArray[np.int64]  # which of the model's slots they are
     columns: tuple[int, ...]  # where each of this part's inputs stands in the whole
@@ -92,10 +96,10 @@ class _Split:
 
     own_C: NDArray[np.bool_]
     shared_C: NDArray[np.bool_]
-    own: _Part
-    shared: _Part
+    own: _FieldGroup
+    shared: _FieldGroup
     network: SplitNetwork | None
-    asked: int = 0  # requests since any split was made
+    requests: int = 0  # requests since any split was made
 
     def fits(self, candidates_C: NDArray[np.bool_], context_C: NDArray[np.bool_]) -> bool:
         return not ((candidates_C & self.shared_C).any() or (context_C & self.own_C).any())
@@ -130,7 +134,7 @@ class Scorer:
             content = (folder / DENSE).read_bytes()
         except OSError as error:
             raise ArtifactError(f"{folder / DENSE} cannot be read: {error}. Publish again.") from error
-        self._network = Network(content, threads)
+        self._network = OnnxNetwork(content, threads)
         if self._network.width != body["width"]:
             raise ArtifactError(
                 f"{folder / DENSE} takes {self._network.width} inputs, the manifest says {body['width']}. "
@@ -140,23 +144,23 @@ class Scorer:
         self._parts = tuple(PartShape(part["dim"], part["wide"]) for part in body["parts"])
         self._slot_columns = np.cumsum([0, *(slot["dim"] for slot in body["slots"])])
         self._vectors = int(self._slot_columns[-1])
-        self._every_slot = np.arange(len(self.features.slots))
-        self._plan = self._gather_plan(self._every_slot, self._slot_columns[:-1])
+        self._all_slots = np.arange(len(self.features.slots))
+        self._plan = self._gather_plan(self._all_slots, self._slot_columns[:-1])
         # A version that is being published has no sample yet.
         lower = float(body.get("sample", {}).get("tolerance", 0.0))
-        self._tolerance = _REPRODUCED if body["dense"] == "fp32" else lower
+        self._tolerance = _TOLERANCE if body["dense"] == "fp32" else lower
         self._splits: tuple[_Split, ...] = ()
-        self._unprepared: OrderedDict[bytes, int] = OrderedDict()  # requests by the candidates' fields
-        self._since_aged = 0  # requests without a split
-        self._preparing = Lock()
-        self._rooms: deque[Floats] = deque(maxlen=_ROOMS)
+        self._request_counts: OrderedDict[bytes, int] = OrderedDict()  # requests by the candidates' fields
+        self._since_decay = 0  # requests without a split
+        self._split_lock = Lock()
+        self._buffers: deque[Floats] = deque(maxlen=_MAX_BUFFERS)
 
     @classmethod
     def open(
         cls, body: Mapping[str, Any], folders: Sequence[Path], *, threads: int = 1, work: Path | None = None
     ) -> Scorer:
         """A version whose tables are mapped from files: those of its chain, base first, its own last."""
-        tables = FrozenTables.open(folders, work=work)
+        tables = ServingTable.open(folders, work=work)
         try:
             scorer = cls(body, folders[-1], tables, threads)
             if scorer._parts != tables.parts:  # kernels would write beyond the inputs
@@ -174,28 +178,28 @@ class Scorer:
 
     # ── answers ────────────────────────────────────────────────────────────────────────────────
 
-    def predict(self, rows: RequestRows) -> Answer:
+    def predict(self, rows: RequestRows) -> Scores:
         """Scores of a request's rows."""
-        encoded, faults = self._encoder.whole.arrays(rows)
-        _refuse(faults)
-        if rows.rows > _SCORED_ROWS:
-            return self.score(encoded.slotwise())
-        return self._answer(self._logits(encoded.rows, encoded.dense_DB, _bags(encoded)))
+        encoded, errors = self._encoder.full.encode_arrays(rows)
+        _raise_first(errors)
+        if rows.rows > _CHUNK_ROWS:
+            return self.score(encoded.by_slot())
+        return self._scores(self._logits(encoded.rows, encoded.dense_DB, _jagged(encoded)))
 
     def encode(self, rows: RequestRows) -> EncodedRows:
         """Ids and floats of a request; a value that cannot be used refuses it, by its field's name."""
-        encoded, faults = self._encoder.encode(rows)
-        _refuse(faults)
+        encoded, errors = self._encoder.encode(rows)
+        _raise_first(errors)
         return encoded
 
-    def score(self, encoded: EncodedRows) -> Answer:
+    def score(self, encoded: EncodedRows) -> Scores:
         """Scores of encoded rows."""
-        if encoded.rows <= _SCORED_ROWS:
-            bags = bags_of(encoded.slots, encoded.rows)
-            return self._answer(self._logits(encoded.rows, encoded.dense_DB, bags))
-        starts = range(0, encoded.rows, _SCORED_ROWS)
-        answers = [self.score(encoded.part(start, start + _SCORED_ROWS)) for start in starts]
-        return Answer(
+        if encoded.rows <= _CHUNK_ROWS:
+            jagged = to_jagged(encoded.slots, encoded.rows)
+            return self._scores(self._logits(encoded.rows, encoded.dense_DB, jagged))
+        starts = range(0, encoded.rows, _CHUNK_ROWS)
+        answers = [self.score(encoded.slice(start, start + _CHUNK_ROWS)) for start in starts]
+        return Scores(
             self.number,
             np.concatenate([answer.logit_B for answer in answers]),
             np.concatenate([answer.probability_B for answer in answers]),
@@ -205,23 +209,23 @@ class Scorer:
         """What `measure` asks of a model."""
         return self.score(rows.encoded).probability_B
 
-    def rank(self, context: RequestRows, candidates: RequestRows) -> Answer:
+    def rank(self, context: RequestRows, candidates: RequestRows) -> Scores:
         """Scores of candidates that share the fields of `context`, which has one row."""
         context_C, candidates_C = self._check_fields(context, candidates)
         split = self._split(candidates_C, context_C)
         if split is None:
-            return self._rank_whole(context, candidates, context_C)
+            return self._rank_unsplit(context, candidates, context_C)
         shared_1I = np.empty((1, split.shared.width), dtype=np.float32)
         shared_wide = self._gather(split.shared, context, shared_1I)
-        with self._room(candidates.rows, split.own.width) as own_BI:
+        with self._buffer(candidates.rows, split.own.width) as own_BI:
             wide_B = self._gather(split.own, candidates, own_BI)
             wide_B += shared_wide[0]
             if split.network is not None:
-                return self._answer(split.network.logits(own_BI, shared_1I[0], wide_B))
-            with self._room(candidates.rows, self._network.width) as inputs_BI:
+                return self._scores(split.network.logits(own_BI, shared_1I[0], wide_B))
+            with self._buffer(candidates.rows, self._network.width) as inputs_BI:
                 inputs_BI[:, split.shared.columns] = shared_1I
                 inputs_BI[:, split.own.columns] = own_BI
-                return self._answer(self._network.logits(inputs_BI, wide_B))
+                return self._scores(self._network.logits(inputs_BI, wide_B))
 
     def check_sample(self) -> float:
         """Score the stored sample, which also warms everything up. Refuses when it comes out differently; returns
@@ -247,33 +251,33 @@ class Scorer:
 
     # ── inside ─────────────────────────────────────────────────────────────────────────────────
 
-    def _logits(self, rows: int, dense_DB: Floats, bags: Bags) -> Floats:
+    def _logits(self, rows: int, dense_DB: Floats, jagged: JaggedIds) -> Floats:
         wide_B = np.empty(rows, dtype=np.float32)
-        with self._room(rows, self._network.width) as inputs_BI:
+        with self._buffer(rows, self._network.width) as inputs_BI:
             inputs_BI[:, self._vectors :] = dense_DB.T
-            self._source.gather(self._plan, bags, rows, inputs_BI, wide_B, self.misses_S)
-            self.lookups_S += np.diff(bags.starts_S1)
+            self._source.gather(self._plan, jagged, rows, inputs_BI, wide_B, self.misses_S)
+            self.lookups_S += np.diff(jagged.starts_S1)
             return self._network.logits(inputs_BI, wide_B)
 
-    def _answer(self, logit_B: Floats) -> Answer:
+    def _scores(self, logit_B: Floats) -> Scores:
         shifted_B = logit_B + self._shift
         with np.errstate(over="ignore"):  # exp of a large number is infinite, and its score 0
             probability_B = np.float32(1) / (np.float32(1) + np.exp(-shifted_B))
         if self._calibration is not None:
             probability_B = self._calibration.apply(probability_B)
-        return Answer(self.number, shifted_B, probability_B)
+        return Scores(self.number, shifted_B, probability_B)
 
-    def _gather(self, part: _Part, rows: RequestRows, inputs_BI: Floats) -> Floats:
+    def _gather(self, part: _FieldGroup, rows: RequestRows, inputs_BI: Floats) -> Floats:
         """Fill the inputs of some of the fields; their wide sums."""
-        encoded, faults = part.encoder.arrays(rows)
-        _refuse(faults)
+        encoded, errors = part.encoder.encode_arrays(rows)
+        _raise_first(errors)
         wide_B = np.empty(rows.rows, dtype=np.float32)
         inputs_BI[:, part.vectors :] = encoded.dense_DB.T
-        bags = _bags(encoded)
+        jagged = _jagged(encoded)
         misses_S = np.zeros(part.slots.size, dtype=np.int64)
-        self._source.gather(part.plan, bags, rows.rows, inputs_BI, wide_B, misses_S)
+        self._source.gather(part.plan, jagged, rows.rows, inputs_BI, wide_B, misses_S)
         self.misses_S[part.slots] += misses_S
-        self.lookups_S[part.slots] += np.diff(bags.starts_S1)
+        self.lookups_S[part.slots] += np.diff(jagged.starts_S1)
         return wide_B
 
     def _check_fields(
@@ -282,7 +286,10 @@ class Scorer:
         """Which columns the context has, and which the candidates."""
         if context.rows != 1:
             raise RequestRefused("invalid", f"the context has {context.rows} rows; exactly one is allowed.")
-        context_C, candidates_C = _given(context, self.columns), _given(candidates, self.columns)
+        context_C, candidates_C = (
+            _present_columns(context, self.columns),
+            _present_columns(candidates, self.columns),
+        )
         both = np.flatnonzero(candidates_C & context_C)
         if both.size:
             name = self.columns[both[0]]
@@ -297,45 +304,45 @@ class Scorer:
         change their fields all the time must not make this process build sessions all the time."""
         for split in self._splits:
             if split.fits(candidates_C, context_C):
-                split.asked += 1
+                split.requests += 1
                 return split
-        with self._preparing:
-            self._since_aged += 1
-            if self._since_aged == _AGED:
-                self._age()
+        with self._split_lock:
+            self._since_decay += 1
+            if self._since_decay == _DECAY_REQUESTS:
+                self._decay_counts()
             key = candidates_C.tobytes()
-            asked = self._unprepared.pop(key, 0) + 1
-            self._unprepared[key] = asked  # last, as the newest one
-            if len(self._unprepared) > _COUNTED:
-                self._unprepared.popitem(last=False)
-            kept = sorted(self._splits, key=lambda split: -split.asked)
-            if len(kept) == _SPLITS:
+            asked = self._request_counts.pop(key, 0) + 1
+            self._request_counts[key] = asked  # last, as the newest one
+            if len(self._request_counts) > _MAX_COUNTED:
+                self._request_counts.popitem(last=False)
+            kept = sorted(self._splits, key=lambda split: -split.requests)
+            if len(kept) == _MAX_SPLITS:
                 least = kept.pop()
-                if asked < _ASKED or asked <= least.asked:
+                if asked < _SPLIT_REQUESTS or asked <= least.asked:
                     return None
             made = self._make_split(candidates_C)
             for split in kept:
-                split.asked = 0
-            self._unprepared.clear()
+                split.requests = 0
+            self._request_counts.clear()
             self._splits = (*kept, made)
             return made
 
-    def _age(self) -> None:
-        self._since_aged = 0
+    def _decay_counts(self) -> None:
+        self._since_decay = 0
         for split in self._splits:
-            split.asked //= 2
-        for key in self._unprepared:
-            self._unprepared[key] //= 2
+            split.requests //= 2
+        for key in self._request_counts:
+            self._request_counts[key] //= 2
 
     def _make_split(self, own_C: NDArray[np.bool_]) -> _Split:
         names = frozenset(name for name, own in zip(self.columns, own_C, strict=True) if own)
-        own = self._part(self._encoder.part(names))
-        shared = self._part(self._encoder.part(frozenset(self.columns) - names))
+        own = self._field_group(self._encoder.for_columns(names))
+        shared = self._field_group(self._encoder.for_columns(frozenset(self.columns) - names))
         return _Split(own_C, ~own_C, own, shared, self._network.split(own.columns, shared.columns))
 
-    def _rank_whole(
+    def _rank_unsplit(
         self, context: RequestRows, candidates: RequestRows, context_C: NDArray[np.bool_]
-    ) -> Answer:
+    ) -> Scores:
         """Without a split: the context's values are repeated in every row."""
         one, rows = self.encode(context), self.encode(candidates)
         repeated = one.take(np.zeros(candidates.rows, dtype=np.int64))
@@ -350,7 +357,7 @@ class Scorer:
         )
         return self.score(EncodedRows(candidates.rows, dense_DB, slots))
 
-    def _part(self, encoder: PartEncoder) -> _Part:
+    def _field_group(self, encoder: SubsetEncoder) -> _FieldGroup:
         slots = np.array(encoder.slots, dtype=np.int64)
         dims = [int(self.body["slots"][s]["dim"]) for s in slots]
         starts = np.cumsum([0, *dims])
@@ -358,7 +365,9 @@ class Scorer:
             int(self._slot_columns[s]) + j for s, dim in zip(slots, dims, strict=True) for j in range(dim)
         ]
         columns += [self._vectors + d for d in encoder.dense]
-        return _Part(encoder, self._gather_plan(slots, starts[:-1]), slots, tuple(columns), int(starts[-1]))
+        return _FieldGroup(
+            encoder, self._gather_plan(slots, starts[:-1]), slots, tuple(columns), int(starts[-1])
+        )
 
     def _gather_plan(self, slots: NDArray[np.int64], columns: NDArray[np.int64]) -> GatherPlan:
         described = [self.body["slots"][s] for s in slots]
@@ -371,10 +380,10 @@ class Scorer:
         )
 
     @contextmanager
-    def _room(self, rows: int, width: int) -> Iterator[Floats]:
-        """A matrix that is used again and again: fresh memory of this size would cost page faults each time."""
+    def _buffer(self, rows: int, width: int) -> Iterator[Floats]:
+        """A matrix that is used again and again: fresh memory of this size would cost page errors each time."""
         try:
-            kept = self._rooms.pop()
+            kept = self._buffers.pop()
         except IndexError:
             kept = np.empty(0, dtype=np.float32)
         if kept.size < rows * width:
@@ -382,29 +391,29 @@ class Scorer:
         try:
             yield kept[: rows * width].reshape(rows, width)
         finally:
-            self._rooms.append(kept)
+            self._buffers.append(kept)
 
 
-def _bags(encoded: EncodedRequest) -> Bags:
+def _jagged(encoded: EncodedRequest) -> JaggedIds:
     """The ids of all slots as one array, which they mostly are already."""
-    if encoded.several:
-        return bags_of(encoded.slotwise().slots, encoded.rows)
+    if encoded.multi:
+        return to_jagged(encoded.by_slot().slots, encoded.rows)
     slots = encoded.ids_SB.shape[0]
     starts_S1 = np.arange(slots + 1, dtype=np.int64) * encoded.rows
-    return Bags(
+    return JaggedIds(
         encoded.ids_SB.reshape(-1), starts_S1, np.zeros(0, dtype=np.int64), np.full(slots, -1, dtype=np.int64)
     )
 
 
-def _given(rows: RequestRows, columns: Sequence[str]) -> NDArray[np.bool_]:
+def _present_columns(rows: RequestRows, columns: Sequence[str]) -> NDArray[np.bool_]:
     """Which columns a request has values of."""
     given_C: NDArray[np.bool_] = rows.kind_C != ABSENT
-    for name in rows.several:
+    for name in rows.multi:
         given_C[columns.index(name)] = True
     return given_C
 
 
-def _refuse(faults: Sequence[Faults]) -> None:
-    for found in faults:
+def _raise_first(errors: Sequence[ValidationErrors]) -> None:
+    for found in errors:
         fault = next(iter(found))
         raise RequestRefused("invalid", f"row {fault.row}: {fault.detail}.")

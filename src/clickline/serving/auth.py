@@ -1,4 +1,4 @@
-"""Who may ask: the bearer token, TLS, and what is said when neither guards an open port."""
+"""Access control: the bearer token, TLS, and the warning when neither protects a reachable port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clickline.errors import ClicklineError, RequestRefused
 
 
 def read_token(file: str | None) -> str | None:
-    """The first line of the token file; None when no token is asked for."""
+    """Return the first line of the token file, or None if no token is required."""
     if file is None:
         return None
     try:
@@ -19,25 +19,25 @@ def read_token(file: str | None) -> str | None:
     except OSError as error:
         raise ClicklineError(
             f"serve.token_file {file} cannot be read: {error.strerror or error}. Put the token into its first line, "
-            "readable for whoever serves."
+            "readable by the user that runs the server."
         ) from error
     except UnicodeDecodeError as error:
         raise ClicklineError(
-            f"serve.token_file {file} is no text. Put the token into its first line."
+            f"serve.token_file {file} is not text. Put the token into its first line."
         ) from error
     if not token:
         raise ClicklineError(f"the first line of serve.token_file {file} is empty. Put the token there.")
     if not (token.isascii() and token.isprintable()):
         raise ClicklineError(
-            f"the first line of serve.token_file {file} has characters that no header may carry. Allowed: those of "
-            "ASCII that can be printed."
+            f"the first line of serve.token_file {file} has characters that are not allowed in a header. Allowed: "
+            "printable ASCII."
         )
     return token
 
 
 def server_tls(tls: TlsSection | None, section: str = "serve") -> ssl.SSLContext | None:
-    """TLS as a server speaks it; refuses files that are no certificate with its key. None: none is asked for.
-    `section`: the one of the config whose `tls` it is."""
+    """Build the server's TLS context, or None if TLS is not configured. Refuses files that are not a certificate and its
+    key. `section` is the config section that `tls` belongs to."""
     if tls is None:
         return None
     for key, path in (("certificate", tls.certificate), ("key", tls.key)):
@@ -56,19 +56,19 @@ def server_tls(tls: TlsSection | None, section: str = "serve") -> ssl.SSLContext
 
 
 def _no_password() -> str:
-    raise ValueError("the key has a password, and there is nobody to ask")
+    raise ValueError("the key is protected by a password, which a server cannot enter")
 
 
-class Guard:
-    """Lets requests in that carry the token."""
+class BearerAuth:
+    """Accepts requests that carry the bearer token."""
 
     def __init__(self, token: str | None) -> None:
-        self.open = token is None
+        self.allow_all = token is None
         self._expected = f"Bearer {token}".encode()
 
     def check(self, authorization: bytes | None) -> None:
-        """`authorization`: the header or metadata of that name."""
-        if self.open:
+        """Raise RequestRefused unless `authorization`, the header or metadata of that name, holds the token."""
+        if self.allow_all:
             return
         scheme, _, value = (authorization or b"").partition(b" ")
         given = scheme.title() + b" " + value.strip()
@@ -80,8 +80,8 @@ class Guard:
             )
 
 
-def exposure(serve: ServeSection) -> str | None:
-    """A warning when others than this machine can reach the ports without TLS or a token."""
+def exposure_warning(serve: ServeSection) -> str | None:
+    """Return a warning if other machines can reach the ports without TLS or a token."""
     missing = [f"serve.{key}" for key in unguarded(serve.host, serve.tls, serve.token_file)]
     if not missing:
         return None

@@ -1,4 +1,4 @@
-"""Says why the first start takes long: kernels are compiled once for a machine, and then read from their cache."""
+"""Explains a slow first start: kernels are compiled once per machine and read from the cache afterwards."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SECONDS = 2.0
 
 
 @contextmanager
-def patience(say: Callable[[], None], seconds: float = _SECONDS) -> Iterator[None]:
-    """Call `say` once, from another thread, if what is done meanwhile still goes on so long after the first kernel had
-    to be compiled. Kernels that come from the cache do not count."""
-    timer = threading.Timer(seconds, say)
+def notify_if_compiling(notify: Callable[[], None], seconds: float = _SECONDS) -> Iterator[None]:
+    """Call `notify` once, from another thread, if the block is still running `seconds` after its first kernel compilation
+    began. Kernels that come from the cache do not count."""
+    timer = threading.Timer(seconds, notify)
     timer.daemon = True
     listener = _FirstCompilation(timer)
     with event.install_listener("numba:compile", listener):
@@ -28,11 +28,11 @@ def patience(say: Callable[[], None], seconds: float = _SECONDS) -> Iterator[Non
 class _FirstCompilation(event.Listener):
     def __init__(self, timer: threading.Timer) -> None:
         self._timer = timer
-        self._begun = False
+        self._started = False
 
     def on_start(self, event: event.Event) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             self._timer.start()
 
     def on_end(self, event: event.Event) -> None:

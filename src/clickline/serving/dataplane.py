@@ -1,11 +1,11 @@
-"""One way from a request to its answer, under every door: a bounded queue and one scoring step at a time.
+"""The path from a request to its answer, shared by all protocols: a bounded queue and one scoring step at a time.
 
     submit ──▶ queue ──step──▶ lease a version, decode, score, encode ──▶ done
       └▶ "overloaded" when the queue is full
 
-Steps run on the event loop itself, one in each turn of the loop: between two of them the loop takes in what has
-arrived. So a full queue refuses at once, deadlines are looked at when work would begin, a process loads one core, and
-no thread waits for another. Where scoring waits for other machines, steps run in threads instead, several at once.
+Steps run on the event loop itself, one per iteration: between two steps the loop reads newly arrived requests. So a
+full queue refuses at once, deadlines are checked just before scoring, a process uses one core, and no thread waits for
+another. Where scoring waits for lookup servers, steps run in threads instead, several at once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ import numpy as np
 
 from clickline.errors import RequestRefused
 from clickline.records import EncodedRows, RequestRows, SlotIds
-from clickline.scoring.scorer import Answer
-from clickline.serving.open_versions import Lease, ScorerLike, Versions
-from clickline.serving.server_log import Log
+from clickline.scoring.scorer import Scores
+from clickline.serving.open_versions import OpenVersion, OpenVersions, ScorerLike
+from clickline.serving.server_log import ServerLog
 
 
 class TargetLike(Protocol):
+    """The model and version that a request names."""
+
     @property
     def model(self) -> str: ...
     @property
@@ -43,183 +45,195 @@ class CallLike(Protocol):
     def context(self) -> RequestRows | None: ...
 
 
-class Work(Protocol):
-    """A request as its door reads it: pure functions of its bytes."""
+class PredictionRequest(Protocol):
+    """A prediction request as its endpoint reads it: pure functions of its bytes."""
 
     @property
     def protocol(self) -> str: ...
     def target(self) -> TargetLike: ...
     def decode(self, scorer: ScorerLike) -> CallLike: ...
-    def encode(self, call: Any, answer: Answer) -> Any: ...
+    def encode(self, call: Any, answer: Scores) -> Any: ...
 
 
-class Outcome:
-    """What became of a request: what goes back, and what is counted."""
+class RequestResult:
+    """A scored request: the encoded reply, and what the metrics count."""
 
     __slots__ = ("reply", "rows", "version")
 
-    def __init__(self, reply: Any, answer: Answer) -> None:
+    def __init__(self, reply: Any, answer: Scores) -> None:
         self.reply = reply
         self.version = answer.version
         self.rows = answer.probability_B.size
 
 
-Done = Callable[[Outcome | RequestRefused], None]
-"""Is told, on the loop, what became of a request."""
+Done = Callable[[RequestResult | RequestRefused], None]
+"""Called on the event loop with the result of a request."""
 
 
-class Job:
-    """A request on its way."""
+class QueuedRequest:
+    """A request that is queued or being scored."""
 
-    __slots__ = ("arrived", "call", "deadline", "done", "encoded", "gone", "lease", "over", "work")
+    __slots__ = (
+        "arrived",
+        "call",
+        "cancelled",
+        "deadline",
+        "done",
+        "encoded",
+        "finished",
+        "lease",
+        "request",
+    )
 
-    def __init__(self, work: Work, deadline: float | None, done: Done) -> None:
-        self.work = work
+    def __init__(self, request: PredictionRequest, deadline: float | None, done: Done) -> None:
+        self.request = request
         self.deadline = deadline
         self.done = done
         self.arrived = monotonic()
-        self.gone = False  # nobody waits for the answer any more
-        self.over = False  # `done` was told
-        self.lease: Lease | None = None
+        self.cancelled = False  # the client no longer waits for the answer
+        self.finished = False  # `done` was called
+        self.lease: OpenVersion | None = None
         self.call: CallLike | None = None
-        self.encoded: EncodedRows | None = None  # where it may be scored together with others
+        self.encoded: EncodedRows | None = None  # if it may be batched with others
 
 
 class Dataplane:
-    """Answers requests, a bounded number of which may wait."""
+    """Answers requests from a bounded queue."""
 
     def __init__(
         self,
-        versions: Versions,
-        log: Log,
+        versions: OpenVersions,
+        log: ServerLog,
         *,
         queue: int,
         batch_rows: int = 0,
         batch_wait: float = 0.0,
         threads: Executor | None = None,
-        at_once: int = 1,
+        max_concurrent: int = 1,
     ) -> None:
-        """`batch_rows`: rows of small requests that are scored together, after `batch_wait` seconds at most; 0: none.
-        `threads`: where steps run, `at_once` of them; None: on the loop."""
+        """`batch_rows`: rows of small requests that are scored in one batch, after at most `batch_wait` seconds; 0 disables
+        batching. `threads`: executor for up to `max_concurrent` steps; None runs them on the event loop."""
         self.versions = versions
         self._log = log
-        self._limit = queue
+        self._max_queued = queue
         self._batch_rows = batch_rows
         self._batch_wait = batch_wait
         self._threads = threads
-        self._at_once = at_once
+        self._max_concurrent = max_concurrent
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[Job] = deque()
-        self._rows_waiting = 0  # of requests that may be scored together
+        self._queue: deque[QueuedRequest] = deque()
+        self._queued_rows = 0  # rows of queued requests that may be batched
         self._running = 0
-        self._armed = False  # a step comes in this turn of the loop
-        self._timer: asyncio.TimerHandle | None = None  # a step comes when the batch has waited long enough
+        self._step_scheduled = False  # a step runs in this iteration of the loop
+        self._timer: asyncio.TimerHandle | None = None  # a step runs when the batch has waited long enough
 
     @property
-    def waiting(self) -> int:
+    def queue_length(self) -> int:
         return len(self._queue)
 
-    def submit(self, work: Work, deadline: float | None, done: Done) -> Job:
-        """Take a request in, or raise RequestRefused. `deadline` is a time of `time.monotonic`: the loop's clock has
+    def submit(self, request: PredictionRequest, deadline: float | None, done: Done) -> QueuedRequest:
+        """Queue a request, or raise RequestRefused. `deadline` is a time of `time.monotonic`: the loop's clock counts only
         whole milliseconds."""
-        if len(self._queue) >= self._limit:
+        if len(self._queue) >= self._max_queued:
             raise RequestRefused(
                 "overloaded",
-                f"{self._limit} requests are waiting here already. Try again later, or add servers.",
+                f"{self._max_queued} requests are waiting already. Try again later, or add servers.",
             )
-        job = Job(work, deadline, done)
-        if self._batch_rows and not self._prepare(job):
+        job = QueuedRequest(request, deadline, done)
+        if self._batch_rows and not self._decode_early(job):
             return job
         self._queue.append(job)
-        self._arm()
+        self._schedule_step()
         return job
 
-    async def answer(self, work: Work, deadline: float | None) -> Outcome:
-        """The same, for who can wait."""
-        future: asyncio.Future[Outcome] = self._loop.create_future()
+    async def answer(self, request: PredictionRequest, deadline: float | None) -> RequestResult:
+        """Queue a request and wait for its result."""
+        future: asyncio.Future[RequestResult] = self._loop.create_future()
 
-        def done(outcome: Outcome | RequestRefused) -> None:
+        def done(result: RequestResult | RequestRefused) -> None:
             if future.done():
                 return
-            if isinstance(outcome, Outcome):
-                future.set_result(outcome)
+            if isinstance(result, RequestResult):
+                future.set_result(result)
             else:
-                future.set_exception(outcome)
+                future.set_exception(result)
 
-        job = self.submit(work, deadline, done)
+        job = self.submit(request, deadline, done)
         try:
             return await future
         finally:
-            if not job.over:
-                self.give_up(job)
+            if not job.finished:
+                self.cancel(job)
 
-    def give_up(self, job: Job) -> bool:
-        """Nobody waits for the answer any more. True: nothing was computed for it, and nothing will be told; it does
-        not take a place in the queue, so calls that are given up keep nobody else out."""
-        job.gone = True
+    def cancel(self, job: QueuedRequest) -> bool:
+        """Cancel a request whose client no longer waits. True: it was still queued, so nothing was computed and `done` will
+        not be called. It leaves the queue at once, so cancelled requests do not keep others out."""
+        job.cancelled = True
         try:
             self._queue.remove(job)
         except ValueError:
             return False
         if job.encoded is not None:
-            self._rows_waiting -= job.encoded.rows
+            self._queued_rows -= job.encoded.rows
         if job.lease is not None:
             self.versions.release(job.lease)
             job.lease = None
         return True
 
-    def bug(self, error: Exception, protocol: str) -> RequestRefused:
-        """What a client is told of an error that is ours; the log has the rest."""
+    def internal_error(self, error: Exception, protocol: str) -> RequestRefused:
+        """Log a bug and return the error for the client, which names only the log entry."""
         reference = secrets.token_hex(6)
         self._log.unexpected(error, reference, protocol)
         return RequestRefused(
-            "internal", f"Internal error {reference}. The server's log says more under this id."
+            "internal", f"Internal error {reference}. The server's log has details under this id."
         )
 
     # ── steps ──────────────────────────────────────────────────────────────────────────────────
 
-    def _arm(self) -> None:
-        """See to it that the next step comes."""
-        if self._armed or not self._queue or self._running >= self._at_once:
+    def _schedule_step(self) -> None:
+        """Schedule the next step unless one is scheduled or enough are running."""
+        if self._step_scheduled or not self._queue or self._running >= self._max_concurrent:
             return
         head = self._queue[0]
-        if head.encoded is not None and self._rows_waiting < self._batch_rows:
+        if head.encoded is not None and self._queued_rows < self._batch_rows:
             wait = head.arrived + self._batch_wait - monotonic()
             if wait > 0:
                 if self._timer is None:
                     self._timer = self._loop.call_later(wait, self._step)
                 return
-        self._armed = True
+        self._step_scheduled = True
         self._loop.call_soon(self._step)
 
     def _step(self) -> None:
-        self._armed = False
+        self._step_scheduled = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._queue or self._running >= self._at_once:
+        if not self._queue or self._running >= self._max_concurrent:
             return
-        jobs = self._take()
+        jobs = self._next_batch()
         ready = [job for job in jobs if self._lease(job)]
         if not ready:
-            self._arm()
+            self._schedule_step()
         elif self._threads is None:
-            self._finish(ready, _scored(ready))
-            self._arm()
+            self._finish(ready, _score_batch(ready))
+            self._schedule_step()
         else:
             self._running += 1
-            self._loop.run_in_executor(self._threads, _scored, ready).add_done_callback(
-                lambda scored: self._come_back(ready, scored)
+            self._loop.run_in_executor(self._threads, _score_batch, ready).add_done_callback(
+                lambda scored: self._on_scored(ready, scored)
             )
-            self._arm()
+            self._schedule_step()
 
-    def _come_back(self, jobs: list[Job], scored: asyncio.Future[list[Outcome | Exception]]) -> None:
+    def _on_scored(
+        self, jobs: list[QueuedRequest], scored: asyncio.Future[list[RequestResult | Exception]]
+    ) -> None:
         self._running -= 1
         self._finish(jobs, scored.result())
-        self._arm()
+        self._schedule_step()
 
-    def _take(self) -> list[Job]:
-        """The next request, with others that may be scored together with it."""
+    def _next_batch(self) -> list[QueuedRequest]:
+        """Take the next request from the queue, with others that can be batched with it."""
         head = self._queue.popleft()
         if head.encoded is None:
             return [head]
@@ -230,109 +244,109 @@ class Dataplane:
                 break
             rows += other.encoded.rows
             jobs.append(self._queue.popleft())
-        self._rows_waiting -= rows
+        self._queued_rows -= rows
         return jobs
 
-    def _lease(self, job: Job) -> bool:
-        """Give a job its version, unless nobody waits for the answer any more."""
+    def _lease(self, job: QueuedRequest) -> bool:
+        """Lease the version of a job, unless its client no longer waits."""
         try:
-            if job.gone:
-                raise RequestRefused("late", "The client has gone.")
+            if job.cancelled:
+                raise RequestRefused("late", "The client disconnected.")
             if job.deadline is not None and monotonic() >= job.deadline:
                 raise RequestRefused(
                     "late", "The deadline passed before the request was scored. Nothing was computed for it."
                 )
             if job.lease is None:
-                target = job.work.target()
+                target = job.request.target()
                 job.lease = self.versions.lease(target.model, target.version)
-        except Exception as error:  # noqa: BLE001 - whoever asked gets to know
+        except Exception as error:  # noqa: BLE001 - reported to the client
             self._finish([job], [error])
             return False
         return True
 
-    def _prepare(self, job: Job) -> bool:
-        """With batching, requests are decoded when they come: only then is known how many rows wait."""
+    def _decode_early(self, job: QueuedRequest) -> bool:
+        """With batching, requests are decoded on arrival: only then is the number of queued rows known."""
         if not self._lease(job):
             return False
         assert job.lease is not None
         try:
-            job.call = job.work.decode(job.lease.scorer)
+            job.call = job.request.decode(job.lease.scorer)
             if job.call.context is None and job.call.rows.rows < self._batch_rows:
                 job.encoded = job.lease.scorer.encode(job.call.rows)
-                self._rows_waiting += job.encoded.rows
-        except Exception as error:  # noqa: BLE001 - whoever asked gets to know
+                self._queued_rows += job.encoded.rows
+        except Exception as error:  # noqa: BLE001 - reported to the client
             self._finish([job], [error])
             return False
         return True
 
-    def _finish(self, jobs: Sequence[Job], outcomes: Sequence[Outcome | Exception]) -> None:
-        for job, outcome in zip(jobs, outcomes, strict=True):
+    def _finish(self, jobs: Sequence[QueuedRequest], results: Sequence[RequestResult | Exception]) -> None:
+        for job, result in zip(jobs, results, strict=True):
             if job.lease is not None:
                 self.versions.release(job.lease)
                 job.lease = None
-            if not isinstance(outcome, Outcome | RequestRefused):
-                outcome = self.bug(outcome, job.work.protocol)
-            job.over = True
+            if not isinstance(result, RequestResult | RequestRefused):
+                result = self.internal_error(result, job.request.protocol)
+            job.finished = True
             try:
-                job.done(outcome)
-            except Exception as error:  # noqa: BLE001 - the others of this step are told all the same
-                self._log.unexpected(error, "an answer could not be sent", job.work.protocol)
+                job.done(result)
+            except Exception as error:  # noqa: BLE001 - the other requests of this step still get their results
+                self._log.unexpected(error, "sending an answer", job.request.protocol)
 
 
-def _scored(jobs: Sequence[Job]) -> list[Outcome | Exception]:
-    """What becomes of jobs that have leased the same version; touches nothing but them."""
+def _score_batch(jobs: Sequence[QueuedRequest]) -> list[RequestResult | Exception]:
+    """Score jobs that have leased the same version. Touches nothing but the jobs."""
     if len(jobs) == 1 and jobs[0].encoded is None:
-        return [_tried(lambda: _alone(jobs[0]))]
+        return [_catch(lambda: _score_one(jobs[0]))]
     lease = jobs[0].lease
     assert lease is not None
-    together = [job.encoded for job in jobs if job.encoded is not None]
+    encoded_rows = [job.encoded for job in jobs if job.encoded is not None]
     try:
-        answer = lease.scorer.score(concatenated(together))
-    except Exception as error:  # noqa: BLE001 - all of them get to know
+        answer = lease.scorer.score(concatenate_rows(encoded_rows))
+    except Exception as error:  # noqa: BLE001 - reported to every client of the batch
         return [error] * len(jobs)
-    outcomes, start = [], 0
-    for job, encoded in zip(jobs, together, strict=True):
+    results, start = [], 0
+    for job, encoded in zip(jobs, encoded_rows, strict=True):
         part = slice(start, start := start + encoded.rows)
-        own = Answer(answer.version, answer.logit_B[part], answer.probability_B[part])
-        outcomes.append(_tried(lambda job=job, own=own: _worded(job, own)))  # type: ignore[misc]
-    return outcomes
+        rows = Scores(answer.version, answer.logit_B[part], answer.probability_B[part])
+        results.append(_catch(lambda job=job, rows=rows: _encode(job, rows)))  # type: ignore[misc]
+    return results
 
 
-def _tried(work: Callable[[], Outcome]) -> Outcome | Exception:
+def _catch(work: Callable[[], RequestResult]) -> RequestResult | Exception:
     try:
         return work()
-    except Exception as error:  # noqa: BLE001 - whoever asked gets to know
+    except Exception as error:  # noqa: BLE001 - reported to the client
         return error
 
 
-def _alone(job: Job) -> Outcome:
+def _score_one(job: QueuedRequest) -> RequestResult:
     assert job.lease is not None
     scorer = job.lease.scorer
     if job.call is None:
-        job.call = job.work.decode(scorer)
+        job.call = job.request.decode(scorer)
     if job.call.context is None:
-        return _worded(job, scorer.predict(job.call.rows))
-    return _worded(job, scorer.rank(job.call.context, job.call.rows))
+        return _encode(job, scorer.predict(job.call.rows))
+    return _encode(job, scorer.rank(job.call.context, job.call.rows))
 
 
-def _worded(job: Job, answer: Answer) -> Outcome:
-    return Outcome(job.work.encode(job.call, answer), answer)
+def _encode(job: QueuedRequest, answer: Scores) -> RequestResult:
+    return RequestResult(job.request.encode(job.call, answer), answer)
 
 
-def concatenated(parts: Sequence[EncodedRows]) -> EncodedRows:
-    """Rows of several requests, one after the other."""
+def concatenate_rows(parts: Sequence[EncodedRows]) -> EncodedRows:
+    """Concatenate the rows of several requests."""
     if len(parts) == 1:
         return parts[0]
-    slots = tuple(_joined([part.slots[s] for part in parts]) for s in range(len(parts[0].slots)))
+    slots = tuple(_concatenate_slot([part.slots[s] for part in parts]) for s in range(len(parts[0].slots)))
     dense_DB = np.concatenate([part.dense_DB for part in parts], axis=1)
     return EncodedRows(sum(part.rows for part in parts), dense_DB, slots)
 
 
-def _joined(parts: Sequence[SlotIds]) -> SlotIds:
+def _concatenate_slot(parts: Sequence[SlotIds]) -> SlotIds:
     ids_N = np.concatenate([part.ids_N for part in parts])
     if all(part.offsets_B1 is None for part in parts):
         return SlotIds(ids_N)
-    # A slot of several values a row may come without offsets from a request that has one in each row.
+    # A multi-value slot has no offsets in a request with exactly one value per row.
     counts_B = np.concatenate(
         [
             np.ones(part.ids_N.size, dtype=np.int64) if part.offsets_B1 is None else np.diff(part.offsets_B1)

@@ -1,4 +1,4 @@
-"""The gRPC methods: which door or page answers each."""
+"""The gRPC methods and the endpoint that answers each."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from clickline.errors import RequestRefused
-from clickline.serving.grpc_server import GrpcDoor, GrpcPage
-from clickline.serving.open_versions import Versions
+from clickline.serving.grpc_server import GrpcEndpoint, GrpcInfoEndpoint
+from clickline.serving.open_versions import OpenVersions
 from clickline.serving.protocols import kserve_grpc, ranking_grpc, tfserving_grpc
 
 _RELEASE = version("clickline")
 
-GRPC_DOORS: Mapping[str, tuple[str, GrpcDoor]] = {
+GRPC_ENDPOINTS: Mapping[str, tuple[str, GrpcEndpoint]] = {
     "/tensorflow.serving.PredictionService/Predict": ("tfserving_grpc", tfserving_grpc),
     "/inference.GRPCInferenceService/ModelInfer": ("inference_grpc", kserve_grpc),
     "/clickline.v1.Ranking/Rank": ("rank_grpc", ranking_grpc),
 }
 
 
-def _tfserving_metadata(body: bytes, versions: Versions) -> bytes:
+def _tfserving_metadata(body: bytes, versions: OpenVersions) -> bytes:
     target = tfserving_grpc.target(body)
     return tfserving_grpc.metadata(body, versions.find(target.model, target.version).scorer)
 
 
-def _tfserving_status(body: bytes, versions: Versions) -> bytes:
+def _tfserving_status(body: bytes, versions: OpenVersions) -> bytes:
     target = tfserving_grpc.target(body)
     states = {
-        lease.scorer.number: "UNLOADING" if lease.retired else "AVAILABLE" if lease.served else "LOADING"
+        lease.scorer.number: "UNLOADING" if lease.retired else "AVAILABLE" if lease.was_current else "LOADING"
         for lease in versions.open()
     }
     if target.version is None:
@@ -37,7 +37,7 @@ def _tfserving_status(body: bytes, versions: Versions) -> bytes:
     return tfserving_grpc.status({found: states.get(found, "END")})
 
 
-def _model_ready(body: bytes, versions: Versions) -> bytes:
+def _model_ready(body: bytes, versions: OpenVersions) -> bytes:
     target = kserve_grpc.target(body)
     try:
         versions.find(target.model, target.version)
@@ -46,13 +46,13 @@ def _model_ready(body: bytes, versions: Versions) -> bytes:
     return kserve_grpc.model_ready(True)
 
 
-def _model_metadata(body: bytes, versions: Versions) -> bytes:
+def _model_metadata(body: bytes, versions: OpenVersions) -> bytes:
     target = kserve_grpc.target(body)
-    served = [lease.scorer.number for lease in versions.open() if lease.served]
+    served = [lease.scorer.number for lease in versions.open() if lease.was_current]
     return kserve_grpc.model_metadata(body, versions.find(target.model, target.version).scorer, served)
 
 
-GRPC_PAGES: Mapping[str, tuple[str, GrpcPage]] = {
+GRPC_INFO_ENDPOINTS: Mapping[str, tuple[str, GrpcInfoEndpoint]] = {
     "/tensorflow.serving.PredictionService/GetModelMetadata": ("tfserving_grpc", _tfserving_metadata),
     "/tensorflow.serving.ModelService/GetModelStatus": ("tfserving_grpc", _tfserving_status),
     "/inference.GRPCInferenceService/ServerLive": (

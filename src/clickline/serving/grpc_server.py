@@ -1,4 +1,4 @@
-"""The gRPC port: calls to the doors and back, with health and reflection beside them."""
+"""The gRPC port: passes calls to the endpoints, and serves health and reflection."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from clickline.config.sections import ServeSection
 from clickline.errors import Refusal, RequestRefused
-from clickline.scoring.scorer import Answer
-from clickline.serving.auth import Guard, server_tls
-from clickline.serving.dataplane import Dataplane, Job, Outcome
-from clickline.serving.http2 import Arriving, Connection, Stream
-from clickline.serving.open_versions import ScorerLike, Versions
+from clickline.scoring.scorer import Scores
+from clickline.serving.auth import BearerAuth, server_tls
+from clickline.serving.dataplane import Dataplane, QueuedRequest, RequestResult
+from clickline.serving.http2 import BufferedBytes, Connection, Stream
+from clickline.serving.open_versions import OpenVersions, ScorerLike
 from clickline.serving.ports import bound_socket
 from clickline.serving.protocols.call import Call, Limits, Target
-from clickline.serving.server_log import Log
-from clickline.serving.server_metrics import Tally
+from clickline.serving.server_log import ServerLog
+from clickline.serving.server_metrics import RequestMetrics
 from clickline.wire.messages import METHODS, POOL
 
 STATUS: Mapping[Refusal, tuple[int, str]] = {
@@ -38,73 +38,75 @@ _NOT_FOUND, _UNIMPLEMENTED = 5, 12
 _CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 _BACKLOG = 1024
-_SLOW_SECONDS = 30.0  # for a request to arrive, or an answer to be taken
-_GOODBYE_SECONDS = 1.0  # for clients to hear that we leave, and for requests that are half here
-_MOST_ARRIVING = 16  # of the largest request: all that may be half here
-_MOST_QUESTIONS = 1000  # of one client about what is served, in one call
+_SLOW_SECONDS = 30.0  # for a request to arrive, or an answer to be read
+_GOAWAY_SECONDS = 1.0  # for clients to read our GOAWAY, and for incomplete requests to arrive
+_MAX_BUFFERED = 16  # times the largest request: limit of all incomplete requests
+_MAX_REFLECTION_REQUESTS = 1000  # in one reflection call
 
 
-class GrpcDoor(Protocol):
-    """A method that scores rows: a module of `doors/`."""
+class GrpcEndpoint(Protocol):
+    """A method that scores rows: a module of `protocols/`."""
 
     def target(self, body: bytes) -> Target: ...
     def decode(self, body: bytes, model: Any, limits: Limits) -> Call: ...
     def encode(self, call: Call, answer: Any) -> bytes: ...
 
 
-GrpcPage = Callable[[bytes, Versions], bytes]
-"""A method that tells what the server knows."""
+GrpcInfoEndpoint = Callable[[bytes, OpenVersions], bytes]
+"""A method about the server or the model: metadata, status, health."""
 
 
-class _GrpcWork:
-    __slots__ = ("_body", "_door", "_limits", "protocol")
+class _GrpcPrediction:
+    """A prediction request over gRPC."""
 
-    def __init__(self, protocol: str, door: GrpcDoor, body: bytes, limits: Limits) -> None:
+    __slots__ = ("_body", "_endpoint", "_limits", "protocol")
+
+    def __init__(self, protocol: str, endpoint: GrpcEndpoint, body: bytes, limits: Limits) -> None:
         self.protocol = protocol
-        self._door = door
+        self._endpoint = endpoint
         self._body = body
         self._limits = limits
 
     def target(self) -> Target:
-        return self._door.target(self._body)
+        return self._endpoint.target(self._body)
 
     def decode(self, scorer: ScorerLike) -> Call:
-        return self._door.decode(self._body, scorer, self._limits)
+        return self._endpoint.decode(self._body, scorer, self._limits)
 
-    def encode(self, call: Call, answer: Answer) -> bytes:
-        return self._door.encode(call, answer)
+    def encode(self, call: Call, answer: Scores) -> bytes:
+        return self._endpoint.encode(call, answer)
 
 
 class GrpcServer:
-    """Speaks gRPC on one port, beside other processes that do the same."""
+    """The gRPC server of one worker process; all workers share the port."""
 
     def __init__(
         self,
-        doors: Mapping[str, tuple[str, GrpcDoor]],
-        pages: Mapping[str, tuple[str, GrpcPage]],
+        endpoints: Mapping[str, tuple[str, GrpcEndpoint]],
+        info_endpoints: Mapping[str, tuple[str, GrpcInfoEndpoint]],
         plane: Dataplane,
-        guard: Guard,
+        auth: BearerAuth,
         serve: ServeSection,
-        tally: Tally,
-        log: Log,
+        metrics: RequestMetrics,
+        log: ServerLog,
     ) -> None:
-        """`doors` and `pages`: by full method name, each with the protocol's name for metrics and logs."""
-        self._doors = doors
-        self._pages = pages
+        """`endpoints` and `info_endpoints`: by full method name, each with the protocol's name for metrics and logs."""
+        self._endpoints = endpoints
+        self._info_endpoints = info_endpoints
         self._plane = plane
-        self._guard = guard
+        self._auth = auth
         self._serve = serve
-        self._tally = tally
+        self._metrics = metrics
         self._log = log
         self._limits = Limits(max_rows=serve.max_rows, ignore_unknown=serve.unknown_fields == "ignore")
-        self._jobs: dict[Stream, Job] = {}
+        self._jobs: dict[Stream, QueuedRequest] = {}
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
         self._health = _Health(("", *METHODS))
         names = (*METHODS, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         self._reflection = reflection.ReflectionServicer(names, pool=_Pools())
-        self._sweeping: asyncio.Task[None] | None = None
-        self.arriving = Arriving(_MOST_ARRIVING * serve.max_body)
+        self._timeout_task: asyncio.Task[None] | None = None
+        self.buffered = BufferedBytes(_MAX_BUFFERED * serve.max_body)
 
     async def start(self) -> None:
         tls = server_tls(self._serve.tls)
@@ -114,38 +116,38 @@ class GrpcServer:
         self._server = await asyncio.get_running_loop().create_server(
             lambda: Connection(self, self._connections), sock=bound, ssl=tls, backlog=_BACKLOG
         )
-        self._sweeping = asyncio.create_task(self._sweep())
+        self._timeout_task = asyncio.create_task(self._check_timeouts())
 
-    async def _sweep(self) -> None:
+    async def _check_timeouts(self) -> None:
         while True:
             await asyncio.sleep(_SLOW_SECONDS / 4)
             for connection in list(self._connections):
                 try:
-                    connection.sweep(_SLOW_SECONDS)
-                except Exception as error:  # noqa: BLE001 - a bug with one must not end the sweeping of all
-                    self._log.unexpected(error, "sweeping", "grpc")
+                    connection.check_timeouts(_SLOW_SECONDS)
+                except Exception as error:  # noqa: BLE001 - a bug with one connection must not stop the checks of the others
+                    self._log.unexpected(error, "checking timeouts", "grpc")
 
     def serving(self, ready: bool) -> None:
-        """What the health service says, for the server as a whole and for each service."""
+        """Set what the health service reports, for the server and for each service."""
         self._health.set(ready)
 
     async def stop(self, drain: float) -> None:
-        """Take no more calls, wait for running ones to end."""
-        self._health.end()
+        """Accept no more calls, and wait up to `drain` seconds for the open ones."""
+        self._health.stop()
         if self._server is not None:
             self._server.close()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        if self._timeout_task is not None:
+            self._timeout_task.cancel()
         for connection in list(self._connections):
-            connection.leave()
+            connection.start_drain()
         now = monotonic()
-        hurry, deadline = now + min(drain, _GOODBYE_SECONDS), now + drain
+        incomplete_until, deadline = now + min(drain, _GOAWAY_SECONDS), now + drain
         while self._connections and monotonic() < deadline:
-            if monotonic() >= hurry:
+            if monotonic() >= incomplete_until:
                 for connection in list(self._connections):
-                    connection.hurry()
+                    connection.finish_drain()
                 if not self._jobs and not any(connection.busy for connection in self._connections):
-                    break  # who still has a connection has nothing to hear
+                    break  # the remaining connections wait for no answer
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.abort()
@@ -153,147 +155,149 @@ class GrpcServer:
     # ── calls ──────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def most_bytes(self) -> int:
+    def max_message_bytes(self) -> int:
         return self._serve.max_body
 
-    def opened(self, stream: Stream) -> None:
+    def on_open(self, stream: Stream) -> None:
         path = stream.path
         if path in (
             _CHECK,
             _WATCH,
-        ):  # open without a token: probes have none, and it tells nothing but yes or no
+        ):  # need no token: probes have none, and the answer reveals nothing
             return
-        known = path in self._doors or path in self._pages or path == _REFLECTION
-        if not self._guard.open:
+        known = path in self._endpoints or path in self._info_endpoints or path == _REFLECTION
+        if not self._auth.allow_all:
             try:
-                self._guard.check(stream.headers.get("authorization", "").encode("latin-1"))
+                self._auth.check(stream.headers.get("authorization", "").encode("latin-1"))
             except RequestRefused as refused:
                 self._refuse("grpc", refused, stream)
                 return
         if not known:
-            self._tally.told("grpc", "UNIMPLEMENTED")
-            stream.refuse(_UNIMPLEMENTED, f"There is no method {path[:200]} here.")
+            self._metrics.info_answered("grpc", "UNIMPLEMENTED")
+            stream.refuse(_UNIMPLEMENTED, f"There is no method {path[:200]}.")
         stream.streaming = path == _REFLECTION
 
-    def message(self, stream: Stream, message: bytes) -> None:
+    def on_message(self, stream: Stream, message: bytes) -> None:
         path = stream.path
-        door = self._doors.get(path)
-        if door is not None:
-            self._ask(stream, *door, message)
-        elif path in self._pages:
-            self._tell(stream, *self._pages[path], message)
+        endpoint = self._endpoints.get(path)
+        if endpoint is not None:
+            self._predict(stream, *endpoint, message)
+        elif path in self._info_endpoints:
+            self._describe(stream, *self._info_endpoints[path], message)
         elif path == _REFLECTION:
             self._reflect(stream, message)
         else:
-            self._health.ask(stream, message, watch=path == _WATCH)
+            self._health.answer(stream, message, watch=path == _WATCH)
 
-    def ended(self, stream: Stream) -> None:
+    def on_end(self, stream: Stream) -> None:
         stream.finish()
 
-    def gone(self, stream: Stream) -> None:
+    def on_cancel(self, stream: Stream) -> None:
         job = self._jobs.pop(stream, None)
-        if job is not None and self._plane.give_up(job):
-            self._tally.told(job.work.protocol, "CANCELLED")
+        if job is not None and self._plane.cancel(job):
+            self._metrics.info_answered(job.request.protocol, "CANCELLED")
         self._health.forget(stream)
 
-    def _ask(self, stream: Stream, protocol: str, door: GrpcDoor, body: bytes) -> None:
+    def _predict(self, stream: Stream, protocol: str, endpoint: GrpcEndpoint, body: bytes) -> None:
         arrived = monotonic()
 
-        def done(outcome: Outcome | RequestRefused) -> None:
+        def done(result: RequestResult | RequestRefused) -> None:
             self._jobs.pop(stream, None)
-            if isinstance(outcome, Outcome):
-                stream.reply(outcome.reply)
-                self._tally.answered(protocol, "OK", outcome.version, outcome.rows, monotonic() - arrived)
+            if isinstance(result, RequestResult):
+                stream.reply(result.reply)
+                self._metrics.answered(protocol, "OK", result.version, result.rows, monotonic() - arrived)
             else:
-                self._refuse(protocol, outcome, stream)
+                self._refuse(protocol, result, stream)
 
         try:
-            most = self._serve.max_body
-            if len(body) > most:
+            limit = self._serve.max_body
+            if len(body) > limit:
                 raise RequestRefused(
                     "invalid",
-                    f"The request has {len(body)} bytes; {most} are allowed (serve.max_body). Send fewer rows at once.",
+                    f"The request has {len(body)} bytes; {limit} are allowed (serve.max_body). Send fewer rows at once.",
                 )
-            work = _GrpcWork(protocol, door, body, self._limits)
-            job = self._plane.submit(work, stream.deadline, done)
-            if not job.over:
+            request = _GrpcPrediction(protocol, endpoint, body, self._limits)
+            job = self._plane.submit(request, stream.deadline, done)
+            if not job.finished:
                 self._jobs[stream] = job
         except RequestRefused as refused:
             self._refuse(protocol, refused, stream)
 
-    def _tell(self, stream: Stream, protocol: str, page: GrpcPage, body: bytes) -> None:
+    def _describe(self, stream: Stream, protocol: str, endpoint: GrpcInfoEndpoint, body: bytes) -> None:
         try:
-            reply = page(body, self._plane.versions)
+            reply = endpoint(body, self._plane.versions)
         except RequestRefused as refused:
             self._refuse(protocol, refused, stream)
             return
-        except Exception as error:  # noqa: BLE001 - a bug that one call meets ends one call
-            self._refuse(protocol, self._plane.bug(error, protocol), stream)
+        except Exception as error:  # noqa: BLE001 - a bug ends only the call that meets it
+            self._refuse(protocol, self._plane.internal_error(error, protocol), stream)
             return
-        self._tally.told(protocol, "OK")
+        self._metrics.info_answered(protocol, "OK")
         stream.reply(reply)
 
     def _reflect(self, stream: Stream, message: bytes) -> None:
-        if stream.messages > _MOST_QUESTIONS:
-            stream.refuse(8, f"{_MOST_QUESTIONS} questions were answered in this call. Begin another one.")
+        if stream.messages > _MAX_REFLECTION_REQUESTS:
+            stream.refuse(
+                8, f"{_MAX_REFLECTION_REQUESTS} requests were answered in this call. Start another call."
+            )
             return
         try:
-            asked = reflection_pb2.ServerReflectionRequest.FromString(message)
-        except Exception:  # noqa: BLE001 - protobuf's own, of one kind
-            stream.refuse(3, "The message is no ServerReflectionRequest.")
+            request = reflection_pb2.ServerReflectionRequest.FromString(message)
+        except Exception:  # noqa: BLE001 - protobuf raises several types
+            stream.refuse(3, "The message is not a ServerReflectionRequest.")
             return
         try:
-            for answer in self._reflection.ServerReflectionInfo(iter([asked]), None):
+            for answer in self._reflection.ServerReflectionInfo(iter([request]), None):
                 stream.send(answer.SerializeToString())
-        except Exception as error:  # noqa: BLE001 - of a question that gRPC's own code does not expect
-            self._refuse("grpc", self._plane.bug(error, "grpc"), stream)
+        except Exception as error:  # noqa: BLE001 - a request that gRPC's own code does not expect
+            self._refuse("grpc", self._plane.internal_error(error, "grpc"), stream)
 
     def _refuse(self, protocol: str, refused: RequestRefused, stream: Stream) -> None:
         status, name = STATUS[refused.kind]
-        self._tally.refused(protocol, name, refused.kind)
+        self._metrics.refused(protocol, name, refused.kind)
         self._log.refused(protocol, refused.kind, str(refused))
         stream.refuse(status, str(refused))
 
 
 class _Health:
-    """The health service: one state for all services."""
+    """The gRPC health service, with one state for all services."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
         self._ready = False
-        self._watching: set[Stream] = set()
+        self._watchers: set[Stream] = set()
 
     def set(self, ready: bool) -> None:
         if ready != self._ready:
             self._ready = ready
-            for stream in list(self._watching):
+            for stream in list(self._watchers):
                 stream.send(self._status())
 
-    def end(self) -> None:
-        """No, and for good: whoever watches is told, and let go."""
+    def stop(self) -> None:
+        """Report NOT_SERVING for good, and end all watches."""
         self.set(False)
-        for stream in list(self._watching):
+        for stream in list(self._watchers):
             stream.finish()
-        self._watching.clear()
+        self._watchers.clear()
 
-    def ask(self, stream: Stream, message: bytes, *, watch: bool) -> None:
+    def answer(self, stream: Stream, message: bytes, *, watch: bool) -> None:
         try:
             name = health_pb2.HealthCheckRequest.FromString(message).service
-        except Exception:  # noqa: BLE001 - protobuf's own, of one kind
-            stream.refuse(3, "The message is no HealthCheckRequest.")
+        except Exception:  # noqa: BLE001 - protobuf raises several types
+            stream.refuse(3, "The message is not a HealthCheckRequest.")
             return
-        if watch:  # an unknown service may come one day, says the protocol
+        if watch:  # the protocol lets clients wait for unknown services
             known = name in self._names
             stream.send(self._status() if known else _status(3))
             if known:
-                self._watching.add(stream)
+                self._watchers.add(stream)
         elif name in self._names:
             stream.reply(self._status())
         else:
-            stream.refuse(_NOT_FOUND, f"There is no service {name[:200]} here.")
+            stream.refuse(_NOT_FOUND, f"There is no service {name[:200]}.")
 
     def forget(self, stream: Stream) -> None:
-        self._watching.discard(stream)
+        self._watchers.discard(stream)
 
     def _status(self) -> bytes:
         return _status(1 if self._ready else 2)
@@ -305,7 +309,7 @@ def _status(status: int) -> bytes:
 
 
 class _Pools:
-    """Our messages are in a pool of their own, those of health and reflection in protobuf's."""
+    """Descriptors from two pools: our messages have their own, health and reflection use protobuf's default."""
 
     def __getattr__(self, name: str) -> Any:
         def find(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The HTTP port: bytes of requests to the doors of `doors/rest.py` and back, under uvicorn."""
+"""The HTTP port: passes requests to the endpoints of `protocols/`, under uvicorn."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ import uvicorn
 
 from clickline.config.sections import ServeSection, TlsSection
 from clickline.errors import Refusal, RequestRefused
-from clickline.scoring.scorer import Answer
-from clickline.serving.auth import Guard
+from clickline.scoring.scorer import Scores
+from clickline.serving.auth import BearerAuth
 from clickline.serving.dataplane import Dataplane
-from clickline.serving.http1 import Http1, Tell
+from clickline.serving.http1 import Http1Protocol, OnRefused
 from clickline.serving.open_versions import ScorerLike
 from clickline.serving.protocols.call import Call, Target
 from clickline.serving.protocols.http_common import (
     STATUS,
-    Door,
     Headers,
+    HttpEndpoint,
+    HttpInfoEndpoint,
     HttpLimits,
-    Known,
-    Page,
-    Reply,
-    refusal,
+    HttpResponse,
+    ServerState,
+    error_response,
 )
 from clickline.serving.protocols.http_routes import route
-from clickline.serving.server_log import Log
-from clickline.serving.server_metrics import Tally
+from clickline.serving.server_log import ServerLog
+from clickline.serving.server_metrics import RequestMetrics
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
-"""How long the client will wait: work that has not begun by then is not begun at all."""
+"""How long the client waits: a request whose scoring has not begun by then is not scored."""
 
-_SLOW_SECONDS = 30.0  # for a request to arrive, or an answer to be taken
-_HALF_SECONDS = 1.0  # for requests that are half here when the server stops
-_MOST_ARRIVING = 16  # of the largest request: all that may be half here
+_SLOW_SECONDS = 30.0  # for a request to arrive, or an answer to be read
+_PARTIAL_SECONDS = 1.0  # for incomplete requests to arrive when the server stops
+_MAX_BUFFERED = 16  # times the largest request: limit of all incomplete requests
 _BACKLOG = 1024
 
-_log = logging.getLogger(__name__)  # the service's own log hears it
+_log = logging.getLogger(__name__)  # handled by ServerLog
 
 App = Callable[..., Awaitable[None]]
 
 
 class HttpServer:
-    """uvicorn within our own event loop, which has its own idea of signals."""
+    """uvicorn in the server's event loop, without its signal handlers."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class HttpServer:
         sockets: list[socket.socket],
         tls: TlsSection | None,
         drain: float,
-        tell: Tell = lambda kind, words: None,
+        on_refused: OnRefused = lambda kind, message: None,
     ) -> None:
-        """`tell` hears of requests that were refused before `app` could hear of them."""
+        """`on_refused` is called for requests that were refused before they reached `app`."""
         self._sockets = sockets
         self._drain = drain
-        self._server = _Quiet(
+        self._server = _ServerWithoutSignals(
             uvicorn.Config(
                 app,
-                http=cast("type[asyncio.Protocol]", partial(Http1, tell)),
+                http=cast("type[asyncio.Protocol]", partial(Http1Protocol, on_refused)),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -81,42 +81,46 @@ class HttpServer:
             )
         )
         self._running: asyncio.Task[None] | None = None
-        self._sweeping: asyncio.Task[None] | None = None
+        self._timeout_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self._running = asyncio.create_task(self._server.serve(self._sockets))
         while not self._server.started:
             if self._running.done():
                 await self._running
-                raise RuntimeError("the HTTP server ended before it began")
+                raise RuntimeError("the HTTP server failed to start")
             await asyncio.sleep(0.005)
-        self._sweeping = asyncio.create_task(self._sweep())
+        self._timeout_task = asyncio.create_task(self._check_timeouts())
 
     async def stop(self) -> None:
-        """Take no more connections, let running requests end."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        """Accept no more connections, and let running requests finish."""
+        if self._timeout_task is not None:
+            self._timeout_task.cancel()
         if self._running is not None:
             self._server.should_exit = True
-            await asyncio.wait([self._running], timeout=min(self._drain, _HALF_SECONDS))
+            await asyncio.wait([self._running], timeout=min(self._drain, _PARTIAL_SECONDS))
             for connection in self._connections():
-                connection.hurry()
+                connection.finish_drain()
             await self._running
 
-    async def _sweep(self) -> None:
+    async def _check_timeouts(self) -> None:
         while True:
             await asyncio.sleep(_SLOW_SECONDS / 4)
             for connection in self._connections():
                 try:
-                    connection.sweep(_SLOW_SECONDS)
-                except Exception:  # noqa: BLE001 - a bug with one must not end the sweeping of all
-                    _log.exception("a connection could not be swept")
+                    connection.check_timeouts(_SLOW_SECONDS)
+                except Exception:  # noqa: BLE001 - a bug with one connection must not stop the checks of the others
+                    _log.exception("checking a connection's timeouts failed")
 
-    def _connections(self) -> list[Http1]:
-        return [one for one in self._server.server_state.connections if isinstance(one, Http1)]
+    def _connections(self) -> list[Http1Protocol]:
+        return [
+            protocol
+            for protocol in self._server.server_state.connections
+            if isinstance(protocol, Http1Protocol)
+        ]
 
 
-class _Quiet(uvicorn.Server):
+class _ServerWithoutSignals(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -129,43 +133,45 @@ async def respond(
 
 
 async def _send(send: Any, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-    """The body also where HEAD was asked: uvicorn leaves it out, and its length is told as for GET."""
+    """Send a response. For HEAD uvicorn drops the body and keeps the length that GET would have."""
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
 
 
-class _HttpWork:
-    """A request to a door."""
+class _HttpPrediction:
+    """A prediction request over HTTP."""
 
-    __slots__ = ("_body", "_door", "_headers", "_limits", "protocol")
+    __slots__ = ("_body", "_endpoint", "_headers", "_limits", "protocol")
 
-    def __init__(self, door: Door, body: bytes, headers: Headers, limits: HttpLimits) -> None:
-        self.protocol = door.protocol
-        self._door = door
+    def __init__(self, endpoint: HttpEndpoint, body: bytes, headers: Headers, limits: HttpLimits) -> None:
+        self.protocol = endpoint.protocol
+        self._endpoint = endpoint
         self._body = body
         self._headers = headers
         self._limits = limits
 
     def target(self) -> Target:
-        return self._door.target
+        return self._endpoint.target
 
     def decode(self, scorer: ScorerLike) -> Call:
-        return self._door.decode(self._body, self._headers, scorer, self._limits)
+        return self._endpoint.decode(self._body, self._headers, scorer, self._limits)
 
-    def encode(self, call: Call, answer: Answer) -> Reply:
-        return self._door.encode(call, answer)
+    def encode(self, call: Call, answer: Scores) -> HttpResponse:
+        return self._endpoint.encode(call, answer)
 
 
-class HttpDoors:
+class HttpEndpoints:
     """The ASGI application of the HTTP port."""
 
-    def __init__(self, plane: Dataplane, guard: Guard, serve: ServeSection, tally: Tally, log: Log) -> None:
+    def __init__(
+        self, plane: Dataplane, auth: BearerAuth, serve: ServeSection, metrics: RequestMetrics, log: ServerLog
+    ) -> None:
         self._plane = plane
-        self._guard = guard
-        self._tally = tally
+        self._auth = auth
+        self._metrics = metrics
         self._log = log
-        self._arriving = 0  # bytes of bodies that are not whole yet
+        self._buffered = 0  # bytes of incomplete bodies
         self._limits = HttpLimits(
             max_rows=serve.max_rows,
             ignore_unknown=serve.unknown_fields == "ignore",
@@ -176,55 +182,57 @@ class HttpDoors:
         if scope["type"] != "http":
             return
         arrived = monotonic()
-        found = route(scope["method"], scope["path"])
-        protocol = "rest" if isinstance(found, Reply) else found.protocol
-        refuse = refusal if isinstance(found, Reply) else found.refuse
+        endpoint = route(scope["method"], scope["path"])
+        protocol = "rest" if isinstance(endpoint, HttpResponse) else endpoint.protocol
+        refuse = error_response if isinstance(endpoint, HttpResponse) else endpoint.refuse
         headers = dict(scope["headers"])
         try:
             if not scope["path"].startswith("/v2/health/"):  # probes have no token
-                self._guard.check(headers.get(b"authorization"))
+                self._auth.check(headers.get(b"authorization"))
             deadline = _deadline(headers, arrived)
             body = await self._body(headers, receive)
-            if isinstance(found, Door):
-                work = _HttpWork(found, body, headers, self._limits)
-                outcome = await self._plane.answer(work, deadline)
-                reply: Reply = outcome.reply
+            if isinstance(endpoint, HttpEndpoint):
+                request = _HttpPrediction(endpoint, body, headers, self._limits)
+                result = await self._plane.answer(request, deadline)
+                response: HttpResponse = result.reply
                 seconds = monotonic() - arrived
-                self._tally.answered(protocol, str(reply.status), outcome.version, outcome.rows, seconds)
+                self._metrics.answered(protocol, str(response.status), result.version, result.rows, seconds)
             else:
-                reply = found if isinstance(found, Reply) else self._page(found)
-                self._tally.told(protocol, str(reply.status))
-        except _Gone:
+                response = endpoint if isinstance(endpoint, HttpResponse) else self._info(endpoint)
+                self._metrics.info_answered(protocol, str(response.status))
+        except _Disconnected:
             return
         except RequestRefused as refused:
-            reply = refuse(refused.kind, str(refused))
-            self._count(protocol, reply.status, refused)
-        except Exception as error:  # noqa: BLE001 - a bug that one request meets is told to that one
-            bug = self._plane.bug(error, protocol)
-            reply = refuse(bug.kind, str(bug))
-            self._count(protocol, reply.status, bug)
-        await _send(send, reply.status, reply.headers, reply.body)
+            response = refuse(refused.kind, str(refused))
+            self._count_refused(protocol, response.status, refused)
+        except Exception as error:  # noqa: BLE001 - a bug is reported to the request that meets it
+            bug = self._plane.internal_error(error, protocol)
+            response = refuse(bug.kind, str(bug))
+            self._count_refused(protocol, response.status, bug)
+        await _send(send, response.status, response.headers, response.body)
 
-    def refused(self, kind: Refusal, words: str) -> None:
-        """A request that was never whole was refused."""
-        self._count("rest", STATUS[kind], RequestRefused(kind, words))
+    def refused(self, kind: Refusal, message: str) -> None:
+        """Count a request that was refused before it was complete."""
+        self._count_refused("rest", STATUS[kind], RequestRefused(kind, message))
 
-    def _count(self, protocol: str, status: int, refused: RequestRefused) -> None:
-        self._tally.refused(protocol, str(status), refused.kind)
+    def _count_refused(self, protocol: str, status: int, refused: RequestRefused) -> None:
+        self._metrics.refused(protocol, str(status), refused.kind)
         self._log.refused(protocol, refused.kind, str(refused))
 
-    def _page(self, page: Page) -> Reply:
+    def _info(self, endpoint: HttpInfoEndpoint) -> HttpResponse:
         current = self._plane.versions.current
-        return page.answer(Known(self._plane.versions.names, None if current is None else current.scorer))
+        return endpoint.answer(
+            ServerState(self._plane.versions.names, None if current is None else current.scorer)
+        )
 
     async def _body(self, headers: Headers, receive: Any) -> bytes:
         limit = self._limits.max_body
-        told = headers.get(b"content-length", b"0")
-        if told.isdigit() and int(told) > limit:
+        given = headers.get(b"content-length", b"0")
+        if given.isdigit() and int(given) > limit:
             raise _too_large(limit)
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _Gone
+            raise _Disconnected
         if not message["more_body"]:
             return bytes(message["body"])
         pieces, size = [], 0
@@ -232,10 +240,10 @@ class HttpDoors:
             while True:
                 pieces.append(message["body"])
                 size += len(pieces[-1])
-                self._arriving += len(pieces[-1])
+                self._buffered += len(pieces[-1])
                 if size > limit:
                     raise _too_large(limit)
-                if self._arriving > _MOST_ARRIVING * limit:
+                if self._buffered > _MAX_BUFFERED * limit:
                     raise RequestRefused(
                         "overloaded", "Too many large requests are half sent to this server. Try again later."
                     )
@@ -243,13 +251,13 @@ class HttpDoors:
                     return b"".join(pieces)
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise _Gone
+                    raise _Disconnected
         finally:
-            self._arriving -= size
+            self._buffered -= size
 
 
-class _Gone(Exception):
-    """The client has gone before its request was whole."""
+class _Disconnected(Exception):
+    """The client disconnected before its request was complete."""
 
 
 def _too_large(limit: int) -> RequestRefused:
@@ -259,12 +267,12 @@ def _too_large(limit: int) -> RequestRefused:
 
 
 def _deadline(headers: Headers, arrived: float) -> float | None:
-    told = headers.get(TIMEOUT_HEADER)
-    if told is None:
+    given = headers.get(TIMEOUT_HEADER)
+    if given is None:
         return None
-    if not told.isdigit() or len(told) > 9:
-        shown = told[:20].decode("latin-1")
+    if not given.isdigit() or len(given) > 9:
+        start = given[:20].decode("latin-1")
         raise RequestRefused(
-            "invalid", f'{TIMEOUT_HEADER.decode()} is "{shown}"; a whole number of milliseconds is allowed.'
+            "invalid", f'{TIMEOUT_HEADER.decode()} is "{start}"; it must be a whole number of milliseconds.'
         )
-    return arrived + int(told) / 1000
+    return arrived + int(given) / 1000

@@ -1,4 +1,4 @@
-"""Ports to listen on, and what is said when one cannot be had."""
+"""Binds ports, with messages that explain why one cannot be bound."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from clickline.errors import ClicklineError
 
 
 def address(host: str, port: int) -> str:
-    """As people write it."""
+    """Format host and port, with brackets around IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def bound_socket(
     host: str, port: int, key: str, *, shared: bool = False, listen: bool = False
 ) -> socket.socket:
-    """A socket on the port of `serve.<key>`. To a shared one other processes of ours are bound as well, so having it
-    says nothing of whether somebody else has it too; one that listens does."""
+    """Bind a socket to the port of `serve.<key>`. A shared one can be bound by several processes, so success does not show
+    that the port is free; with `listen` it does."""
     try:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
@@ -34,8 +34,8 @@ def bound_socket(
             raise
     except (socket.gaierror, UnicodeError) as error:
         raise ClicklineError(
-            f"serve.host: {host} is no address: {getattr(error, 'strerror', None) or error}. Give one of this machine: "
-            "127.0.0.1 for this machine only, 0.0.0.0 for all that can reach it."
+            f"serve.host: {host} is not an address: {getattr(error, 'strerror', None) or error}. Use an address of this machine: "
+            "127.0.0.1 for local clients only, 0.0.0.0 for all interfaces."
         ) from error
     except OSError as error:
         raise ClicklineError(
@@ -47,13 +47,13 @@ def bound_socket(
 
 def _remedy(error: OSError, key: str) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
-        return "Set serve.host to an address of this machine; 0.0.0.0 is all of them."
+        return "Set serve.host to an address of this machine; 0.0.0.0 means all interfaces."
     if error.errno == errno.EACCES:
-        return f"Ports below 1024 are for root; choose another one by --set serve.{key}=…"
-    return f"Stop what uses it, or choose another port by --set serve.{key}=…"
+        return f"Ports below 1024 need root; choose another port with --set serve.{key}=…"
+    return f"Stop the process that uses it, or choose another port with --set serve.{key}=…"
 
 
 def raise_file_limit() -> None:
-    """As many connections as the system allows this process; the usual limit is made for shells."""
+    """Raise the limit of open files to the hard limit, for many connections."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

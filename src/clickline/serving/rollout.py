@@ -1,9 +1,9 @@
-"""Which version the workers answer with: events in, messages to workers out. Does nothing itself.
+"""Decides which version the workers serve: events in, messages to workers out. It does no I/O.
 
-A new version is loaded by every worker beside the current one. When all of them have it, all are told to switch; if
-one refuses it, none does. So the processes of a server differ for no longer than a message takes.
+Every worker loads a new version beside the current one. When all have it, all are told to switch; if one refuses it,
+none does. So the workers of a server differ for no longer than a message takes.
 
-Messages to a worker: prepare (load beside), switch, drop (forget what was prepared), listen (open the ports), stop.
+Messages to a worker: prepare (load a version), switch, drop (unload a prepared version), listen (open the ports), stop.
 """
 
 from __future__ import annotations
@@ -14,109 +14,110 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Offer:
-    """A version whose files are here and whole."""
+class FetchedVersion:
+    """A version whose files are local and verified."""
 
     number: int
-    folders: tuple[str, ...]  # of its chain, base first, its own last
+    folders: tuple[str, ...]  # of its chain: base first, its own last
     created: float = 0.0  # seconds since 1970
-    data_until: float | None = (
-        None  # the same: the end of the newest data it has learned, where that is known
-    )
+    data_until: float | None = None  # the end of its newest training data, if known; the same unit
 
 
 Send = Callable[[int, dict[str, Any]], None]
 
 
 class Rollout:
-    """The current version, and one on its way."""
+    """The state of a rollout: the current version, and the one being loaded."""
 
     def __init__(
-        self, send: Send, committed: Callable[[Offer], None], refused: Callable[[Offer, str, bool], None]
+        self,
+        send: Send,
+        committed: Callable[[FetchedVersion], None],
+        refused: Callable[[FetchedVersion, str, bool], None],
     ) -> None:
-        """`refused` is told why, and whether it is worth to try again later."""
-        self.current: Offer | None = None
-        self.pending: Offer | None = None
-        self._later: Offer | None = None
-        self._up: set[int] = set()
-        self._waiting: set[int] = set()  # workers that have not answered about the pending version
+        """`refused` is called with the reason, and whether a retry may succeed."""
+        self.current: FetchedVersion | None = None
+        self.pending: FetchedVersion | None = None
+        self._next: FetchedVersion | None = None
+        self._workers: set[int] = set()
+        self._loading: set[int] = set()  # workers that are still loading the pending version
         self._send = send
         self._committed = committed
         self._refused = refused
 
-    def offered(self, offer: Offer) -> None:
+    def propose(self, version: FetchedVersion) -> None:
         if self.pending is not None:
-            self._later = offer
-        elif self.current is None or self.current.number != offer.number:
-            self._begin(offer)
+            self._next = version
+        elif self.current is None or self.current.number != version.number:
+            self._start(version)
 
     def worker_up(self, worker: int) -> None:
-        """A worker can take messages. It listens at once only while there is nothing to load first."""
-        self._up.add(worker)
+        """A worker has started. It listens at once only if there is no version to load first."""
+        self._workers.add(worker)
         if self.current is not None:
             self._prepare(worker, self.current)
         if self.pending is not None:
-            self._waiting.add(worker)
+            self._loading.add(worker)
             self._prepare(worker, self.pending)
         if self.current is None and self.pending is None:
             self._send(worker, {"do": "listen"})
 
     def worker_gone(self, worker: int) -> None:
-        self._up.discard(worker)
-        if worker in self._waiting:
-            self._waiting.discard(worker)
-            self._give_up("a worker process died while it loaded the version", again=True)
+        self._workers.discard(worker)
+        if worker in self._loading:
+            self._loading.discard(worker)
+            self._abort("a worker process died while loading it", retry=True)
 
     def prepared(self, worker: int, number: int) -> None:
         if self.current is not None and number == self.current.number:
             self._send(worker, {"do": "switch", "number": number})
         elif self.pending is not None and number == self.pending.number:
-            self._waiting.discard(worker)
-            if not self._waiting:
+            self._loading.discard(worker)
+            if not self._loading:
                 self._commit(self.pending)
         else:
             self._send(worker, {"do": "drop", "number": number})
 
-    def refused(self, worker: int, number: int, reason: str, again: bool) -> None:
+    def refused(self, worker: int, number: int, reason: str, retry: bool) -> None:
         if self.pending is not None and number == self.pending.number:
-            self._waiting.discard(worker)
-            self._give_up(reason, again)
+            self._loading.discard(worker)
+            self._abort(reason, retry)
         elif self.current is not None and number == self.current.number:
-            # It cannot load what the others answer with. A new process tries again.
+            # It cannot load what the others serve. A new process tries again.
             self._send(worker, {"do": "stop"})
 
-    def late(self) -> set[int]:
-        """Workers that still load the pending version."""
-        return set(self._waiting)
+    def still_loading(self) -> set[int]:
+        """Workers that are still loading the pending version."""
+        return set(self._loading)
 
-    def _begin(self, offer: Offer) -> None:
-        self.pending = offer
-        self._waiting = set(self._up)
-        for worker in sorted(self._up):
-            self._prepare(worker, offer)
+    def _start(self, version: FetchedVersion) -> None:
+        self.pending = version
+        self._loading = set(self._workers)
+        for worker in sorted(self._workers):
+            self._prepare(worker, version)
 
-    def _commit(self, offer: Offer) -> None:
-        self.current, self.pending = offer, None
-        for worker in sorted(self._up):
-            self._send(worker, {"do": "switch", "number": offer.number})
-        self._committed(offer)
-        self._go_on()
+    def _commit(self, version: FetchedVersion) -> None:
+        self.current, self.pending = version, None
+        for worker in sorted(self._workers):
+            self._send(worker, {"do": "switch", "number": version.number})
+        self._committed(version)
+        self._start_next()
 
-    def _give_up(self, reason: str, again: bool) -> None:
-        offer, self.pending = self.pending, None
-        assert offer is not None
-        self._waiting.clear()
-        for worker in sorted(self._up):
-            self._send(worker, {"do": "drop", "number": offer.number})
+    def _abort(self, reason: str, retry: bool) -> None:
+        version, self.pending = self.pending, None
+        assert version is not None
+        self._loading.clear()
+        for worker in sorted(self._workers):
+            self._send(worker, {"do": "drop", "number": version.number})
             if self.current is None:
                 self._send(worker, {"do": "listen"})
-        self._refused(offer, reason, again)
-        self._go_on()
+        self._refused(version, reason, retry)
+        self._start_next()
 
-    def _go_on(self) -> None:
-        offer, self._later = self._later, None
-        if offer is not None:
-            self.offered(offer)
+    def _start_next(self) -> None:
+        version, self._next = self._next, None
+        if version is not None:
+            self.propose(version)
 
-    def _prepare(self, worker: int, offer: Offer) -> None:
-        self._send(worker, {"do": "prepare", "number": offer.number, "folders": offer.folders})
+    def _prepare(self, worker: int, version: FetchedVersion) -> None:
+        self._send(worker, {"do": "prepare", "number": version.number, "folders": version.folders})

@@ -1,4 +1,4 @@
-"""The serve stage: versions of the registry answer on the wire until a signal ends it."""
+"""The serve stage: serves the registry's current version until a signal ends it."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.manifest import fingerprint
 from clickline.config import Config
 from clickline.machine import cores
-from clickline.serving.auth import exposure, read_token, server_tls
-from clickline.serving.registry_follower import RegistrySource, Source
-from clickline.serving.server_log import Log
-from clickline.serving.supervisor import Supervisor, Up
+from clickline.serving.auth import exposure_warning, read_token, server_tls
+from clickline.serving.registry_follower import RegistrySource, VersionSource
+from clickline.serving.server_log import ServerLog
+from clickline.serving.supervisor import ServerInfo, Supervisor
 from clickline.serving.version_loading import Load, open_version
 
 
 def serve(
     config: Config,
-    up: Callable[[Up], None] = lambda up: None,
+    on_ready: Callable[[ServerInfo], None] = lambda info: None,
     *,
-    source: Source | None = None,
+    source: VersionSource | None = None,
     load: Load = open_version,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, which lets running requests end. `up` is called once the ports are open.
+    """Serve until SIGTERM or SIGINT, then drain. `on_ready` is called once the ports are open.
 
-    `source` says where versions come from, by default the config's registry. `load` opens one in a worker process,
-    where it is imported by its name.
+    `source` provides the versions, by default from the config's registry. `load` opens one in a worker process, where it
+    is imported by name.
     """
     section = config.serve
-    log = Log("supervisor")
-    warning = exposure(section)
+    log = ServerLog("supervisor")
+    warning = exposure_warning(section)
     if warning:
-        log.say("exposed", "warning", message=warning)
+        log.event("exposed", "warning", message=warning)
     token = read_token(section.token_file)
-    server_tls(section.tls)  # what is wrong with its files is said before any port is opened
+    server_tls(section.tls)  # report problems with its files before any port is opened
     cache = Path(config.cache.dir)
     if source is None:
         registry = registry_of(config)
@@ -52,35 +52,35 @@ def serve(
     with _work_folder(cache / "serving") as work:
 
         async def run() -> None:
-            await Supervisor(section, names, token, source, load, processes, work, log, up).run()
+            await Supervisor(section, names, token, source, load, processes, work, log, on_ready).run()
 
         asyncio.run(run())
-    log.say("stopped")
+    log.event("stopped")
 
 
 @contextmanager
 def _work_folder(parent: Path) -> Iterator[Path]:
-    """A folder for as long as this service runs. What a killed one left behind is removed."""
+    """Create a folder for the lifetime of this server, and remove those of killed servers."""
     parent.mkdir(parents=True, exist_ok=True)
-    with _locked(parent):  # nobody takes a folder away between its making and its lock
-        for left in parent.iterdir():
-            with suppress(BlockingIOError), _locked(left, fcntl.LOCK_NB):  # else it is in use
-                shutil.rmtree(left, ignore_errors=True)
+    with _locked(parent):  # so that no other server removes the folder before it is locked
+        for old in parent.iterdir():
+            with suppress(BlockingIOError), _locked(old, fcntl.LOCK_NB):  # else it is in use
+                shutil.rmtree(old, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix="serve-", dir=parent))
-        held = os.open(folder, os.O_RDONLY)
-        fcntl.flock(held, fcntl.LOCK_EX)  # ends with the process
+        lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
+        os.close(lock)
 
 
 @contextmanager
 def _locked(folder: Path, option: int = 0) -> Iterator[None]:
-    held = os.open(folder, os.O_RDONLY)
+    lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | option)
+        fcntl.flock(lock, fcntl.LOCK_EX | option)
         yield
     finally:
-        os.close(held)
+        os.close(lock)

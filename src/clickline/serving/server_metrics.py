@@ -1,8 +1,8 @@
-"""What is counted: in each worker, and summed over all of them as Prometheus reads it.
+"""Request metrics: counted in each worker, and summed over all workers for Prometheus.
 
-A worker counts in plain dictionaries, about two microseconds a request, and tells them to the supervisor when
-/metrics is read. Latencies are kept for the last versions only: with a new version every hour, series that live for
-ever would grow without bound.
+A worker counts in plain dictionaries, which takes about two microseconds a request, and sends them to the supervisor
+when /metrics is read. Latencies are kept for the last versions only: with a new version every hour, series that are
+never dropped would grow without bound.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from clickline.serving.open_versions import ScorerLike
 
 BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Upper ends in seconds."""
+"""Upper bounds in seconds."""
 
 KEPT_VERSIONS = 5
 
@@ -34,16 +34,16 @@ _COUNTERS = {
         "What happened at lookup servers: keys, hedges, failovers, ids left with default rows, …",
         ("what",),
     ),
-    "lookup_misses": ("Ids that are not in the sparse table and got their slot's default row.", ("slot",)),
+    "lookup_misses": ("Ids not in the sparse table, which got their slot's default row.", ("slot",)),
 }
 
 
-class Tally:
-    """Counts of one process, or of several added up."""
+class RequestMetrics:
+    """Request metrics of one process, or the sum of several."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, ...]] = Counter()  # by name and labels
-        # By protocol and version: how many in each bucket, and the sum.
+        # By protocol and version: the count of each bucket, and the sum.
         self.seconds: dict[tuple[str, int], list[float]] = {}
         self._lock = threading.Lock()
 
@@ -58,8 +58,8 @@ class Tally:
             buckets[bisect_left(BUCKETS, seconds)] += 1
             buckets[-1] += seconds
 
-    def told(self, protocol: str, code: str) -> None:
-        """A request about the server itself."""
+    def info_answered(self, protocol: str, code: str) -> None:
+        """Count a request about the server itself."""
         with self._lock:
             self.counts["requests", protocol, code] += 1
 
@@ -69,7 +69,7 @@ class Tally:
             self.counts["refused", protocol, kind] += 1
 
     def lookups(self, scorer: ScorerLike) -> None:
-        """Take over what a scorer has counted."""
+        """Move a scorer's lookup counts into the metrics."""
         lookups_S, misses_S = scorer.lookups_S.copy(), scorer.misses_S.copy()
         scorer.lookups_S -= lookups_S
         scorer.misses_S -= misses_S
@@ -79,16 +79,16 @@ class Tally:
                 self.counts["lookup_misses", slot.name] += int(misses)
 
     def remote(self, counts: Mapping[str, int]) -> None:
-        """What was counted of lookup servers since the process began."""
+        """Set the counts of lookup servers since the start of the process."""
         with self._lock:
             for name, count in counts.items():
                 self.counts["remote", name] = count
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: RequestMetrics) -> None:
         self.counts.update(other.counts)
         for (protocol, version), buckets in other.seconds.items():
-            mine = self.seconds.get((protocol, version)) or self._new(protocol, version)
-            mine[:] = [a + b for a, b in zip(mine, buckets, strict=True)]
+            total = self.seconds.get((protocol, version)) or self._new(protocol, version)
+            total[:] = [a + b for a, b in zip(total, buckets, strict=True)]
 
     def to_json(self) -> str:
         with self._lock:
@@ -100,31 +100,31 @@ class Tally:
             )
 
     @classmethod
-    def from_json(cls, text: str) -> Tally:
+    def from_json(cls, text: str) -> RequestMetrics:
         document = json.loads(text)
-        tally = cls()
-        tally.counts.update({tuple(key): value for *key, value in document["counts"]})
-        tally.seconds = {(protocol, version): buckets for protocol, version, buckets in document["seconds"]}
-        return tally
+        metrics = cls()
+        metrics.counts.update({tuple(key): value for *key, value in document["counts"]})
+        metrics.seconds = {(protocol, version): buckets for protocol, version, buckets in document["seconds"]}
+        return metrics
 
     def _new(self, protocol: str, version: int) -> list[float]:
         versions = sorted({known for _, known in self.seconds} | {version})
         for key in [key for key in self.seconds if key[1] not in versions[-KEPT_VERSIONS:]]:
             del self.seconds[key]
-        # A rollback goes to an old version: it is counted too, as long as it is asked for.
+        # A version before the last ones, after a rollback, is kept while it is served.
         return self.seconds.setdefault((protocol, version), [0.0] * (len(BUCKETS) + 2))
 
 
 def exposition(
-    tally: Tally, gauges: Mapping[str, tuple[str, float]], totals: Mapping[str, tuple[str, float]]
+    metrics: RequestMetrics, gauges: Mapping[str, tuple[str, float]], totals: Mapping[str, tuple[str, float]]
 ) -> bytes:
-    """The page that Prometheus reads. `gauges` and `totals`: what the supervisor knows, as (help, value) by name."""
+    """Render /metrics. `gauges` and `totals` are the supervisor's own metrics: name to (help, value)."""
     registry = CollectorRegistry()
-    registry.register(_Page([*_families(tally), *_own(gauges, totals)]))
+    registry.register(_FixedFamilies([*_families(metrics), *_supervisor_families(gauges, totals)]))
     return generate_latest(registry)
 
 
-class _Page(Collector):
+class _FixedFamilies(Collector):
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
@@ -132,9 +132,9 @@ class _Page(Collector):
         return self._families
 
 
-def _families(tally: Tally) -> Iterator[Metric]:
+def _families(metrics: RequestMetrics) -> Iterator[Metric]:
     by_name: defaultdict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
-    for (name, *labels), value in sorted(tally.counts.items()):
+    for (name, *labels), value in sorted(metrics.counts.items()):
         by_name[name].append((tuple(labels), value))
     for name, (help_text, label_names) in _COUNTERS.items():
         family = CounterMetricFamily(f"clickline_{name}", help_text, labels=label_names)
@@ -146,16 +146,16 @@ def _families(tally: Tally) -> Iterator[Metric]:
         "Time from a request's arrival to its answer.",
         labels=("protocol", "version"),
     )
-    for (protocol, version), (*counts, total) in sorted(tally.seconds.items()):
-        so_far, rows = 0.0, []
+    for (protocol, version), (*counts, total) in sorted(metrics.seconds.items()):
+        cumulative, rows = 0.0, []
         for end, bucket in zip((*map(str, BUCKETS), "+Inf"), counts, strict=True):
-            so_far += bucket
-            rows.append((end, so_far))
+            cumulative += bucket
+            rows.append((end, cumulative))
         histogram.add_metric((protocol, str(version)), rows, total)
     yield histogram
 
 
-def _own(gauges: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Metric]:
+def _supervisor_families(gauges: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Metric]:
     for name, (help_text, value) in gauges.items():
         yield GaugeMetricFamily(f"clickline_{name}", help_text, value=value)
     for name, (help_text, value) in totals.items():

@@ -1,12 +1,11 @@
-"""The process that keeps the others going: starts workers, restarts dead ones, brings them new versions, counts.
+"""The supervisor process: starts workers, restarts dead ones, rolls out new versions, and collects metrics.
 
-It answers no predictions itself. When it dies, however it dies, its workers see the channel end, drain and go.
+It answers no predictions itself. When it dies, however it dies, its workers see the channel close, drain and exit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import shutil
@@ -24,77 +23,77 @@ from typing import Any
 from clickline.config.sections import ServeSection
 from clickline.errors import ClicklineError
 from clickline.serving.admin_port import admin_app
-from clickline.serving.auth import Guard
+from clickline.serving.auth import BearerAuth
 from clickline.serving.http_server import HttpServer
 from clickline.serving.ports import bound_socket
-from clickline.serving.registry_follower import Follower, Source
-from clickline.serving.rollout import Offer, Rollout
-from clickline.serving.server_log import Log
-from clickline.serving.server_metrics import Tally, exposition
+from clickline.serving.registry_follower import RegistryFollower, VersionSource
+from clickline.serving.rollout import FetchedVersion, Rollout
+from clickline.serving.server_log import ServerLog
+from clickline.serving.server_metrics import RequestMetrics, exposition
 from clickline.serving.version_loading import Load
 from clickline.serving.worker_channel import Channel
 
-_QUICK_DEATH = 10.0  # seconds: a worker that lived for less is started again after a pause
+_MIN_LIFETIME = 10.0  # seconds: a worker that lived for less is restarted after a pause
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
-_LOAD_SECONDS = 600.0  # for a worker to load a version; the very first one may compile all kernels
-_TELL_SECONDS = 2.0  # for a worker to tell its counts
-_LAST_SECONDS = 4.0  # for a worker to end after the time to drain
-_DEAF_SECONDS = 60  # without a sign of life, after which a worker is ended
-_LOOK_SECONDS = 10.0  # for the first look at the registry, before it is said that no version is there
+_LOAD_SECONDS = 600.0  # for a worker to load a version; the first start may compile all kernels
+_METRICS_SECONDS = 2.0  # for a worker to send its metrics
+_EXIT_SECONDS = 4.0  # for a worker to exit after the drain timeout
+_HANG_SECONDS = 60  # without an answer to a ping before a worker is killed
+_FIRST_POLL_SECONDS = 10.0  # for the first poll of the registry, before the server starts without a version
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
-class Up:
-    """What is up, when all workers listen for the first time."""
+class ServerInfo:
+    """The state of a server when all workers listen for the first time."""
 
     version: int | None
     processes: int
-    example: Mapping[str, Any] | None = None  # a row that it answers; None without a version
+    example: Mapping[str, Any] | None = None  # a row to try it with; None without a version
 
 
 class _Worker:
-    """One process, as long as it lives."""
+    """A running worker process."""
 
     def __init__(self, slot: int, process: subprocess.Popen[bytes], channel: Channel) -> None:
         self.slot = slot
         self.process = process
         self.channel = channel
-        self.born = time.monotonic()
+        self.started = time.monotonic()
         self.listening = False
-        self.version: int | None = None  # it answers with
-        self.tally = Tally()
+        self.version: int | None = None  # the one it serves
+        self.metrics = RequestMetrics()
         self.waiting = 0
-        self.told: asyncio.Future[None] | None = None
+        self.metrics_received: asyncio.Future[None] | None = None
         self.up = False
-        self.asked = False  # for a sign of life that has not come yet
-        self.silent = 0  # seconds since then
+        self.ping_pending = False  # a ping is not answered yet
+        self.silent_seconds = 0  # since that ping
 
 
 class Supervisor:
-    """Runs the service until a signal ends it."""
+    """Runs the server until a signal ends it."""
 
     def __init__(
         self,
         serve: ServeSection,
         names: tuple[str, ...],
         token: str | None,
-        source: Source,
+        source: VersionSource,
         load: Load,
         processes: int,
         work: Path,
-        log: Log,
-        up: Callable[[Up], None],
+        log: ServerLog,
+        on_ready: Callable[[ServerInfo], None],
     ) -> None:
-        """`work`: a folder of our own. `up` is called once, when all workers listen."""
+        """`work`: a private folder. `on_ready` is called once, when all workers listen."""
         self._serve = serve
-        self._guard = Guard(token)
+        self._auth = BearerAuth(token)
         self._source = source
         self._processes = processes
         self._work = work
         self._log = log
-        self._tell_up: Callable[[Up], None] | None = up
-        self._hello = {
+        self._on_ready: Callable[[ServerInfo], None] | None = on_ready
+        self._worker_config = {
             "serve": serve.model_dump(mode="json"),
             "names": names,
             "token": token,
@@ -103,53 +102,54 @@ class Supervisor:
             "work": str(work),
         }
         self._workers: dict[int, _Worker] = {}
-        self._gone = Tally()  # counts of processes that are no more
+        self._past_metrics = RequestMetrics()  # of processes that have exited
         self._pauses = dict.fromkeys(range(processes), _FIRST_PAUSE)
         self._restarts = 0
         self._versions_refused = 0
         self._example: Mapping[str, Any] | None = None
-        self._looked = False  # at the registry
+        self._polled = False  # the registry, at least once
         self._stopping = False
         self._failure: str | None = None
         self._ended = asyncio.Event()
-        self._questions = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._rollout = Rollout(self._send, self._committed, self._refused)
-        self._follower = Follower(
+        self._follower = RegistryFollower(
             source,
-            serve.poll,
+            serve.poll_interval,
             log,
-            lambda offer: self._from_thread(self._rollout.offered, offer),
-            lambda number, reason: self._from_thread(self._refused_files, number, reason),
-            lambda: self._from_thread(self._first_look),
+            lambda version: self._call_from_thread(self._rollout.propose, version),
+            lambda number, reason: self._call_from_thread(self._count_refused, number, reason),
+            lambda: self._call_from_thread(self._first_poll_done),
         )
 
     async def run(self) -> None:
-        """Returns when the service was told to stop and has drained; KeyboardInterrupt at a second signal."""
+        """Run until a signal, then drain. A second signal raises KeyboardInterrupt."""
         logging.getLogger().addHandler(self._log)
         signals: asyncio.Queue[int] = asyncio.Queue()
         for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` in a script mean it
+            if (
+                signal.getsignal(number) is not signal.SIG_IGN
+            ):  # ignored on purpose, by nohup or `&` in a script
                 self._loop.add_signal_handler(number, signals.put_nowait, number)
-        held = _reserved(self._serve)
+        reserved_sockets = _reserve_ports(self._serve)
         admin = await self._admin()
         try:
             self._follower.start()
-            self._loop.call_later(_LOOK_SECONDS, self._no_look)
+            self._loop.call_later(_FIRST_POLL_SECONDS, self._registry_is_slow)
             for slot in range(self._processes):
                 await self._launch(slot)
             self._start(self._watch())
-            await self._until(signals)
-            self._log.say("stopping", drain=self._serve.drain)
+            await self._wait_for_end(signals)
+            self._log.event("stopping", drain=self._serve.drain_timeout)
             self._stop()
-            interrupted = await self._drained(signals)
+            interrupted = await self._wait_for_drain(signals)
         finally:
             self._stopping = True
             for worker in self._workers.values():
                 worker.process.kill()
                 worker.process.wait()
-            for reserved in held:
+            for reserved in reserved_sockets:
                 reserved.close()
             await admin.stop()
         if self._failure:
@@ -166,30 +166,30 @@ class Supervisor:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "clickline.serving.worker_process", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
-                    stdout=sys.stderr.fileno(),  # our own standard output is for what is up
+                    stdout=sys.stderr.fileno(),  # the server's own standard output is for ServerInfo
                     pass_fds=[theirs.fileno()],
-                    env={"GRPC_VERBOSITY": "NONE", **os.environ},  # stderr is for lines of JSON
+                    env={"GRPC_VERBOSITY": "NONE", **os.environ},  # stderr is for JSON lines
                     start_new_session=True,  # Ctrl-C is for the supervisor, which lets workers drain
                 )
         except BaseException:
             ours.close()
             raise
-        worker = _Worker(slot, process, await Channel.over(ours))
+        worker = _Worker(slot, process, await Channel.connect(ours))
         self._workers[slot] = worker
-        worker.channel.send(slot=slot, **self._hello)
-        if self._stopping:  # it was told to all others before this one was there
+        worker.channel.send(slot=slot, **self._worker_config)
+        if self._stopping:  # `stop` was sent to the others before this worker existed
             worker.channel.send(do="stop")
-        self._start(self._attend(worker))
+        self._start(self._read_messages(worker))
 
     async def _launch_again(self, slot: int) -> None:
-        """The system may lack processes, memory or file descriptors for a while."""
+        """Start a worker, retrying: the system may lack processes, memory or file descriptors for a while."""
         pause = _FIRST_PAUSE
         while not self._stopping:
             try:
                 await self._launch(slot)
                 return
             except OSError as error:
-                self._log.say(
+                self._log.event(
                     "a worker process cannot be started",
                     "error",
                     worker=slot,
@@ -199,28 +199,28 @@ class Supervisor:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
-    async def _attend(self, worker: _Worker) -> None:
-        """Hear what a worker says, until it is gone; then start another in its place."""
+    async def _read_messages(self, worker: _Worker) -> None:
+        """Handle the messages of a worker until it exits; then start another in its place."""
         async for message in worker.channel:
-            worker.asked, worker.silent = False, 0
+            worker.ping_pending, worker.silent_seconds = False, 0
             try:
-                self._hear(worker, message)
-            except Exception as error:  # noqa: BLE001 - a bug here must not leave a process without a supervisor
-                self._log.unexpected(error, "hearing a worker", f"worker {worker.slot}")
+                self._handle(worker, message)
+            except Exception as error:  # noqa: BLE001 - a bug here must not leave a worker unsupervised
+                self._log.unexpected(error, "handling a message", f"worker {worker.slot}")
         worker.channel.close()
-        code = await self._reaped(worker)
+        code = await self._exit_code(worker)
         del self._workers[worker.slot]
-        self._gone.add(worker.tally)
-        if worker.told is not None and not worker.told.done():
-            worker.told.set_result(None)
+        self._past_metrics.add(worker.metrics)
+        if worker.metrics_received is not None and not worker.metrics_received.done():
+            worker.metrics_received.set_result(None)
         if self._stopping:
             if not self._workers:
                 self._ended.set()
             return
         self._rollout.worker_gone(worker.slot)
         self._restarts += 1
-        pause = self._pause(worker)
-        self._log.say(
+        pause = self._restart_pause(worker)
+        self._log.event(
             "a worker process ended; another is started",
             "error",
             worker=worker.slot,
@@ -231,8 +231,8 @@ class Supervisor:
         await asyncio.sleep(pause)
         await self._launch_again(worker.slot)
 
-    async def _reaped(self, worker: _Worker) -> int:
-        """The exit code of a process that has closed its channel."""
+    async def _exit_code(self, worker: _Worker) -> int:
+        """Return the exit code of a process that has closed its channel; kill it if it does not exit."""
         for _ in range(200):
             code = worker.process.poll()
             if code is not None:
@@ -241,15 +241,15 @@ class Supervisor:
         worker.process.kill()
         return await asyncio.to_thread(worker.process.wait)
 
-    def _pause(self, worker: _Worker) -> float:
-        if time.monotonic() - worker.born >= _QUICK_DEATH:
+    def _restart_pause(self, worker: _Worker) -> float:
+        if time.monotonic() - worker.started >= _MIN_LIFETIME:
             self._pauses[worker.slot] = _FIRST_PAUSE
             return 0.0
         pause = self._pauses[worker.slot]
         self._pauses[worker.slot] = min(pause * 2, _LONGEST_PAUSE)
         return pause
 
-    def _hear(self, worker: _Worker, message: dict[str, Any]) -> None:
+    def _handle(self, worker: _Worker, message: dict[str, Any]) -> None:
         match message:
             case {"up": _}:
                 worker.up = True
@@ -259,7 +259,7 @@ class Supervisor:
             case {"refused": number, "reason": reason, "again": again}:
                 current = self._rollout.current
                 if current is not None and current.number == number:
-                    self._log.say(
+                    self._log.event(
                         "a worker cannot load the current version",
                         "error",
                         worker=worker.slot,
@@ -267,45 +267,47 @@ class Supervisor:
                         reason=reason,
                     )
                 self._rollout.refused(worker.slot, number, reason, again)
-                self._perhaps_up()
+                self._announce_if_ready()
             case {"serving": number, "example": example}:
                 worker.version, self._example = number, example
-                self._perhaps_up()
+                self._announce_if_ready()
             case {"listening": _}:
                 worker.listening = True
-                self._perhaps_up()
-            case {"told": _, "tally": text, "waiting": waiting}:
-                worker.tally, worker.waiting = Tally.from_json(text), waiting
-                if worker.told is not None and not worker.told.done():
-                    worker.told.set_result(None)
-            case {"failed": why}:
-                self._log.say("a worker cannot work", "error", worker=worker.slot, message=why)
-                if self._tell_up is not None:  # it never worked: a restart would not help
-                    self._failure = why
+                self._announce_if_ready()
+            case {"metrics": text, "waiting": waiting}:
+                worker.metrics, worker.waiting = RequestMetrics.from_json(text), waiting
+                if worker.metrics_received is not None and not worker.metrics_received.done():
+                    worker.metrics_received.set_result(None)
+            case {"failed": message}:
+                self._log.event("a worker failed", "error", worker=worker.slot, message=message)
+                if self._on_ready is not None:  # it never listened: a restart would not help
+                    self._failure = message
                     self._ended.set()
 
-    def _perhaps_up(self) -> None:
-        if self._tell_up is None or len(self._workers) < self._processes:
+    def _announce_if_ready(self) -> None:
+        if self._on_ready is None or len(self._workers) < self._processes:
             return
-        if not self._looked or self._rollout.pending is not None:
-            return  # a version is on its way: it is told with it
+        if not self._polled or self._rollout.pending is not None:
+            return  # a version is being loaded: announce the server with it
         if all(worker.listening for worker in self._workers.values()):
             version = None if self._rollout.current is None else self._rollout.current.number
             if version is None or all(worker.version == version for worker in self._workers.values()):
-                tell, self._tell_up = self._tell_up, None
+                on_ready, self._on_ready = self._on_ready, None
                 try:
-                    tell(Up(version, self._processes, self._example))
-                except Exception as error:  # noqa: BLE001 - perhaps nobody reads it any more: go on answering
-                    self._log.say("that the service is up could not be told", "warning", message=repr(error))
+                    on_ready(ServerInfo(version, self._processes, self._example))
+                except Exception as error:  # noqa: BLE001 - perhaps stdout is closed: keep serving
+                    self._log.event(
+                        "could not announce that the server is ready", "warning", message=repr(error)
+                    )
 
-    def _no_look(self) -> None:
-        if not self._looked:
-            self._log.say("the registry has not answered yet", "warning", registry=str(self._source))
-            self._first_look()
+    def _registry_is_slow(self) -> None:
+        if not self._polled:
+            self._log.event("the registry has not answered yet", "warning", registry=str(self._source))
+            self._first_poll_done()
 
-    def _first_look(self) -> None:
-        self._looked = True
-        self._perhaps_up()
+    def _first_poll_done(self) -> None:
+        self._polled = True
+        self._announce_if_ready()
 
     # ── versions ───────────────────────────────────────────────────────────────────────────────
 
@@ -314,21 +316,21 @@ class Supervisor:
         if worker is not None:
             worker.channel.send(**message)
 
-    def _committed(self, offer: Offer) -> None:
-        self._log.say("the version is current", version=offer.number)
-        for folder in self._work.iterdir():  # what is mapped lives on until it is unmapped
-            if folder.name.isdigit() and folder.name != str(offer.number):
+    def _committed(self, version: FetchedVersion) -> None:
+        self._log.event("the version is current", version=version.number)
+        for folder in self._work.iterdir():  # mapped files stay readable until they are unmapped
+            if folder.name.isdigit() and folder.name != str(version.number):
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _refused(self, offer: Offer, reason: str, again: bool) -> None:
-        self._refused_files(offer.number, reason)
+    def _refused(self, version: FetchedVersion, reason: str, again: bool) -> None:
+        self._count_refused(version.number, reason)
         if again:
-            self._follower.try_again(offer.number)
+            self._follower.retry_later(version.number)
 
-    def _refused_files(self, number: int, reason: str) -> None:
+    def _count_refused(self, number: int, reason: str) -> None:
         self._versions_refused += 1
         current = self._rollout.current
-        self._log.say(
+        self._log.event(
             "a version was refused",
             "error",
             version=number,
@@ -336,51 +338,56 @@ class Supervisor:
             current=None if current is None else current.number,
         )
 
-    # ── what goes wrong ────────────────────────────────────────────────────────────────────────
+    # ── hanging workers ────────────────────────────────────────────────────────────────────────
 
     async def _watch(self) -> None:
-        """A worker that hangs, or does not get ready, is ended; another takes its place."""
-        seen: Offer | None = None
+        """Kill workers that hang or do not load a version in time; others are started in their place."""
+        pending: FetchedVersion | None = None
         since = 0.0
         while not self._stopping:
             await asyncio.sleep(1)
             for worker in list(self._workers.values()):
                 if worker.up:
-                    self._ask_for_life(worker)
-            if self._rollout.pending is not seen:
-                seen, since = self._rollout.pending, time.monotonic()
-            if seen is not None and time.monotonic() - since > _LOAD_SECONDS:
-                for slot in self._rollout.late():
+                    self._ping(worker)
+            if self._rollout.pending is not pending:
+                pending, since = self._rollout.pending, time.monotonic()
+            if pending is not None and time.monotonic() - since > _LOAD_SECONDS:
+                for slot in self._rollout.still_loading():
                     if slot in self._workers:
-                        self._end(self._workers[slot], f"version {seen.number} is not loaded", _LOAD_SECONDS)
-                seen = None
+                        self._kill(
+                            self._workers[slot],
+                            f"it did not load version {pending.number} in time",
+                            _LOAD_SECONDS,
+                        )
+                pending = None
 
-    def _ask_for_life(self, worker: _Worker) -> None:
-        """Counted in looks of our own: whoever stops us for a while does not make the workers look dead."""
-        if not worker.asked:
-            worker.asked = True
+    def _ping(self, worker: _Worker) -> None:
+        """Ping a worker once a second. Silence is counted in our own pings, so that a suspended supervisor does not take its
+        workers for dead."""
+        if not worker.ping_pending:
+            worker.ping_pending = True
             worker.channel.send(do="live")
             return
-        worker.silent += 1
-        if worker.silent == _DEAF_SECONDS:
-            self._end(worker, "it gives no sign of life", _DEAF_SECONDS)
+        worker.silent_seconds += 1
+        if worker.silent_seconds == _HANG_SECONDS:
+            self._kill(worker, "it does not answer pings", _HANG_SECONDS)
 
-    def _end(self, worker: _Worker, reason: str, seconds: float) -> None:
-        self._log.say(
+    def _kill(self, worker: _Worker, reason: str, seconds: float) -> None:
+        self._log.event(
             "a worker process is ended", "error", worker=worker.slot, reason=reason, seconds=seconds
         )
         worker.process.kill()
 
-    # ── the end ────────────────────────────────────────────────────────────────────────────────
+    # ── shutdown ────────────────────────────────────────────────────────────────────────────────
 
-    async def _until(self, signals: asyncio.Queue[int]) -> bool:
-        """Wait for a signal, or the end of all workers, or a failure that makes going on useless; True: a signal."""
-        told, ended = asyncio.create_task(signals.get()), asyncio.create_task(self._ended.wait())
+    async def _wait_for_end(self, signals: asyncio.Queue[int]) -> bool:
+        """Wait for a signal, the exit of all workers, or a fatal failure. True: a signal came."""
+        signalled, ended = asyncio.create_task(signals.get()), asyncio.create_task(self._ended.wait())
         try:
-            await asyncio.wait((told, ended), return_when=asyncio.FIRST_COMPLETED)
-            return told.done()
+            await asyncio.wait((signalled, ended), return_when=asyncio.FIRST_COMPLETED)
+            return signalled.done()
         finally:
-            told.cancel()
+            signalled.cancel()
             ended.cancel()
 
     def _stop(self) -> None:
@@ -391,31 +398,31 @@ class Supervisor:
         if not self._workers:
             self._ended.set()
 
-    async def _drained(self, signals: asyncio.Queue[int]) -> bool:
-        """Wait for the workers to end, not for ever; True: a second signal came first."""
+    async def _wait_for_drain(self, signals: asyncio.Queue[int]) -> bool:
+        """Wait for the workers to exit, for a bounded time. True: a second signal came first."""
         try:
-            async with asyncio.timeout(self._serve.drain + _LAST_SECONDS):
-                return await self._until(signals)
+            async with asyncio.timeout(self._serve.drain_timeout + _EXIT_SECONDS):
+                return await self._wait_for_end(signals)
         except TimeoutError:
             return False
 
-    # ── what is told ───────────────────────────────────────────────────────────────────────────
+    # ── admin port ─────────────────────────────────────────────────────────────────────────────
 
     async def _admin(self) -> HttpServer:
-        app = admin_app(self._guard, self._metrics, self._missing, self._version)
+        app = admin_app(self._auth, self._metrics, self._not_ready_reason, self._version)
         bound = bound_socket(self._serve.host, self._serve.metrics_port, "metrics_port", listen=True)
         server = HttpServer(app, [bound], self._serve.tls, 0.0)
         await server.start()
         return server
 
-    def _missing(self) -> str | None:
-        """Why requests would not be answered; None when they would."""
+    def _not_ready_reason(self) -> str | None:
+        """Return why the server is not ready; None if it is."""
         if self._stopping:
             return "stopping"
         if self._rollout.current is None:
             return "no version is loaded yet"
         if not any(worker.listening and worker.version is not None for worker in self._workers.values()):
-            return "no worker process listens"
+            return "no worker process is listening"
         return None
 
     def _version(self) -> int | None:
@@ -424,19 +431,27 @@ class Supervisor:
     async def _metrics(self) -> bytes:
         workers = [worker for worker in self._workers.values() if worker.listening]
         for worker in workers:
-            if worker.told is None or worker.told.done():  # else somebody else has asked just now
-                worker.told = self._loop.create_future()
-                worker.channel.send(do="tell", id=next(self._questions))
+            if (
+                worker.metrics_received is None or worker.metrics_received.done()
+            ):  # else another request for them is pending
+                worker.metrics_received = self._loop.create_future()
+                worker.channel.send(do="metrics")
         if workers:
-            await asyncio.wait([worker.told for worker in workers if worker.told], timeout=_TELL_SECONDS)
-        total = Tally()
-        total.add(self._gone)
+            await asyncio.wait(
+                [worker.metrics_received for worker in workers if worker.metrics_received],
+                timeout=_METRICS_SECONDS,
+            )
+        total = RequestMetrics()
+        total.add(self._past_metrics)
         for worker in self._workers.values():
-            total.add(worker.tally)
+            total.add(worker.metrics)
         current = self._rollout.current
         gauges: dict[str, tuple[str, float]] = {
-            "queue_length": ("Requests that wait.", sum(worker.waiting for worker in self._workers.values())),
-            "workers": ("Worker processes that listen.", len(workers)),
+            "queue_length": (
+                "Requests in the queue.",
+                sum(worker.waiting for worker in self._workers.values()),
+            ),
+            "workers": ("Worker processes that are listening.", len(workers)),
             "registry_unreachable": (
                 "1 while the registry cannot be reached.",
                 int(self._follower.unreachable),
@@ -445,12 +460,12 @@ class Supervisor:
         if current is not None:
             gauges["version"] = ("The current version.", current.number)
             gauges["version_age_seconds"] = (
-                "Time since the current version was made.",
+                "Time since the current version was published.",
                 time.time() - current.created,
             )
             if current.data_until is not None:
                 gauges["data_age_seconds"] = (
-                    "Time since the end of the newest data that the current version has learned.",
+                    "Time since the end of the newest data that the current version was trained on.",
                     time.time() - current.data_until,
                 )
         totals = {
@@ -462,29 +477,29 @@ class Supervisor:
         }
         return exposition(total, gauges, totals)
 
-    # ── the loop ───────────────────────────────────────────────────────────────────────────────
+    # ── event loop ───────────────────────────────────────────────────────────────────────────────
 
-    def _from_thread(self, call: Callable[..., None], *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop has ended
+    def _call_from_thread(self, call: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def _start(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended_task)
+        task.add_done_callback(self._task_done)
 
-    def _ended_task(self, task: asyncio.Task[None]) -> None:
+    def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.unexpected(error, task.get_name(), "supervisor")
 
 
-def _reserved(serve: ServeSection) -> list[socket.socket]:
-    """Hold the workers' ports, after a look whether anybody has them: SO_REUSEPORT would let us in beside another
-    service without a word, and half of the requests would go there."""
-    held = []
+def _reserve_ports(serve: ServeSection) -> list[socket.socket]:
+    """Hold the workers' ports, after checking that no other process listens on them: with SO_REUSEPORT two servers could
+    share a port unnoticed, and each would get half of the requests."""
+    reserved_sockets = []
     for key in ("grpc_port", "http_port"):
         port = getattr(serve, key)
         bound_socket(serve.host, port, key, listen=True).close()
-        held.append(bound_socket(serve.host, port, key, shared=True))
-    return held
+        reserved_sockets.append(bound_socket(serve.host, port, key, shared=True))
+    return reserved_sockets

@@ -1,4 +1,4 @@
-"""Opens a version so that it can answer: load, score its stored sample, compare."""
+"""Opens a version for serving: loads it, scores its stored sample, and compares the scores."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from clickline.serving.open_versions import ScorerLike
 from clickline.storage.storage import Storage
 
 Load = Callable[[Sequence[Path], ServeSection, Path], ScorerLike]
-"""Opens the version whose files lie in these folders, base first; the last argument is a folder that the workers
-share for as long as the version is used. Raises if it does not give its stored sample the stored scores."""
+"""Opens the version in these folders, base first; the last argument is a folder that all workers share while the version
+is used. Raises if the scores of its stored sample differ from the stored scores."""
 
-_log = logging.getLogger(__name__)  # the service's own log hears it
-_SAY_SECONDS = 3.0  # after which it is said that lookup servers are waited for
-_REPLICA_SECONDS = 30.0  # for lookup servers that answer to load a version, before it is tried again later
+_log = logging.getLogger(__name__)  # handled by ServerLog
+_LOG_AFTER_SECONDS = 3.0  # of waiting for lookup servers before it is logged
+_REPLICA_SECONDS = 30.0  # for lookup servers to load a version, before it is retried later
 
 
 def open_version(folders: Sequence[Path], serve: ServeSection, work: Path) -> ScorerLike:
@@ -44,18 +44,23 @@ def open_version(folders: Sequence[Path], serve: ServeSection, work: Path) -> Sc
 
 
 def _remote_rows(serve: ServeSection, lookup: LookupSection, body: Mapping[str, Any]) -> RemoteRows:
-    """The version's rows on lookup servers, once all of them that answer have it."""
-    authority = None if serve.tls is None else serve.tls.authority
+    """Return the version's rows on lookup servers, once all reachable ones have it."""
+    authority = None if serve.tls is None else serve.tls.ca
     lookups = _pool(
-        lookup.shards, lookup.timeout, lookup.hedge, serve.token_file, serve.tls is not None, authority
+        lookup.shards,
+        lookup.timeout_ms,
+        lookup.hedge_after_ms,
+        serve.token_file,
+        serve.tls is not None,
+        authority,
     )
-    readiness = lookups.ready(body["number"], _SAY_SECONDS)
-    if not readiness.ready or readiness.late:
+    readiness = lookups.ready(body["number"], _LOG_AFTER_SECONDS)
+    if not readiness.ready or readiness.pending:
         _log.warning("version %d waits for lookup servers: %s", body["number"], readiness)
         readiness = lookups.ready(body["number"], _REPLICA_SECONDS)
     if not readiness.ready:
         raise StorageError(f"the lookup servers do not have version {body['number']}: {readiness}")
-    return RemoteRows.of_version(lookups, body, missing=lookup.missing, cache=lookup.cache)
+    return RemoteRows.for_version(lookups, body, missing=lookup.on_missing_shard, cache=lookup.cache_rows)
 
 
 @cache
@@ -67,7 +72,7 @@ def _pool(
     tls: bool,
     authority: str | None,
 ) -> LookupPool:
-    """One for all versions of a process."""
+    """Return the pool that all versions of a process share."""
     pool = LookupPool(
         shards,
         timeout=timeout / 1000,
@@ -83,7 +88,7 @@ _pools: list[LookupPool] = []
 
 
 def remote_counts() -> dict[str, int]:
-    """What this process counted of its lookup servers since it began; empty without any."""
+    """Counts of this process about its lookup servers; empty if it uses none."""
     counts: Counter[str] = Counter()
     for pool in _pools:
         counts.update(vars(pool.stats))

@@ -1,5 +1,5 @@
-"""Requests that a process asks itself before anybody else does: kernels are compiled or read from their cache, and
-what doors and scorers set up at first use is set up."""
+"""Warm-up requests of a new version: kernels are compiled or read from their cache, and endpoints and scorers set up
+what they need at first use."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import suppress
 import orjson
 
 from clickline.errors import RequestRefused
-from clickline.scoring.scorer import Answer
-from clickline.serving.grpc_server import GrpcDoor
+from clickline.scoring.scorer import Scores
+from clickline.serving.grpc_server import GrpcEndpoint
 from clickline.serving.open_versions import ScorerLike
 from clickline.serving.protocols import kserve_grpc, ranking_grpc, tfserving_grpc
 from clickline.serving.protocols.call import Call, Limits, number_columns
-from clickline.serving.protocols.http_common import Door, HttpLimits
+from clickline.serving.protocols.http_common import HttpEndpoint, HttpLimits
 from clickline.serving.protocols.http_routes import route
 from clickline.wire.messages import ModelInferRequest, PredictRequest, RankRequest, TensorProto
 
@@ -23,48 +23,48 @@ _ROWS = 2
 _FLOAT, _STRING = 1, 7  # numbers of DataType
 
 
-def warm(scorer: ScorerLike) -> None:
-    """Answer one request of every kind, to nobody."""
-    for door, body in _grpc_requests(scorer):
-        with suppress(RequestRefused):  # a field may not like our value; most of the way was gone
-            call = door.decode(body, scorer, Limits())
-            door.encode(call, _scored(scorer, call))
+def warm_up(scorer: ScorerLike) -> None:
+    """Answer one request of every kind and discard the answers."""
+    for endpoint, body in _grpc_requests(scorer):
+        with suppress(RequestRefused):  # a field may refuse the value; most of the path has run by then
+            call = endpoint.decode(body, scorer, Limits())
+            endpoint.encode(call, _score(scorer, call))
     for path, document in _rest_requests(scorer):
         found = route("POST", path)
-        assert isinstance(found, Door), path
+        assert isinstance(found, HttpEndpoint), path
         with suppress(RequestRefused):
             call = found.decode(orjson.dumps(document), {}, scorer, HttpLimits())
-            found.encode(call, _scored(scorer, call))
+            found.encode(call, _score(scorer, call))
     scorer.misses_S[:] = 0
     scorer.lookups_S[:] = 0
 
 
 def example_row(scorer: ScorerLike) -> dict[str, float | str]:
-    """A row to try the service with: a few fields, the others may be missing."""
+    """An example row with a few fields; the others may be missing."""
     numbers = number_columns(scorer.features)
-    few = [name for name in scorer.columns if name in numbers][:2]
-    few += [name for name in scorer.columns if name not in numbers][:2]
-    return {name: 1 if name in numbers else "1" for name in few}
+    names = [name for name in scorer.columns if name in numbers][:2]
+    names += [name for name in scorer.columns if name not in numbers][:2]
+    return {name: 1 if name in numbers else "1" for name in names}
 
 
-def _scored(scorer: ScorerLike, call: Call) -> Answer:
+def _score(scorer: ScorerLike, call: Call) -> Scores:
     if call.context is None:
         return scorer.predict(call.rows)
     return scorer.rank(call.context, call.rows)
 
 
-def _halves(scorer: ScorerLike) -> tuple[Sequence[str], Sequence[str]]:
-    """Columns of a ranking's context and of its candidates."""
+def _split_columns(scorer: ScorerLike) -> tuple[Sequence[str], Sequence[str]]:
+    """Split the columns into those of a ranking's context and of its candidates."""
     return scorer.columns[::2], scorer.columns[1::2]
 
 
-def _grpc_requests(scorer: ScorerLike) -> Iterator[tuple[GrpcDoor, bytes]]:
+def _grpc_requests(scorer: ScorerLike) -> Iterator[tuple[GrpcEndpoint, bytes]]:
     numbers = number_columns(scorer.features)
     predict = PredictRequest()
     for column in scorer.columns:
         _fill(predict.inputs[column], column in numbers, _ROWS)
     yield tfserving_grpc, predict.SerializeToString()
-    shared, own = _halves(scorer)
+    shared, own = _split_columns(scorer)
     rank = RankRequest()
     for column in shared:
         _fill(rank.context[column], column in numbers, 1)
@@ -105,7 +105,7 @@ def _rest_requests(scorer: ScorerLike) -> Iterator[tuple[str, object]]:
     row = {column: value(column) for column in scorer.columns}
     yield "/v1/models/warm:predict", {"instances": [row] * _ROWS}
     yield "/v1/models/warm:predict", {"inputs": {column: [found] * _ROWS for column, found in row.items()}}
-    shared, own = _halves(scorer)
+    shared, own = _split_columns(scorer)
     if own:
         context = {column: row[column] for column in shared}
         yield (

@@ -1,6 +1,6 @@
-"""How the supervisor and a worker talk: lines of JSON over a pair of sockets.
+"""The channel between the supervisor and a worker: JSON lines over a socket pair.
 
-The end of one process is the end of the stream for the other, however it died.
+When one process ends, however it died, the other sees the end of the stream.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-_LONGEST_LINE = 64 * 1024**2
+_MAX_LINE_BYTES = 64 * 1024**2
 
 
 class Channel:
-    """One end."""
+    """One end of the channel."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     @classmethod
-    async def over(cls, end: socket.socket) -> Channel:
-        return cls(*await asyncio.open_unix_connection(sock=end, limit=_LONGEST_LINE))
+    async def connect(cls, end: socket.socket) -> Channel:
+        return cls(*await asyncio.open_unix_connection(sock=end, limit=_MAX_LINE_BYTES))
 
     def send(self, **message: Any) -> None:
-        """Does not wait; what a dead process cannot read any more is lost."""
+        """Send a message without waiting; messages to a dead process are lost."""
         if not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def receive(self) -> dict[str, Any] | None:
-        """The next message; None when the other side is gone."""
+        """Return the next message; None when the other process has ended."""
         try:
             line = await self._reader.readline()
         except (ConnectionError, ValueError):

@@ -1,6 +1,6 @@
-"""A worker process: opens the ports, answers, and does what the supervisor says.
+"""A worker process: listens on the ports, answers requests, and follows the supervisor's messages.
 
-`python -m clickline.serving.worker_process FD`, with FD its end of the channel. The first message tells it everything.
+`python -m clickline.serving.worker_process FD`, where FD is its end of the channel. The first message configures it.
 """
 
 from __future__ import annotations
@@ -23,82 +23,84 @@ import uvloop
 
 from clickline.config.sections import ServeSection
 from clickline.errors import ClicklineError, RequestRefused, StorageError
-from clickline.serving.auth import Guard
-from clickline.serving.compile_notice import patience
+from clickline.serving.auth import BearerAuth
+from clickline.serving.compile_notice import notify_if_compiling
 from clickline.serving.dataplane import Dataplane
-from clickline.serving.grpc_methods import GRPC_DOORS, GRPC_PAGES
+from clickline.serving.grpc_methods import GRPC_ENDPOINTS, GRPC_INFO_ENDPOINTS
 from clickline.serving.grpc_server import GrpcServer
-from clickline.serving.http_server import HttpDoors, HttpServer
-from clickline.serving.open_versions import ScorerLike, Versions
+from clickline.serving.http_server import HttpEndpoints, HttpServer
+from clickline.serving.open_versions import OpenVersions, ScorerLike
 from clickline.serving.ports import bound_socket, raise_file_limit
-from clickline.serving.server_log import Log
-from clickline.serving.server_metrics import Tally
+from clickline.serving.server_log import ServerLog
+from clickline.serving.server_metrics import RequestMetrics
 from clickline.serving.version_loading import Load, remote_counts
-from clickline.serving.warmup import example_row, warm
+from clickline.serving.warmup import example_row, warm_up
 from clickline.serving.worker_channel import Channel
 
-_WAITING_REQUESTS = 16  # that wait for lookup servers at the same time
+_CONCURRENT_LOOKUPS = 16  # requests that wait for lookup servers at the same time
 _SWITCH_SECONDS = 0.0005
-_LAST_SECONDS = 2.0  # after the time to drain: whoever is not done by then never will be
+_EXIT_SECONDS = 2.0  # after the drain timeout, before the process is ended
 
 
-class Worker:
-    """One process on the ports."""
+class ServingWorker:
+    """Serves requests in one process."""
 
-    def __init__(self, channel: Channel, told: dict[str, Any]) -> None:
+    def __init__(self, channel: Channel, settings: dict[str, Any]) -> None:
         self._channel = channel
-        self._serve = ServeSection.model_validate(told["serve"])
-        self._work = Path(told["work"])
-        self._load: Load = _imported(told["load"])
-        self._log = Log(f"worker {told['slot']}")
+        self._serve = ServeSection.model_validate(settings["serve"])
+        self._work = Path(settings["work"])
+        self._load: Load = _import_by_name(settings["load"])
+        self._log = ServerLog(f"worker {settings['slot']}")
         logging.getLogger().addHandler(self._log)
-        self._first = told["slot"] == 0
-        self._tally = Tally()
-        self._loading = ThreadPoolExecutor(1, "loading")
-        self._versions = Versions(tuple(told["names"]), self._closed)
+        self._is_first = settings["slot"] == 0
+        self._metrics = RequestMetrics()
+        self._loader = ThreadPoolExecutor(1, "loading")
+        self._versions = OpenVersions(tuple(settings["names"]), self._close_unused)
         batching = self._serve.batching
         remote = self._serve.lookup is not None
         self._plane = Dataplane(
             self._versions,
             self._log,
-            queue=self._serve.queue,
-            threads=ThreadPoolExecutor(_WAITING_REQUESTS, "scoring") if remote else None,
-            at_once=_WAITING_REQUESTS if remote else 1,
+            queue=self._serve.queue_size,
+            threads=ThreadPoolExecutor(_CONCURRENT_LOOKUPS, "scoring") if remote else None,
+            max_concurrent=_CONCURRENT_LOOKUPS if remote else 1,
             batch_rows=0 if batching is None else batching.rows,
-            batch_wait=0.0 if batching is None else batching.wait / 1000,
+            batch_wait=0.0 if batching is None else batching.max_wait_ms / 1000,
         )
-        guard = Guard(told["token"])
+        auth = BearerAuth(settings["token"])
         self._grpc = GrpcServer(
-            GRPC_DOORS, GRPC_PAGES, self._plane, guard, self._serve, self._tally, self._log
+            GRPC_ENDPOINTS, GRPC_INFO_ENDPOINTS, self._plane, auth, self._serve, self._metrics, self._log
         )
-        self._http_doors = HttpDoors(self._plane, guard, self._serve, self._tally, self._log)
+        self._http_endpoints = HttpEndpoints(self._plane, auth, self._serve, self._metrics, self._log)
         self._http: HttpServer | None = None
         self._listening = False
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until told to stop, or the supervisor is gone."""
+        """Serve until a stop message, SIGTERM, or the exit of the supervisor."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
         self._grpc.serving(False)
         self._channel.send(up=os.getpid())
-        obeying = asyncio.create_task(self._obey())
+        reading = asyncio.create_task(self._read_messages())
         await self._stopping.wait()
-        obeying.cancel()
-        threading.Thread(target=_leave_late, args=(self._serve.drain + _LAST_SECONDS,), daemon=True).start()
+        reading.cancel()
+        threading.Thread(
+            target=_exit_after, args=(self._serve.drain_timeout + _EXIT_SECONDS,), daemon=True
+        ).start()
         await self._drain()
 
-    async def _obey(self) -> None:
+    async def _read_messages(self) -> None:
         try:
             async for message in self._channel:
                 if message["do"] == "stop":
                     break
-                await self._do(message)
-        except Exception as error:  # noqa: BLE001 - who cannot follow any more leaves its place to another process
-            self._log.unexpected(error, "obeying the supervisor", "worker")
-        self._stopping.set()  # also when the supervisor is gone
+                await self._handle(message)
+        except Exception as error:  # noqa: BLE001 - a worker that cannot follow the supervisor makes room for a new one
+            self._log.unexpected(error, "handling a message of the supervisor", "worker")
+        self._stopping.set()  # also when the supervisor has exited
 
-    async def _do(self, message: dict[str, Any]) -> None:
+    async def _handle(self, message: dict[str, Any]) -> None:
         match message["do"]:
             case "prepare":
                 self._start(self._prepare(message["number"], message["folders"]))
@@ -111,8 +113,8 @@ class Worker:
                 self._versions.drop(message["number"])
             case "listen":
                 await self._listen()
-            case "tell":
-                self._tell(message["id"])
+            case "metrics":
+                self._send_metrics()
             case "live":
                 self._channel.send(alive=True)
 
@@ -120,40 +122,42 @@ class Worker:
         loop = asyncio.get_running_loop()
         work = self._work / str(number)
         try:
-            scorer = await loop.run_in_executor(self._loading, self._opened, list(map(Path, folders)), work)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with a version, the current one goes on
-            if not isinstance(error, (ClicklineError, OSError)):  # a full disk is no bug
+            scorer = await loop.run_in_executor(
+                self._loader, self._open_and_warm_up, list(map(Path, folders)), work
+            )
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a version, the current one keeps serving
+            if not isinstance(error, (ClicklineError, OSError)):  # a full disk is not a bug
                 self._log.unexpected(error, f"version {number}", "loading")
             again = isinstance(error, (OSError, StorageError, MemoryError, RequestRefused))
-            words = str(error) if isinstance(error, ClicklineError) else f"{type(error).__name__}: {error}"
-            self._channel.send(refused=number, reason=words, again=again)
+            message = str(error) if isinstance(error, ClicklineError) else f"{type(error).__name__}: {error}"
+            self._channel.send(refused=number, reason=message, again=again)
             return
         if scorer.number != number:
             scorer.close()
             self._channel.send(
-                refused=number, reason=f"its manifest says it is version {scorer.number}", again=False
+                refused=number, reason=f"its manifest is that of version {scorer.number}", again=False
             )
             return
         if not self._versions.open():
             gc.collect()
-            gc.freeze()  # modules and kernels stay: they are not looked through in the middle of a request
+            gc.freeze()  # modules and kernels are permanent: keep the garbage collector from scanning them during requests
         self._versions.add(scorer)
         self._channel.send(prepared=number)
 
-    def _opened(self, folders: list[Path], work: Path) -> ScorerLike:
-        with patience(self._compiling):
+    def _open_and_warm_up(self, folders: list[Path], work: Path) -> ScorerLike:
+        with notify_if_compiling(self._log_compiling):
             scorer = self._load(folders, self._serve, work)
             try:
-                warm(scorer)
+                warm_up(scorer)
             except BaseException:
                 scorer.close()
                 raise
         return scorer
 
-    def _compiling(self) -> None:
-        if self._first:  # one line for all processes, which do the same
-            words = "The first start on a machine compiles kernels, for a minute or two. Later ones find them ready."
-            self._log.say("compiling, once", message=words)
+    def _log_compiling(self) -> None:
+        if self._is_first:  # one line is enough for all workers
+            message = "The first start on a machine compiles kernels, which takes a minute or two. Later starts read them from a cache."
+            self._log.event("compiling, once", message=message)
 
     async def _listen(self) -> None:
         if self._listening:
@@ -161,8 +165,10 @@ class Worker:
         self._listening = True
         try:
             bound = bound_socket(self._serve.host, self._serve.http_port, "http_port", shared=True)
-            doors = self._http_doors
-            self._http = HttpServer(doors, [bound], self._serve.tls, self._serve.drain, doors.refused)
+            endpoints = self._http_endpoints
+            self._http = HttpServer(
+                endpoints, [bound], self._serve.tls, self._serve.drain_timeout, endpoints.refused
+            )
             await self._http.start()
             await self._grpc.start()
         except (OSError, ClicklineError) as error:
@@ -175,21 +181,21 @@ class Worker:
     async def _drain(self) -> None:
         stops: list[Any] = [] if self._http is None else [self._http.stop()]
         if self._listening:
-            stops.append(self._grpc.stop(self._serve.drain))
+            stops.append(self._grpc.stop(self._serve.drain_timeout))
         await asyncio.gather(*stops, return_exceptions=True)
-        self._tell(None)
+        self._send_metrics()
         await self._channel.flush()
 
-    def _tell(self, question: int | None) -> None:
+    def _send_metrics(self) -> None:
         for lease in self._versions.open():
-            self._tally.lookups(lease.scorer)
-        self._tally.remote(remote_counts())
-        self._channel.send(told=question, tally=self._tally.to_json(), waiting=self._plane.waiting)
+            self._metrics.lookups(lease.scorer)
+        self._metrics.remote(remote_counts())
+        self._channel.send(metrics=self._metrics.to_json(), waiting=self._plane.queue_length)
 
-    def _closed(self, scorer: ScorerLike) -> None:
-        """Nobody uses it any more. Unmapping large files takes a moment that no request should wait for."""
-        self._tally.lookups(scorer)
-        self._loading.submit(scorer.close)
+    def _close_unused(self, scorer: ScorerLike) -> None:
+        """Close a version in the background: unmapping large files takes a moment that no request should wait for."""
+        self._metrics.lookups(scorer)
+        self._loader.submit(scorer.close)
 
     def _start(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -197,24 +203,24 @@ class Worker:
         task.add_done_callback(self._tasks.discard)
 
 
-def _imported(name: str) -> Any:
+def _import_by_name(name: str) -> Any:
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
 
 
-def _leave_late(seconds: float) -> None:
+def _exit_after(seconds: float) -> None:
     time.sleep(seconds)
     os._exit(1)
 
 
-async def _work(end: socket.socket) -> None:
-    channel = await Channel.over(end)
-    told = await channel.receive()
-    if told is None:
+async def _run_worker(end: socket.socket) -> None:
+    channel = await Channel.connect(end)
+    settings = await channel.receive()
+    if settings is None:
         return
-    sys.path += [entry for entry in told["path"] if entry not in sys.path]
+    sys.path += [entry for entry in settings["path"] if entry not in sys.path]
     try:
-        worker = Worker(channel, told)
+        worker = ServingWorker(channel, settings)
     except ClicklineError as error:
         channel.send(failed=str(error))
         await channel.flush()
@@ -223,13 +229,13 @@ async def _work(end: socket.socket) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's
-    # While a version is loaded in its thread, the loop gets the interpreter back soon.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor
+    # While a thread loads a version, the event loop gets the GIL back soon.
     sys.setswitchinterval(_SWITCH_SECONDS)
     raise_file_limit()
-    uvloop.run(_work(socket.socket(fileno=int(sys.argv[1]))))
+    uvloop.run(_run_worker(socket.socket(fileno=int(sys.argv[1]))))
     sys.stderr.flush()
-    # Without the interpreter's own goodbye: threads of gRPC and of a version that is being loaded may still run.
+    # Skip the interpreter's shutdown: a thread that loads a version may still be running.
     os._exit(0)
 
 

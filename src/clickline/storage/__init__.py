@@ -1,12 +1,12 @@
-"""Where bytes come from and go to: any store, the files a pattern names, a local copy of each.
+"""Access to files anywhere: any store, the log files that a pattern names, local copies of remote files.
 
-redaction.py   what may be shown of a URI or of a driver's message
-storage_errors.py      any driver's failure, in words
-filesystems.py     fsspec file systems by protocol, with options and credentials
-glob_patterns.py    wildcards, and names that hold their signs
-storage.py      Storage: list, read, put, delete
-log_files.py     the input files of a pattern, hour by hour
-file_cache.py       remote files, copied once
-atomic.py      local files, seen whole or not at all
-file_lock.py        a local file that tells who is at work
+storage.py          Storage: list, read, put, create, delete
+filesystems.py      fsspec file systems by protocol, with options and credentials
+storage_errors.py   failures of any driver as StorageError
+redaction.py        URIs and messages without secrets
+glob_patterns.py    wildcards, and names that contain wildcard characters
+log_files.py        the input files of a pattern, hour by hour
+file_cache.py       local copies of remote files
+atomic.py           atomic writes of local files
+file_lock.py        a local lock file that names its owner
 """

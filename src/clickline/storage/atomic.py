@@ -1,4 +1,4 @@
-"""Write a local file so that it is seen whole or not at all, also after a crash or a power cut."""
+"""Writes local files atomically: readers see all of a file or none of it, even after a crash or a power cut."""
 
 from __future__ import annotations
 
@@ -12,74 +12,74 @@ from pathlib import Path
 
 
 def put_atomically(path: Path, data: bytes | Path) -> None:
-    """Put `data` in place of whatever is at `path`. A Path is consumed."""
+    """Write `data` to `path`, replacing an existing file. If `data` is a Path, that file is moved."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not (isinstance(data, Path) and _moved(data, path)):
-        hidden = path.with_name(hidden_name(path.name))
+    if not (isinstance(data, Path) and _try_rename(data, path)):
+        temporary = path.with_name(temporary_name(path.name))
         try:
             if isinstance(data, Path):
-                shutil.copyfile(data, hidden)
+                shutil.copyfile(data, temporary)
             else:
-                hidden.write_bytes(data)
-            sync(hidden)
-            hidden.replace(path)
+                temporary.write_bytes(data)
+            fsync(temporary)
+            temporary.replace(path)
         finally:
-            hidden.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         if isinstance(data, Path):
             data.unlink()
-    sync(path.parent)
+    fsync(path.parent)
 
 
 def create_atomically(path: Path, data: bytes) -> bool:
-    """Put `data` at `path` if nothing is there; False when something is.
+    """Write `data` to `path` if nothing exists there; returns False if something does.
 
-    A hard link is the one thing every POSIX disk makes whole and never over another file. Where there are
-    none (FAT, some mounts of object stores) this raises ENOTSUP: a file opened with O_EXCL would be seen
+    It creates a hard link, which every POSIX disk does atomically and never over another file. Without hard links
+    (FAT, some mounts of object stores) this raises ENOTSUP: a file opened with O_EXCL would be visible
     half-written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(hidden_name(path.name))
+    temporary = path.with_name(temporary_name(path.name))
     try:
-        hidden.write_bytes(data)
-        sync(hidden)
+        temporary.write_bytes(data)
+        fsync(temporary)
         try:
-            path.hardlink_to(hidden)
+            path.hardlink_to(temporary)
         except FileExistsError:
-            # NFS may lose its answer and ask again; then the name is there because we made it.
-            if hidden.stat().st_nlink < 2:
+            # NFS may lose its answer and try again; then the name exists because we created it.
+            if temporary.stat().st_nlink < 2:
                 return False
         except OSError as error:
             if error.errno in (errno.EPERM, errno.ENOSYS, errno.EMLINK):
                 raise OSError(errno.ENOTSUP, "no hard links") from error
             raise
     finally:
-        hidden.unlink(missing_ok=True)
-    sync(path.parent)
+        temporary.unlink(missing_ok=True)
+    fsync(path.parent)
     return True
 
 
-def hidden_name(name: str) -> str:
-    """A name no glob of ours matches, for a file that is still being written."""
+def temporary_name(name: str) -> str:
+    """A name that none of our globs matches, for a file that is still being written."""
     return f".{name}.{secrets.token_hex(8)}"
 
 
-def is_hidden_name(name: str) -> bool:
+def is_temporary_name(name: str) -> bool:
     return bool(re.fullmatch(r"\..+\.[0-9a-f]{16}", name))
 
 
 def remove_leftovers(folder: Path, *, seconds: float | None = None) -> None:
-    """Remove what killed processes were writing below `folder`. The caller knows that nobody writes there now, or that
-    nobody writes to a file without a change for so many `seconds`."""
+    """Remove the temporary files of killed processes below `folder`. The caller ensures that no process writes there
+    now, or that every process changes its file at least every `seconds`."""
     for path in folder.rglob(".*"):
-        if not is_hidden_name(path.name) or path.is_symlink() or not path.is_file():
+        if not is_temporary_name(path.name) or path.is_symlink() or not path.is_file():
             continue
         if seconds is None or time.time() - path.stat().st_mtime > seconds:
             path.unlink(missing_ok=True)
 
 
-def _moved(source: Path, target: Path) -> bool:
-    """Whether a rename did it; it cannot from one disk, or one mount, to another."""
-    sync(source)
+def _try_rename(source: Path, target: Path) -> bool:
+    """Move a file by renaming it; False if it is on another disk or mount."""
+    fsync(source)
     try:
         source.replace(target)
     except OSError as error:
@@ -89,10 +89,10 @@ def _moved(source: Path, target: Path) -> bool:
     return True
 
 
-def sync(path: Path) -> None:
-    """What was written to a file, or which names a folder holds, survives a power cut from here on."""
-    handle = os.open(path, os.O_RDONLY)
+def fsync(path: Path) -> None:
+    """Flush a file's content, or a folder's entries, to disk, so that they survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)

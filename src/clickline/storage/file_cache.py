@@ -1,12 +1,12 @@
-"""Remote files on the local disk: fetched once, verified, evicted when the room is needed.
+"""Local copies of remote files: downloaded once, verified, evicted when space is needed.
 
-    <directory>/lock                 held while room is made, so that two processes do not both take it
-    <directory>/<key>/lock           shared while the copy is in use, exclusive while it is fetched or removed
-    <directory>/<key>/part, plan     a download on its way, and the version and size it will have
+    <directory>/lock                 held while space is reserved, so that two processes do not reserve the same
+    <directory>/<key>/lock           shared while the copy is in use, exclusive while it is downloaded or removed
+    <directory>/<key>/part, plan     a download in progress, and the version and size it will have
     <directory>/<key>/data           the copy
-    <directory>/<key>/manifest       written last, without it there is no copy; its mtime is the last use
+    <directory>/<key>/manifest       written last: without it there is no copy; its mtime is the last use
 
-The key is a hash of the URI, and only `shown(uri)` is written down: an address may hold a password.
+The key is a hash of the URI, and only the redacted URI is stored: a URI may hold a password.
 """
 
 from __future__ import annotations
@@ -29,56 +29,56 @@ from clickline.errors import CacheFull, StorageError
 from clickline.progress import Progress, human_size
 from clickline.records import SourceFile
 from clickline.storage.atomic import put_atomically
-from clickline.storage.redaction import shown
+from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
-from clickline.storage.storage_errors import explained
+from clickline.storage.storage_errors import translate_errors
 
-_READ = 4 * 2**20
+_CHUNK = 4 * 2**20
 _KEY = re.compile("[0-9a-f]{32}")
 
 
-class Phase(StrEnum):
-    """How far the copies of a set of files are."""
+class CachePhase(StrEnum):
+    """The state of the copies of a set of files."""
 
     LOCAL = "Local"  # local files need no copy
     NOT_CACHED = "NotCached"
     PARTIAL = "Partial"
-    SYNCING = "Syncing"  # a process is fetching one of them now
+    SYNCING = "Syncing"  # a process is downloading one of them now
     READY = "Ready"
 
 
 @dataclass(frozen=True)
 class CacheStatus:
-    """What `clickline data status` shows of a set of files."""
+    """The status of a set of files, as `clickline cache status` shows it."""
 
     files: int
     total_bytes: int
     cached_bytes: int
     available_bytes: int
-    phase: Phase
+    phase: CachePhase
 
 
 @dataclass(frozen=True)
-class Cleared:
-    """What `clear` removed, and what it left because someone is using it."""
+class ClearResult:
+    """What `clear` removed, and what it left because a process is using it."""
 
     files: int
     size: int
     in_use: int
 
 
-class Cache:
-    """Local copies of remote files, at most `capacity_bytes` of them. Safe under several processes."""
+class FileCache:
+    """Local copies of remote files, at most `capacity_bytes` in total. Safe to use from several processes."""
 
     def __init__(self, directory: Path, capacity_bytes: int, storage: Storage) -> None:
         self._directory = directory
         self._capacity = capacity_bytes
         self._storage = storage
-        self._verified: set[tuple[str, str]] = set()  # key and checksum, once a process
+        self._verified: set[tuple[str, str]] = set()  # key and checksum, verified once per process
 
     @contextmanager
     def local(self, file: SourceFile, progress: Progress | None = None) -> Iterator[Path]:
-        """A local path with the file's content; until the block is left it cannot be evicted."""
+        """A local path with the file's content, which is not evicted inside the `with` block."""
         progress = progress or Progress()
         if self._storage.is_local(file.uri):
             yield Path(file.uri.removeprefix("file://"))
@@ -87,110 +87,112 @@ class Cache:
         version = file.version
         while True:
             if entry.is_being_fetched():
-                progress.say(f"waiting for another process that is fetching {entry.shown}")
+                progress.log(f"waiting for another process that is downloading {entry.redacted_uri}")
             with entry.locked(fcntl.LOCK_SH):
-                if self._is_good(entry, version, progress):
-                    with suppress(PermissionError):  # a cache that another user filled
+                if self._is_valid(entry, version, progress):
+                    with suppress(PermissionError):  # a cache filled by another user
                         os.utime(entry.manifest)
                     yield entry.data
                     return
             with entry.locked(fcntl.LOCK_EX):
-                # Another process may have fetched it while this one waited for the lock.
-                if not self._is_good(entry, version, Progress()):
+                # Another process may have downloaded it while this one waited for the lock.
+                if not self._is_valid(entry, version, Progress()):
                     version = self._fetch(entry, file, progress)
 
     def status(self, files: Sequence[SourceFile]) -> CacheStatus:
-        """How much of these files is here. Looks at names and sizes only."""
+        """How much of these files is cached. Checks only names and sizes."""
         remote = [file for file in files if not self._storage.is_local(file.uri)]
         entries = [_Entry(self._directory, file.uri) for file in remote]
-        with explained(str(self._directory), shown):
-            cached = [entry.progress_of(file) for entry, file in zip(entries, remote, strict=True)]
+        with translate_errors(str(self._directory), redacted):
+            cached = [entry.cached_bytes_of(file) for entry, file in zip(entries, remote, strict=True)]
             complete = [entry.holds(file.version) for entry, file in zip(entries, remote, strict=True)]
             if not remote:
-                phase = Phase.LOCAL
+                phase = CachePhase.LOCAL
             elif all(complete):
-                phase = Phase.READY
+                phase = CachePhase.READY
             elif any(entry.is_being_fetched() for entry in entries):
-                phase = Phase.SYNCING
+                phase = CachePhase.SYNCING
             else:
-                phase = Phase.PARTIAL if any(cached) or any(complete) else Phase.NOT_CACHED
-            room = self._capacity - sum(entry.claim() for entry in self._entries())
+                phase = CachePhase.PARTIAL if any(cached) or any(complete) else CachePhase.NOT_CACHED
+            room = self._capacity - sum(entry.reserved_bytes() for entry in self._entries())
             available = min(max(0, room), self._free_on_disk())
         return CacheStatus(len(files), sum(file.size for file in files), sum(cached), available, phase)
 
-    def warm(self, files: Sequence[SourceFile], progress: Progress | None = None) -> None:
-        """Fetch every file that is not here yet."""
+    def prefetch(self, files: Sequence[SourceFile], progress: Progress | None = None) -> None:
+        """Download every file that is not cached yet."""
         remote = [file for file in files if not self._storage.is_local(file.uri)]
         total = sum(file.size for file in remote)
         if total > self._capacity:
             raise CacheFull(
-                f"the {len(remote)} files are {human_size(total)} together and the cache may hold "
-                f"{human_size(self._capacity)}: the last would push out the first. "
-                "Raise cache.size, or warm fewer files."
+                f"the {len(remote)} files have {human_size(total)} in total and the cache may hold "
+                f"{human_size(self._capacity)}: the last would evict the first. "
+                "Raise cache.size, or prefetch fewer files."
             )
         for file in remote:
             with self.local(file, progress):
                 pass
 
-    def clear(self, files: Sequence[SourceFile] | None = None) -> Cleared:
-        """Remove the copies of these files, or of all; those in use stay."""
+    def clear(self, files: Sequence[SourceFile] | None = None) -> ClearResult:
+        """Remove the copies of these files, or all copies, except those in use."""
         removed, size, in_use = 0, 0, 0
-        with explained(str(self._directory), shown):
+        with translate_errors(str(self._directory), redacted):
             chosen = self._entries() if files is None else [_Entry(self._directory, f.uri) for f in files]
             for entry in chosen:
                 if not entry.folder.exists():
                     continue
-                claim, has_content = entry.claim(), entry.manifest.exists() or entry.plan.exists()
+                reserved, has_content = entry.reserved_bytes(), entry.manifest.exists() or entry.plan.exists()
                 if entry.remove_if_unused():
-                    removed, size = removed + has_content, size + claim
+                    removed, size = removed + has_content, size + reserved
                 else:
                     in_use += 1
-        return Cleared(removed, size, in_use)
+        return ClearResult(removed, size, in_use)
 
     # One copy
 
-    def _is_good(self, entry: _Entry, version: str, progress: Progress) -> bool:
-        """Whether the copy is whole, of this version and uncorrupted."""
-        with explained(str(entry.folder), shown):
-            manifest = _document(entry.manifest)
+    def _is_valid(self, entry: _Entry, version: str, progress: Progress) -> bool:
+        """Whether the copy is complete, of this version, and not corrupt."""
+        with translate_errors(str(entry.folder), redacted):
+            manifest = _read_json(entry.manifest)
             if manifest.get("version") != version:
                 return False
             checksum = str(manifest.get("sha256"))
             intact = _size(entry.data) == manifest.get("size")
             if intact and (entry.key, checksum) not in self._verified:
                 content = hashlib.sha256()
-                _hash_into(entry.data, [content])
+                _update_hashes(entry.data, [content])
                 intact = content.hexdigest() == checksum
         if not intact:
-            progress.say(f"the cached copy of {entry.shown} is corrupt and is fetched again")
+            progress.log(f"the cached copy of {entry.redacted_uri} is corrupt and is downloaded again")
             return False
         self._verified.add((entry.key, checksum))
         return True
 
     def _fetch(self, entry: _Entry, listed: SourceFile, progress: Progress) -> str:
-        """Download what the store has now, on from where an earlier download stopped; returns its version."""
-        file = self._now(listed)
+        """Download the file's current version, resuming an earlier download; returns that version."""
+        file = self._current(listed)
         if file.version != listed.version:
-            if self._is_good(entry, file.version, progress):
+            if self._is_valid(entry, file.version, progress):
                 return file.version
-            progress.say(f"{entry.shown} has changed since it was listed; its present content is fetched")
+            progress.log(
+                f"{entry.redacted_uri} has changed since it was listed; downloading its current content"
+            )
         if file.size > self._capacity:
             raise CacheFull(
-                f"{entry.shown} is {human_size(file.size)} and the cache may hold {human_size(self._capacity)}. "
-                "Raise cache.size, or cut the file into smaller ones."
+                f"{entry.redacted_uri} is {human_size(file.size)} and the cache may hold {human_size(self._capacity)}. "
+                "Raise cache.size, or split the file."
             )
-        with explained(str(entry.folder), shown):
+        with translate_errors(str(entry.folder), redacted):
             entry.manifest.unlink(missing_ok=True)
             entry.data.unlink(missing_ok=True)
-            plan = {"uri": entry.shown, "version": file.version, "size": file.size}
-            if _document(entry.plan) != plan or (_size(entry.part) or 0) > file.size:
+            plan = {"uri": entry.redacted_uri, "version": file.version, "size": file.size}
+            if _read_json(entry.plan) != plan or (_size(entry.part) or 0) > file.size:
                 entry.part.unlink(missing_ok=True)
             self._make_room(entry, plan)
             checksum = self._download(entry, file, progress)
-            if self._now(listed).version != file.version:
+            if self._current(listed).version != file.version:
                 entry.part.unlink()
                 raise StorageError(
-                    f"{entry.shown}: it was overwritten while it was being fetched. "
+                    f"{entry.redacted_uri}: it was overwritten while it was being downloaded. "
                     "Run again when it no longer changes."
                 )
             entry.part.rename(entry.data)
@@ -200,67 +202,67 @@ class Cache:
         return file.version
 
     def _download(self, entry: _Entry, file: SourceFile, progress: Progress) -> str:
-        """Add what is missing to the part; returns the checksum of the whole."""
+        """Append the missing bytes to the partial file; returns the checksum of the complete file."""
         sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-        announced = self._storage.announced_md5(file)
-        hashes = [sha256, md5] if announced else [sha256]
-        _hash_into(entry.part, hashes)
+        expected_md5 = self._storage.announced_md5(file)
+        hashes = [sha256, md5] if expected_md5 else [sha256]
+        _update_hashes(entry.part, hashes)
         start = _size(entry.part) or 0
-        progress.begin(f"fetching {entry.shown}", total_bytes=file.size)
+        progress.begin(f"fetching {entry.redacted_uri}", total_bytes=file.size)
         progress.advance(size=start)
         try:
             with entry.part.open("ab") as part:
-                for piece in self._storage.stream(file, start):
-                    part.write(piece)
+                for chunk in self._storage.stream(file, start):
+                    part.write(chunk)
                     for each in hashes:
-                        each.update(piece)
-                    progress.advance(size=len(piece))
+                        each.update(chunk)
+                    progress.advance(size=len(chunk))
                 part.flush()
                 os.fsync(part.fileno())
         except OSError:
-            entry.part.unlink()  # the disk is full, most likely: do not leave it so
+            entry.part.unlink()  # the disk is probably full: free the space
             raise
         finally:
             progress.end()
-        if announced and md5.hexdigest() != announced:
+        if expected_md5 and md5.hexdigest() != expected_md5:
             entry.part.unlink()
             raise StorageError(
-                f"{entry.shown}: what came does not have the checksum the store announced. Run again."
+                f"{entry.redacted_uri}: the download does not have the checksum that the store announced. Run again."
             )
         return sha256.hexdigest()
 
-    def _now(self, listed: SourceFile) -> SourceFile:
+    def _current(self, listed: SourceFile) -> SourceFile:
         file = self._storage.describe(listed.uri)
         if file is None:
             raise StorageError(
-                f"{shown(listed.uri)}: it was there when the input was listed and is gone now. Run again."
+                f"{redacted(listed.uri)}: it existed when the input was listed and is gone now. Run again."
             )
         return file
 
-    # Room for all
+    # Space
 
     def _make_room(self, entry: _Entry, plan: dict[str, Any]) -> None:
-        """Evict what was used longest ago until the file fits, and claim the room by writing its plan."""
+        """Evict the least recently used copies until the file fits, and reserve the space by writing its plan."""
         with _locked(self._directory / "lock", fcntl.LOCK_EX):
             others = [other for other in self._entries() if other.key != entry.key]
-            excess = sum(other.claim() for other in others) + plan["size"] - self._capacity
+            excess = sum(other.reserved_bytes() for other in others) + plan["size"] - self._capacity
             for other in sorted(others, key=_Entry.last_used):
                 if excess <= 0:
                     break
-                claim = other.claim()
+                reserved = other.reserved_bytes()
                 if other.remove_if_unused():
-                    excess -= claim
+                    excess -= reserved
             if excess > 0:
                 raise CacheFull(
-                    f"{entry.shown} is {human_size(plan['size'])} and finds no room: the cache may hold "
-                    f"{human_size(self._capacity)} and the rest is in use by running work. "
-                    "Raise cache.size, or wait until that work is done."
+                    f"there is no room for {entry.redacted_uri}, {human_size(plan['size'])}: the cache may hold "
+                    f"{human_size(self._capacity)} and the rest is in use by running processes. "
+                    "Raise cache.size, or wait until they are done."
                 )
             missing = plan["size"] - (_size(entry.part) or 0)
             if missing > self._free_on_disk():
                 raise StorageError(
                     f"{self._directory}: the disk is full, {human_size(self._free_on_disk())} are free and "
-                    f"{entry.shown} needs {human_size(missing)} more. "
+                    f"{entry.redacted_uri} needs {human_size(missing)} more. "
                     "Free some space, or set cache.dir to another disk."
                 )
             _write(entry.plan, plan)
@@ -270,7 +272,7 @@ class Cache:
         return shutil.disk_usage(existing).free
 
     def _entries(self) -> list[_Entry]:
-        """All copies, whole or not. What else lies in the folder is not the cache's to remove."""
+        """All copies, complete or not. Other files in the folder are not the cache's to remove."""
         if not self._directory.is_dir():
             return []
         return [
@@ -281,11 +283,11 @@ class Cache:
 
 
 class _Entry:
-    """The folder of one remote file."""
+    """The folder of one remote file in the cache."""
 
     def __init__(self, directory: Path, uri: str = "", key: str = "") -> None:
         self.key = key or hashlib.sha256(uri.encode()).hexdigest()[:32]
-        self.shown = shown(uri)
+        self.redacted_uri = redacted(uri)
         self.folder = directory / self.key
         self.data = self.folder / "data"
         self.part = self.folder / "part"
@@ -303,34 +305,34 @@ class _Entry:
             return not free
 
     def holds(self, version: str) -> bool:
-        manifest = _document(self.manifest)
+        manifest = _read_json(self.manifest)
         return manifest.get("version") == version and manifest.get("size") == _size(self.data)
 
-    def progress_of(self, file: SourceFile) -> int:
-        """Bytes of this version that are here."""
+    def cached_bytes_of(self, file: SourceFile) -> int:
+        """Cached bytes of this version."""
         if self.holds(file.version):
             return file.size
-        return (_size(self.part) or 0) if _document(self.plan).get("version") == file.version else 0
+        return (_size(self.part) or 0) if _read_json(self.plan).get("version") == file.version else 0
 
-    def claim(self) -> int:
-        """Bytes it takes, or will take when its download is done."""
-        return max(_size(self.data) or 0, _size(self.part) or 0, int(_document(self.plan).get("size", 0)))
+    def reserved_bytes(self) -> int:
+        """Bytes it takes, or will take when its download is complete."""
+        return max(_size(self.data) or 0, _size(self.part) or 0, int(_read_json(self.plan).get("size", 0)))
 
     def last_used(self) -> float:
-        for sign in (self.manifest, self.plan):
+        for file in (self.manifest, self.plan):
             with suppress(FileNotFoundError):
-                return sign.stat().st_mtime
+                return file.stat().st_mtime
         return 0.0
 
     def remove_if_unused(self) -> bool:
-        """Whether nobody held it, so that it is gone now."""
+        """Remove the copy unless a process uses it; returns whether it was removed."""
         with self.locked(fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
             if free:
-                self.manifest.unlink(missing_ok=True)  # first: a removal cut short leaves no copy behind
+                self.manifest.unlink(missing_ok=True)  # first: an interrupted removal leaves no valid copy
                 for file in self.folder.iterdir():
                     if file != self._lock:
                         file.unlink()
-                self._lock.unlink()  # last: from here on others may lock, and fill, the folder anew
+                self._lock.unlink()  # last: from here on another process may lock and fill the folder again
                 with suppress(OSError):
                     self.folder.rmdir()
             return free
@@ -338,40 +340,40 @@ class _Entry:
 
 @contextmanager
 def _locked(path: Path, kind: int) -> Iterator[bool]:
-    """Hold a lock on a file; False if it is taken and `kind` says not to wait. The dead hold none."""
-    handle = _acquired(path, kind)
+    """Hold a lock on a file; False if it is taken and `kind` does not wait. Dead processes hold none."""
+    descriptor = _acquire(path, kind)
     try:
-        yield handle is not None
+        yield descriptor is not None
     finally:
-        if handle is not None:
-            os.close(handle)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
-def _acquired(path: Path, kind: int) -> int | None:
-    with explained(str(path), shown):
+def _acquire(path: Path, kind: int) -> int | None:
+    with translate_errors(str(path), redacted):
         while True:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except FileNotFoundError:
-                continue  # its folder was removed in between
+                continue  # its folder was removed meanwhile
             try:
-                fcntl.flock(handle, kind)
-                if os.fstat(handle).st_ino == path.stat().st_ino:
-                    return handle
+                fcntl.flock(descriptor, kind)
+                if os.fstat(descriptor).st_ino == path.stat().st_ino:
+                    return descriptor
             except BlockingIOError:
-                os.close(handle)
+                os.close(descriptor)
                 return None
             except FileNotFoundError:
-                pass  # the lock of a folder that was removed while this process waited: take the new one
+                pass  # the folder was removed while this process waited: lock the new file
             except BaseException:
-                os.close(handle)
+                os.close(descriptor)
                 raise
-            os.close(handle)
+            os.close(descriptor)
 
 
-def _document(path: Path) -> dict[str, Any]:
-    """A small JSON file; empty when it is absent or broken."""
+def _read_json(path: Path) -> dict[str, Any]:
+    """A small JSON file; empty if it is missing or damaged."""
     with suppress(FileNotFoundError, ValueError):
         tree = json.loads(path.read_bytes())
         return tree if isinstance(tree, dict) else {}
@@ -389,9 +391,9 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _hash_into(path: Path, hashes: Sequence[hashlib._Hash]) -> None:
-    """Feed a file, if there is one, to each hash."""
+def _update_hashes(path: Path, hashes: Sequence[hashlib._Hash]) -> None:
+    """Update each hash with the content of a file, if it exists."""
     with suppress(FileNotFoundError), path.open("rb") as file:
-        while piece := file.read(_READ):
+        while chunk := file.read(_CHUNK):
             for each in hashes:
-                each.update(piece)
+                each.update(chunk)

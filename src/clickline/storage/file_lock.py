@@ -1,4 +1,4 @@
-"""A local file that tells who is at work: locked as long as a process lives, and holding its words about itself."""
+"""A local lock file that names its owner: locked while a process lives, with JSON about that process."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 from typing import Any
 
-_TAKE_SECONDS = 1.0  # a look at the lock holds it for an instant
+_ACQUIRE_SECONDS = 1.0  # read_owner holds the lock for an instant
 
 
-def take(path: Path) -> int | None:
-    """Lock it; free again when the descriptor is closed or the process ends. None: another one has it."""
-    held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    deadline = time.monotonic() + _TAKE_SECONDS
+def acquire(path: Path) -> int | None:
+    """Lock the file until the descriptor is closed or the process ends. None: another process holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + _ACQUIRE_SECONDS
     while True:
         try:
-            flock(held, LOCK_EX | LOCK_NB)
-            return held
+            flock(descriptor, LOCK_EX | LOCK_NB)
+            return descriptor
         except BlockingIOError:
             if time.monotonic() > deadline:
-                os.close(held)
+                os.close(descriptor)
                 return None
             time.sleep(0.02)
 
 
-def sign(held: int, words: Mapping[str, Any]) -> None:
-    """Tell who holds it."""
-    os.ftruncate(held, 0)
-    os.pwrite(held, json.dumps(words).encode(), 0)
+def write_owner(descriptor: int, owner: Mapping[str, Any]) -> None:
+    """Write the owner into a file that we hold."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(owner).encode(), 0)
 
 
-def holder_of(path: Path) -> dict[str, Any] | None:
-    """What its holder tells, at first perhaps nothing, or what the one before told. None: nobody holds it."""
+def read_owner(path: Path) -> dict[str, Any] | None:
+    """What the owner wrote; at first it may be empty, or still from the previous owner. None: it is not locked."""
     try:
-        looking = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
-        flock(looking, LOCK_SH | LOCK_NB)
+        flock(descriptor, LOCK_SH | LOCK_NB)
         return None
     except BlockingIOError:
         with suppress(ValueError):
-            found = json.loads(os.pread(looking, 4096, 0))
-            if isinstance(found, dict):
-                return found
+            owner = json.loads(os.pread(descriptor, 4096, 0))
+            if isinstance(owner, dict):
+                return owner
         return {}
     finally:
-        os.close(looking)
+        os.close(descriptor)

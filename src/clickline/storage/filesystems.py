@@ -1,4 +1,4 @@
-"""fsspec file systems by protocol, made with the config's options and the user's credentials."""
+"""Opens fsspec file systems by protocol, with the config's options and the user's credentials."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from clickline.storage.redaction import Redactor, secrets_in
 
 _log = logging.getLogger(__name__)
 
-# A store that stays silent for this long has failed; a whole transfer may take as long as it needs.
+# A store that sends nothing for this long has failed; a whole transfer has no time limit.
 _CONNECT_SECONDS = 30
-_SILENCE_SECONDS = 120
+_READ_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,23 @@ _DRIVERS = {
 
 
 def protocol_of(uri: str) -> str:
-    """`s3` of s3://…; `file` of a plain path."""
-    protocol, mark, _ = uri.partition("://")
-    return protocol.lower() if mark else "file"
+    """The protocol of a URI: `s3` for s3://…, `file` for a plain path."""
+    protocol, separator, _ = uri.partition("://")
+    return protocol.lower() if separator else "file"
 
 
-class Drivers:
-    """Opens each store once. fsspec would share them, and their credentials, with others."""
+class FileSystems:
+    """Opens each store once. fsspec's own cache would share them, and their credentials, with other code."""
 
     def __init__(self, options: Mapping[str, Mapping[str, Any]], credentials_file: Path | None) -> None:
         credentials = _load_credentials(credentials_file) if credentials_file else {}
-        self._settings = _merged(_by_section(options), credentials)
+        self._settings = _deep_merge(_by_section(options), credentials)
         self._opened: dict[tuple[int, str, str], Any] = {}
         self._lock = threading.Lock()
         from_environment = (
             value
             for name, value in os.environ.items()
-            if value and name.startswith(("AWS_", "GOOGLE_", "FSSPEC_")) and _sounds_secret(name)
+            if value and name.startswith(("AWS_", "GOOGLE_", "FSSPEC_")) and _looks_secret(name)
         )
         self.redact = Redactor([*secrets_in(credentials), *from_environment, *_misplaced_secrets(options)])
 
@@ -70,7 +70,7 @@ class Drivers:
             known = ", ".join(f"{name}://" for name in _DRIVERS)
             raise StorageError(
                 self.redact(
-                    f"{uri}: no store is known for {protocol}://. Use a local path or one of {known}."
+                    f"{uri}: the protocol {protocol}:// is not supported. Use a local path or one of {known}."
                 )
             )
         from fsspec.registry import get_filesystem_class
@@ -82,40 +82,38 @@ class Drivers:
             raise StorageError(
                 f"{protocol}:// needs the package {driver.package}: pip install '{install}'"
             ) from None
-        of_this_uri = kind._get_kwargs_from_urls(uri)  # host, port and user of a WebHDFS address
+        uri_options = kind._get_kwargs_from_urls(uri)  # host, port and user of a WebHDFS URI
         # The process id: a driver's sockets and threads do not survive a fork.
-        key = (os.getpid(), protocol, repr(sorted(of_this_uri.items())))
+        key = (os.getpid(), protocol, repr(sorted(uri_options.items())))
         with self._lock:
             if key not in self._opened:
-                settings = {**self._settings.get(driver.section, {}), **of_this_uri}
-                self._opened[key] = _opened(protocol, kind, settings)
+                settings = {**self._settings.get(driver.section, {}), **uri_options}
+                self._opened[key] = _open_filesystem(protocol, kind, settings)
             return self._opened[key]
 
 
-def _opened(protocol: str, kind: Any, settings: dict[str, Any]) -> Any:
+def _open_filesystem(protocol: str, kind: Any, settings: dict[str, Any]) -> Any:
     if protocol in ("http", "https"):
         import aiohttp
 
-        patience = aiohttp.ClientTimeout(
-            total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS
-        )
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_READ_SECONDS)
         settings["client_kwargs"] = {
-            "timeout": patience,
+            "timeout": timeout,
             "trust_env": True,
             **settings.get("client_kwargs", {}),
         }
-    # No listings cache: a donefile that has just been written must be seen.
+    # No listings cache: a new donefile must be visible at once.
     filesystem = kind(**settings, skip_instance_cache=True, use_listings_cache=False)
     if protocol == "webhdfs":
-        # Every call of the driver goes through `request`, and none says how long it may take.
+        # Every call of the driver goes through `request`, without a timeout.
         session = filesystem.session
-        session.request = partial(session.request, timeout=(_CONNECT_SECONDS, _SILENCE_SECONDS))
+        session.request = partial(session.request, timeout=(_CONNECT_SECONDS, _READ_SECONDS))
         session.hooks["response"].append(_refuse_failed_reads)
     return filesystem
 
 
 def _refuse_failed_reads(response: Any, *_: Any, **__: Any) -> None:
-    """fsspec takes a data node's error page for the file's content; this keeps it from doing so."""
+    """Raise for failed reads: fsspec would take a data node's error page for the file's content."""
     if "op=OPEN" in response.url:
         response.raise_for_status()
 
@@ -131,7 +129,7 @@ def _load_credentials(file: Path) -> dict[str, Mapping[str, Any]]:
             f"{file}: the credentials file cannot be read ({error.strerror}). Correct its path or mode."
         ) from None
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as error:
-        # Beside YAMLError, what PyYAML raises at values such as 2001-99-99 or !!bool x.
+        # Besides YAMLError, what PyYAML raises for values such as 2001-99-99 or !!bool x.
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
         raise StorageError(
@@ -141,43 +139,47 @@ def _load_credentials(file: Path) -> dict[str, Mapping[str, Any]]:
     if not isinstance(tree, dict) or not all(
         name in _DRIVERS and isinstance(section, dict) for name, section in tree.items()
     ):
-        raise StorageError(f"{file}: the credentials file has another shape than expected. {shape}")
+        raise StorageError(f"{file}: the credentials file has the wrong structure. {shape}")
     if file.stat().st_mode & 0o077:
-        _log.warning("%s holds credentials and other users may read it: chmod 600 %s", file, file)
+        _log.warning("%s holds credentials and is readable by other users: chmod 600 %s", file, file)
     return _by_section(tree)
 
 
 def _by_section(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Options under their store's own name: those of https:// are those of http://."""
+    """Options by the name of their driver: https:// shares those of http://."""
     unknown = sorted(options.keys() - _DRIVERS.keys())
     if unknown:
         raise StorageError(
-            f"storage.options has {unknown[0]}, which is no store we know. Use one of {', '.join(_DRIVERS)}."
+            f"storage.options has {unknown[0]}, which is not a known store. Use one of {', '.join(_DRIVERS)}."
         )
     sections: dict[str, Mapping[str, Any]] = {}
     for protocol, section in options.items():
         name = _DRIVERS[protocol].section
-        sections[name] = _merged(sections.get(name, {}), section)
+        sections[name] = _deep_merge(sections.get(name, {}), section)
     return sections
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, key by key at every depth: both may give client_kwargs."""
-    out = {name: _merged(value, {}) if isinstance(value, Mapping) else value for name, value in base.items()}
+def _deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` updated with `over`, key by key at every depth: both may have client_kwargs."""
+    out = {
+        name: _deep_merge(value, {}) if isinstance(value, Mapping) else value for name, value in base.items()
+    }
     for name, value in over.items():
-        below = out.get(name)
-        out[name] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        current = out.get(name)
+        out[name] = (
+            _deep_merge(current, value) if isinstance(current, dict) and isinstance(value, dict) else value
+        )
     return out
 
 
 def _misplaced_secrets(options: Mapping[str, Any]) -> Iterator[str]:
-    """Options are meant to hold no secrets; what looks like one is kept out of messages all the same."""
+    """Secrets in options. Options should hold none, but what looks like one is kept out of messages."""
     for name, value in options.items():
-        if _sounds_secret(name):
+        if _looks_secret(name):
             yield from secrets_in(value, name)
         elif isinstance(value, Mapping):
             yield from _misplaced_secrets(value)
 
 
-def _sounds_secret(name: str) -> bool:
+def _looks_secret(name: str) -> bool:
     return any(word in name.lower() for word in ("key", "secret", "token", "password", "auth"))

@@ -1,29 +1,29 @@
-"""Which signs of a pattern stand for themselves: `[*]`, `[?]` and `[[]`, as `glob.escape` writes them, and `[{]`."""
+"""Escapes in patterns: `[*]`, `[?]` and `[[]`, as `glob.escape` writes them, and `[{]` mean the character itself."""
 
 from __future__ import annotations
 
 import re
 
 _ESCAPED = re.compile(r"\[([*?[{])\]")
-_LIVE = re.compile(rf"{_ESCAPED.pattern}|[*?[{{]")  # of two matches at one place the escape is the first
+_WILDCARD = re.compile(rf"{_ESCAPED.pattern}|[*?[{{]")  # an escape matches before a wildcard
 
 
-def is_glob(text: str, signs: str = "*?[") -> bool:
-    """Whether a sign in it stands for other names."""
-    return any(sign in live_part(text) for sign in signs)
+def is_glob(text: str, wildcards: str = "*?[") -> bool:
+    """Whether the text has an unescaped wildcard."""
+    return any(wildcard in remove_escaped(text) for wildcard in wildcards)
 
 
-def live_part(text: str) -> str:
-    """The text without the signs that stand for themselves."""
+def remove_escaped(text: str) -> str:
+    """The text without its escaped characters."""
     return _ESCAPED.sub("", text)
 
 
-def literal(text: str) -> str:
-    """The text without escapes: the name that a pattern without wildcards means, or a pattern as people read it."""
+def unescape(text: str) -> str:
+    """The text with its escapes resolved: the name that a pattern without wildcards matches."""
     return _ESCAPED.sub(r"\1", text)
 
 
-def fixed_part(pattern: str) -> str:
-    """What stands in front of the first wildcard or {placeholder}, without escapes."""
-    first = next((match.start() for match in _LIVE.finditer(pattern) if match[1] is None), len(pattern))
-    return literal(pattern[:first])
+def fixed_prefix(pattern: str) -> str:
+    """The part before the first wildcard or {placeholder}, with escapes resolved."""
+    first = next((match.start() for match in _WILDCARD.finditer(pattern) if match[1] is None), len(pattern))
+    return unescape(pattern[:first])

@@ -1,4 +1,4 @@
-"""Which files are the input: paths, globs, and {date}/{hour} patterns over hourly folders."""
+"""Finds the input files: paths, globs, and {date}/{hour} patterns over hourly folders."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from clickline.errors import ConfigError, HourNotReady, Mistake, SourceNotFound
 from clickline.progress import Progress
 from clickline.records import SourceFile
 from clickline.storage.filesystems import protocol_of
-from clickline.storage.glob_patterns import fixed_part, is_glob, literal, live_part
-from clickline.storage.redaction import shown
+from clickline.storage.glob_patterns import fixed_prefix, is_glob, remove_escaped, unescape
+from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -25,10 +25,10 @@ _POLL_SECONDS = 10.0
 
 
 class Clock(Protocol):
-    """Time, as far as waiting needs it."""
+    """The time functions that waiting needs."""
 
     def now(self) -> float:
-        """Seconds on a clock that only goes forward."""
+        """Seconds on a monotonic clock."""
 
     def sleep(self, seconds: float) -> None: ...
 
@@ -47,7 +47,7 @@ class SystemClock:
 class DateRange:
     """Hours from `first` to `last`, both included, written YYYYMMDD or YYYYMMDD/HH, in UTC.
 
-    A day without an hour means its first hour in `first` and its last in `last`; None: there is no end.
+    A day without an hour means its first hour in `first` and its last hour in `last`; None: no end.
     """
 
     first: str
@@ -59,7 +59,7 @@ class DateRange:
         if self.last is None:
             raise _wrong_date(
                 "to",
-                "is missing. Only `clickline up --follow` can do without it.",
+                "is missing. Only `clickline up --follow` works without it.",
                 "Give the last date or hour.",
             )
         last = _hour_number("to", self.last, 23)
@@ -76,8 +76,10 @@ class _Period:
 
     source: str  # the pattern as written
     pattern: str  # of its files
-    folder: str  # which the donefile marks as complete
-    file_is_dated: bool  # the placeholder is in the file's name: a folder alone does not make the hour exist
+    folder: str  # where the donefile marks it as complete
+    file_is_dated: (
+        bool  # the placeholder is in the file name: the folder alone does not show that the hour exists
+    )
     hour: int
     daily: bool
 
@@ -86,7 +88,7 @@ class _Period:
         return hour_label(self.hour, 24 if self.daily else 1)
 
 
-def resolve(
+def resolve_files(
     storage: Storage,
     patterns: Sequence[str],
     dates: DateRange | None = None,
@@ -97,13 +99,13 @@ def resolve(
 ) -> list[SourceFile]:
     """The files of all patterns, each once, sorted by hour and URI.
 
-    An hour of a {date}/{hour} pattern is ready when its folder holds `donefile`, or exists if none is named.
-    The others are waited for, then raised as HourNotReady; they are never left out.
+    An hour of a {date}/{hour} pattern is ready if its folder has the `donefile`, or exists if none is configured.
+    Other hours are waited for and then raise HourNotReady; they are never skipped.
     """
     progress = progress or Progress()
     periods = {pattern: list(_periods(pattern, dates)) for pattern in patterns}
     expected = [period for of_pattern in periods.values() for period in of_pattern]
-    _await(storage, expected, donefile, wait_seconds, progress, clock or SystemClock())
+    _wait_until_ready(storage, expected, donefile, wait_seconds, progress, clock or SystemClock())
 
     found: list[SourceFile] = []
     for pattern, of_pattern in periods.items():
@@ -112,49 +114,49 @@ def resolve(
         if not files:
             raise SourceNotFound(_nothing_found(storage, pattern))
         found += files
-    return _each_once(found)
+    return _deduplicate(found)
 
 
-def files_there(
+def existing_files(
     storage: Storage, patterns: Sequence[str], dates: DateRange | None = None
 ) -> list[SourceFile]:
-    """The files of all patterns that are there now, whether or not their hours are complete."""
+    """The existing files of all patterns, whether or not their hours are complete."""
     found: list[SourceFile] = []
     for pattern in patterns:
         periods = [period.pattern for period in _periods(pattern, dates)]
         found += [file for one in periods or [pattern] for file in storage.list(one)]
-    return _each_once(found)
+    return _deduplicate(found)
 
 
-def in_both(train: Sequence[str], evaluated: Sequence[str]) -> str | None:
-    """What to say of files that a model would both learn and be measured on; None if there are none."""
-    learned = {_same(uri) for uri in train}
-    both = sorted(shown(uri) for uri in evaluated if _same(uri) in learned)
+def overlap_warning(train: Sequence[str], eval_files: Sequence[str]) -> str | None:
+    """A warning about files that are used for both training and evaluation; None if there are none."""
+    train_files = {_canonical_uri(uri) for uri in train}
+    both = sorted(redacted(uri) for uri in eval_files if _canonical_uri(uri) in train_files)
     if not both:
         return None
     files = (
-        "its only file is" if len(evaluated) == 1 else f"{len(both):,} of its {len(evaluated):,} files are"
+        "its only file is" if len(eval_files) == 1 else f"{len(both):,} of its {len(eval_files):,} files are"
     )
     return (
-        f"data.eval: {files} in data.train too ({', '.join(both[:3])}{', …' if len(both) > 3 else ''}). The model is "
-        "measured on rows that it has learned, so its figures, and the gate's verdict, say nothing about new rows. "
+        f"data.eval: {files} also in data.train ({', '.join(both[:3])}{', …' if len(both) > 3 else ''}). The model is "
+        "evaluated on its own training rows, so its metrics, and the gate, say nothing about new rows. "
         "Give data.eval other files, later in time than data.train."
     )
 
 
-def _same(uri: str) -> str:
-    """What two names of one file have in common."""
+def _canonical_uri(uri: str) -> str:
+    """One URI for all names of the same file."""
     return os.path.realpath(uri) if Storage.is_local(uri) else uri
 
 
-def _each_once(files: list[SourceFile]) -> list[SourceFile]:
+def _deduplicate(files: list[SourceFile]) -> list[SourceFile]:
     found: dict[str, SourceFile] = {}
     for file in files:
-        found.setdefault(_same(file.uri), file)
+        found.setdefault(_canonical_uri(file.uri), file)
     return sorted(found.values(), key=lambda file: (-1 if file.hour is None else file.hour, file.uri))
 
 
-# ── one hour after the other ───────────────────────────────────────────────────────────────────
+# ── hour by hour ───────────────────────────────────────────────────────────────────
 
 
 def hour_step(patterns: Sequence[str]) -> Literal[1, 24]:
@@ -162,40 +164,38 @@ def hour_step(patterns: Sequence[str]) -> Literal[1, 24]:
     remedy = "Give {date}/{hour} patterns, such as logs/{date}/{hour}/*, all hourly or all daily."
     for pattern in patterns:
         if "{date}" not in pattern:
-            problem = (
-                f"holds {_told(pattern)}, which has no {{date}}: hours that arrive cannot be told apart."
-            )
+            problem = f"holds {_display(pattern)}, which has no {{date}}: new hours cannot be identified."
             raise ConfigError([Mistake("", 0, "data.train", problem, remedy)])
     steps: set[Literal[1, 24]] = {1 if "{hour}" in pattern else 24 for pattern in patterns}
     if len(steps) > 1:
-        problem = "mixes patterns with {hour} and without: a day's files are not part of an hour."
+        problem = "mixes patterns with and without {hour}: the files of a day are not part of an hour."
         raise ConfigError([Mistake("", 0, "data.train", problem, remedy)])
     return steps.pop() if steps else 1
 
 
 def hour_label(hour: int, step: int) -> str:
-    """How a period is written: 20260101/03, or 20260101 for a day."""
+    """The label of a period: 20260101/03, or 20260101 for a day."""
     return f"{_EPOCH + timedelta(hours=hour):{'%Y%m%d' if step == 24 else '%Y%m%d/%H'}}"
 
 
 def hour_is_complete(storage: Storage, patterns: Sequence[str], donefile: str | None, hour: int) -> bool:
-    """Whether the hour, or day, that begins at `hour` is there in all patterns; StorageError if nobody can say."""
+    """Whether the hour, or day, that begins at `hour` is complete in all patterns; StorageError if that is unknown."""
     return all(_ready(storage, period, donefile) for period in _periods_of_hour(patterns, hour))
 
 
 def hour_files(
     storage: Storage, patterns: Sequence[str], donefile: str | None, hour: int, progress: Progress
 ) -> list[SourceFile]:
-    """The files of one hour or day, none of them the donefile; HourNotReady when it is not complete."""
+    """The files of one hour or day, without the donefile; HourNotReady if it is not complete."""
     periods = _periods_of_hour(patterns, hour)
     for period in periods:
         if not _ready(storage, period, donefile):
-            lacking = f"its donefile {donefile}" if donefile else "its folder"
+            missing = f"its donefile {donefile}" if donefile else "its folder"
             raise HourNotReady(
-                f"{period.label} of {_told(period.source)} is not complete: {lacking} is missing. "
-                "Wait until it has arrived."
+                f"{period.label} of {_display(period.source)} is not complete: {missing} is missing. "
+                "Wait until it arrives."
             )
-    return _each_once(_dated_files(storage, periods, donefile, progress))
+    return _deduplicate(_dated_files(storage, periods, donefile, progress))
 
 
 def _periods_of_hour(patterns: Sequence[str], hour: int) -> list[_Period]:
@@ -207,24 +207,24 @@ def _periods_of_hour(patterns: Sequence[str], hour: int) -> list[_Period]:
 
 
 def _periods(pattern: str, dates: DateRange | None) -> Iterator[_Period]:
-    """The hours or days of a pattern; none if it is a plain path or glob."""
-    live = live_part(pattern)
+    """The hours or days of a pattern; none for a plain path or glob."""
+    live = remove_escaped(pattern)
     if "{" not in live:
         return
     unknown = re.search(r"\{[^}/]*\}?", live.replace("{date}", "").replace("{hour}", ""))
     if unknown or "{date}" not in pattern:
         problem = unknown[0] if unknown else "{hour} without {date}"
         raise SourceNotFound(
-            f"{_told(pattern)} has {problem}. A pattern may have {{date}} (YYYYMMDD) and, with it, {{hour}}. "
-            "Write a brace of the name itself as [{]."
+            f"{_display(pattern)} has {problem}. A pattern may have {{date}} (YYYYMMDD) and, with it, {{hour}}. "
+            "Write a literal brace as [{]."
         )
     if dates is None:
         raise SourceNotFound(
-            f"{_told(pattern)} has {{date}}, but no dates are given. Set data.dates: {{from: …, to: …}} "
+            f"{_display(pattern)} has {{date}}, but no dates are given. Set data.dates: {{from: …, to: …}} "
             "as YYYYMMDD or YYYYMMDD/HH."
         )
     segments = pattern.split("/")
-    dated = max(i for i, segment in enumerate(segments) if "{" in live_part(segment))
+    dated = max(i for i, segment in enumerate(segments) if "{" in remove_escaped(segment))
     in_file_name = dated == len(segments) - 1
     folder = "/".join(segments[: dated if in_file_name else dated + 1])
     daily = "{hour}" not in pattern
@@ -232,16 +232,23 @@ def _periods(pattern: str, dates: DateRange | None) -> Iterator[_Period]:
     for hour in range(hours.start // 24 * 24, hours.stop, 24) if daily else hours:
         moment = _EPOCH + timedelta(hours=hour)
         values = {"{date}": f"{moment:%Y%m%d}", "{hour}": f"{moment:%H}"}
-        yield _Period(pattern, _filled(pattern, values), _filled(folder, values), in_file_name, hour, daily)
+        yield _Period(
+            pattern,
+            _fill_placeholders(pattern, values),
+            _fill_placeholders(folder, values),
+            in_file_name,
+            hour,
+            daily,
+        )
 
 
-def _filled(text: str, values: dict[str, str]) -> str:
+def _fill_placeholders(text: str, values: dict[str, str]) -> str:
     for placeholder, value in values.items():
         text = text.replace(placeholder, value)
     return text
 
 
-def _await(
+def _wait_until_ready(
     storage: Storage,
     pending: list[_Period],
     donefile: str | None,
@@ -249,25 +256,25 @@ def _await(
     progress: Progress,
     clock: Clock,
 ) -> None:
-    """Return when every period is ready; poll until the time is over, then raise."""
+    """Poll until every period is ready, or the time is over: then raise HourNotReady."""
     deadline = clock.now() + wait_seconds
-    lacking = f"the donefile {donefile}" if donefile else "its folder"
-    said = ""
+    missing = f"the donefile {donefile}" if donefile else "its folder"
+    logged = ""
     while pending := [period for period in pending if not _ready(storage, period, donefile)]:
         hours = " and ".join(
-            f"{_compact(list(same))} of {_told(source)}"
+            f"{_format_periods(list(same))} of {_display(source)}"
             for source, same in groupby(pending, key=lambda period: period.source)
         )
         left = deadline - clock.now()
         if left <= 0:
             waited = f" after {wait_seconds:g} s of waiting" if wait_seconds else ""
             raise HourNotReady(
-                f"{hours}: not there or not complete, {lacking} is missing{waited}. "
+                f"{hours}: not complete, {missing} is missing{waited}. "
                 "Run again when they have arrived, wait longer (data.dates.wait), or change data.dates."
             )
-        if hours != said:
-            progress.say(f"waiting up to {left:.0f} s for {lacking}: {hours}")
-            said = hours
+        if hours != logged:
+            progress.log(f"waiting up to {left:.0f} s for {missing}: {hours}")
+            logged = hours
         clock.sleep(min(_POLL_SECONDS, left))
 
 
@@ -276,12 +283,12 @@ def _ready(storage: Storage, period: _Period, donefile: str | None) -> bool:
         return False
     if donefile is None:
         return bool(storage.list(period.pattern) or storage.folders(period.folder))
-    folders = storage.folders(period.folder) if is_glob(period.folder) else [literal(period.folder)]
+    folders = storage.folders(period.folder) if is_glob(period.folder) else [unescape(period.folder)]
     return bool(folders) and all(storage.describe(storage.join(folder, donefile)) for folder in folders)
 
 
-def _compact(periods: list[_Period]) -> str:
-    """20260101/03..05, 20260101/22..20260102/01: runs of hours that follow each other."""
+def _format_periods(periods: list[_Period]) -> str:
+    """Periods as ranges of consecutive hours: 20260101/03..05, 20260101/22..20260102/01."""
     runs: list[list[_Period]] = []
     for period in periods:
         step = 24 if period.daily else 1
@@ -289,10 +296,10 @@ def _compact(periods: list[_Period]) -> str:
             runs[-1].append(period)
         else:
             runs.append([period])
-    return ", ".join(_run(run[0].label, run[-1].label) for run in runs)
+    return ", ".join(_format_range(run[0].label, run[-1].label) for run in runs)
 
 
-def _run(first: str, last: str) -> str:
+def _format_range(first: str, last: str) -> str:
     if first == last:
         return first
     day, _, hour = last.partition("/")
@@ -309,7 +316,7 @@ def _dated_files(
         if not data:
             empty.append(period)
     if empty:
-        progress.say(f"complete, but without data: {_compact(empty)} of {_told(empty[0].source)}")
+        progress.log(f"complete, but empty: {_format_periods(empty)} of {_display(empty[0].source)}")
     return files
 
 
@@ -318,26 +325,26 @@ def _is_donefile(file: SourceFile, donefile: str | None) -> bool:
 
 
 def _nothing_found(storage: Storage, pattern: str) -> str:
-    """What a user needs to know who wrote a pattern that matches nothing."""
-    found_nothing = f"{_told(pattern)} matches no file."
+    """The message for a pattern that matches nothing."""
+    found_nothing = f"{_display(pattern)} matches no file."
     if protocol_of(pattern) in ("http", "https"):
-        return f"{found_nothing} Open the address in a browser and correct it."
+        return f"{found_nothing} Open the URL in a browser and correct it."
     if storage.folders(pattern):
-        return f"{_told(pattern)} is a folder. Write {_told(storage.join(pattern, '*'))} for the files in it."
+        return f"{_display(pattern)} is a folder. Write {_display(storage.join(pattern, '*'))} for the files in it."
     folder = _nearest_folder(storage, pattern)
     if folder is None:
-        return f"{found_nothing} Not even its bucket or top folder exists. Correct it, or create that first."
+        return f"{found_nothing} Its bucket or top folder does not exist. Correct the pattern, or create it."
     names = storage.names(folder)
     inside = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return (
-        f"{found_nothing} The nearest folder that exists is {shown(folder)}, in it: {inside or 'nothing'}. "
+        f"{found_nothing} The nearest existing folder is {redacted(folder)}, in it: {inside or 'nothing'}. "
         "Correct the pattern, or put the files there."
     )
 
 
 def _nearest_folder(storage: Storage, pattern: str) -> str | None:
-    """The deepest folder on the way to the pattern that exists."""
-    fixed = fixed_part(pattern)
+    """The deepest existing folder on the path of the pattern."""
+    fixed = fixed_prefix(pattern)
     path_start = fixed.index("://") + 3 if "://" in fixed else 0
     ends = (i for i in reversed(range(path_start, len(fixed))) if fixed[i] == "/")
     candidates = [fixed[:end] or "/" for end in ends]
@@ -346,8 +353,8 @@ def _nearest_folder(storage: Storage, pattern: str) -> str | None:
     return next((folder for folder in candidates if storage.folders(glob.escape(folder))), None)
 
 
-def _told(pattern: str) -> str:
-    return shown(literal(pattern))
+def _display(pattern: str) -> str:
+    return redacted(unescape(pattern))
 
 
 def _hour_number(key: str, text: str, default_hour: int) -> int:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import IO
 
 from clickline.errors import ClicklineError
-from clickline.pipeline.ipc import Teller, told_error
+from clickline.pipeline.ipc import ProgressSender, error_to_json
 
 
 def main(descriptor: int) -> None:
@@ -29,7 +29,7 @@ def main(descriptor: int) -> None:
     if not first:
         os._exit(1)
     threading.Thread(target=_leave_with_parent, args=(words,), daemon=True).start()
-    teller = Teller(end)
+    teller = ProgressSender(end)
     try:
         from clickline.config import Config
         from clickline.studio.homes import home_of
@@ -44,12 +44,12 @@ def main(descriptor: int) -> None:
         run([home_of(config, None, set())], config.studio.host, config.studio.port, up)
         os._exit(0)
     except ClicklineError as error:
-        teller.send(error=told_error(error))
+        teller.send(error=error_to_json(error))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("clickline"):
             raise
         needed = f"the studio needs the package {error.name}: pip install 'clickline[studio]'"
-        teller.send(error=told_error(ClicklineError(needed)))
+        teller.send(error=error_to_json(ClicklineError(needed)))
     os._exit(1)
 
 

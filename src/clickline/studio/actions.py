@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clickline.artifacts.promotion import current_of, pin, roll_back, unpin
+from clickline.artifacts.promotion import current_of, pin, promote, roll_back, unpin
 from clickline.artifacts.registry import Registry
 from clickline.errors import RequestRefused
 
@@ -17,7 +17,8 @@ def act(registry: Registry, action: str, asked: Mapping[str, Any]) -> dict[str, 
     """`asked`: reason, and the version where it is not the one before (rollback) or the current one (pin)."""
     reason, number = _checked(asked)
     if action == "rollback":
-        moved = roll_back(registry, number, reason)
+        newer = number is not None and number > current_of(registry).version
+        moved = promote(registry, number, reason) if newer else roll_back(registry, number, reason)
     elif action == "pin":
         moved = pin(registry, current_of(registry).version if number is None else number, reason)
     else:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from clickline.storage.redaction import shown
+from clickline.storage.redaction import redacted
 from clickline.studio.file_reads import Stamp, stamp_of
 
 _MOST_HOURS = 1000
@@ -154,7 +154,7 @@ def _coming(state: Mapping[str, Any]) -> dict[str, Any] | None:
 def _bad_row(line: bytes) -> dict[str, Any]:
     row = json.loads(line)
     return {
-        "file": shown(str(row["file"])),
+        "file": redacted(str(row["file"])),
         "line": row["line"],
         "reason": row["reason"],
         "detail": row["detail"],

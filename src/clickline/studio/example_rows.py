@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.from_config import storage_of
 from clickline.config import Config
-from clickline.data.input_blocks import open_reader
-from clickline.data.schema import Layout, layout, target_fields
+from clickline.data.input_blocks import reader_from_config
+from clickline.data.schema import Schema, build_schema, target_fields
 from clickline.errors import ClicklineError
 from clickline.features import FeatureSpec
-from clickline.features.raw_columns import numbers as read_numbers
-from clickline.features.raw_columns import without
+from clickline.features.raw_columns import to_float32 as read_numbers
+from clickline.features.raw_columns import drop_missing
 from clickline.records import IntegerColumn, NumberColumn, RawColumn, RawRows, category_text
-from clickline.serving.protocols.call import number_columns, several_columns
+from clickline.serving.protocols.call import number_columns, multi_value_columns
 from clickline.storage.storage import Storage
 
 _EXACT = 2**53  # whole numbers that a browser keeps
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 def form_fields(features: FeatureSpec, home: Path, examples: list[Row]) -> list[dict[str, Any]]:
     """What can be told of each raw column. `examples`: rows of logs; an invented one is added if there is none."""
-    numbers, several = number_columns(features), several_columns(features)
+    numbers, several = number_columns(features), multi_value_columns(features)
     top = _frequent(home)
     fields: dict[str, dict[str, Any]] = {}
     for field in features.fields:
@@ -67,8 +67,8 @@ def rows_of_logs(config: Config, features: FeatureSpec, count: int) -> list[Row]
             return []
         data = config.data
         slots = [int(column) for column in features.columns if column.isascii() and column.isdigit()]
-        told = layout(data, slots, sum(column.startswith("dense_") for column in features.columns))
-        reader = open_reader(data, Layout(features, target_fields(data), told.dense))
+        told = build_schema(data, slots, sum(column.startswith("dense_") for column in features.columns))
+        reader = reader_from_config(data, Schema(features, target_fields(data), told.dense))
         block = next(reader.blocks(path.name, path), None)
         if block is None or block.payload is None:
             return []
@@ -98,7 +98,7 @@ def _rows(raw: RawRows, features: FeatureSpec) -> Iterator[Row]:
         if name in numbers:
             there[name] = ~np.isnan(read_numbers(column, name, raw.rows, features.missing)[0])
         else:
-            columns[name] = without(column, features.missing)
+            columns[name] = drop_missing(column, features.missing)
     for b in range(raw.rows):
         row: Row = {}
         for name, column in columns.items():

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from clickline.errors import ClicklineError
-from clickline.pipeline.run_status import registered, status
-from clickline.pipeline.stage_logs import LOGS, LogReader, is_role, role_logs
+from clickline.pipeline.run_status import registry_summary, status
+from clickline.pipeline.stage_logs import LOG_NAMES, LogReader, is_cluster_role, cluster_logs
 from clickline.pipeline.up_folder import UpFolder
 from clickline.storage.storage import Storage
 from clickline.studio.dataset_view import Data
@@ -98,8 +98,8 @@ class View:
         return await self.once("cluster", lambda: read_status(self.home.folder))
 
     async def log(self, name: str, lines: int) -> str:
-        if name not in LOGS and not is_role(name):
-            allowed = f"{', '.join(LOGS)}, driver, network, worker-N, shard-N"
+        if name not in LOG_NAMES and not is_cluster_role(name):
+            allowed = f"{', '.join(LOG_NAMES)}, driver, network, worker-N, shard-N"
             raise NotThere(f"there is no log of that name. Allowed: {allowed}.")
         return await self.once(f"log {name} {lines}", lambda: self._log(name, min(lines, _MOST_LINES)))
 
@@ -115,7 +115,7 @@ class View:
     def _state(self) -> dict[str, Any]:
         """What `up` says of itself."""
         try:
-            seen = UpFolder(self.home.config).look()
+            seen = UpFolder(self.home.config).read()
         except ClicklineError:  # the home is elsewhere
             return {"state": "never"}
         return {**seen.document, "state": seen.state}
@@ -139,7 +139,7 @@ class View:
             return {"error": str(error)}
         if stamp is not None and stamp == self._registry_stamp:
             return self._registered
-        found = registered(self.home.config, self.versions.shown)
+        found = registry_summary(self.home.config, self.versions.shown)
         self._registry_stamp = None if "error" in found else stamp
         return found
 
@@ -151,8 +151,8 @@ class View:
 
     def _log(self, name: str, lines: int) -> str:
         folder = UpFolder(self.home.config)
-        stages = [name] if name in LOGS else []
-        reader = LogReader(folder.logs, stages, lambda: role_logs(folder.home, name))
+        stages = [name] if name in LOG_NAMES else []
+        reader = LogReader(folder.logs, stages, lambda: cluster_logs(folder.home, name))
         try:
             return "".join(f"{line.at} {line.text}\n" for line in reader.last(lines))
         finally:

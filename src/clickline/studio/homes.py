@@ -44,9 +44,9 @@ class Home:
         with suppress(ClicklineError):
             token = read_token(self.config.serve.token_file)
             found += [] if token is None else [token]
-        if self.config.storage.credentials is not None:
+        if self.config.storage.credentials_file is not None:
             with suppress(OSError, ValueError, yaml.YAMLError):
-                found += secrets_in(yaml.safe_load(Path(self.config.storage.credentials).read_text()))
+                found += secrets_in(yaml.safe_load(Path(self.config.storage.credentials_file).read_text()))
         return Redactor(found)
 
 

@@ -24,7 +24,7 @@ from clickline.features import FeatureSpec
 from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.scorer import Scorer
 from clickline.serving.auth import read_token
-from clickline.serving.protocols.http_common import Door, HttpLimits
+from clickline.serving.protocols.http_common import HttpEndpoint, HttpLimits
 from clickline.serving.protocols.http_routes import route
 from clickline.studio.example_rows import form_fields, rows_of_logs
 from clickline.studio.home_view import Slow, View
@@ -88,7 +88,7 @@ class Trying:
         without = [_without(rows[n], column) for n, column in variants]
         began = time.perf_counter()
         async with self._client() as client:
-            question = client.ask([*rows, *without])
+            question = client.prepare([*rows, *without])
             began = time.perf_counter()
             answer = await client.send(question)
         latency = time.perf_counter() - began
@@ -179,7 +179,7 @@ class Trying:
 def _scored(scorer: Scorer, rows: Sequence[Row]) -> list[float]:
     """As the server does: the same reading of the same JSON. Columns that the version does not have are left out."""
     door = route("POST", "/v1/models/before:predict")
-    assert isinstance(door, Door)
+    assert isinstance(door, HttpEndpoint)
     known = [{name: value for name, value in row.items() if name in scorer.columns} for row in rows]
     call = door.decode(orjson.dumps({"instances": known}), {}, scorer, HttpLimits())
     return [float(score) for score in scorer.predict(call.rows).probability_B]

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from clickline.config import Config
 from clickline.errors import ClicklineError
-from clickline.pipeline.endpoint import endpoint
+from clickline.pipeline.endpoint import endpoint_of
 from clickline.serving.auth import read_token
 
 _POINTS = 300
@@ -44,7 +44,7 @@ class Serving:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._where = endpoint(config)
+        self._where = endpoint_of(config)
         self._history: deque[dict[str, Any]] = deque(maxlen=_POINTS)
         self._last: Scrape | None = None
         self._reason: str | None = None
@@ -132,7 +132,7 @@ def trust(config: Config) -> ssl.SSLContext | bool:
     tls = config.serve.tls
     if tls is None:
         return True
-    context = ssl.create_default_context(cafile=tls.authority or tls.certificate)
+    context = ssl.create_default_context(cafile=tls.ca or tls.certificate)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context

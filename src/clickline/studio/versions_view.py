@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clickline.artifacts.diff import differences, measures, state_of, summary
+from clickline.artifacts.diff import differences, metrics_of, state_of, summary
 from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.registry import Move, Registry
 from clickline.config import Config
@@ -106,7 +106,7 @@ class Versions:
                 version = self.shown.version(number)
             except ArtifactError:
                 return _UNREADABLE | {"version": number}
-            found = measures(version)
+            found = metrics_of(version)
             known = {**summary(version), **{name: found.get(name) for name in ("logloss", "calibration")}}
             self._known[number] = known
         return known

@@ -1,4 +1,4 @@
-"""The training loop on a cluster: the driver learns epochs, this writes their story and the checkpoints."""
+"""The training loop on a cluster: the driver trains epochs, this records the history and writes checkpoints."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.artifacts.checkpoint import Checkpoint, begin_checkpoint, finish_checkpoint, latest
+from clickline.artifacts.checkpoint import Checkpoint, begin_checkpoint, finish_checkpoint, latest_checkpoint
 from clickline.artifacts.dataset import Dataset
 from clickline.config import Config
 from clickline.config.sections import TrainSection
 from clickline.embedding import Eviction, SlotReport
 from clickline.errors import ClicklineError
-from clickline.evaluation.progressive_validation import Progressive
+from clickline.evaluation.progressive_validation import ProgressiveValidation
 from clickline.progress import Progress, human_size
 from clickline.records import LabelledRows
 from clickline.training.batches import Batches, Position
 from clickline.training.cluster.driver import Driver
-from clickline.training.cluster.job import Job, Lost
-from clickline.training.cluster.job_status import Figures, driving
-from clickline.training.cluster.policy import Rules
+from clickline.training.cluster.job import StateLost, TrainingJob
+from clickline.training.cluster.job_status import JobMetrics, driver_lock
+from clickline.training.cluster.policy import PolicyRules
 from clickline.training.dense_optimizer import Diverged
 from clickline.training.tracking import Tracker
-from clickline.training.train_step import Learner
-from clickline.training.training_run import Epochs, Result
+from clickline.training.train_step import TrainStep
+from clickline.training.training_run import TrainedModel, TrainingRun
 
-_WRITER_SHARE = 0.2  # of one core of each shard, for a checkpoint that is written while training goes on
-_TOLD_SECONDS = 2.0
+_WRITER_SHARE = 0.2  # of one core of each embedding server, to write a checkpoint while training continues
+_REPORT_SECONDS = 2.0
 
 
 @contextmanager
 def cluster_trainer(
     config: Config,
     dataset: Dataset,
-    learner: Learner,
+    train_step: TrainStep,
     batches: Mapping[str, Any],
     run: Path,
     identity: Mapping[str, Any],
     tracker: Tracker,
     progress: Progress,
 ) -> Iterator[ClusterTrainer]:
-    """A trainer whose roles end with it, the one driver of its run."""
-    with driving(Path(config.home), run):
-        job = _job(config, dataset, learner, batches, run)
+    """A cluster trainer that holds the driver lock of its run; its processes stop with it."""
+    with driver_lock(Path(config.home), run):
+        job = _job(config, dataset, train_step, batches, run)
         trainer = ClusterTrainer(
             config.train,
             dataset,
-            learner,
+            train_step,
             Batches(dataset, Path(dataset.folder), **batches),
             run,
             identity,
@@ -75,11 +75,13 @@ def cluster_trainer(
             trainer.close(state, message)
 
 
-def _job(config: Config, dataset: Dataset, learner: Learner, batches: Mapping[str, Any], run: Path) -> Job:
-    train, cluster, model = config.train, config.cluster, learner.model
-    worker, shard, rule = cluster.worker, cluster.shard, train.eviction
+def _job(
+    config: Config, dataset: Dataset, train_step: TrainStep, batches: Mapping[str, Any], run: Path
+) -> TrainingJob:
+    train, cluster, model = config.train, config.cluster, train_step.model
+    worker, shard, rule = cluster.worker, cluster.embedding_server, train.eviction
     memory = "" if worker.memory == "auto" else f" and {human_size(worker.memory)}"
-    return Job(
+    return TrainingJob(
         home=Path(config.home).absolute(),
         run=run.absolute(),
         address=cluster.address,
@@ -89,96 +91,98 @@ def _job(config: Config, dataset: Dataset, learner: Learner, batches: Mapping[st
         tables=model.plan.tables(uses_wide=model.tables.wide_optimizer is not None),
         model_file=None if config.model.file is None else Path(config.model.file).absolute(),
         sync=train.sync,
-        staleness=train.staleness,
-        staleness_rate=train.staleness_rate,
-        rules=Rules(train.workers.min, train.workers.max, cluster.crashes, f"{worker.cpus:g} CPUs{memory}"),
-        shards=train.shards,
+        max_staleness=train.max_staleness,
+        scale_lr_by_staleness=train.scale_lr_by_staleness,
+        rules=PolicyRules(
+            train.workers.min, train.workers.max, cluster.max_failures, f"{worker.cpus:g} CPUs{memory}"
+        ),
+        shards=train.embedding_servers,
         worker_cpus=worker.cpus,
         worker_memory=None if worker.memory == "auto" else worker.memory,
         shard_cpus=shard.cpus,
         shard_memory=None if shard.memory == "auto" else shard.memory,
         eviction=None
         if rule is None
-        else Eviction(rule.threshold, rule.hours_unseen, rule.click_weight, rule.nonclick_weight),
+        else Eviction(rule.threshold, rule.max_idle_hours, rule.click_weight, rule.nonclick_weight),
         total_rows=dataset.splits["train"].rows * train.epochs,
     )
 
 
-class ClusterTrainer(Epochs):
-    """Epochs that are learned by the roles of a cluster. What they lose is learned again from the last checkpoint."""
+class ClusterTrainer(TrainingRun):
+    """Trains epochs with the processes of a cluster. Lost state is trained again from the last checkpoint."""
 
     def __init__(
         self,
         settings: TrainSection,
         dataset: Dataset,
-        learner: Learner,
+        train_step: TrainStep,
         batches: Batches,
         run: Path,
         identity: Mapping[str, Any],
         tracker: Tracker,
         progress: Progress,
-        job: Job,
+        job: TrainingJob,
     ) -> None:
-        super().__init__(settings, dataset, learner.model, batches, run, identity, tracker, progress)
-        self._learner = learner
-        self._first = learner.dense_state()  # what a run begins with that has no checkpoint yet
-        self._driver = Driver(job, progress, self._tell)
+        super().__init__(settings, dataset, train_step.model, batches, run, identity, tracker, progress)
+        self._train_step = train_step
+        self._initial_state = train_step.dense_state()  # the state of a run without a checkpoint
+        self._driver = Driver(job, progress, self._report)
         self._start: Checkpoint | None = None
-        self._units: Mapping[str, Any] | None = None  # async: where the epoch is
-        self._cut_at = time.monotonic()
-        self._cut_step = 0
+        self._units: Mapping[str, Any] | None = None  # async: progress of the leases
+        self._checkpoint_at = time.monotonic()
+        self._checkpoint_step = 0
         self._writing: Future[Checkpoint] | None = None
-        self._told = 0.0
-        self._figures = Figures()  # the newest
-        self._advanced = 0
+        self._reported_at = 0.0
+        self._job_metrics = JobMetrics()  # the newest
+        self._progress_rows = 0
 
     @property
     def step(self) -> int:
         return self._driver.step
 
-    # ── going on ───────────────────────────────────────────────────────────────────────────────
+    # ── resuming ───────────────────────────────────────────────────────────────────────────────
 
     def resume(self, start: Checkpoint | None) -> None:
         self._start = start
         while True:
             try:
-                if latest(self._run) is None and start is None:
-                    self._driver.begin((), self._first, 0, 0)
+                if latest_checkpoint(self._run) is None and start is None:
+                    self._driver.begin((), self._initial_state, 0, 0)
                 super().resume(start)
                 return
-            except Lost as lost:  # again, while it began
-                self._drop_unwritten(lost)
+            except StateLost as lost:  # another loss during the start
+                self._roll_back(lost)
 
-    def _warm(self, start: Checkpoint) -> None:
+    def _warm_start(self, start: Checkpoint) -> None:
         arrays = start.dense()
         self._model.load_weights(arrays)
-        self._learner.load_moments(arrays)
-        self._driver.begin(start.tables, self._learner.dense_state(), 0, 0)
+        self._train_step.load_moments(arrays)
+        self._driver.begin(start.tables, self._train_step.dense_state(), 0, 0)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         from clickline.models.calibration import from_json
 
         body = checkpoint.body
         self._units = body["units"]
-        self._cut_step = checkpoint.step
-        found = body.get("calibration")
-        self._model.calibration = None if found is None else from_json(found)
-        self._driver.begin(checkpoint.tables, checkpoint.dense(), checkpoint.step, self._learned)
+        self._checkpoint_step = checkpoint.step
+        calibration = body.get("calibration")
+        self._model.calibration = None if calibration is None else from_json(calibration)
+        self._driver.begin(checkpoint.tables, checkpoint.dense(), checkpoint.step, self._trained_rows)
 
-    def train_to(self, epochs: int) -> Result:
+    def train_to(self, epochs: int) -> TrainedModel:
         while True:
             try:
                 return super().train_to(epochs)
-            except Lost as lost:
-                self._drop_unwritten(lost)
+            except StateLost as lost:
+                self._roll_back(lost)
                 self.resume(self._start)
 
-    def _drop_unwritten(self, lost: Lost) -> None:
-        """What is not in the last checkpoint is not there."""
-        self._driver.restarted(lost)
-        self._position, self._units, self._learned, self._newest_hour = Position(), None, 0, -1
-        self._evicted, self._epochs, self._measured = {}, [], {}
-        self._hours = None if self._hours is None else Progressive()
+    def _roll_back(self, lost: StateLost) -> None:
+        """Forget everything that is not in the last checkpoint."""
+        self._driver.roll_back(lost)
+        self._position, self._units, self._trained_rows, self._newest_hour = Position(), None, 0, -1
+        self._evicted, self._history, self._evaluations = {}, [], {}
+        self._hours = None if self._hours is None else ProgressiveValidation()
         self._writing = None
 
     def close(self, state: Literal["done", "stopped", "failed"], message: str = "") -> None:
@@ -190,97 +194,100 @@ class ClusterTrainer(Epochs):
     def _at_epoch_end(self) -> bool:
         return super()._at_epoch_end and self._units is None
 
-    def _learn_epoch(self, pool: ThreadPoolExecutor) -> None:
+    def _train_epoch(self, pool: ThreadPoolExecutor) -> None:
         rows, epoch = self._dataset.splits["train"].rows, self._position.epoch
         self._progress.begin(f"train epoch {epoch + 1}", total_rows=rows)
-        self._advanced = self._learned
+        self._progress_rows = self._trained_rows
         try:
-            for pause in self._driver.learn(self._position, self._units, self._cut_due):
-                if pause.position.epoch > epoch:  # behind the last step: the epoch's own checkpoint comes now
+            for pause in self._driver.train_epoch(self._position, self._units, self._checkpoint_due):
+                if pause.position.epoch > epoch:  # after the last step: the epoch's own checkpoint follows
                     continue
                 self._position, self._units = pause.position, pause.units
                 self._writing = self._begin_checkpoint(pool)
-            self._told = float("-inf")
-            self._driver.tell()
+            self._reported_at = float("-inf")
+            self._driver.report()
         except Diverged as error:
-            raise ClicklineError(f"{error} The batch is kept in {self._keep_batch(error.rows)}.") from error
+            raise ClicklineError(f"{error} The batch was saved to {self._save_batch(error.rows)}.") from error
         finally:
             self._progress.end()
         self._position, self._units = Position(epoch + 1), None
         if self._writing is not None:
             self._writing.result()
 
-    def _cut_due(self, step: int) -> bool:
+    def _checkpoint_due(self, step: int) -> bool:
         if self._writing is not None:
             if not self._writing.done():
                 return False
             error = self._writing.exception()
-            if error is not None and not isinstance(error, Lost):  # of a lost shard others tell, and more
+            if error is not None and not isinstance(
+                error, StateLost
+            ):  # a lost embedding server is reported elsewhere
                 raise error
             if error is not None:
-                self._progress.say(
-                    f"the checkpoint of step {self._cut_step:,} was not written: {error}. Training goes on, and the "
-                    "next one comes at its time; if the shard is lost, training goes back to the checkpoint before"
+                self._progress.log(
+                    f"the checkpoint of step {self._checkpoint_step:,} was not written: {error}. Training "
+                    "continues, and the next one is written on schedule; if an embedding server is lost, training "
+                    "rolls back to the previous checkpoint"
                 )
-                # Not at once: a shard that still writes would be taken for lost while it ends that first.
-                self._writing, self._cut_at, self._cut_step = None, time.monotonic(), step
+                # Not at once: an embedding server that still writes would be considered lost while it finishes.
+                self._writing, self._checkpoint_at, self._checkpoint_step = None, time.monotonic(), step
         steps = self._settings.checkpoint_steps
-        if steps is not None and step - self._cut_step >= steps:
+        if steps is not None and step - self._checkpoint_step >= steps:
             return True
-        return time.monotonic() - self._cut_at > self._settings.checkpoint_every
+        return time.monotonic() - self._checkpoint_at > self._settings.checkpoint_every
 
-    def _tell(self, figures: Figures) -> None:
-        """One line of how it goes, and the tracked figures."""
-        self._figures = figures
-        self._progress.advance(rows=max(0, figures.rows - self._advanced))
-        self._advanced = max(self._advanced, figures.rows)
+    def _report(self, job_metrics: JobMetrics) -> None:
+        """Update the progress line, the tracker and the learning curve."""
+        self._job_metrics = job_metrics
+        self._progress.advance(rows=max(0, job_metrics.rows - self._progress_rows))
+        self._progress_rows = max(self._progress_rows, job_metrics.rows)
         now = time.monotonic()
-        if now - self._told < _TOLD_SECONDS:
+        if now - self._reported_at < _REPORT_SECONDS:
             return
-        self._told = now
-        told = {"rows_per_second": figures.rows_per_second}
-        words = [f"step {figures.step:,}"]
-        if figures.auc is not None and figures.loss is not None:
-            told |= {"auc": figures.auc, "loss": figures.loss}
-            words.append(f"loss {figures.loss:.4f}, AUC {figures.auc:.4f}")
-        words.append(self._driver.words())
-        self._progress.note(", ".join(words))
-        self._tracker.metrics(figures.step, told)
-        self._draw(figures.step, figures.rows)
+        self._reported_at = now
+        metrics = {"rows_per_second": job_metrics.rows_per_second}
+        parts = [f"step {job_metrics.step:,}"]
+        if job_metrics.auc is not None and job_metrics.loss is not None:
+            metrics |= {"auc": job_metrics.auc, "loss": job_metrics.loss}
+            parts.append(f"loss {job_metrics.loss:.4f}, AUC {job_metrics.auc:.4f}")
+        parts.append(self._driver.summary())
+        self._progress.note(", ".join(parts))
+        self._tracker.metrics(job_metrics.step, metrics)
+        self._add_to_curve(job_metrics.step, job_metrics.rows)
 
-    def _draw(self, step: int, rows: int) -> None:
-        newest = self._figures
+    def _add_to_curve(self, step: int, rows: int) -> None:
+        newest = self._job_metrics
         self._curve.add(step, rows, newest.loss, newest.auc, newest.rows_per_second)
 
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────
 
     def _begin_checkpoint(self, pool: ThreadPoolExecutor, *, epoch_end: bool = False) -> Future[Checkpoint]:
-        """Nothing is under way: every shard cuts now and writes on while training goes on."""
+        """With no batch in flight, let every embedding server take a snapshot, written while training continues."""
         began = time.monotonic()
-        states = self._driver.states()
+        states = self._driver.shard_states()
         self._newest_hour = max([self._newest_hour, *(state.newest_hour for state in states)])
-        self._learned = states[0].rows
+        self._trained_rows = states[0].rows
         step = self.step
-        self._draw(step, self._learned)
-        self._cut_at, self._cut_step = began, step
+        self._add_to_curve(step, self._trained_rows)
+        self._checkpoint_at, self._checkpoint_step = began, step
         dense = self._driver.dense_state()
         if self._hours is not None:
-            for counted in self._driver.hours():
+            for counted in self._driver.hourly_counts():
                 self._hours.merge(counted)
             dense |= {f"hours/{name}": array for name, array in self._hours.to_arrays().items()}
         folder = begin_checkpoint(self._run, step)
-        parts = self._driver.freeze(folder, 1.0 if epoch_end else _WRITER_SHARE)
+        parts = self._driver.begin_snapshots(folder, 1.0 if epoch_end else _WRITER_SHARE)
         stalled = time.monotonic() - began
         body = {
-            **self._story(epoch_end=epoch_end),
+            **self._checkpoint_body(epoch_end=epoch_end),
             "units": None if epoch_end else self._units,
         }
 
         def write() -> Checkpoint:
-            made = finish_checkpoint(folder, step, self._driver.written(parts), dense, body)
-            self._driver.cut_done(step, time.monotonic() - began, stalled)
+            checkpoint = finish_checkpoint(folder, step, self._driver.await_snapshots(parts), dense, body)
+            self._driver.checkpoint_written(step, time.monotonic() - began, stalled)
             self._prune()
-            return made
+            return checkpoint
 
         self._writing = pool.submit(write)
         return self._writing
@@ -296,11 +303,11 @@ class ClusterTrainer(Epochs):
         self._driver.decay(rate)
 
     def _evict(self, rule: Eviction) -> tuple[SlotReport, ...]:
-        newest = max(state.newest_hour for state in self._driver.states())
+        newest = max(state.newest_hour for state in self._driver.shard_states())
         return self._driver.evict(rule, max(newest, self._newest_hour))
 
     def _slots(self) -> tuple[SlotReport, ...]:
         return self._driver.slots()
 
-    def _unseen(self, rows: LabelledRows) -> None:
+    def _unseen_shares(self, rows: LabelledRows) -> None:
         return None  # the tables are in other processes

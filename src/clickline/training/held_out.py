@@ -1,4 +1,4 @@
-"""What the gate of a model without end looks at: rows that were held out, of the last hours."""
+"""Metrics on held-out rows of the last hours, for the gate of hourly training."""
 
 from __future__ import annotations
 
@@ -7,48 +7,50 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from clickline.evaluation.binary_metrics import Counts, Metrics
+from clickline.evaluation.binary_metrics import MetricCounts, Metrics
 
-_ENOUGH_ROWS = 10_000  # to judge by; an hour of fewer is judged together with those before it
-_MOST_HOURS = 24
-_SCORES = 1 << 12  # that are told apart: the AUC is known to about 1e-4 of what so few rows can tell
+_MIN_ROWS = 10_000  # for the gate; a smaller hour is evaluated together with earlier ones
+_MAX_HOURS = 24
+_BINS = (
+    1 << 12
+)  # of the score histogram: they change the AUC by about 1e-4, far below its noise on this many rows
 
 
-class HeldOut:
-    """Held-out rows of the newest hours, each as the model of its hour scored them, and the live version."""
+class HeldOutMetrics:
+    """Score histograms of the held-out rows of the newest hours, by the model of each hour and by the live version."""
 
     def __init__(self) -> None:
-        self._hours: list[tuple[Counts, Counts | None]] = []
+        self._hours: list[tuple[MetricCounts, MetricCounts | None]] = []
 
-    def begin_hour(self, *, live: bool) -> tuple[Counts, Counts | None]:
-        """Where the scores of one more hour are counted: the model's, and the live version's if there is one."""
-        if live:  # hours that it did not score would leave nothing to compare
+    def begin_hour(self, *, live: bool) -> tuple[MetricCounts, MetricCounts | None]:
+        """Counters for one more hour: the model's, and the live version's if there is one."""
+        if live:  # hours that it did not score cannot be compared
             self._hours = [hour for hour in self._hours if hour[1] is not None]
-        self._hours.append((Counts(_SCORES), Counts(_SCORES) if live else None))
+        self._hours.append((MetricCounts(_BINS), MetricCounts(_BINS) if live else None))
         while len(self._hours) > 1 and (
-            len(self._hours) > _MOST_HOURS or sum(ours.rows for ours, _ in self._hours[1:]) >= _ENOUGH_ROWS
+            len(self._hours) > _MAX_HOURS or sum(ours.rows for ours, _ in self._hours[1:]) >= _MIN_ROWS
         ):
             self._hours.pop(0)
         return self._hours[-1]
 
-    def measured(self) -> tuple[Metrics, Metrics | None]:
-        """The model, and the live version on the same rows; None if it did not score all of them.
+    def metrics(self) -> tuple[Metrics, Metrics | None]:
+        """Metrics of the model, and of the live version on the same rows; None if it did not score all of them.
 
-        Rows of hours before were scored by the models of those hours: what is wrong only since, they hide."""
-        enough: list[tuple[Counts, Counts | None]] = []
+        Rows of earlier hours were scored by the models of those hours, so they hide a fault of the newest model."""
+        recent: list[tuple[MetricCounts, MetricCounts | None]] = []
         for hour in reversed(self._hours):
-            enough.append(hour)
-            if sum(ours.rows for ours, _ in enough) >= _ENOUGH_ROWS:
+            recent.append(hour)
+            if sum(ours.rows for ours, _ in recent) >= _MIN_ROWS:
                 break
-        ours, live = Counts(_SCORES), Counts(_SCORES)
-        for one, other in enough:
-            ours.merge(one)
-            if other is not None:
-                live.merge(other)
+        ours, live = MetricCounts(_BINS), MetricCounts(_BINS)
+        for ours_hour, live_hour in recent:
+            ours.merge(ours_hour)
+            if live_hour is not None:
+                live.merge(live_hour)
         return ours.metrics(), live.metrics() if live.rows == ours.rows else None
 
-    def measured_hour(self) -> tuple[Metrics, Metrics | None]:
-        """The same of the newest hour alone: all of it was scored by the model as it is now."""
+    def hour_metrics(self) -> tuple[Metrics, Metrics | None]:
+        """The same for the newest hour alone, all of it scored by the current model."""
         ours, live = self._hours[-1]
         return ours.metrics(), None if live is None else live.metrics()
 
@@ -62,18 +64,18 @@ class HeldOut:
         return arrays
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> HeldOut:
-        found: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> HeldOutMetrics:
+        counts: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
         for name, array in arrays.items():
-            hour, who, key = name.split("/")
-            found.setdefault((hour, who), {})[key] = array
+            hour, scorer, key = name.split("/")
+            counts.setdefault((hour, scorer), {})[key] = array
         held_out = cls()
-        for hour in sorted({hour for hour, _ in found}):
-            live = found.get((hour, "live"))
+        for hour in sorted({hour for hour, _ in counts}):
+            live = counts.get((hour, "live"))
             held_out._hours.append(
                 (
-                    Counts.from_arrays(found[hour, "ours"], _SCORES),
-                    None if live is None else Counts.from_arrays(live, _SCORES),
+                    MetricCounts.from_arrays(counts[hour, "ours"], _BINS),
+                    None if live is None else MetricCounts.from_arrays(live, _BINS),
                 )
             )
         return held_out

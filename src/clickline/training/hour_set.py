@@ -1,4 +1,4 @@
-"""Which hours a model has learned."""
+"""The set of hours that a model was trained on."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from collections.abc import Iterable, Sequence
 
 
 class HourSet:
-    """A set of hours that are mostly in a row: kept as runs, so that years of them stay a line of text."""
+    """A set of mostly consecutive hours, stored as ranges, so that years of them fit in a line of text."""
 
     def __init__(self, hours: Iterable[int] = ()) -> None:
-        self._runs: list[tuple[int, int]] = []  # first and behind the last, rising, with gaps between
+        self._ranges: list[tuple[int, int]] = []  # [first, stop), ascending, with gaps in between
         for hour in hours:
             self.add(hour)
 
     def __contains__(self, hour: int) -> bool:
-        at = bisect_right(self._runs, (hour, 2**63)) - 1
-        return at >= 0 and hour < self._runs[at][1]
+        at = bisect_right(self._ranges, (hour, 2**63)) - 1
+        return at >= 0 and hour < self._ranges[at][1]
 
     def __len__(self) -> int:
-        return sum(stop - first for first, stop in self._runs)
+        return sum(stop - first for first, stop in self._ranges)
 
     @property
     def first(self) -> int | None:
-        return self._runs[0][0] if self._runs else None
+        return self._ranges[0][0] if self._ranges else None
 
     @property
     def last(self) -> int | None:
-        return self._runs[-1][1] - 1 if self._runs else None
+        return self._ranges[-1][1] - 1 if self._ranges else None
 
     def add(self, hour: int) -> None:
         if hour in self:
             return
-        runs = sorted([*self._runs, (hour, hour + 1)])
-        joined: list[tuple[int, int]] = []
-        for first, stop in runs:
-            if joined and joined[-1][1] == first:
-                joined[-1] = (joined[-1][0], stop)
+        ranges = sorted([*self._ranges, (hour, hour + 1)])
+        merged: list[tuple[int, int]] = []
+        for first, stop in ranges:
+            if merged and merged[-1][1] == first:
+                merged[-1] = (merged[-1][0], stop)
             else:
-                joined.append((first, stop))
-        self._runs = joined
+                merged.append((first, stop))
+        self._ranges = merged
 
     def to_json(self) -> list[list[int]]:
-        return [list(run) for run in self._runs]
+        return [list(hours) for hours in self._ranges]
 
     @classmethod
-    def from_json(cls, runs: Sequence[Sequence[int]]) -> HourSet:
-        found = cls()
-        found._runs = [(int(first), int(stop)) for first, stop in runs]
-        return found
+    def from_json(cls, ranges: Sequence[Sequence[int]]) -> HourSet:
+        hour_set = cls()
+        hour_set._ranges = [(int(first), int(stop)) for first, stop in ranges]
+        return hour_set

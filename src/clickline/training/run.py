@@ -1,4 +1,4 @@
-"""The train stage on one machine: dataset to checkpoint, then evaluation and the gate."""
+"""The train stage: dataset to checkpoint, then evaluation and the gate."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from clickline.config.loader import resolved
 from clickline.config.sections import TrainSection
 from clickline.errors import ConfigError, DataError, GateRefused, Mistake
 from clickline.evaluation.baseline import worse_than_base_rate
-from clickline.evaluation.evaluator import Evaluation, measure
-from clickline.evaluation.gate import Thresholds, Verdict, judge
-from clickline.evaluation.live_version import check_fields, with_current
+from clickline.evaluation.evaluator import Evaluation, evaluate_rows
+from clickline.evaluation.gate import Thresholds, Verdict, check_gate
+from clickline.evaluation.live_version import check_fields, with_live_version
 from clickline.evaluation.report.page import page_of
 from clickline.evaluation.report.report_document import (
-    Current,
-    Told,
-    document,
+    LiveEvaluation,
+    ReportInputs,
+    build_document,
+    dataset_id_names,
     drift_between,
     lineage,
-    names_in,
     slot_table,
-    write,
     write_page_of,
+    write_report,
 )
 from clickline.machine import cores
-from clickline.models.from_config import batch_size_of, held_out_of, learned_rows, plan_of
+from clickline.models.from_config import batch_size_of, expected_train_rows, holdout_share, plan_of
 from clickline.models.model import Model
 from clickline.models.onnx_export import check_export
-from clickline.progress import Progress, usual
-from clickline.storage.log_files import in_both
+from clickline.progress import Progress, default_progress
+from clickline.storage.log_files import overlap_warning
 from clickline.storage.storage import Storage
 from clickline.training.batches import Batches
 from clickline.training.tracker_from_config import tracker_of
-from clickline.training.tracking import Status, Tracker
-from clickline.training.train_step import Learner
+from clickline.training.tracking import RunStatus, Tracker
+from clickline.training.train_step import TrainStep
 from clickline.training.trainer import Trainer
-from clickline.training.training_run import Epochs, Result
-from clickline.training.warm_start import earlier
+from clickline.training.training_run import TrainedModel, TrainingRun
+from clickline.training.warm_start import open_warm_start
 
 _REPORT = "report.json"
 
@@ -62,81 +62,86 @@ class TrainResult:
     evaluation: Evaluation | None  # None without eval rows
     verdict: Verdict
     report: Path
-    reused: bool  # nothing was learned or measured: the run was finished before
+    reused: bool  # nothing was trained or evaluated: the run was already finished
     seconds: float
 
 
 def train(config: Config, progress: Progress | None = None) -> TrainResult:
-    """Train, evaluate, judge; train on while the gate refuses and retries are left. Raises GateRefused.
+    """Train, evaluate, check the gate; train extra epochs while the gate refuses. Raises GateRefused.
 
-    A run that was finished with the same dataset and config is taken as it is, figures and verdict too: what passed
-    `gate.vs_current` stays passed. If only the gate was changed, the figures of then are judged anew.
+    A run that was finished with the same dataset and config is reused with its metrics and verdict: what passed
+    `gate.vs_current` stays passed. If only the gate was changed, the stored metrics are checked again.
     """
     began = time.monotonic()
-    progress = progress or usual()
+    progress = progress or default_progress()
     check_supported(config)
     dataset = Dataset.current(Storage(), config.home)
     if not dataset.splits["train"].rows:
         raise DataError(f"dataset {dataset.id} has no training rows. Check data.train.")
     _check_eval_rows(config, dataset, progress)
     train, threads = config.train, cores()
-    held_out = held_out_of(train)
+    held_out = holdout_share(train)
     split = dataset.splits["train"]
     if not split.report["clicks"]:
         raise DataError(
-            f"none of the {split.rows:,} training rows of dataset {dataset.id} was clicked: there is nothing to learn. "
-            "Check the label field in data.fields."
+            f"none of the {split.rows:,} training rows of dataset {dataset.id} was clicked: there is nothing to "
+            "train on. Check the label field in data.fields."
         )
-    expected = learned_rows(train, split.rows, split.report["clicks"])
+    expected = expected_train_rows(train, split.rows, split.report["clicks"])
     batch_size = batch_size_of(train, expected)
     plan = plan_of(config, dataset.features, expected)
-    start = None if train.warm_start is None else earlier(Path(train.warm_start), dataset.features, progress)
-    clustered = train.mode == "cluster"
+    start = (
+        None
+        if train.warm_start is None
+        else open_warm_start(Path(train.warm_start), dataset.features, progress)
+    )
+    on_cluster = train.mode == "cluster"
     identity = {
         "dataset": dataset.id,
         "plan": plan.to_json(),
         "batch_size": batch_size,
         "train": train.model_dump(mode="json", include={"order", "eviction", "calibration"}),
-        # One machine's threads decide the last bits; on a cluster it is free how many work.
-        **({"cluster": _of_cluster(train)} if clustered else {"threads": threads}),
+        # On one machine the number of threads decides the last bits; on a cluster the number of workers may change.
+        **({"cluster": _cluster_identity(train)} if on_cluster else {"threads": threads}),
         "warm_start": None if start is None else start.body["tables_sha256"],
     }
     run = Path(config.home, "runs", fingerprint(identity))
     Storage().put(str(run / "resolved.yaml"), resolved(config).encode())
-    done = _finished(config, run, identity, progress)
+    done = _finished_result(config, run, identity, progress)
     if done is not None:
         checkpoint, evaluation, verdict = done
         make_newest(checkpoint)
         return TrainResult(checkpoint, evaluation, verdict, run / _REPORT, True, time.monotonic() - began)
     file = None if config.model.file is None else Path(config.model.file)
-    learner = Learner(Model.build(dataset.features, plan, threads, file))
-    check_export(learner.model.network, learner.model.spec)  # what cannot be published is not worth training
+    train_step = TrainStep(Model.build(dataset.features, plan, threads, file))
+    # A model that cannot be published is not worth training.
+    check_export(train_step.model.network, train_step.model.spec)
     settings: dict[str, Any] = {
         "batch_size": batch_size,
         "seed": train.seed,
-        "in_time": train.order == "time",
+        "time_ordered": train.order == "time",
         "held_out": held_out,
         "negative_sampling": train.negative_sampling,
     }
     batches = Batches(dataset, Path(dataset.folder), **settings)
     tracker = tracker_of(config, run, progress)
-    status: Status = "FAILED"
+    status: RunStatus = "FAILED"
     with ExitStack() as stack:
         stack.callback(lambda: tracker.close(status))
-        trainer: Epochs
-        if clustered:
+        trainer: TrainingRun
+        if on_cluster:
             from clickline.training.cluster_trainer import cluster_trainer  # only a cluster needs Ray
 
             trainer = stack.enter_context(
-                cluster_trainer(config, dataset, learner, settings, run, identity, tracker, progress)
+                cluster_trainer(config, dataset, train_step, settings, run, identity, tracker, progress)
             )
         else:
-            trainer = Trainer(train, dataset, learner, batches, run, identity, tracker, progress)
+            trainer = Trainer(train, dataset, train_step, batches, run, identity, tracker, progress)
         try:
             tracker.params(config.model_dump(mode="json", include={"name", "data", "model", "train", "gate"}))
             trainer.resume(start)
-            result = _train_and_judge(config, dataset, trainer, run, progress, began)
-            tracker.metrics(result.checkpoint.step, _figures(result.evaluation))
+            result = _train_until_accepted(config, dataset, trainer, run, progress, began)
+            tracker.metrics(result.checkpoint.step, _metrics(result.evaluation))
             _send_report(tracker, run)
             status = "FINISHED"
         except GateRefused:
@@ -148,43 +153,45 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
     return result
 
 
-def _of_cluster(train: TrainSection) -> dict[str, Any]:
-    """What a cluster run's result depends on: not how many workers and shards there are."""
-    asynchronous = {"staleness", "staleness_rate"} if not train.sync else set()
+def _cluster_identity(train: TrainSection) -> dict[str, Any]:
+    """The settings that a cluster run's result depends on: not the number of workers and embedding servers."""
+    asynchronous = {"max_staleness", "scale_lr_by_staleness"} if not train.sync else set()
     return train.model_dump(mode="json", include={"sync", *asynchronous})
 
 
-def _train_and_judge(
-    config: Config, dataset: Dataset, trainer: Epochs, run: Path, progress: Progress, began: float
+def _train_until_accepted(
+    config: Config, dataset: Dataset, trainer: TrainingRun, run: Path, progress: Progress, began: float
 ) -> TrainResult:
-    current: Current | None = None
+    current: LiveEvaluation | None = None
     why = ""
-    for attempt in range(config.gate.retries + 1):
+    for attempt in range(config.gate.extra_epochs + 1):
         trained = trainer.train_to(config.train.epochs + attempt)
         if attempt == 0 and trained.evaluation is not None:
-            current, why = _measure_current(config, trainer)
-        verdict = _judge(config, trained.evaluation, current, why)
+            current, why = _evaluate_live(config, trainer)
+        verdict = _check_gate(config, trained.evaluation, current, why)
         if trained.evaluation is not None:
-            total, some = trained.evaluation.total, trainer.sample("eval")
-            verdict = verdict.warned(worse_than_base_rate(total, trainer.features, some))
-        told = _told(config, dataset, trainer, run, trained, verdict, current, why)
-        report = _write_report(config, run, trained, told, progress)
+            total, sample = trained.evaluation.total, trainer.sample("eval")
+            verdict = verdict.warned(worse_than_base_rate(total, trainer.features, sample))
+        inputs = _report_inputs(config, dataset, trainer, run, trained, verdict, current, why)
+        report = _write_report(config, run, trained, inputs, progress)
         for warning in verdict.warnings:
-            progress.say(warning)
+            progress.log(warning)
         if verdict.passed:
-            make_newest(trained.checkpoint)  # a run that had learned all before has written none
+            make_newest(trained.checkpoint)  # also a checkpoint that an earlier start wrote
             return TrainResult(
                 trained.checkpoint, trained.evaluation, verdict, report, False, time.monotonic() - began
             )
         for reason in verdict.reasons:
-            progress.say(f"the gate refused after {_epochs(trainer.epoch)}: {reason}")
+            progress.log(f"the gate refused after {_epoch_count(trainer.epoch)}: {reason}")
         measured = trained.evaluation
-        if (
-            measured is None or measured.total.auc is None or trainer.stopped_early
-        ):  # more epochs could not help
-            break
+        if measured is None or measured.total.auc is None or trainer.stopped_early:
+            break  # more epochs could not help
+        if attempt < config.gate.extra_epochs:
+            progress.log(
+                f"training extra epoch {attempt + 1} of at most {config.gate.extra_epochs} (gate.extra_epochs)"
+            )
     raise GateRefused(
-        f"the gate refused the model: {' '.join(verdict.reasons)} Nothing was published; the figures are in {report}.",
+        f"the gate refused the model: {' '.join(verdict.reasons)} Nothing was published; the metrics are in {report}.",
         verdict.reasons,
         report,
     )
@@ -193,152 +200,163 @@ def _train_and_judge(
 # ── a run that was finished before ─────────────────────────────────────────────────────────────
 
 
-def _finished(
+def _finished_result(
     config: Config, run: Path, identity: Mapping[str, Any], progress: Progress
 ) -> tuple[Checkpoint, Evaluation | None, Verdict] | None:
-    """What the run came to, if it did all that the config asks for, and passes."""
+    """The result of a finished run, if it did everything that the config requests and passes the gate."""
     path = run / _REPORT
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    before, asked = report.get("asked"), _asked(config)
-    if before is None or {**before, "gate": None} != {**asked, "gate": None}:
+    before, requested = report.get("asked"), _requested(config)
+    if before is None or {**before, "gate": None} != {**requested, "gate": None}:
         return None
-    evaluation, told = _measured(report), report["gate"]
-    same_gate = before["gate"] == asked["gate"]
+    evaluation, gate = _evaluation_from(report), report["gate"]
+    same_gate = before["gate"] == requested["gate"]
     if same_gate:
-        verdict = Verdict(told["passed"], tuple(told["reasons"]), tuple(told["warnings"]))
+        verdict = Verdict(gate["passed"], tuple(gate["reasons"]), tuple(gate["warnings"]))
     elif config.gate.vs_current is None:
-        verdict = _judge(config, evaluation, None)
-    else:  # another version may be current since
+        verdict = _check_gate(config, evaluation, None)
+    else:  # another version may be current by now
         return None
     checkpoint = open_checkpoint_folder(run / report["checkpoint"]) if verdict.passed else None
-    if checkpoint is None or checkpoint.body["identity"] != identity or not checkpoint.is_whole():
+    if checkpoint is None or checkpoint.body["identity"] != identity or not checkpoint.is_intact():
         return None
     if same_gate:
-        progress.say(f"run {run.name} is up to date: same dataset, same config")
+        progress.log(f"run {run.name} is up to date: same dataset, same config")
         if report.get("format") and not Path(page_of(str(path))).exists():
             write_page_of(report, str(path), Storage(), progress)
     else:
-        write({**report, "asked": asked, "gate": verdict.to_json()}, str(path), Storage(), progress)
-        progress.say(
-            f"run {run.name} is up to date: only the gate was changed, and its figures pass that too"
+        write_report(
+            {**report, "asked": requested, "gate": verdict.to_json()}, str(path), Storage(), progress
+        )
+        progress.log(
+            f"run {run.name} is up to date: only the gate was changed, and its metrics pass the new one"
         )
         for warning in verdict.warnings:
-            progress.say(warning)
+            progress.log(warning)
     return checkpoint, evaluation, verdict
 
 
-def _asked(config: Config) -> dict[str, Any]:
-    """What decides when a run is finished, beside its identity."""
+def _requested(config: Config) -> dict[str, Any]:
+    """The settings that decide, besides its identity, when a run is finished."""
     return {
-        **config.train.model_dump(mode="json", include={"epochs", "early_stop"}),
-        "gate": config.gate.model_dump(mode="json", exclude={"retries"}),
+        **config.train.model_dump(mode="json", include={"epochs", "early_stopping"}),
+        "gate": config.gate.model_dump(mode="json", exclude={"extra_epochs"}),
     }
 
 
-def _measured(report: Mapping[str, Any]) -> Evaluation | None:
+def _evaluation_from(report: Mapping[str, Any]) -> Evaluation | None:
     """An evaluation as `_write_report` stored it; an earlier release stored no curves."""
     if report["evaluation"] is None:
         return None
     return Evaluation.from_json(report["evaluation"], report.get("curves") or {})
 
 
-# ── around it ──────────────────────────────────────────────────────────────────────────────────
+# ── checks ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def check_supported(config: Config) -> None:
-    """What this release does not do yet, or what would be trained in vain, is refused before anything is done."""
-    wrong = []
+    """Refuse settings that this release does not support, or that would train in vain, before doing anything."""
+    mistakes = []
     if not Storage.is_local(config.home):
-        wrong.append(
-            ("home", f"is {config.home}; this release trains with a home on local disk.", "Change it.")
+        mistakes.append(
+            ("home", f"is {config.home}; training needs a home on local disk.", "Set it to a local folder.")
         )
     if (problem := config.without_eval()) is not None:
-        wrong.append(("data.eval", problem, "Give it, or remove what asks for it."))
-    if wrong:
-        raise ConfigError([Mistake("clickline.yaml", 0, *one) for one in wrong])
+        mistakes.append(("data.eval", problem, "Give it, or remove what asks for it."))
+    if mistakes:
+        raise ConfigError([Mistake("clickline.yaml", 0, *mistake) for mistake in mistakes])
 
 
 def _check_eval_rows(config: Config, dataset: Dataset, progress: Progress) -> None:
-    """Whether there is something to measure on, and whether it is worth measuring on."""
+    """Check that there are eval rows, and warn if they overlap with the training rows."""
     evaluated = dataset.splits.get("eval")
     if config.data.eval is not None and (evaluated is None or not evaluated.rows):
         raise DataError(
-            f"dataset {dataset.id} has no rows to measure on, though data.eval is given. Run `clickline prepare`, and "
-            "look at the rows that it left out."
+            f"dataset {dataset.id} has no eval rows, although data.eval is set. Run `clickline prepare` and check "
+            "the rows that it skipped."
         )
     if (leak := _leak(dataset)) is not None:
-        progress.say(f"warning: {leak}")
+        progress.log(f"warning: {leak}")
 
 
 def _leak(dataset: Dataset) -> str | None:
-    """What to say of files that are learned and measured on."""
-    files = {name: [file["uri"] for file in found] for name, found in dataset.identity["inputs"].items()}
-    return in_both(files["train"], files.get("eval", []))
+    """A warning about files that are in both train and eval."""
+    files = {
+        name: [file["uri"] for file in files_of_split]
+        for name, files_of_split in dataset.identity["inputs"].items()
+    }
+    return overlap_warning(files["train"], files.get("eval", []))
 
 
-def _epochs(count: int) -> str:
+def _epoch_count(count: int) -> str:
     return "1 epoch" if count == 1 else f"{count} epochs"
 
 
-def _measure_current(config: Config, trainer: Epochs) -> tuple[Current | None, str]:
-    """The live version on the same rows; without it, why not."""
+def _evaluate_live(config: Config, trainer: TrainingRun) -> tuple[LiveEvaluation | None, str]:
+    """The live version's evaluation on the same rows; if there is none, the reason."""
     registry = registry_of(config)
 
-    def score(move: Move) -> Current:
+    def score(move: Move) -> LiveEvaluation:
         from clickline.scoring.open_scorer import open_scorer  # only a comparison needs what serving needs
 
         scorer = open_scorer(registry, registry.version(move.version), Path(config.cache.dir), cores())
         try:
             check_fields(move.version, scorer.features, trainer.features)
-            measured = measure(scorer.probabilities, trainer.eval_rows(), slots=trainer.sliced)
-            return Current(move.version, measured)
+            measured = evaluate_rows(scorer.probabilities, trainer.eval_rows(), slots=trainer.sliced_slots)
+            return LiveEvaluation(move.version, measured)
         finally:
             scorer.close()
 
-    return with_current(registry, score, asked=config.gate.vs_current is not None)
+    return with_live_version(registry, score, requested=config.gate.vs_current is not None)
 
 
-def _judge(config: Config, evaluation: Evaluation | None, current: Current | None, why: str = "") -> Verdict:
-    asked = Thresholds(**config.gate.model_dump(exclude={"retries"}))
+def _check_gate(
+    config: Config, evaluation: Evaluation | None, current: LiveEvaluation | None, why: str = ""
+) -> Verdict:
+    requested = Thresholds(**config.gate.model_dump(exclude={"extra_epochs"}))
     if evaluation is not None:
-        return judge(evaluation.total, asked, None if current is None else current.evaluation.total, why)
-    if any(value is not None for value in asdict(asked).values()):
-        return Verdict(False, ("the gate asks for figures, but data.eval gives no rows to measure them on.",))
-    return Verdict(True, (), ("nothing was measured: data.eval is not given.",))
+        return check_gate(
+            evaluation.total, requested, None if current is None else current.evaluation.total, why
+        )
+    if any(value is not None for value in asdict(requested).values()):
+        return Verdict(
+            False, ("the gate has thresholds, but without data.eval there are no rows to evaluate on.",)
+        )
+    return Verdict(True, (), ("not evaluated: data.eval is not set.",))
 
 
 # ── the report ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _told(
+def _report_inputs(
     config: Config,
     dataset: Dataset,
-    trainer: Epochs,
+    trainer: TrainingRun,
     run: Path,
-    trained: Result,
+    trained: TrainedModel,
     verdict: Verdict,
-    current: Current | None,
+    current: LiveEvaluation | None,
     why: str,
-) -> Told:
-    """What the report tells."""
-    features, closer = trainer.features, trained.closer
-    learned, evaluated = trainer.sample("train"), trainer.sample("eval")
-    names = names_in(dataset, features)
+) -> ReportInputs:
+    """Everything that the report shows."""
+    features, field_analysis = trainer.features, trained.field_analysis
+    train_sample, evaluated = trainer.sample("train"), trainer.sample("eval")
+    names = dataset_id_names(dataset, features)
     notes = [leak] if (leak := _leak(dataset)) is not None else []
     drift = None
-    if learned is not None and evaluated is not None:
-        drift = drift_between(features, learned, evaluated, names)
+    if train_sample is not None and evaluated is not None:
+        drift = drift_between(features, train_sample, evaluated, names)
     if trained.evaluation is None:
-        notes.append("Nothing was measured, and train is compared with nothing: data.eval is not given.")
+        notes.append("The model was not evaluated, and there is no drift analysis: data.eval is not set.")
     elif current is None:
-        notes.append(f"No other version was measured on these rows: {why}.")
-    if closer is not None and closer.unseen is None:
+        notes.append(f"No other version was evaluated on these rows: {why}.")
+    if field_analysis is not None and field_analysis.unseen is None:
         notes.append(
-            "How many values of eval have no vector is not known: the tables are too large to be read."
+            "The share of eval values without a vector is unknown: the tables are too large to be read."
         )
     if features.dense:
-        notes.append("Missing numbers are 0 to the network: how many are missing is not known afterwards.")
-    return Told(
+        notes.append("Missing numbers are 0 for the network, so their share is unknown.")
+    return ReportInputs(
         name=run.name,
         home=config.home,
         project=config.name,
@@ -346,33 +364,35 @@ def _told(
         lineage=lineage(dataset, trained.checkpoint),
         evaluation=trained.evaluation,
         verdict=verdict,
-        importance=None if closer is None else closer.importance,
-        importance_rows=None if closer is None else closer.importance_rows,
+        importance=None if field_analysis is None else field_analysis.importance,
+        importance_rows=None if field_analysis is None else field_analysis.importance_rows,
         slot_table=slot_table(
             features,
             dataset.splits["train"],
             dataset.splits.get("eval"),
-            trained.story["slots"],
-            None if closer is None else closer.unseen,
+            trained.history["slots"],
+            None if field_analysis is None else field_analysis.unseen,
         ),
         drift=drift,
-        learning=trained.learning,
-        epochs=trained.story["epochs"],
+        learning=trained.curve,
+        epochs=trained.history["epochs"],
         current=current,
         names=names,
         notes=notes,
     )
 
 
-def _write_report(config: Config, run: Path, trained: Result, told: Told, progress: Progress) -> Path:
+def _write_report(
+    config: Config, run: Path, trained: TrainedModel, inputs: ReportInputs, progress: Progress
+) -> Path:
     path = run / _REPORT
-    whole = {
-        "asked": _asked(config),
+    document = {
+        "asked": _requested(config),
         "checkpoint": trained.checkpoint.folder.name,
-        **document(told),
-        **trained.story,
+        **build_document(inputs),
+        **trained.history,
     }
-    write(whole, str(path), Storage(), progress)
+    write_report(document, str(path), Storage(), progress)
     return path
 
 
@@ -382,9 +402,13 @@ def _send_report(tracker: Tracker, run: Path) -> None:
             tracker.artifact(path)
 
 
-def _figures(evaluation: Evaluation | None) -> dict[str, float]:
+def _metrics(evaluation: Evaluation | None) -> dict[str, float]:
     if evaluation is None:
         return {}
     total = evaluation.total
-    found = {"eval_auc": total.auc, "eval_logloss": total.logloss, "eval_calibration": total.calibration}
-    return {name: value for name, value in found.items() if value is not None}
+    files_of_split = {
+        "eval_auc": total.auc,
+        "eval_logloss": total.logloss,
+        "eval_calibration": total.calibration,
+    }
+    return {name: value for name, value in files_of_split.items() if value is not None}

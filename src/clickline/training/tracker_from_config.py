@@ -1,4 +1,4 @@
-"""The tracker that the config asks for."""
+"""The tracker that the config selects."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from clickline.training.tracking import Tracker, open_tracker
 
 
 def tracker_of(config: Config, run: Path, progress: Progress) -> Tracker:
-    """Records the run in MLflow, or nothing where that is off or not installed."""
+    """A tracker that records the run in MLflow, or nothing if that is off or not installed."""
     tracking = config.tracking
     if tracking.enabled is False or (tracking.enabled is None and find_spec("mlflow") is None):
         return Tracker()
     experiment = tracking.experiment or config.name
     return open_tracker(
-        tracking.uri, experiment, run.name, home=Path(config.home), folder=run, warn=progress.say
+        tracking.uri, experiment, run.name, home=Path(config.home), folder=run, warn=progress.log
     )

@@ -1,4 +1,4 @@
-"""A model that learns: one step for each batch, and all of its state."""
+"""The training step of a model on one machine: one call per batch, and all of its state."""
 
 from __future__ import annotations
 
@@ -10,68 +10,68 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clickline.embedding import Lookup
+from clickline.embedding import BatchLookup
 from clickline.models.model import Model
 from clickline.records import LabelledRows
-from clickline.training.dense_optimizer import Dense, Diverged
+from clickline.training.dense_optimizer import DenseOptimizer, Diverged
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A batch whose ids have been found and counted."""
+class PreparedBatch:
+    """A batch whose ids have been looked up and counted."""
 
     rows: LabelledRows
-    lookup: Lookup
+    lookup: BatchLookup
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one batch said before it was learned."""
+class StepResult:
+    """Loss and predictions of a batch before the update."""
 
     loss: float
     probability_B: NDArray[np.float32]
 
 
-class Learner:
-    """Learns batch by batch. Everything it does follows from its plan and its batches."""
+class TrainStep:
+    """Trains a model batch by batch. It is deterministic: the result follows from its plan and its batches."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.dense = Dense(model.network, model.plan, model.custom)
+        self.dense = DenseOptimizer(model.network, model.plan, model.custom)
         self._feed = model.custom.feed if model.custom is not None else None
 
     @property
     def step(self) -> int:
-        """Batches that were learned."""
+        """Number of batches trained."""
         return self.dense.step
 
-    def prepare(self, rows: LabelledRows) -> Prepared:
-        """Find a batch's ids and count its shows and clicks. May run in another thread while the batch before is
-        being learned; batches must be prepared in the order in which they are learned."""
+    def prepare(self, rows: LabelledRows) -> PreparedBatch:
+        """Look up a batch's ids and count its impressions and clicks. May run in another thread while the batch before
+        is being trained; batches must be prepared in the order in which they are trained."""
         if self._feed is not None:
             rows = self._feed(rows)
         lookup = self.model.tables.find(
             rows.encoded.slots,
             rows.rows,
-            shows_B=rows.show_B,
+            impressions_B=rows.impression_B,
             clicks_B=rows.click_B,
             hours_B=rows.event_hour_B,
             train=True,
         )
-        return Prepared(rows, lookup)
+        return PreparedBatch(rows, lookup)
 
-    def learn(self, batch: Prepared) -> Step:
-        """Learn one batch."""
+    def run(self, batch: PreparedBatch) -> StepResult:
+        """Train on one prepared batch."""
         inputs_BI, wide_B = self.model.pool(batch.lookup, batch.rows)
         computed = self.dense.compute(batch.rows, inputs_BI, wide_B)
         if not computed.finite:
-            raise Diverged(computed.mean, batch.rows)
+            raise Diverged(computed.mean_loss, batch.rows)
         factor = self.model.plan.row_schedule.factor(self.step)
-        self.dense.learn(None, computed.total)
-        # A row's optimizer sees the gradient of its own shows, not their share in the batch: what it has
-        # learned must not depend on the batch size.
+        self.dense.update(None, computed.total_weight)
+        # A row's optimizer sees the gradient of its own impressions, not their share in the batch: what it
+        # learns must not depend on the batch size.
         self.model.tables.apply(batch.lookup, computed.grad_inputs_BI, computed.grad_wide_B, factor)
-        return Step(computed.mean, self.model.probabilities(torch.from_numpy(computed.logit_B)))
+        return StepResult(computed.mean_loss, self.model.probabilities(torch.from_numpy(computed.logit_B)))
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────
 
@@ -80,9 +80,9 @@ class Learner:
         return self.dense.state()
 
     def load_dense_state(self, state: Mapping[str, NDArray[Any]], *, step: int) -> None:
-        """Go on exactly where `dense_state` was taken."""
+        """Restore a state from `dense_state` exactly."""
         self.dense.load_state(state, step=step)
 
     def load_moments(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """What the optimizer remembers of the gradients."""
+        """Restore only the optimizer's moments."""
         self.dense.load_moments(state)

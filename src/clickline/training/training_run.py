@@ -1,4 +1,4 @@
-"""The story of a run, whoever learns: epochs, what is measured at their end, checkpoints, and going on after a stop."""
+"""The logic of a training run, local or on a cluster: epochs, their evaluation, checkpoints, and resuming."""
 
 from __future__ import annotations
 
@@ -18,21 +18,26 @@ from numpy.typing import NDArray
 from clickline.artifacts.checkpoint import (
     Checkpoint,
     checkpoint_folder,
-    latest,
+    latest_checkpoint,
     open_checkpoint_folder,
-    prune,
+    prune_checkpoints,
 )
 from clickline.artifacts.dataset import Dataset, to_table
 from clickline.artifacts.manifest import as_json
 from clickline.config.sections import TrainSection
 from clickline.embedding import Eviction, SlotReport
 from clickline.errors import ArtifactError
-from clickline.evaluation.binary_metrics import Counts
+from clickline.evaluation.binary_metrics import MetricCounts
 from clickline.evaluation.calibration_fit import fit_isotonic, fit_platt
-from clickline.evaluation.evaluator import Evaluation, measure
+from clickline.evaluation.evaluator import Evaluation, evaluate_rows
 from clickline.evaluation.importance import FieldImportance
-from clickline.evaluation.progressive_validation import Progressive
-from clickline.evaluation.report.report_document import importance_on, sample, slots_to_slice, unseen_in_files
+from clickline.evaluation.progressive_validation import ProgressiveValidation
+from clickline.evaluation.report.report_document import (
+    measure_importance,
+    sample,
+    slots_to_slice,
+    unseen_shares_in_files,
+)
 from clickline.features import FeatureSpec
 from clickline.models.calibration import Calibration
 from clickline.models.model import Model
@@ -40,43 +45,42 @@ from clickline.progress import Progress
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 from clickline.training.batches import Batches, Position
-from clickline.training.learning_curve import Learning, LearningCurve
+from clickline.training.learning_curve import CurveColumns, LearningCurve
 from clickline.training.tracking import Tracker
 
 
 @dataclass(frozen=True)
-class Result:
-    """What training came to."""
+class TrainedModel:
+    """The result of training."""
 
     checkpoint: Checkpoint
     evaluation: Evaluation | None  # None without eval rows
-    closer: Closer | None  # None without eval rows
-    story: Mapping[str, Any]  # what the report says of the training itself
-    learning: Learning
+    field_analysis: FieldAnalysis | None  # None without eval rows
+    history: Mapping[str, Any]  # of the training, for the report
+    curve: CurveColumns
 
 
 @dataclass(frozen=True)
-class Closer:
-    """What a sample of the eval rows tells of the fields."""
+class FieldAnalysis:
+    """Importance and coverage of the fields, measured on a sample of the eval rows."""
 
     importance: tuple[FieldImportance, ...]
     importance_rows: int
-    unseen: (
-        Sequence[float] | None
-    )  # by slot: share of the values without a vector; None: the tables are too large to be read
+    # By slot: share of the values without a vector; None: the tables are too large to be read.
+    unseen: Sequence[float] | None
 
 
 @dataclass
-class _Measured:
-    """What a model was worth, and what its tables held."""
+class _EpochEvaluation:
+    """Evaluation of the model at one step, and the sizes of its tables."""
 
     evaluation: Evaluation | None
     slots: list[dict[str, Any]]
-    closer: Closer | None = None  # until somebody asked: it takes a while
+    field_analysis: FieldAnalysis | None = None  # computed on demand: it takes a while
 
 
-class Epochs(ABC):
-    """Trains to the end of an epoch, measures, goes on. Who learns, and where, is the subclass's."""
+class TrainingRun(ABC):
+    """Trains epoch by epoch with evaluation and checkpoints. The subclass decides where the steps run."""
 
     def __init__(
         self,
@@ -100,58 +104,59 @@ class Epochs(ABC):
         self._position = Position()
         self._newest_hour = -1
         self._evicted: dict[str, int] = {}
-        self._hours = Progressive() if settings.order == "time" else None  # each row before it was learned
-        self._epochs: list[dict[str, Any]] = []  # what was measured at the end of each
-        self._measured: dict[int, _Measured] = {}  # by step: the newest and the best
-        self._learned = 0  # rows, each once an epoch
+        # Predictions of each row before it was trained on.
+        self._hours = ProgressiveValidation() if settings.order == "time" else None
+        self._history: list[dict[str, Any]] = []  # evaluation at the end of each epoch
+        self._evaluations: dict[int, _EpochEvaluation] = {}  # by step: the newest and the best
+        self._trained_rows = 0  # each row once per epoch
         self._curve = LearningCurve(run / "curve.json")
         self._samples: dict[str, LabelledRows | None] = {}
-        self.sliced = slots_to_slice(dataset, dataset.features)
+        self.sliced_slots = slots_to_slice(dataset, dataset.features)
 
-    # ── who learns ─────────────────────────────────────────────────────────────────────────────
+    # ── steps of the subclass ──────────────────────────────────────────────────────────────────
 
     @property
     @abstractmethod
     def step(self) -> int:
-        """Steps that were learned."""
+        """Number of steps taken."""
 
     @abstractmethod
     def score(self, rows: LabelledRows) -> NDArray[np.float32]:
-        """Click probabilities, without learning anything."""
+        """Click probabilities; trains nothing."""
 
     @abstractmethod
-    def _learn_epoch(self, pool: ThreadPoolExecutor) -> None:
-        """From the position to the end of its epoch."""
+    def _train_epoch(self, pool: ThreadPoolExecutor) -> None:
+        """Train from the position to the end of its epoch."""
 
     @abstractmethod
     def _restore(self, checkpoint: Checkpoint) -> None:
-        """Be where the checkpoint was written."""
+        """Restore the state of a checkpoint exactly."""
 
     @abstractmethod
-    def _warm(self, start: Checkpoint) -> None:
-        """Learn on from an earlier model, from the first row on."""
+    def _warm_start(self, start: Checkpoint) -> None:
+        """Start from the weights of an earlier model, at the first row."""
 
     @abstractmethod
     def _begin_checkpoint(self, pool: ThreadPoolExecutor, *, epoch_end: bool = False) -> Future[Checkpoint]:
-        """Cut here and now, between two steps."""
+        """Snapshot the state between two steps and begin to write it."""
 
     @abstractmethod
     def _decay(self, rate: float) -> None:
-        """Let every counter of the tables fade."""
+        """Decay every counter of the tables."""
 
     @abstractmethod
     def _evict(self, rule: Eviction) -> tuple[SlotReport, ...]:
-        """Drop the ids that the rule names; how many went."""
+        """Evict ids by the rule; returns how many."""
 
     @abstractmethod
     def _slots(self) -> tuple[SlotReport, ...]:
-        """What the tables hold."""
+        """Sizes of the tables by slot."""
 
     @abstractmethod
-    def _unseen(self, rows: LabelledRows) -> Sequence[float] | None:
-        """By slot, which share of the rows' values has no vector; None where only the checkpoint can tell."""
+    def _unseen_shares(self, rows: LabelledRows) -> Sequence[float] | None:
+        """By slot, the share of the rows' values without a vector; None if only the checkpoint can answer."""
 
-    # ── where it is ────────────────────────────────────────────────────────────────────────────
+    # ── progress ───────────────────────────────────────────────────────────────────────────────
 
     @property
     def epoch(self) -> int:
@@ -163,43 +168,43 @@ class Epochs(ABC):
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the last epochs were no better than one before them."""
-        rule = self._settings.early_stop
+        """Whether the last epochs were no better than an earlier one."""
+        rule = self._settings.early_stopping
         best = self._best()
-        return rule is not None and best is not None and len(self._epochs) - best["epoch"] >= rule.patience
+        return rule is not None and best is not None and len(self._history) - best["epoch"] >= rule.patience
 
     @property
     def _at_epoch_end(self) -> bool:
         return self._position.epoch > 0 and self._position == Position(self._position.epoch)
 
     def resume(self, start: Checkpoint | None) -> None:
-        """Go on from the newest checkpoint of this run; without one from `start`, an earlier model."""
-        found = latest(self._run)
-        if found is None:
-            self._curve.go_on_from(0)
+        """Resume from the newest checkpoint of this run; without one start from `start`, an earlier model."""
+        checkpoint = latest_checkpoint(self._run)
+        if checkpoint is None:
+            self._curve.resume_from(0)
             if start is not None:
-                self._warm(start)
-                self._progress.say(f"learning on from {start.folder}")
+                self._warm_start(start)
+                self._progress.log(f"warm start from {start.folder}")
             return
-        if found.body["identity"] != self._identity:
-            raise ArtifactError(f"{found.folder} belongs to another run. Remove {self._run}.")
-        self._epochs = [known for known in self._read_history() if known["step"] <= found.step]
+        if checkpoint.body["identity"] != self._identity:
+            raise ArtifactError(f"{checkpoint.folder} belongs to another run. Remove {self._run}.")
+        self._history = [entry for entry in self._read_history() if entry["step"] <= checkpoint.step]
         best = self._best()
-        if self.stopped_early and best is not None:  # it is over, and its result is the best epoch
-            found = self._checkpoint_of(best["step"])
-        self._take_story(found)
-        self._restore(found)
-        self._curve.go_on_from(found.step)
-        self._progress.say(f"going on from step {found.step:,} of run {self._run.name}")
+        if self.stopped_early and best is not None:  # the run is over, and its result is the best epoch
+            checkpoint = self._checkpoint_of(best["step"])
+        self._restore_progress(checkpoint)
+        self._restore(checkpoint)
+        self._curve.resume_from(checkpoint.step)
+        self._progress.log(f"resuming from step {checkpoint.step:,} of run {self._run.name}")
 
-    def _take_story(self, checkpoint: Checkpoint) -> None:
+    def _restore_progress(self, checkpoint: Checkpoint) -> None:
         body = checkpoint.body
         self._position = Position(**body["position"])
         self._newest_hour = body["newest_hour"]
         self._evicted = dict(body["evicted"])
-        self._learned = body.get("learned_rows", 0)  # which checkpoints of an earlier release do not tell
+        self._trained_rows = body.get("learned_rows", 0)  # missing in checkpoints of an earlier release
         if self._hours is not None:
-            self._hours = Progressive.from_arrays(
+            self._hours = ProgressiveValidation.from_arrays(
                 {
                     name.removeprefix("hours/"): a
                     for name, a in checkpoint.dense().items()
@@ -207,8 +212,8 @@ class Epochs(ABC):
                 }
             )
 
-    def _story(self, *, epoch_end: bool) -> dict[str, Any]:
-        """What a checkpoint says of where the run is."""
+    def _checkpoint_body(self, *, epoch_end: bool) -> dict[str, Any]:
+        """The manifest entries of a checkpoint."""
         calibration = self._model.calibration
         return {
             "identity": self._identity,
@@ -220,60 +225,62 @@ class Epochs(ABC):
             "epoch_end": epoch_end,
             "newest_hour": self._newest_hour,
             "evicted": dict(self._evicted),
-            "learned_rows": self._learned,
+            "learned_rows": self._trained_rows,
         }
 
-    def _keep_batch(self, rows: LabelledRows) -> Path:
-        """The batch at fault as Parquet, for whoever looks into it."""
+    def _save_batch(self, rows: LabelledRows) -> Path:
+        """Save the batch that diverged as Parquet, for debugging."""
         path = self._run / f"diverged-step-{self.step:09d}.parquet"
         pq.write_table(to_table([rows], self._dataset.features), path)
         return path
 
     def _prune(self) -> None:
         best = self._best()
-        prune(self._run, self._settings.keep_checkpoints, None if best is None else best["step"])
+        prune_checkpoints(self._run, self._settings.keep_checkpoints, None if best is None else best["step"])
 
     # ── epochs ─────────────────────────────────────────────────────────────────────────────────
 
-    def train_to(self, epochs: int) -> Result:
-        """Learn until `epochs` epochs are done or more do not help; the result and what was measured of it."""
+    def train_to(self, epochs: int) -> TrainedModel:
+        """Train until `epochs` epochs are done or early stopping ends the run."""
         with ThreadPoolExecutor(1, thread_name_prefix="checkpoint") as pool:
             while True:
                 if self._at_epoch_end:
                     self._finish_epoch(pool)
                 if self._position.epoch >= epochs or self.stopped_early:
                     break
-                self._model.calibration = None  # it was that of the epoch before
-                self._learn_epoch(pool)
+                self._model.calibration = None  # it belongs to the previous epoch
+                self._train_epoch(pool)
         self._curve.write()
         return self._result()
 
     def _finish_epoch(self, pool: ThreadPoolExecutor) -> None:
-        """Forget, calibrate, keep, measure: each of them only once, however often the run was stopped here."""
+        """Evict, calibrate, checkpoint, evaluate: each only once, however often the run is interrupted here."""
         writing = None
-        kept = open_checkpoint_folder(checkpoint_folder(self._run, self.step))
-        if kept is None or not kept.body["epoch_end"]:
-            self._forget()
+        existing = open_checkpoint_folder(checkpoint_folder(self._run, self.step))
+        if existing is None or not existing.body["epoch_end"]:
+            self._apply_eviction()
             self._model.calibration = self._calibration()
             writing = self._begin_checkpoint(pool, epoch_end=True)
-        if all(known["epoch"] != self._position.epoch for known in self._epochs):
-            self._measure()
+        if all(entry["epoch"] != self._position.epoch for entry in self._history):
+            self._evaluate_epoch()
         if writing is not None:
             writing.result()
         self._prune()
 
-    def _forget(self) -> None:
+    def _apply_eviction(self) -> None:
         rule = self._settings.eviction
         if rule is None:
             return
         if rule.decay < 1:
             self._decay(rule.decay)
         self._count_evicted(
-            self._evict(Eviction(rule.threshold, rule.hours_unseen, rule.click_weight, rule.nonclick_weight))
+            self._evict(
+                Eviction(rule.threshold, rule.max_idle_hours, rule.click_weight, rule.nonclick_weight)
+            )
         )
 
-    def _count_evicted(self, gone: tuple[SlotReport, ...]) -> None:
-        for slot in gone:
+    def _count_evicted(self, evicted: tuple[SlotReport, ...]) -> None:
+        for slot in evicted:
             self._evicted[slot.name] = self._evicted.get(slot.name, 0) + slot.ids + slot.candidates
 
     def _calibration(self) -> Calibration | None:
@@ -281,7 +288,7 @@ class Epochs(ABC):
         self._model.calibration = None
         if rule is None:
             return None
-        counts = Counts()
+        counts = MetricCounts()
         self._progress.begin("calibrate", total_rows=self._dataset.splits["train"].rows)
         for rows in self._batches.held_out():
             counts.add(rows.label_B, rows.weight_B, self.score(rows))
@@ -289,9 +296,9 @@ class Epochs(ABC):
         self._progress.end()
         return (fit_isotonic if rule.method == "isotonic" else fit_platt)(counts.bins())
 
-    def _measure(self) -> None:
-        """What the model is worth at the end of this epoch; remembered beside the checkpoints."""
-        evaluation = self._measurement().evaluation
+    def _evaluate_epoch(self) -> None:
+        """Evaluate the model at the end of this epoch and add it to the history file."""
+        evaluation = self._evaluate().evaluation
         entry: dict[str, Any] = {"epoch": self._position.epoch, "step": self.step}
         if evaluation is not None:
             total = evaluation.total
@@ -299,45 +306,49 @@ class Epochs(ABC):
             if total.auc is not None and total.logloss is not None:
                 self._tracker.metrics(self.step, {"eval_auc": total.auc, "eval_logloss": total.logloss})
                 if self._settings.epochs > 1:
-                    self._progress.say(
+                    self._progress.log(
                         f"epoch {self._position.epoch}: AUC {total.auc:.4f}, log loss {total.logloss:.4f}"
                     )
-        self._epochs.append(entry)
-        Storage().put(str(self._run / "history.json"), as_json(self._epochs, indent=1))
+        self._history.append(entry)
+        Storage().put(str(self._run / "history.json"), as_json(self._history, indent=1))
 
-    def _measurement(self) -> _Measured:
-        """Every eval row, scored by the model as it is now, and what the model holds."""
+    def _evaluate(self) -> _EpochEvaluation:
+        """Evaluate the current model on all eval rows, once per step."""
         step, model = self.step, self._model
-        if step not in self._measured:
+        if step not in self._evaluations:
             evaluation = None
             if "eval" in self._dataset.splits:
-                own = model.custom.metrics if model.custom is not None else None
-                evaluation = measure(self.score, self.eval_rows(), slots=self.sliced, own=own)
+                custom_metrics = model.custom.metrics if model.custom is not None else None
+                evaluation = evaluate_rows(
+                    self.score, self.eval_rows(), slots=self.sliced_slots, custom_metrics=custom_metrics
+                )
             slots = [{**asdict(slot), "evicted": self._evicted.get(slot.name, 0)} for slot in self._slots()]
             best = self._best()
-            kept = () if best is None else (best["step"],)
-            self._measured = {known: self._measured[known] for known in kept if known in self._measured}
-            self._measured[step] = _Measured(evaluation, slots)
-            if self._settings.early_stop is not None:  # when this turns out to be the best, it is too late
-                self._look_closer(self._measured[step])
-        return self._measured[step]
+            best_steps = () if best is None else (best["step"],)
+            self._evaluations = {
+                known: self._evaluations[known] for known in best_steps if known in self._evaluations
+            }
+            self._evaluations[step] = _EpochEvaluation(evaluation, slots)
+            if self._settings.early_stopping is not None:  # once it turns out to be the best, it is too late
+                self._analyze_fields(self._evaluations[step])
+        return self._evaluations[step]
 
-    def _look_closer(self, measured: _Measured) -> Closer | None:
-        """What the fields are worth to the model as it is now."""
+    def _analyze_fields(self, evaluated: _EpochEvaluation) -> FieldAnalysis | None:
+        """Measure the importance of the fields to the current model, once."""
         rows = self.sample("eval")
-        if measured.closer is None and measured.evaluation is not None and rows is not None:
-            self._progress.begin("importance of fields")
-            importance, count = importance_on(self._score_and_tell, rows, self.features)
+        if evaluated.field_analysis is None and evaluated.evaluation is not None and rows is not None:
+            self._progress.begin("field importance")
+            importance, count = measure_importance(self._score_with_progress, rows, self.features)
             self._progress.end()
-            measured.closer = Closer(importance, count, self._unseen(rows))
-        return measured.closer
+            evaluated.field_analysis = FieldAnalysis(importance, count, self._unseen_shares(rows))
+        return evaluated.field_analysis
 
-    def _score_and_tell(self, rows: LabelledRows) -> NDArray[np.float32]:
+    def _score_with_progress(self, rows: LabelledRows) -> NDArray[np.float32]:
         self._progress.advance(rows=rows.rows)
         return self.score(rows)
 
     def sample(self, split: str) -> LabelledRows | None:
-        """Some rows of a part of the dataset; None where it has none."""
+        """A sample of a split's rows; None if it has none."""
         if split not in self._samples:
             self._samples[split] = sample(self._dataset, split, partial(self._read, split))
         return self._samples[split]
@@ -347,7 +358,7 @@ class Epochs(ABC):
         return self._dataset.read(path, [group])
 
     def eval_rows(self) -> Iterator[LabelledRows]:
-        """Every row of the dataset's eval part."""
+        """All rows of the eval split."""
         self._progress.begin("evaluate", total_rows=self._dataset.splits["eval"].rows)
         for shard, group, _ in self._dataset.row_groups("eval"):
             rows = self._read("eval", shard, group)
@@ -356,39 +367,39 @@ class Epochs(ABC):
         self._progress.end()
 
     def _best(self) -> dict[str, Any] | None:
-        """The epoch that measured best so far."""
-        metric = self._settings.early_stop.metric if self._settings.early_stop else "logloss"
-        measured = [known for known in self._epochs if known.get(metric) is not None]
-        if not measured:
+        """The history entry of the best epoch so far."""
+        metric = self._settings.early_stopping.metric if self._settings.early_stopping else "logloss"
+        evaluated = [entry for entry in self._history if entry.get(metric) is not None]
+        if not evaluated:
             return None
-        return min(measured, key=lambda known: known[metric] if metric == "logloss" else -known[metric])
+        return min(evaluated, key=lambda entry: entry[metric] if metric == "logloss" else -entry[metric])
 
     def _read_history(self) -> list[dict[str, Any]]:
         path = self._run / "history.json"
         return json.loads(path.read_text()) if path.exists() else []
 
-    def _result(self) -> Result:
-        """The newest checkpoint; after an early stop the best epoch's."""
+    def _result(self) -> TrainedModel:
+        """The newest checkpoint, or that of the best epoch after early stopping."""
         step, best = self.step, self._best()
         if self.stopped_early and best is not None:
             step = best["step"]
-            self._progress.say(f"epoch {best['epoch']} was the best; the later ones did not help")
-        measured = self._measurement() if step == self.step else self._measured[step]
-        closer = self._look_closer(measured) if step == self.step else measured.closer
-        story = {
-            "epochs": self._epochs,
-            "slots": measured.slots,
+            self._progress.log(f"epoch {best['epoch']} was the best; later epochs did not improve on it")
+        evaluated = self._evaluate() if step == self.step else self._evaluations[step]
+        field_analysis = self._analyze_fields(evaluated) if step == self.step else evaluated.field_analysis
+        history = {
+            "epochs": self._history,
+            "slots": evaluated.slots,
             "progressive": None if self._hours is None else self._hours.to_json(),
         }
         checkpoint, rows = self._checkpoint_of(step), self.sample("eval")
-        if closer is not None and closer.unseen is None and rows is not None:
-            closer = replace(closer, unseen=unseen_in_files(checkpoint.tables, rows))
-        return Result(checkpoint, measured.evaluation, closer, story, self._curve.columns())
+        if field_analysis is not None and field_analysis.unseen is None and rows is not None:
+            field_analysis = replace(field_analysis, unseen=unseen_shares_in_files(checkpoint.tables, rows))
+        return TrainedModel(checkpoint, evaluated.evaluation, field_analysis, history, self._curve.columns())
 
     def _checkpoint_of(self, step: int) -> Checkpoint:
-        found = open_checkpoint_folder(checkpoint_folder(self._run, step))
-        if found is None:
+        checkpoint = open_checkpoint_folder(checkpoint_folder(self._run, step))
+        if checkpoint is None:
             raise ArtifactError(
                 f"{checkpoint_folder(self._run, step)} is gone. Remove {self._run} and train again."
             )
-        return found
+        return checkpoint

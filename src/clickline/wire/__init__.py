@@ -1,1 +1,1 @@
-"""Bytes on the wire: the messages of the protocols we speak."""
+"""Wire formats: the messages of the supported protocols, as bytes."""

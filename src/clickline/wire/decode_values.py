@@ -6,22 +6,22 @@ The same bytes are walked again. What they are is known by now; still no more is
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from clickline.embedding.raw_memory import Whole
+from clickline.embedding.raw_memory import Int
+from clickline.numba_cache import njit
 from clickline.protobuf_wire import (
-    Octets,
+    Bytes,
     bits_f32,
     load_f32,
     load_f64,
     load_u16,
     load_u32,
     load_u64,
-    skip,
-    span,
-    tag,
-    varint,
+    read_span,
+    read_tag,
+    read_varint,
+    skip_field,
 )
 from clickline.records import ABSENT
 from clickline.wire.tensor_layout import (
@@ -52,7 +52,7 @@ Facts = NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)
-def _half(bits: Whole) -> Whole:
+def _half(bits: Int) -> Int:
     """The float that these 16 bits of an IEEE half are."""
     sign = np.uint32(bits >> 15 & 1) << np.uint32(31)
     exponent = np.uint32(bits >> 10 & 31)
@@ -67,7 +67,7 @@ def _half(bits: Whole) -> Whole:
 
 @njit(cache=True, nogil=True)
 def _put_varint(
-    element: Whole, value: np.uint64, n: Whole, numbers_N: NDArray[np.float64], integers_N: Indices
+    element: Int, value: np.uint64, n: Int, numbers_N: NDArray[np.float64], integers_N: Indices
 ) -> None:
     if element == BOOL:
         integers_N[n] = value != np.uint64(0)
@@ -85,7 +85,7 @@ def _put_varint(
 
 @njit(cache=True, nogil=True)
 def _pour_content(
-    data: Octets,
+    data: Bytes,
     facts: Facts,
     starts_N: Indices,
     ends_N: Indices,
@@ -142,16 +142,16 @@ def _pour_content(
 
 @njit(cache=True, nogil=True)
 def _pour_list(
-    data: Octets,
+    data: Bytes,
     facts: Facts,
-    pos: Whole,
-    end: Whole,
-    n: Whole,
+    pos: Int,
+    end: Int,
+    n: Int,
     starts_N: Indices,
     ends_N: Indices,
     numbers_N: NDArray[np.float64],
     integers_N: Indices,
-) -> Whole:
+) -> Int:
     """Values of the list that the facts name, from one piece of the inner message. Returns how many there are now."""
     element = facts[ELEMENT]
     packed = facts[LIST] << 3 | 2
@@ -165,9 +165,9 @@ def _pour_list(
             ends_N[n] = pos
             n += 1
             continue
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if key == packed:
-            pos, stop = span(data, pos, end)
+            pos, stop = read_span(data, pos, end)
             if element == BYTES:
                 starts_N[n] = pos
                 ends_N[n] = stop
@@ -182,7 +182,7 @@ def _pour_list(
                     n += 1
             else:
                 while 0 <= pos < stop and n < room:
-                    value, pos = varint(data, pos, stop)
+                    value, pos = read_varint(data, pos, stop)
                     _put_varint(element, value, n, numbers_N, integers_N)
                     n += 1
             pos = stop
@@ -194,18 +194,18 @@ def _pour_list(
                 numbers_N[n] = load_f64(data, pos)
                 pos += 8
             else:
-                value, pos = varint(data, pos, end)
+                value, pos = read_varint(data, pos, end)
                 _put_varint(element, value, n, numbers_N, integers_N)
             n += 1
         else:
-            pos = skip(data, key, pos, end)
+            pos = skip_field(data, key, pos, end)
     return n
 
 
 @njit(cache=True, nogil=True)
 def pour(
-    data: Octets,
-    inner: Whole,
+    data: Bytes,
+    inner: Int,
     facts: Facts,
     starts_N: Indices,
     ends_N: Indices,
@@ -220,13 +220,13 @@ def pour(
         pos = facts[BEGIN]
         end = facts[END]
         while 0 <= pos < end:
-            key, pos = tag(data, pos, end)
+            key, pos = read_tag(data, pos, end)
             if key == inner:
-                pos, stop = span(data, pos, end)
+                pos, stop = read_span(data, pos, end)
                 n = _pour_list(data, facts, pos, stop, n, starts_N, ends_N, numbers_N, integers_N)
                 pos = stop
             else:
-                pos = skip(data, key, pos, end)
+                pos = skip_field(data, key, pos, end)
         if n == 1:  # one value may stand for all rows
             for row in range(1, facts[COUNT]):
                 starts_N[row] = starts_N[0]
@@ -243,15 +243,15 @@ def pour(
 
 @njit(cache=True, nogil=True)
 def fill(
-    data: Octets,
-    inner: Whole,
+    data: Bytes,
+    inner: Int,
     facts_CF: Facts,
-    kind_C: Octets,
+    kind_C: Bytes,
     starts_CB: Indices,
     ends_CB: Indices,
     numbers_CB: NDArray[np.float64],
     integers_CB: Indices,
-) -> Whole:
+) -> Int:
     """The values of every column with one value a row. Returns a column that holds infinity, or -1."""
     for c in range(kind_C.size):
         if kind_C[c] != ABSENT and pour(

@@ -1,16 +1,16 @@
-"""Frames between predictors and lookup servers, little-endian.
+"""The frames that predictors and lookup servers exchange, little-endian.
 
     header   bytes that follow u32 │ kind u8 │ status u8 │ parts u16 │ request u64
     hello    magic, protocol number, token
-             ──▶ JSON: which shard this is, and which versions are here
-    lookup   version u64 │ how many keys, of each part, u64 │ keys u64
-             ──▶ version u64 │ rows, part after part │ whether a row was found, a byte a key
-    status   nothing
+             ──▶ JSON: the shard of this server, and the versions it has loaded
+    lookup   version u64 │ number of keys of each part, u64 │ keys u64
+             ──▶ version u64 │ rows, part after part │ whether each row was found, one byte per key
+    status   empty
              ──▶ JSON, as after a hello
 
-An answer has the kind and the request's number of what it answers. Its status is OK, NOT_HERE (the version is not:
-the numbers of those that are, u64 …) or REFUSED (why, in words). Whoever reads says beforehand how long a frame may be;
-a longer one, or one of another shape, is `Garbled`: its connection cannot be used any more.
+An answer has the kind and the request number of its request. Its status is OK, NOT_LOADED (the version is not loaded;
+the body lists those that are, u64 …) or REFUSED (the body is a message). The reader sets the maximum size of the next
+frame; a larger or malformed one raises `ProtocolError`, after which the connection cannot be used.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 HELLO, LOOKUP, STATUS = 1, 2, 3
-OK, NOT_HERE, REFUSED = 0, 1, 2
+OK, NOT_LOADED, REFUSED = 0, 1, 2
 
 HEADER = struct.Struct("<IBBHQ")
 MAX_HELLO = 4096
-MAX_WORDS = 64 * 1024  # of an answer that holds no rows
+MAX_MESSAGE = 64 * 1024  # of an answer without rows
 MAX_PARTS = 256
 MAX_KEYS = 1 << 22  # in one request
-LOOKUP_ROWS_AT = HEADER.size + 8  # in an answer: a multiple of 8
+LOOKUP_ROWS_AT = HEADER.size + 8  # where the rows of an answer begin: a multiple of 8
 
 _MAGIC = b"CLKLOOK"
 _PROTOCOL = 1
-_FIRST_ROOM = 64 * 1024
-_KEPT_ROOM = 4 * 1024**2
+_MIN_BUFFER = 64 * 1024
+_MAX_IDLE_BUFFER = 4 * 1024**2
 
 
-class Garbled(ValueError):
-    """What came is not a frame that was agreed on."""
+class ProtocolError(ValueError):
+    """The received bytes are not a valid frame."""
 
 
-class Frame(NamedTuple):
-    """The head of a frame; its body stands in the inbox."""
+class FrameHeader(NamedTuple):
+    """The header of a frame; its body is in the receive buffer."""
 
     size: int  # of the body
     kind: int
@@ -54,67 +54,67 @@ class Frame(NamedTuple):
 
 
 class Receiver(Protocol):
-    """What a socket is asked for."""
+    """The part of a socket that a receive buffer uses."""
 
     def recv_into(self, buffer: memoryview, /) -> int: ...
 
 
-class Inbox:
-    """Memory that frames are received into, one at a time, again and again."""
+class ReceiveBuffer:
+    """A reused buffer that frames are received into, one at a time."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit  # bytes that the next body may have
-        self.bytes = np.empty(_FIRST_ROOM, dtype=np.uint8)
+        self.limit = limit  # maximum size of the next body
+        self.bytes = np.empty(_MIN_BUFFER, dtype=np.uint8)
         self._view = self.bytes.data
-        self._have = 0
-        self._taken = 0
+        self._received = 0
+        self._frame_end = 0
 
     def receive(self, socket: Receiver) -> int:
-        """Take what one call brings; 0: the other side has ended the connection."""
-        count = socket.recv_into(self._view[self._have :])
-        self._have += count
+        """Receive once from the socket; 0: the other side has closed the connection."""
+        count = socket.recv_into(self._view[self._received :])
+        self._received += count
         return count
 
-    def frame(self) -> Frame | None:
-        """The frame at the front, once it is here as a whole. It stays until `done`."""
-        if self._have < HEADER.size:
+    def frame(self) -> FrameHeader | None:
+        """The frame at the front, once it is complete. It stays until `done`."""
+        if self._received < HEADER.size:
             return None
-        frame = Frame(*HEADER.unpack_from(self._view))
+        frame = FrameHeader(*HEADER.unpack_from(self._view))
         if frame.size > self.limit:
-            raise Garbled(f"a frame of {frame.size:,} bytes; {self.limit:,} are allowed")
+            raise ProtocolError(f"a frame of {frame.size:,} bytes; allowed: {self.limit:,}")
         whole = HEADER.size + frame.size
-        if self._have < whole:
+        if self._received < whole:
             if whole > self.bytes.size:
-                self._make_room(1 << (whole - 1).bit_length())
+                self._resize(1 << (whole - 1).bit_length())
             return None
-        self._taken = whole
+        self._frame_end = whole
         return frame
 
     def body(self) -> memoryview:
-        """Of the frame that was given out last."""
-        return self._view[HEADER.size : self._taken]
+        """The body of the frame that `frame` returned last."""
+        return self._view[HEADER.size : self._frame_end]
 
-    def done(self) -> None:
-        """The frame is not needed any more."""
-        rest = self._have - self._taken
+    def release(self) -> None:
+        """Drop the first frame."""
+        rest = self._received - self._frame_end
         if rest:
-            self.bytes[:rest] = self.bytes[self._taken : self._have].copy()
-        self._have, self._taken = rest, 0
-        if self.bytes.size > _KEPT_ROOM and rest <= _FIRST_ROOM:
-            self._make_room(_FIRST_ROOM)
+            self.bytes[:rest] = self.bytes[self._frame_end : self._received].copy()
+        self._received, self._frame_end = rest, 0
+        if self.bytes.size > _MAX_IDLE_BUFFER and rest <= _MIN_BUFFER:
+            self._resize(_MIN_BUFFER)
 
     @property
     def empty(self) -> bool:
-        return not self._have
+        return not self._received
 
-    def _make_room(self, size: int) -> None:
+    def _resize(self, size: int) -> None:
         bytes_ = np.empty(size, dtype=np.uint8)
-        bytes_[: self._have] = self.bytes[: self._have]
+        bytes_[: self._received] = self.bytes[: self._received]
         self.bytes = bytes_
         self._view = bytes_.data
 
 
-# ── hello, status and words ────────────────────────────────────────────────────────────────────
+# ── hello, status, messages ────────────────────────────────────────────────────────────────────
 
 
 def hello(token: str | None) -> bytes:
@@ -123,21 +123,21 @@ def hello(token: str | None) -> bytes:
     return HEADER.pack(len(body), HELLO, OK, 0, 0) + body
 
 
-def read_hello(frame: Frame, body: memoryview) -> bytes:
+def read_hello(frame: FrameHeader, body: memoryview) -> bytes:
     """The token that a hello carries."""
     if frame.kind != HELLO or bytes(body[: len(_MAGIC)]) != _MAGIC or frame.size <= len(_MAGIC):
-        raise Garbled("the connection does not begin with a hello of ours")
+        raise ProtocolError("the connection does not begin with a valid hello")
     protocol = body[len(_MAGIC)]
     if protocol != _PROTOCOL:
-        raise Garbled(f"the other side speaks protocol {protocol}, this release {_PROTOCOL}")
+        raise ProtocolError(f"the other side uses protocol {protocol}, this release {_PROTOCOL}")
     return bytes(body[len(_MAGIC) + 1 :])
 
 
-def ask_status(request: int) -> bytes:
+def status_request(request: int) -> bytes:
     return HEADER.pack(0, STATUS, OK, 0, request)
 
 
-def told(frame: Frame, document: Mapping[str, Any]) -> bytes:
+def status_reply(frame: FrameHeader, document: Mapping[str, Any]) -> bytes:
     """The answer to a hello or a status."""
     body = json.dumps(document).encode()
     return HEADER.pack(len(body), frame.kind, OK, 0, frame.request) + body
@@ -147,85 +147,85 @@ def read_json(body: memoryview) -> dict[str, Any]:
     try:
         document = json.loads(bytes(body))
     except (ValueError, RecursionError) as error:
-        raise Garbled(f"no JSON: {error}") from error
+        raise ProtocolError(f"invalid JSON: {error}") from error
     if not isinstance(document, dict):
-        raise Garbled("JSON that is not an object")
+        raise ProtocolError("JSON that is not an object")
     return document
 
 
-def refused(frame: Frame, words: str) -> bytes:
-    """The answer to anything that is not done."""
-    body = words.encode()[:MAX_WORDS]
+def refusal(frame: FrameHeader, message: str) -> bytes:
+    """The answer to a request that is refused."""
+    body = message.encode()[:MAX_MESSAGE]
     return HEADER.pack(len(body), frame.kind, REFUSED, 0, frame.request) + body
 
 
-def read_words(body: memoryview) -> str:
+def read_message(body: memoryview) -> str:
     return bytes(body).decode(errors="replace")
 
 
 # ── lookups ────────────────────────────────────────────────────────────────────────────────────
 
 
-class Lookup(NamedTuple):
-    """What a lookup asks for."""
+class LookupRequest(NamedTuple):
+    """The contents of a lookup request."""
 
     version: int
     counts: tuple[int, ...]  # keys of each part
-    keys_N: NDArray[np.uint64]  # part after part; a view of the inbox
+    keys_N: NDArray[np.uint64]  # part after part; a view of the receive buffer
 
 
 def request_bytes(parts: int, keys: int) -> int:
-    """Size of the body of a lookup."""
+    """The body size of a lookup."""
     return 8 * (1 + parts + keys)
 
 
 def answer_bytes(counts: Iterable[int], widths: Iterable[int]) -> int:
-    """Size of the body of its answer; `widths`: bytes of a row of each part."""
+    """The body size of its answer; `widths`: row bytes of each part."""
     return 8 + sum(count * (width + 1) for count, width in zip(counts, widths, strict=True))
 
 
 def lookup_keys_at(parts: int) -> int:
-    """Where the keys of a lookup begin in its frame: a multiple of 8."""
+    """The offset of the keys in the frame of a lookup: a multiple of 8."""
     return HEADER.size + 8 + 8 * parts
 
 
-def write_lookup_head(
+def write_lookup_header(
     target: NDArray[np.uint8], at: int, request: int, version: int, counts: Sequence[int]
 ) -> None:
-    """Write all but the keys of a lookup, whose frame begins at `at`."""
+    """Write everything but the keys of a lookup, whose frame begins at `at`."""
     parts = len(counts)
     HEADER.pack_into(target.data, at, request_bytes(parts, sum(counts)), LOOKUP, OK, parts, request)
     struct.pack_into(f"<{1 + parts}Q", target.data, at + HEADER.size, version, *counts)
 
 
-def read_lookup(frame: Frame, inbox: Inbox) -> Lookup:
-    """What is asked for, after a look at whether the numbers fit the frame."""
+def read_lookup(frame: FrameHeader, buffer: ReceiveBuffer) -> LookupRequest:
+    """Parse a lookup, after checking its counts against the size of the frame."""
     parts, size = frame.parts, frame.size
     if parts > MAX_PARTS or size < request_bytes(parts, 0) or size % 8:
-        raise Garbled(f"a lookup of {size} bytes for {parts} parts")
-    version, *counts = struct.unpack_from(f"<{1 + parts}Q", inbox.bytes.data, HEADER.size)
+        raise ProtocolError(f"a lookup of {size} bytes for {parts} parts")
+    version, *counts = struct.unpack_from(f"<{1 + parts}Q", buffer.bytes.data, HEADER.size)
     keys = sum(counts)
     if request_bytes(parts, keys) != size:
-        raise Garbled(f"a lookup of {size} bytes that should hold {keys} keys of {parts} parts")
+        raise ProtocolError(f"a lookup of {size} bytes for {keys} keys of {parts} parts")
     if keys > MAX_KEYS:
-        raise Garbled(f"a lookup of {keys:,} keys; {MAX_KEYS:,} are allowed")
+        raise ProtocolError(f"a lookup of {keys:,} keys; allowed: {MAX_KEYS:,}")
     start = lookup_keys_at(parts)
-    return Lookup(version, tuple(counts), inbox.bytes[start : start + 8 * keys].view(np.uint64))
+    return LookupRequest(version, tuple(counts), buffer.bytes[start : start + 8 * keys].view(np.uint64))
 
 
-def write_answer_head(target: NDArray[np.uint8], frame: Frame, version: int, size: int) -> None:
-    """Write what stands before the rows of an answer; `size`: of its body."""
+def write_answer_header(target: NDArray[np.uint8], frame: FrameHeader, version: int, size: int) -> None:
+    """Write the part of an answer before its rows; `size`: of its body."""
     HEADER.pack_into(target.data, 0, size, LOOKUP, OK, frame.parts, frame.request)
     struct.pack_into("<Q", target.data, HEADER.size, version)
 
 
-def not_here(frame: Frame, versions: Sequence[int]) -> bytes:
-    """The answer to a lookup in a version that is not here: those that are."""
+def version_not_loaded(frame: FrameHeader, versions: Sequence[int]) -> bytes:
+    """The answer to a lookup in a version that is not loaded: the numbers of those that are."""
     body = struct.pack(f"<{len(versions)}Q", *versions)
-    return HEADER.pack(len(body), frame.kind, NOT_HERE, 0, frame.request) + body
+    return HEADER.pack(len(body), frame.kind, NOT_LOADED, 0, frame.request) + body
 
 
-def read_numbers(body: memoryview) -> tuple[int, ...]:
+def read_versions(body: memoryview) -> tuple[int, ...]:
     if len(body) % 8:
-        raise Garbled(f"{len(body)} bytes that should be numbers of versions")
+        raise ProtocolError(f"{len(body)} bytes are not a list of version numbers")
     return struct.unpack(f"<{len(body) // 8}Q", body)

@@ -1,10 +1,10 @@
-"""The messages of the protocols we speak, as protobuf classes.
+"""The messages of the supported protocols, as protobuf classes.
 
-`messages.binpb` is what `make protos` compiles from `protos/`. It is loaded into a pool of our own, so
-that a process may also have TensorFlow, tritonclient or anyone else's idea of the same names.
+`make protos` compiles `messages.binpb` from `protos/`. It is loaded into a separate descriptor pool, so that a process
+can also load TensorFlow, tritonclient or other packages that define the same names.
 
-These classes are for the small messages and for tests and clients; the tensors of a request are read by
-`request_reader.py`, without an object for each value.
+These classes are for small messages, tests and clients; `request_reader.py` reads the tensors of a request without an
+object per value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _load() -> DescriptorPool:
 
 
 POOL = _load()
-"""Give it to gRPC's reflection service."""
+"""The descriptor pool, for gRPC's reflection service."""
 
 _SERVICES = (
     "tensorflow.serving.PredictionService",
@@ -37,7 +37,7 @@ _SERVICES = (
 METHODS: dict[str, tuple[str, ...]] = {
     service: tuple(method.name for method in POOL.FindServiceByName(service).methods) for service in _SERVICES
 }
-"""The services we offer, by full name, and their methods."""
+"""The methods of each service, by its full name."""
 
 
 def _message(name: str) -> Any:

@@ -7,11 +7,11 @@ counts, unknown fields are skipped. Every byte that will ever be used is walked 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from clickline.embedding.raw_memory import Whole
-from clickline.protobuf_wire import Octets, load_u32, skip, span, tag, varint
+from clickline.embedding.raw_memory import Int
+from clickline.numba_cache import njit
+from clickline.protobuf_wire import Bytes, load_u32, read_span, read_tag, read_varint, skip_field
 from clickline.records import ABSENT
 from clickline.wire.tensor_layout import (
     BEGIN,
@@ -57,7 +57,7 @@ Facts = NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)
-def _hash(data: Octets, start: Whole, end: Whole) -> Whole:
+def _hash(data: Bytes, start: Int, end: Int) -> Int:
     """FNV-1a, only for the table of names."""
     value = np.uint64(0xCBF29CE484222325)
     for i in range(start, end):
@@ -66,7 +66,7 @@ def _hash(data: Octets, start: Whole, end: Whole) -> Whole:
 
 
 @njit(cache=True, nogil=True)
-def fill_name_table(table: Indices, names: Octets, name_ends_C1: Indices) -> None:
+def fill_name_table(table: Indices, names: Bytes, name_ends_C1: Indices) -> None:
     """Enter the names in a hash table; its size is a power of two above their number."""
     for c in range(name_ends_C1.size - 1):
         place = _hash(names, name_ends_C1[c], name_ends_C1[c + 1]) & (table.size - 1)
@@ -76,9 +76,7 @@ def fill_name_table(table: Indices, names: Octets, name_ends_C1: Indices) -> Non
 
 
 @njit(cache=True, nogil=True)
-def _find(
-    data: Octets, start: Whole, end: Whole, names: Octets, name_ends_C1: Indices, table: Indices
-) -> Whole:
+def _find(data: Bytes, start: Int, end: Int, names: Bytes, name_ends_C1: Indices, table: Indices) -> Int:
     """Number of the column of this name, or -1."""
     place = _hash(data, start, end) & (table.size - 1)
     while table[place] >= 0:
@@ -97,7 +95,7 @@ def _find(
 
 
 @njit(cache=True, nogil=True)
-def top_level(data: Octets, wanted: Whole, spans_P3: Indices) -> Whole:
+def top_level(data: Bytes, wanted: Int, spans_P3: Indices) -> Int:
     """Where the wanted fields stand, a bit for each number below 63: rows of (tag, start, end), as they come.
 
     Of a number the value stands in place of the start. Returns how many there are, more than fit if need be;
@@ -106,14 +104,14 @@ def top_level(data: Octets, wanted: Whole, spans_P3: Indices) -> Whole:
     end = data.size
     found = 0
     while pos < end:
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if pos < 0:
             return -1
         if (key & 7 == 2 or key & 7 == 0) and key >> 3 < 63 and wanted >> (key >> 3) & 1:
             if key & 7 == 2:
-                start, pos = span(data, pos, end)
+                start, pos = read_span(data, pos, end)
             else:
-                value, pos = varint(data, pos, end)
+                value, pos = read_varint(data, pos, end)
                 start = np.int64(value)
             if found < spans_P3.shape[0]:
                 spans_P3[found, 0] = key
@@ -121,21 +119,21 @@ def top_level(data: Octets, wanted: Whole, spans_P3: Indices) -> Whole:
                 spans_P3[found, 2] = pos
             found += 1
         else:
-            pos = skip(data, key, pos, end)
+            pos = skip_field(data, key, pos, end)
         if pos < 0:
             return -1
     return found
 
 
 @njit(cache=True, nogil=True)
-def _value(data: Octets, key: Whole, pos: Whole, end: Whole, wire_F: Indices, counts_F: Indices) -> Whole:
+def _value(data: Bytes, key: Int, pos: Int, end: Int, wire_F: Indices, counts_F: Indices) -> Int:
     """Step over one field of a message with lists of values, counting them."""
     field = key >> 3
     how = wire_F[field] if field < wire_F.size else 0
     if how == 0:
-        return skip(data, key, pos, end)
+        return skip_field(data, key, pos, end)
     if key & 7 == 2:
-        start, stop = span(data, pos, end)
+        start, stop = read_span(data, pos, end)
         if stop < 0:
             return -1
         if how == 2:
@@ -158,37 +156,37 @@ def _value(data: Octets, key: Whole, pos: Whole, end: Whole, wire_F: Indices, co
                 return -1
             counts_F[field] += (stop - start) // how
         return stop
-    after = skip(data, key, pos, end)
+    after = skip_field(data, key, pos, end)
     if (key & 7 == 0 and how == 1) or (key & 7 == 5 and how == 4) or (key & 7 == 1 and how == 8):
         counts_F[field] += 1
     return after
 
 
 @njit(cache=True, nogil=True)
-def _shape(data: Octets, pos: Whole, end: Whole, facts: Facts) -> bool:
+def _shape(data: Bytes, pos: Int, end: Int, facts: Facts) -> bool:
     """Read a TensorShapeProto: its rank and first two dimensions. False: malformed."""
     while pos < end:
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if pos < 0:
             return False
         if key != 0x12:
-            pos = skip(data, key, pos, end)
+            pos = skip_field(data, key, pos, end)
             if pos < 0:
                 return False
             continue
-        pos, stop = span(data, pos, end)
+        pos, stop = read_span(data, pos, end)
         if pos < 0:
             return False
         size = np.int64(0)
         while pos < stop:
-            key, pos = tag(data, pos, stop)
+            key, pos = read_tag(data, pos, stop)
             if pos < 0:
                 return False
             if key == 0x08:
-                value, pos = varint(data, pos, stop)
+                value, pos = read_varint(data, pos, stop)
                 size = np.int64(value)
             else:
-                pos = skip(data, key, pos, stop)
+                pos = skip_field(data, key, pos, stop)
             if pos < 0:
                 return False
         _dimension(facts, size)
@@ -196,7 +194,7 @@ def _shape(data: Octets, pos: Whole, end: Whole, facts: Facts) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _dimension(facts: Facts, size: Whole) -> None:
+def _dimension(facts: Facts, size: Int) -> None:
     if facts[RANK] == 0:
         facts[ROWS] = size
     elif facts[RANK] == 1:
@@ -205,7 +203,7 @@ def _dimension(facts: Facts, size: Whole) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _no_facts(facts: Facts, begin: Whole, end: Whole) -> None:
+def _no_facts(facts: Facts, begin: Int, end: Int) -> None:
     facts[:] = 0
     facts[BEGIN] = begin
     facts[END] = end
@@ -214,7 +212,7 @@ def _no_facts(facts: Facts, begin: Whole, end: Whole) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _tensor(data: Octets, pos: Whole, end: Whole, facts: Facts, counts_F: Indices) -> bool:
+def _tensor(data: Bytes, pos: Int, end: Int, facts: Facts, counts_F: Indices) -> bool:
     """Note what a TensorProto says of itself. False: malformed."""
     while pos < end:
         if (
@@ -225,18 +223,18 @@ def _tensor(data: Octets, pos: Whole, end: Whole, facts: Facts, counts_F: Indice
                 return False
             counts_F[8] += 1
             continue
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if pos < 0:
             return False
         if key == 0x08:
-            value, pos = varint(data, pos, end)
+            value, pos = read_varint(data, pos, end)
             facts[TYPE] = np.int64(np.int32(value))
         elif key == 0x12:
-            start, pos = span(data, pos, end)
+            start, pos = read_span(data, pos, end)
             if pos >= 0 and not _shape(data, start, pos, facts):
                 return False
         elif key == 0x22:
-            facts[CONTENT_BEGIN], pos = span(data, pos, end)
+            facts[CONTENT_BEGIN], pos = read_span(data, pos, end)
             facts[CONTENT_END] = pos
         else:
             pos = _value(data, key, pos, end, TENSOR_WIRE, counts_F)
@@ -247,48 +245,48 @@ def _tensor(data: Octets, pos: Whole, end: Whole, facts: Facts, counts_F: Indice
 
 @njit(cache=True, nogil=True)
 def locate_predict(
-    data: Octets,
-    map_tag: Whole,
-    names: Octets,
+    data: Bytes,
+    map_tag: Int,
+    names: Bytes,
     name_ends_C1: Indices,
     table: Indices,
     ignore_unknown: bool,
     facts_CF: Facts,
-) -> tuple[Whole, Whole, Whole]:
+) -> tuple[Int, Int, Int]:
     """Note where the tensor of each column is. Returns what is wrong and the span of the name it is about."""
     counts_F = np.zeros(TENSOR_WIRE.size, dtype=np.int64)
     facts = np.empty(FACTS, dtype=np.int64)
     pos = 0
     end = data.size
     while pos < end:
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if pos < 0:
             return MALFORMED, 0, 0
         if key != map_tag:
-            pos = skip(data, key, pos, end)
+            pos = skip_field(data, key, pos, end)
             if pos < 0:
                 return MALFORMED, 0, 0
             continue
-        pos, stop = span(data, pos, end)
+        pos, stop = read_span(data, pos, end)
         if pos < 0:
             return MALFORMED, 0, 0
         _no_facts(facts, pos, stop)
         counts_F[:] = 0
         name, name_end = pos, pos
         while pos < stop:
-            key, pos = tag(data, pos, stop)
+            key, pos = read_tag(data, pos, stop)
             if pos < 0:
                 return MALFORMED, name, name_end
             if key == 0x0A:
-                start, pos = span(data, pos, stop)
+                start, pos = read_span(data, pos, stop)
                 if pos >= 0:
                     name, name_end = start, pos
             elif key == MAP_VALUE:
-                start, pos = span(data, pos, stop)
+                start, pos = read_span(data, pos, stop)
                 if pos >= 0 and not _tensor(data, start, pos, facts, counts_F):
                     return MALFORMED, name, name_end
             else:
-                pos = skip(data, key, pos, stop)
+                pos = skip_field(data, key, pos, stop)
             if pos < 0:
                 return MALFORMED, name, name_end
         c = _find(data, name, name_end, names, name_ends_C1, table)
@@ -313,7 +311,7 @@ def locate_predict(
 
 
 @njit(cache=True, nogil=True)
-def _element_named(data: Octets, start: Whole, end: Whole) -> Whole:
+def _element_named(data: Bytes, start: Int, end: Int) -> Int:
     """The element of a datatype's name, 0 if there is none."""
     size = end - start
     if size < 4 or size > 6:
@@ -328,49 +326,49 @@ def _element_named(data: Octets, start: Whole, end: Whole) -> Whole:
 
 
 @njit(cache=True, nogil=True)
-def _input(data: Octets, pos: Whole, end: Whole, facts: Facts, counts_F: Indices) -> tuple[Whole, Whole]:
+def _input(data: Bytes, pos: Int, end: Int, facts: Facts, counts_F: Indices) -> tuple[Int, Int]:
     """Note what an InferInputTensor says of itself. Returns the span of its name; -1 for its end: malformed."""
     name, name_end = pos, pos
     while pos < end:
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if pos < 0:
             return name, -1
         if key == 0x0A:
-            start, pos = span(data, pos, end)
+            start, pos = read_span(data, pos, end)
             if pos >= 0:
                 name, name_end = start, pos
         elif key == 0x12:
-            start, pos = span(data, pos, end)
+            start, pos = read_span(data, pos, end)
             if pos >= 0:
                 facts[ELEMENT] = _element_named(data, start, pos)
                 facts[TYPE] = start << 32 | pos
         elif key == 0x1A:
-            at, pos = span(data, pos, end)
+            at, pos = read_span(data, pos, end)
             while 0 <= at < pos:
-                value, at = varint(data, at, pos)
+                value, at = read_varint(data, at, pos)
                 _dimension(facts, np.int64(value))
             if at < 0:
                 return name, -1
         elif key == 0x18:
-            value, pos = varint(data, pos, end)
+            value, pos = read_varint(data, pos, end)
             _dimension(facts, np.int64(value))
         elif key == INPUT_CONTENTS:
-            at, pos = span(data, pos, end)
+            at, pos = read_span(data, pos, end)
             while 0 <= at < pos:
-                key, at = tag(data, at, pos)
+                key, at = read_tag(data, at, pos)
                 if at >= 0:
                     at = _value(data, key, at, pos, CONTENTS_WIRE, counts_F)
             if at < 0:
                 return name, -1
         else:
-            pos = skip(data, key, pos, end)
+            pos = skip_field(data, key, pos, end)
         if pos < 0:
             return name, -1
     return name, name_end
 
 
 @njit(cache=True, nogil=True)
-def _count_raw_texts(data: Octets, pos: Whole, end: Whole) -> Whole:
+def _count_raw_texts(data: Bytes, pos: Int, end: Int) -> Int:
     """How many texts stand here, each after its length; -1: they do not end where the bytes do."""
     count = 0
     while pos < end:
@@ -387,13 +385,13 @@ def _count_raw_texts(data: Octets, pos: Whole, end: Whole) -> Whole:
 
 @njit(cache=True, nogil=True)
 def locate_infer(
-    data: Octets,
-    names: Octets,
+    data: Bytes,
+    names: Bytes,
     name_ends_C1: Indices,
     table: Indices,
     ignore_unknown: bool,
     facts_CF: Facts,
-) -> tuple[Whole, Whole, Whole, Whole, Whole]:
+) -> tuple[Int, Int, Int, Int, Int]:
     """Note where the tensor of each column is. Returns what is wrong, the span of the name it is about, and
     how many inputs and raw contents there are."""
     end = data.size
@@ -401,9 +399,9 @@ def locate_infer(
     inputs = 0
     raws = 0
     while pos < end:  # how much there is
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if pos >= 0:
-            pos = skip(data, key, pos, end)
+            pos = skip_field(data, key, pos, end)
         if pos < 0:
             return MALFORMED, 0, 0, 0, 0
         inputs += key == 0x2A
@@ -413,23 +411,23 @@ def locate_infer(
     pos = 0
     raw = 0
     while raw < raws:
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if key == 0x3A:
-            raw_begins_R[raw], pos = span(data, pos, end)
+            raw_begins_R[raw], pos = read_span(data, pos, end)
             raw_ends_R[raw] = pos
             raw += 1
         else:
-            pos = skip(data, key, pos, end)
+            pos = skip_field(data, key, pos, end)
     counts_F = np.zeros(CONTENTS_WIRE.size, dtype=np.int64)
     facts = np.empty(FACTS, dtype=np.int64)
     pos = 0
     n = 0
     while n < inputs:
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if key != 0x2A:
-            pos = skip(data, key, pos, end)
+            pos = skip_field(data, key, pos, end)
             continue
-        pos, stop = span(data, pos, end)
+        pos, stop = read_span(data, pos, end)
         _no_facts(facts, pos, stop)
         counts_F[:] = 0
         name, name_end = _input(data, pos, stop, facts, counts_F)
@@ -469,9 +467,7 @@ def locate_infer(
 
 
 @njit(cache=True, nogil=True)
-def check(
-    facts_CF: Facts, max_rows: Whole, bytes_there: Whole, kind_C: Octets
-) -> tuple[Whole, Whole, Whole, Whole]:
+def check(facts_CF: Facts, max_rows: Int, bytes_there: Int, kind_C: Bytes) -> tuple[Int, Int, Int, Int]:
     """Whether the tensors fit their shapes and each other. Returns what is wrong, with which column, the number
     of rows, and how many columns do not have one value a row or need 64 bits without a sign."""
     rows = np.int64(-1)

@@ -1,10 +1,10 @@
-"""Protobuf messages written by hand: for answers, whose values are arrays and go out as one piece of memory."""
+"""Encodes protobuf fields directly, for messages whose values are arrays and are sent as one block of memory."""
 
 from __future__ import annotations
 
 
-def number(value: int) -> bytes:
-    """A varint; for numbers that are not negative."""
+def encode_varint(value: int) -> bytes:
+    """The varint of a non-negative number."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -13,11 +13,11 @@ def number(value: int) -> bytes:
     return bytes(out)
 
 
-def block(field: int, content: bytes) -> bytes:
-    """A field that is bytes: a message, a text, or a packed list."""
-    return number(field << 3 | 2) + number(len(content)) + content
+def bytes_field(field: int, content: bytes) -> bytes:
+    """A length-delimited field: a message, bytes, or a packed list."""
+    return encode_varint(field << 3 | 2) + encode_varint(len(content)) + content
 
 
-def text(field: int, value: str) -> bytes:
-    """A field that is text; an empty one is not written."""
-    return block(field, value.encode()) if value else b""
+def string_field(field: int, value: str) -> bytes:
+    """A string field; an empty string is not written."""
+    return bytes_field(field, value.encode()) if value else b""

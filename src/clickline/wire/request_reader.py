@@ -1,4 +1,4 @@
-"""A request's bytes to rows: no Python object for any value, texts stay where they are in the bytes."""
+"""Decodes a request's bytes to rows, without a Python object per value; texts stay in place in the bytes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from clickline.wire.messages import POOL
 from clickline.wire.name_matching import nearest_name
 
 _DTYPES = POOL.FindEnumTypeByName("tensorflow.DataType").values_by_number
-_TEXT_KINDS = "text, a number or a bool"
+_ALLOWED_TYPES = "text, a number or a bool"
 
 
-def pieces(body: bytes, *fields: int) -> Iterator[tuple[int, bytes | int]]:
-    """The top-level fields with these numbers, as they come: messages and texts as bytes, varints as numbers."""
+def top_level_fields(body: bytes, *fields: int) -> Iterator[tuple[int, bytes | int]]:
+    """The top-level fields with these numbers, in order: messages and texts as bytes, varints as numbers."""
     wanted = sum(1 << number for number in fields)
     data = np.frombuffer(body, dtype=np.uint8)
     spans_P3 = np.empty((8, 3), dtype=np.int64)
@@ -41,25 +41,25 @@ def pieces(body: bytes, *fields: int) -> Iterator[tuple[int, bytes | int]]:
 
 
 def malformed(where: str = "") -> RequestRefused:
-    """What is said of bytes that are not a message of the kind that is expected here."""
+    """The error for bytes that are not the expected protobuf message."""
     return RequestRefused(
         "invalid", f"The request is malformed{where}: its bytes are not the protobuf message expected here."
     )
 
 
 def unknown_field(name: str, columns: tuple[str, ...]) -> RequestRefused:
-    """What is said of a field that the model does not have."""
+    """The error for a field that the model does not have."""
     near = nearest_name(name, columns)
     if near is not None:
         remedy = f'Did you mean "{near}"?'
     else:
-        shown = ", ".join(columns[:12]) + (f", … ({len(columns)} in all)" if len(columns) > 12 else "")
-        remedy = f"It has: {shown}."
+        listed = ", ".join(columns[:12]) + (f", … ({len(columns)} in all)" if len(columns) > 12 else "")
+        remedy = f"Its fields: {listed}."
     return RequestRefused("invalid", f'"{name[:100]}" is not a field of this model. {remedy}')
 
 
 class RequestReader:
-    """Reads requests for a model with these columns."""
+    """Reads the requests of a model with these columns."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self.columns = columns
@@ -72,24 +72,24 @@ class RequestReader:
     @staticmethod
     @lru_cache(maxsize=16)
     def of(columns: tuple[str, ...]) -> RequestReader:
-        """The reader for these columns, made once."""
+        """The cached reader for these columns."""
         return RequestReader(columns)
 
     def tensors(self, body: bytes, field: int, max_rows: int, ignore_unknown: bool) -> RequestRows:
         """Rows of the map<string, TensorProto> in this field of a PredictRequest or a RankRequest."""
-        data, facts_CF = self._locate(body, field, ignore_unknown)
-        return self._rows(data, facts_CF, tensor_layout.MAP_VALUE, max_rows)
+        data, facts_CF = self._parse(body, field, ignore_unknown)
+        return self._decode(data, facts_CF, tensor_layout.MAP_VALUE, max_rows)
 
     def tensors_if_any(
         self, body: bytes, field: int, max_rows: int, ignore_unknown: bool
     ) -> RequestRows | None:
-        """The same; None if the map has no tensor for any column."""
-        data, facts_CF = self._locate(body, field, ignore_unknown)
+        """Like `tensors`; None if the map has no tensor for any column."""
+        data, facts_CF = self._parse(body, field, ignore_unknown)
         if not facts_CF[:, tensor_layout.END].any():
             return None
-        return self._rows(data, facts_CF, tensor_layout.MAP_VALUE, max_rows)
+        return self._decode(data, facts_CF, tensor_layout.MAP_VALUE, max_rows)
 
-    def _locate(
+    def _parse(
         self, body: bytes, field: int, ignore_unknown: bool
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         data = np.frombuffer(body, dtype=np.uint8)
@@ -98,32 +98,32 @@ class RequestReader:
             data, field << 3 | 2, self._names, self._name_ends_C1, self._table, ignore_unknown, facts_CF
         )
         if wrong:
-            raise self._refused(wrong, bytes(body[start:end]))
+            raise self._field_error(wrong, bytes(body[start:end]))
         return data, facts_CF
 
     def inputs(self, body: bytes, max_rows: int, ignore_unknown: bool) -> tuple[RequestRows, bool]:
-        """Rows of a ModelInferRequest, and whether its values were raw."""
+        """Rows of a ModelInferRequest, and whether it used raw_input_contents."""
         data = np.frombuffer(body, dtype=np.uint8)
         facts_CF = np.zeros((len(self.columns), tensor_layout.FACTS), dtype=np.int64)
         wrong, start, end, inputs, raws = parse_tensors.locate_infer(
             data, self._names, self._name_ends_C1, self._table, ignore_unknown, facts_CF
         )
         if wrong:
-            raise self._refused(wrong, bytes(body[start:end]))
+            raise self._field_error(wrong, bytes(body[start:end]))
         if raws and raws != inputs:
             raise RequestRefused(
                 "invalid",
                 f"raw_input_contents has {raws} entries for {inputs} inputs. Send one for each input, or none.",
             )
-        return self._rows(data, facts_CF, tensor_layout.INPUT_CONTENTS, max_rows), raws > 0
+        return self._decode(data, facts_CF, tensor_layout.INPUT_CONTENTS, max_rows), raws > 0
 
-    def _rows(
+    def _decode(
         self, data: NDArray[np.uint8], facts_CF: NDArray[np.int64], inner: int, max_rows: int
     ) -> RequestRows:
         kind_C = np.empty(len(self.columns), dtype=np.uint8)
         wrong, c, rows, special = parse_tensors.check(facts_CF, max_rows, data.size, kind_C)
         if wrong:
-            raise self._misfit(wrong, c, rows, data, facts_CF, inner, max_rows)
+            raise self._shape_error(wrong, c, rows, data, facts_CF, inner, max_rows)
         shape = len(self.columns), rows
         starts_CB = np.empty(shape, dtype=np.int64)
         ends_CB = np.empty(shape, dtype=np.int64)
@@ -133,16 +133,18 @@ class RequestReader:
             data, inner, facts_CF, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB
         )
         if infinite >= 0:
-            raise _infinite(self.columns[infinite])
+            raise _infinity_error(self.columns[infinite])
         several = {}
         if special:
             for c, facts in enumerate(facts_CF):
                 width, element = facts[tensor_layout.WIDTH], facts[tensor_layout.ELEMENT]
                 if facts[tensor_layout.END] and (width != 1 or element == tensor_layout.U64):
-                    several[self.columns[c]] = self._several(data, inner, facts, self.columns[c])
+                    several[self.columns[c]] = self._multi_valued(data, inner, facts, self.columns[c])
         return RequestRows(rows, data, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB, several)
 
-    def _several(self, data: NDArray[np.uint8], inner: int, facts: NDArray[np.int64], name: str) -> RawColumn:
+    def _multi_valued(
+        self, data: NDArray[np.uint8], inner: int, facts: NDArray[np.int64], name: str
+    ) -> RawColumn:
         rows, width, element = (
             int(facts[n]) for n in (tensor_layout.ROWS, tensor_layout.WIDTH, tensor_layout.ELEMENT)
         )
@@ -150,7 +152,7 @@ class RequestReader:
         starts_N, ends_N = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
         numbers_N, integers_N = np.empty(size, dtype=np.float64), np.empty(size, dtype=np.int64)
         if decode_values.pour(data, inner, facts, starts_N, ends_N, numbers_N, integers_N):
-            raise _infinite(name)
+            raise _infinity_error(name)
         offsets_B1 = None if width == 1 else np.arange(rows + 1, dtype=np.int64) * width
         if element == tensor_layout.BYTES:
             return TextColumn(data, starts_N, ends_N, offsets_B1)
@@ -159,15 +161,15 @@ class RequestReader:
         none_N = np.zeros(size, dtype=np.bool_)
         return IntegerColumn(integers_N.view(np.uint64), none_N, element != tensor_layout.U64, offsets_B1)
 
-    def _refused(self, wrong: int, name: bytes) -> RequestRefused:
-        shown = name.decode("utf-8", "backslashreplace")
+    def _field_error(self, wrong: int, name: bytes) -> RequestRefused:
+        text = name.decode("utf-8", "backslashreplace")
         if wrong == tensor_layout.UNKNOWN:
-            return unknown_field(shown, self.columns)
+            return unknown_field(text, self.columns)
         if wrong == tensor_layout.TWICE:
-            return RequestRefused("invalid", f"{shown} is there twice. Send each field once.")
-        return malformed(f' at field "{shown[:100]}"' if name else "")
+            return RequestRefused("invalid", f"{text} is sent twice. Send each field once.")
+        return malformed(f' at field "{text[:100]}"' if name else "")
 
-    def _misfit(
+    def _shape_error(
         self,
         wrong: int,
         c: int,
@@ -186,24 +188,24 @@ class RequestReader:
             if facts_CF[:, tensor_layout.END].any():
                 message = "The request has no rows: its tensors are empty. Send at least one row."
         elif wrong == tensor_layout.NO_VALUES:
-            message = f"{name} has {_type_name(data, facts, inner)}; {_TEXT_KINDS} is allowed."
+            message = f"{name} has {_type_name(data, facts, inner)}; allowed: {_ALLOWED_TYPES}."
         elif wrong == tensor_layout.TOO_MANY:
-            message = (
-                f"{name} has {rows} rows; up to {max_rows} are allowed. Send the rest in further requests."
-            )
+            message = f"{name} has {rows} rows; allowed: up to {max_rows}. Send the rest in further requests."
         elif wrong == tensor_layout.RAGGED:
             first = self.columns[other]
             message = (
                 f"{name} has {rows} rows and {first} has {facts_CF[other, tensor_layout.ROWS]}; "
-                "all fields of a request have the same number of rows."
+                "all fields of a request must have the same number of rows."
             )
         else:
-            message = f"{name} {_shape_words(facts)}"
+            message = f"{name} {_shape_message(facts)}"
         return RequestRefused("invalid", message)
 
 
-def _infinite(name: str) -> RequestRefused:
-    return RequestRefused("invalid", f"{name} holds infinity; a finite number is allowed, or NaN for none.")
+def _infinity_error(name: str) -> RequestRefused:
+    return RequestRefused(
+        "invalid", f"{name} contains infinity; allowed: a finite number, or NaN for missing."
+    )
 
 
 def _type_name(data: NDArray[np.uint8], facts: list[int], inner: int) -> str:
@@ -216,18 +218,18 @@ def _type_name(data: NDArray[np.uint8], facts: list[int], inner: int) -> str:
     return f'datatype "{text[:40]}"' if text else "no datatype"
 
 
-def _shape_words(facts: list[int]) -> str:
+def _shape_message(facts: list[int]) -> str:
     rank, rows, width, count = (
         facts[n] for n in (tensor_layout.RANK, tensor_layout.ROWS, tensor_layout.WIDTH, tensor_layout.COUNT)
     )
     if rank > 2:
-        return f"has {rank} dimensions; [rows] and [rows, values] are allowed."
+        return f"has {rank} dimensions; allowed: [rows] or [rows, values]."
     shape = f"[{rows}, {width}]" if rank == 2 else f"[{rows}]" if rank else "of one value"
     if rows < 0 or width < 0:
-        return f"has shape {shape}; sizes of 0 and more are allowed."
-    found = f"{count} values" if count >= 0 else "bytes that are no whole number of values"
+        return f"has shape {shape}; allowed: sizes of at least 0."
+    found = f"{count} values" if count >= 0 else "bytes that are not a whole number of values"
     if count < 0 and facts[tensor_layout.ELEMENT] == tensor_layout.BYTES:
-        found = "text that is not in the list for text, or not cut by its lengths"
+        found = "text that is not in the list for text, or does not match its lengths"
     if facts[tensor_layout.RAW_COUNT]:
-        return "has values in contents and in raw_input_contents; one of both is allowed."
-    return f"has shape {shape} and {found}; they have to fit."
+        return "has values in contents and in raw_input_contents; allowed: one of them."
+    return f"has shape {shape} and {found}; they must match."

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clickline.records import ABSENT, BFLOAT, HALF, INTEGER, NUMBER, SINGLE, TEXT
+from clickline.records import ABSENT, BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INTEGER, TEXT
 
 # What one value is, in either protocol.
 BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64, BYTES = range(1, 15)
@@ -38,7 +38,7 @@ CONTENTS_LIST = np.array([0, 1, 2, 2, 2, 3, 4, 4, 4, 5, 0, 0, 6, 7, 8])
 CONTENTS_WIRE = np.array([0, 1, 1, 1, 1, 1, 4, 8, 2])
 
 # How a request holds each element, in `records`' words; the first belongs to none.
-KIND = np.array([ABSENT, *[INTEGER] * 9, HALF, BFLOAT, SINGLE, NUMBER, TEXT], dtype=np.uint8)
+KIND = np.array([ABSENT, *[INTEGER] * 9, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, TEXT], dtype=np.uint8)
 
 MAP_VALUE, INPUT_CONTENTS = 0x12, 0x2A  # tags of the inner messages
 

@@ -49,7 +49,7 @@ def serving(folder: Path, **serve: Any) -> Iterator[Live]:
     file = folder / "clickline.yaml"
     document = yaml.safe_load(file.read_text())
     ports = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port}
-    document |= {"name": "ads", "serve": {"processes": 1, "poll": 0.1, **ports, **serve}}
+    document |= {"name": "ads", "serve": {"processes": 1, "poll_interval": 0.1, **ports, **serve}}
     file.write_text(yaml.safe_dump(document))
     with (folder / "serve.log").open("wb") as log:
         process = subprocess.Popen(

@@ -157,7 +157,7 @@ def test_the_next_version_answers_on_the_same_connection(published: Path, tmp_pa
     shutil.copytree(published, folder)
     with serving(folder) as service, Client(service.grpc) as client:
         assert client.predict([{"I1": 1}]).version == 1
-        publish(load_config(folder / "clickline.yaml", ["publish.sample=100"]))
+        publish(load_config(folder / "clickline.yaml", ["publish.sample_rows=100"]))
         deadline = datetime.datetime.now() + datetime.timedelta(seconds=60)
         while client.predict([{"I1": 1}]).version != 2:
             assert datetime.datetime.now() < deadline

@@ -11,50 +11,50 @@ import pyarrow.parquet as pq
 import pytest
 
 from clickline.artifacts.from_config import storage_of
-from clickline.client.columnar import Texts, as_table
-from clickline.client.predict.log_batches import Batch, Logs
+from clickline.client.columnar import SpanColumn, as_table
+from clickline.client.predict.log_batches import Batch, LogBatches
 from clickline.config import Config, load_config
 from clickline.data.input_blocks import Inputs
 from clickline.data.readers import open_reader
-from clickline.data.schema import Layout, layout
+from clickline.data.schema import Schema, build_schema
 from clickline.errors import DataError, TooManyBadRows
 from clickline.features import FeatureSpec, SlotField
 from clickline.progress import Progress
-from clickline.storage.file_cache import Cache
-from clickline.storage.log_files import resolve
+from clickline.storage.file_cache import FileCache
+from clickline.storage.log_files import resolve_files
 
 CSV = """
 data:
   format: csv
   train: rows.csv
-  max_bad: {max_bad}
+  max_bad_ratio: {max_bad_ratio}
   fields: {{clicked: label, price: none, user: slot, tags: {{kind: slot, separator: "|"}}, w: weight}}
 cache: {{dir: cache}}
 """
 
 
-def logs_of(folder: Path, config: Config, pattern: str) -> Logs:
+def logs_of(folder: Path, config: Config, pattern: str) -> LogBatches:
     storage = storage_of(config)
-    files = resolve(storage, [str(folder / pattern)], None, None, 0, Progress())
-    own = layout(config.data)
-    wanted = Layout(own.features, own.targets).columns
+    files = resolve_files(storage, [str(folder / pattern)], None, None, 0, Progress())
+    own = build_schema(config.data)
+    wanted = Schema(own.features, own.targets).columns
     reader = open_reader(str(config.data.format), wanted, block_bytes=4096)
-    cache = Cache(folder / "cache", 1 << 30, storage)
-    return Logs(Inputs(files, reader, cache, storage), own.features, own.targets, config.data.max_bad)
+    cache = FileCache(folder / "cache", 1 << 30, storage)
+    return LogBatches(Inputs(files, reader, cache, storage), own.features, own.targets, config.data.max_bad_ratio)
 
 
-def write_csv(folder: Path, rows: int, max_bad: float = 0.01, bad: tuple[str, ...] = ()) -> Logs:
+def write_csv(folder: Path, rows: int, max_bad_ratio: float = 0.01, bad: tuple[str, ...] = ()) -> LogBatches:
     lines = [f"{n % 2},{n / 4},user-{n},a|b{n % 3},{n % 5}" for n in range(rows)]
     for place, line in enumerate(bad):
         lines.insert(7 * (place + 1), line)
     (folder / "rows.csv").write_text("\n".join(["clicked,price,user,tags,w", *lines]) + "\n")
-    (folder / "clickline.yaml").write_text(CSV.format(max_bad=max_bad))
+    (folder / "clickline.yaml").write_text(CSV.format(max_bad_ratio=max_bad_ratio))
     return logs_of(folder, load_config(folder / "clickline.yaml"), "rows.csv")
 
 
 def users(batch: Batch) -> list[str]:
     column = as_table(batch.columns).columns["user"]
-    assert isinstance(column, Texts)
+    assert isinstance(column, SpanColumn)
     spans = zip(column.starts_N.tolist(), column.ends_N.tolist(), strict=True)
     return [column.data[start:end].tobytes().decode() for start, end in spans]
 
@@ -82,14 +82,14 @@ def test_without_end_the_rows_come_round_again(tmp_path: Path, size: int) -> Non
 
 def test_rows_that_training_leaves_out_are_left_out(tmp_path: Path) -> None:
     bad = ("1,oops,user-x,a,1", "2,1.5,user-y,a,1", "1,1.5,user-z,a,-3", "1,2")
-    logs = write_csv(tmp_path, 1000, max_bad=0.1, bad=bad)
+    logs = write_csv(tmp_path, 1000, max_bad_ratio=0.1, bad=bad)
     batches = list(logs.batches(64, endless=False, progress=Progress()))
     assert [user for batch in batches for user in users(batch)] == [f"user-{n}" for n in range(1000)]
     assert dict(logs.bad) == {"not a number": 1, "bad label": 1, "bad weight": 1, "wrong column count": 1}
 
 
 def test_bad_rows_are_counted_once_however_often_the_file_is_read(tmp_path: Path) -> None:
-    logs = write_csv(tmp_path, 100, max_bad=0.1, bad=("1,oops,user-x,a,1",))
+    logs = write_csv(tmp_path, 100, max_bad_ratio=0.1, bad=("1,oops,user-x,a,1",))
     assert len(list(islice(logs.batches(50, endless=True, progress=Progress()), 20))) == 20
     assert (logs.rows, dict(logs.bad)) == (100, {"not a number": 1})
 
@@ -126,7 +126,7 @@ def test_columns_of_several_values_and_of_numbers(tmp_path: Path) -> None:
     found_tags, found_ids, found_x = [], [], []
     for batch in batches:
         x, one, several = (batch.columns[name] for name in ("x", "id", "tags"))
-        assert not isinstance(x, Texts) and several.offsets_B1 is not None
+        assert not isinstance(x, SpanColumn) and several.offsets_B1 is not None
         found_x += x.values_N.tolist()
         found_ids += np.where(one.missing_N, -1, one.values_N.astype(np.int64)).tolist()
         values = [

@@ -111,7 +111,7 @@ def test_what_is_printed(live: Live) -> None:
         (("--model", "other"), 1, 'There is no model "other".'),
         (("-s", "127.0.0.1:1"), 1, "127.0.0.1:1 cannot be reached: "),
         (("-s", "localhost"), 2, "HOST:PORT is allowed"),
-        (("-b", "20000", "-n", "1"), 1, "up to 10000 are allowed"),
+        (("-b", "20000", "-n", "1"), 1, "allowed: up to 10000"),
         (("--set", "data.fields.I1=ignore"), 4, "the server's model takes I1, which logs of this config"),
         (("--token-file", "absent"), 1, "the token file absent cannot be read"),
         (("--ca", "absent"), 1, "absent does not serve as an authority"),

@@ -29,7 +29,7 @@ class Heard(Progress):
         self.said: list[str] = []
         self.rows = 0
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.said.append(message)
 
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
@@ -81,7 +81,14 @@ class Hours:
         generate(options, Progress())
         train = {"train": "logs/{date}/{hour}/part-*", "dates": {"from": "20260101/00"}}
         project.configure(
-            {"format": form, "fields": _FIELDS[form], "shard_size": "64KiB", "max_bad": 0.1, **train, **data}
+            {
+                "format": form,
+                "fields": _FIELDS[form],
+                "shard_size": "64KiB",
+                "max_bad_ratio": 0.1,
+                **train,
+                **data,
+            }
         )
 
     def config(self, *overrides: str) -> Config:

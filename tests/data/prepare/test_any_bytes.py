@@ -46,7 +46,7 @@ def test_any_bytes_in_any_format(project, name, data, packed, cut):
         data = gzip.compress(data)
         data = data[: len(data) - cut] if cut < 20 else data
     path = project.write("a.bin.gz" if packed else "a.bin", data)
-    project.configure({"format": name, "train": path.name, "max_bad": 1, **FORMATS[name]})
+    project.configure({"format": name, "train": path.name, "max_bad_ratio": 1, **FORMATS[name]})
     try:
         result = project.prepare()
     except ClicklineError as error:

@@ -37,7 +37,7 @@ def test_each_bad_row_is_kept_with_file_line_and_reason(project, criteo_line):
     assert {row["file"] for row in rows.values()} == {str(path)}
     assert rows[11]["detail"] == "3 columns, 40 expected"
     assert rows[11]["text"] == "1\ttoo\tfew"
-    assert rows[21]["detail"].startswith("label is 'x', 0 or 1 expected; else set positive: [")
+    assert rows[21]["detail"].startswith("label is 'x', 0 or 1 expected; for other labels set positive: [")
     assert rows[31]["detail"] == "I4 is '12,5', a number expected"
     assert rows[41]["detail"].startswith("label is '7', 0 or 1 expected")
 
@@ -45,7 +45,7 @@ def test_each_bad_row_is_kept_with_file_line_and_reason(project, criteo_line):
 def test_rows_around_a_bad_one_are_untouched(project, criteo_line):
     good = [criteo_line(row % 2, row) for row in range(50)]
     project.write("a.tsv", "".join(good))
-    project.configure({"train": "a.tsv", "max_bad": 0.5})
+    project.configure({"train": "a.tsv", "max_bad_ratio": 0.5})
     clean = project.table(project.prepare())
     project.write("a.tsv", "".join([*good[:20], criteo_line(0, 1, I1="?"), "bad\n", *good[20:]]))
     assert project.table(project.prepare()).equals(clean)
@@ -58,12 +58,12 @@ def test_too_many_stop_with_exit_4_and_say_where_to_look(project, criteo_line):
     command = [str(Path(sys.executable).with_name("clickline")), "prepare"]
     done = subprocess.run(command, cwd=project.folder, capture_output=True, text=True, check=False)
     assert done.returncode == 4
-    assert "50 of 1,000 rows of data.train are bad (5.00%; data.max_bad allows 1.00%)" in done.stderr
+    assert "50 of 1,000 rows of data.train are bad (5.00%; data.max_bad_ratio allows 1.00%)" in done.stderr
     assert "50 wrong column count" in done.stderr
     assert "quarantine" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(list(project.folder.glob(".clickline/datasets/*/quarantine/*.jsonl"))) == 1
-    assert project.prepare("data.max_bad=0.06").train_rows == 950
+    assert project.prepare("data.max_bad_ratio=0.06").train_rows == 950
 
 
 def test_the_wrong_format_is_given_up_soon(project):
@@ -77,19 +77,19 @@ def test_the_wrong_format_is_given_up_soon(project):
 def test_many_bad_rows_that_are_allowed_are_all_read(project, criteo_line):
     good, bad = criteo_line(1, 1), "bad\n"
     project.write("a.tsv", (bad * 3 + good * 2) * 50_000)
-    project.configure({"train": "a.tsv", "shard_size": "1MiB", "max_bad": 0.9})
+    project.configure({"train": "a.tsv", "shard_size": "1MiB", "max_bad_ratio": 0.9})
     assert project.prepare().train_rows == 100_000
 
 
 def test_a_bad_beginning_of_good_data_is_no_reason_to_give_up(project, criteo_line):
     project.write("a.tsv", "bad\n" * 110_000 + criteo_line(1, 1) * 50_000)
-    project.configure({"train": "a.tsv", "shard_size": "256KiB", "max_bad": 0.8})
+    project.configure({"train": "a.tsv", "shard_size": "256KiB", "max_bad_ratio": 0.8})
     assert project.prepare().train_rows == 50_000
 
 
 def test_values_that_are_bad_in_every_row_are_counted_in_bounded_words(project, criteo_line):
     project.write("a.tsv", criteo_line(7, 1) * 20_000)
-    project.configure({"train": "a.tsv", "max_bad": 1})
+    project.configure({"train": "a.tsv", "max_bad_ratio": 1})
     project.write("a.tsv", criteo_line(7, 1) * 20_000 + criteo_line(1, 1))
     result = project.prepare()
     assert result.dataset.splits["train"].report["bad"] == {"bad label": 20_000}
@@ -109,7 +109,7 @@ def test_a_cut_off_gzip_delivers_its_rows_and_is_reported(project, criteo_line):
     (row,) = quarantine(result)
     assert row["line"] == result.train_rows + 1
     assert (
-        "data.train: truncated gzip, 1 time(s): what stood behind the damage is lost" in project.heard.said[0]
+        "data.train: truncated gzip, 1 time(s): the rows after the damage are lost" in project.heard.said[0]
     )
 
 
@@ -117,7 +117,7 @@ def test_a_cut_off_gzip_delivers_its_rows_and_is_reported(project, criteo_line):
 def test_no_rows_at_all_is_an_error(project, content):
     project.write("a.tsv", content)
     project.configure({"train": "a.tsv"})
-    with pytest.raises(DataError, match=r"data\.train holds no rows: .*a\.tsv is empty"):
+    with pytest.raises(DataError, match=r"data\.train has no rows: .*a\.tsv is empty"):
         project.prepare()
 
 
@@ -143,10 +143,10 @@ def test_data_with_one_kind_of_label_is_told(project, criteo_line):
 
 def test_rows_that_are_all_bad_make_no_dataset_even_where_they_are_allowed(project, criteo_line):
     project.write("a.tsv", criteo_line(9, 1) * 3)
-    project.configure({"train": "a.tsv", "max_bad": 1})
+    project.configure({"train": "a.tsv", "max_bad_ratio": 1})
     with pytest.raises(
         DataError,
-        match=r"holds no row that can be used in .*a\.tsv: 3 bad label\. The first: line 1 of .*label is .9., 0 or 1 expected",
+        match=r"has no usable rows in .*a\.tsv: 3 bad label\. The first: line 1 of .*label is .9., 0 or 1 expected",
     ):
         project.prepare()
     assert not (project.folder / ".clickline/datasets/current").exists()
@@ -175,7 +175,7 @@ def test_a_home_that_is_a_file_is_named(project, criteo_line):
     [
         (
             "soon",
-            "at is 'soon', expected unix time in seconds (as most times of this file) or YYYY-MM-DD HH:MM:SS",
+            "at is 'soon', expected unix time in seconds (like most times in this file) or YYYY-MM-DD HH:MM:SS",
         ),
         ("2026-02-30", "at is '2026-02-30'"),
         ("", "at is ''"),
@@ -184,7 +184,7 @@ def test_a_home_that_is_a_file_is_named(project, criteo_line):
 def test_a_time_that_is_none_is_named(project, value, detail):
     project.write("a.csv", f"y,u,at\n1,a,{value}\n0,b,1767225600\n")
     fields = {"y": "label", "u": "slot", "at": "time"}
-    project.configure({"format": "csv", "train": "a.csv", "fields": fields, "max_bad": 0.5})
+    project.configure({"format": "csv", "train": "a.csv", "fields": fields, "max_bad_ratio": 0.5})
     (row,) = quarantine(project.prepare())
     assert row["reason"] == "bad time"
     assert row["detail"].startswith(detail)

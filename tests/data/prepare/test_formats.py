@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clickline.config import load_config
-from clickline.data.prepare.column_sketches import middle_of, share_edges
+from clickline.data.prepare.column_sketches import median_and_spread, quantile_edges
 from clickline.data.prepare.run import prepare
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.features import Encoder, FeatureSpec, slot_number
@@ -155,7 +155,7 @@ def test_no_pass_for_statistics_where_every_number_says_its_transform(project):
 )
 def test_the_middle_of_a_number_does_not_depend_on_its_extremes(values, median, spread):
     sample = np.random.default_rng(0).permutation(np.array(values, dtype=np.float32))
-    assert middle_of(sample) == pytest.approx((median, spread))
+    assert median_and_spread(sample) == pytest.approx((median, spread))
 
 
 def test_number_that_was_constant_or_missing_in_training_is_said_and_seen_later(project):
@@ -165,14 +165,14 @@ def test_number_that_was_constant_or_missing_in_training_is_said_and_seen_later(
     said: list[str] = []
 
     class Heard(Progress):
-        def say(self, message: str) -> None:
+        def log(self, message: str) -> None:
             said.append(message)
 
     dataset = prepare(load_config(project.folder / "clickline.yaml"), Heard()).dataset
     (constant,) = (line for line in said if line.startswith("same "))
     (without,) = (line for line in said if line.startswith("none "))
     assert constant.startswith("same is 5 in all 2 rows with a value: ")
-    assert without.startswith("none has no values in the rows it was measured on: ")
+    assert without.startswith("none has no values in the training rows: ")
     rows = [{"same": 5, "none": 0}, {"same": 6, "none": 3}]
     encoded, faults = Encoder(dataset.features).encode_values(rows)
     assert not faults
@@ -321,7 +321,7 @@ def test_targets_with_several_values_in_a_row_are_bad_rows_not_moved_ones(projec
     )
     pq.write_table(table, project.folder / "a.parquet")
     fields = {"y": {"kind": "label", "positive": ["yes"]}, "t": "time", "u": "slot"}
-    project.configure({"format": "parquet", "train": "a.parquet", "fields": fields, "max_bad": 1})
+    project.configure({"format": "parquet", "train": "a.parquet", "fields": fields, "max_bad_ratio": 1})
     result = project.prepare()
     assert result.dataset.splits["train"].report["bad"] == {"several values": 2}
     out = project.table(result)
@@ -358,7 +358,7 @@ def shares(sample, edges):
 @given(st.lists(st.integers(-20, 20), min_size=1, max_size=300), st.integers(2, 40))
 def test_buckets_are_used_up_and_none_is_empty(values, buckets):
     sample = np.array(values, dtype=np.float32)
-    edges = share_edges(sample, buckets)
+    edges = quantile_edges(sample, buckets)
     assert list(edges) == sorted(set(edges))
     assert len(edges) < buckets
     assert shares(sample, edges).min() > 0
@@ -371,7 +371,7 @@ def test_a_value_that_is_nearly_all_leaves_the_buckets_to_the_others(below):
     others = np.random.default_rng(0).permutation(8000).astype(np.float32) + 1
     others[:below] *= -1
     sample = np.concatenate((np.zeros(92_000, dtype=np.float32), others))
-    edges = share_edges(sample, 21)
+    edges = quantile_edges(sample, 21)
     of_zero = np.searchsorted(edges, 0, side="right")
     counts = shares(sample, edges)
     assert (len(counts), counts[of_zero]) == (21, 92_000)
@@ -389,7 +389,7 @@ def test_values_of_a_separated_slot_are_counted_one_by_one(project):
 def test_dates_written_as_numbers_are_not_taken_for_seconds(project):
     project.write("a.csv", "y,u,at\n1,a,20231114\n0,b,2023-11-14 22:60:00\n1,c,2023-11-14 22:59:59\n")
     fields = {"y": "label", "u": "slot", "at": "time"}
-    project.configure({"format": "csv", "train": "a.csv", "fields": fields, "max_bad": 1})
+    project.configure({"format": "csv", "train": "a.csv", "fields": fields, "max_bad_ratio": 1})
     result = project.prepare()
     assert result.dataset.splits["train"].report["bad"] == {"bad time": 2}
 

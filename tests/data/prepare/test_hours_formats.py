@@ -63,7 +63,7 @@ def test_what_is_there_is_taken_and_what_changed_is_made_anew(project, hourly):
     first = hours.prepare(0, None)
     assert hours.prepare(0, None).reused
     assert hours.prepare(0, first.dataset.features).reused  # they are given now, and they are these
-    assert hours.prepare(0, first.dataset.features, "data.max_bad=0.5", "train.epochs=3").reused
+    assert hours.prepare(0, first.dataset.features, "data.max_bad_ratio=0.5", "train.epochs=3").reused
 
     other = hours.prepare(1, None).dataset.features
     assert other != first.dataset.features
@@ -154,10 +154,10 @@ def test_slots_that_the_model_lacks_are_ignored_and_said_once(project, form, tok
     assert (again.reused, again.dataset.features) == (False, features)
     assert rows_of(again) == plain
     (said,) = project.heard.said
-    assert said.startswith("slots that the model does not have are ignored: 901, 950.")
+    assert said.startswith("ignoring slots that the model does not have: 901, 950.")
     hours.prepare(2, features)
     (said,) = project.heard.said
-    assert said.startswith("slots that the model does not have are ignored: 902.")
+    assert said.startswith("ignoring slots that the model does not have: 902.")
 
 
 def test_slots_that_nobody_wants_are_no_news(project, hourly):
@@ -246,7 +246,7 @@ def test_an_hour_of_bad_rows_stays_in_quarantine(project, form, hourly):
     assert {row["file"] for row in listed} == {str(hours.file(1))}
     with pytest.raises(TooManyBadRows):  # again, and as much
         hours.prepare(1, features)
-    allowed = hours.prepare(1, features, "data.max_bad=0.3").dataset.splits["train"]
+    allowed = hours.prepare(1, features, "data.max_bad_ratio=0.3").dataset.splits["train"]
     assert (allowed.rows, sum(allowed.report["bad"].values())) == (700, 300)
     hours.file(1).write_text(whole)
     mended = hours.prepare(1, features)

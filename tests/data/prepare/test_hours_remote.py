@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from clickline.config import load_config
-from clickline.data.prepare.hour_dataset import forget_hours, prepare_hour
+from clickline.data.prepare.hour_dataset import prepare_hour, prune_hours
 from clickline.errors import HourNotReady, StorageError
 from clickline.progress import Progress
 from clickline.storage.log_files import hour_is_complete
@@ -92,7 +92,7 @@ def test_the_same_hour_in_a_home_in_a_store(bucket):
     ]
     assert bucket.prepare(1, home).dataset.splits["train"].rows == 0
     assert not list((bucket.project.folder / "cache-work").glob("*"))
-    forget_hours(bucket.config(home), {FIRST + 1})
+    prune_hours(bucket.config(home), {FIRST + 1})
     assert bucket.storage.names(f"{bucket.uri}/home/hours") == ["20260101-01"]
 
 

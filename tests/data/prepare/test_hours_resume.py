@@ -16,9 +16,9 @@ import pytest
 
 from clickline.artifacts.dataset import Dataset
 from clickline.data.prepare import dataset_builder, shard_builder
-from clickline.data.prepare.hour_dataset import forget_hours
+from clickline.data.prepare.hour_dataset import prune_hours
 from clickline.errors import ArtifactError, StorageError
-from clickline.storage.atomic import hidden_name
+from clickline.storage.atomic import temporary_name
 from clickline.storage.storage import Storage
 
 FIRST = 20454 * 24
@@ -103,7 +103,7 @@ def test_an_end_at_a_named_moment(project, hourly, monkeypatch, moment):
         patch.setattr(Storage, "put", put_or_end)
         patch.setattr(Storage, "delete", end_or_delete)
         if moment == "lock":
-            patch.setattr(dataset_builder, "_sign", lambda lock: (_ for _ in ()).throw(Killed))
+            patch.setattr(dataset_builder, "_write_owner", lambda lock: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             hours.prepare(0, None)
     again = hours.prepare(0, None)
@@ -116,14 +116,14 @@ def test_what_was_begun_for_another_result_is_not_taken_up(project, hourly, monk
     spoil(hours.file(0))
     with monkeypatch.context() as patch:
         patch.setattr(
-            dataset_builder, "finish", lambda *args: (_ for _ in ()).throw(StorageError("the disk went away"))
+            dataset_builder, "finish_dataset", lambda *args: (_ for _ in ()).throw(StorageError("the disk went away"))
         )
         with pytest.raises(StorageError, match="went away"):
             hours.prepare(0, None)
     folder = hours_folder(project) / "20260101-00"
     before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
     assert before
-    (folder / hidden_name("manifest.json")).write_bytes(b"half")
+    (folder / temporary_name("manifest.json")).write_bytes(b"half")
 
     text = hours.file(0).read_text().splitlines(keepends=True)
     hours.file(0).write_text("".join(text[8:]))  # without the bad row, all rows in other shards
@@ -138,7 +138,7 @@ def test_what_was_begun_for_another_result_is_not_taken_up(project, hourly, monk
 def test_finished_shards_of_the_same_hour_are_kept(project, hourly, monkeypatch):
     hours = hourly("criteo")
     with monkeypatch.context() as patch:
-        patch.setattr(dataset_builder, "finish", lambda *args: (_ for _ in ()).throw(StorageError("no")))
+        patch.setattr(dataset_builder, "finish_dataset", lambda *args: (_ for _ in ()).throw(StorageError("no")))
         with pytest.raises(StorageError):
             hours.prepare(0, None)
     made = {path: path.stat().st_mtime_ns for path in hours_folder(project).rglob("*.parquet")}
@@ -167,7 +167,7 @@ def test_a_torn_hour_is_made_again(project, hourly, damage):
 
 def test_two_at_once_do_not_make_the_same_hour(project, hourly, monkeypatch):
     hours = hourly("criteo")
-    make = shard_builder.Maker.make
+    make = shard_builder.ShardBuilder.build
     errors: list[ArtifactError] = []
 
     def look(self, group):
@@ -177,7 +177,7 @@ def test_two_at_once_do_not_make_the_same_hour(project, hourly, monkeypatch):
         return make(self, group)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_builder.Maker, "make", look)
+        patch.setattr(shard_builder.ShardBuilder, "build", look)
         hours.prepare(0, None)
     assert errors
 
@@ -245,7 +245,7 @@ def test_forgotten_hours_leave_their_bad_rows_for_a_month(project, hourly):
         (there / name / "quarantine" / "train-00000.jsonl").write_text("{}\n")
     (there / "20251231-23" / "work").mkdir(parents=True)
 
-    forget_hours(hours.config(), {FIRST + 2, FIRST + 3})
+    prune_hours(hours.config(), {FIRST + 2, FIRST + 3})
     assert sorted(path.name for path in there.iterdir()) == [
         "20251202-05",
         "20260101-01",
@@ -260,9 +260,9 @@ def test_forgotten_hours_leave_their_bad_rows_for_a_month(project, hourly):
     assert bad and content(there / "20260101-01") == bad
     assert not hours.prepare(1, None).reused
     assert content(there / "20260101-01") == kept[1]
-    forget_hours(hours.config(), ())
+    prune_hours(hours.config(), ())
     assert not list(there.rglob("*.parquet"))
-    forget_hours(hours.config("home=nothing-here"), ())
+    prune_hours(hours.config("home=nothing-here"), ())
 
 
 def test_an_hour_half_forgotten_is_no_hour(project, hourly, monkeypatch):
@@ -277,7 +277,7 @@ def test_an_hour_half_forgotten_is_no_hour(project, hourly, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "delete", end_after_one)
         with pytest.raises(Killed):
-            forget_hours(hours.config(), ())
+            prune_hours(hours.config(), ())
     with pytest.raises(ArtifactError):
         Dataset.open(Storage(), found.dataset.folder)
     assert not hours.prepare(0, None).reused

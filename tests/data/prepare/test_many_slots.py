@@ -12,8 +12,8 @@ import pytest
 
 from clickline.artifacts.manifest import MANIFEST
 from clickline.config import load_config, resolved
-from clickline.data.readers.delimited import Csv
-from clickline.data.readers.parquet import Parquet
+from clickline.data.readers.delimited import CsvReader
+from clickline.data.readers.parquet import ParquetReader
 from clickline.evaluation.report import report_document as documents
 from clickline.features import FeatureSpec, SlotField
 from clickline.records import EncodedRows, LabelledRows, SlotIds
@@ -53,12 +53,12 @@ def seconds(work) -> float:
 
 
 def read_csv(path: Path, names: list[str]) -> None:
-    reader = Csv(wanted=names)
+    reader = CsvReader(wanted=names)
     assert sum(reader.parse(block).rows for block in reader.blocks(path.name, path)) == 2
 
 
 def read_parquet_header(path: Path, names: list[str]) -> None:
-    next(Parquet(wanted=names).blocks(path.name, path))
+    next(ParquetReader(wanted=names).blocks(path.name, path))
 
 
 @pytest.mark.parametrize("read", [read_csv, read_parquet_header])
@@ -94,7 +94,7 @@ def values_scored(fields: int) -> tuple[int, int]:
     rows = LabelledRows(
         label_B=np.array([0, 1, 0, 1], dtype=np.float32),
         weight_B=ones_B,
-        show_B=ones_B.astype(np.uint32),
+        impression_B=ones_B.astype(np.uint32),
         click_B=np.array([0, 1, 0, 1], dtype=np.uint32),
         event_hour_B=np.zeros(4, dtype=np.int32),
         encoded=EncodedRows(4, np.empty((0, 4), np.float32), tuple(SlotIds(ids_B) for _ in names)),
@@ -106,7 +106,7 @@ def values_scored(fields: int) -> tuple[int, int]:
         scored += block.rows * len(block.encoded.slots)
         return np.linspace(0.1, 0.9, block.rows, dtype=np.float32)
 
-    worth, _ = documents.importance_on(score, rows, features)
+    worth, _ = documents.measure_importance(score, rows, features)
     return scored, len(worth)
 
 

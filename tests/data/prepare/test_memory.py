@@ -64,5 +64,5 @@ def test_a_gzip_bomb_is_bounded(project):
         ["sh", "-c", "head -c 2000000000 /dev/zero | gzip -1"], capture_output=True, check=True
     ).stdout
     project.write("a.tsv.gz", bomb)
-    project.configure({"train": "a.tsv.gz", "max_bad": 1})
+    project.configure({"train": "a.tsv.gz", "max_bad_ratio": 1})
     assert peak_bytes(project.folder, "prepare", "-q", code=4) < 1.5 * 2**30

@@ -15,7 +15,7 @@ import pytest
 from clickline.config import Config, load_config
 from clickline.data.prepare.run import prepare
 from clickline.data.sample.generate import SampleOptions, generate
-from clickline.distributed.session import Session, session
+from clickline.distributed.session import RaySession, open_session
 from clickline.errors import DataError, TooManyBadRows
 from clickline.progress import Progress
 
@@ -27,7 +27,7 @@ data:
   train: [data/train.tsv, data/more.tsv.gz, data/empty.tsv, data/headed.tsv]
   eval: data/eval.tsv
   shard_size: 256KiB
-  max_bad: 0.1
+  max_bad_ratio: 0.1
   fields: {{I3: zscore, I4: {{transform: bucket, buckets: 4}}, I5: minmax}}
 cache: {{dir: cache}}
 train: {{mode: {mode}}}
@@ -37,10 +37,10 @@ tracking: {{enabled: false}}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Session]:
+def cluster() -> Iterator[RaySession]:
     """A Ray with two CPUs for the tests of this module, which `prepare` finds connected."""
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
-    with session(None, cpus=2, home=None, progress=Progress()) as opened:
+    with open_session(None, cpus=2, home=None, progress=Progress()) as opened:
         yield opened
 
 
@@ -111,7 +111,9 @@ def _is_ours(raylet: int) -> bool:
         return False
 
 
-def test_the_same_bytes_as_on_one_machine(cluster: Session, logs: Path, expected: dict[str, bytes]) -> None:
+def test_the_same_bytes_as_on_one_machine(
+    cluster: RaySession, logs: Path, expected: dict[str, bytes]
+) -> None:
     config = config_of(logs, "spread", "cluster", cluster.address)
     found = prepare(config, Progress())
     assert not found.reused
@@ -120,7 +122,7 @@ def test_the_same_bytes_as_on_one_machine(cluster: Session, logs: Path, expected
 
 
 def test_processes_that_are_killed_change_nothing(
-    cluster: Session, logs: Path, expected: dict[str, bytes]
+    cluster: RaySession, logs: Path, expected: dict[str, bytes]
 ) -> None:
     config = config_of(logs, "killed", "cluster", cluster.address)
     over = threading.Event()
@@ -165,7 +167,7 @@ class _Interrupted(Progress):
 
 
 def test_it_goes_on_from_the_finished_shards_of_either_kind(
-    cluster: Session, logs: Path, expected: dict[str, bytes]
+    cluster: RaySession, logs: Path, expected: dict[str, bytes]
 ) -> None:
     config = config_of(logs, "resumed", "cluster", cluster.address)
     with pytest.raises(KeyboardInterrupt):
@@ -180,7 +182,9 @@ def test_it_goes_on_from_the_finished_shards_of_either_kind(
     assert len(kept) >= len(notes)
 
 
-def test_an_error_in_the_data_is_told_as_on_one_machine(cluster: Session, logs: Path, tmp_path: Path) -> None:
+def test_an_error_in_the_data_is_told_as_on_one_machine(
+    cluster: RaySession, logs: Path, tmp_path: Path
+) -> None:
     shutil.copytree(logs / "data", tmp_path / "data")
     (tmp_path / "data" / "train.tsv").write_bytes(b"no row\n" * 3000)
     config = config_of(tmp_path, "bad", "cluster", cluster.address)
@@ -192,7 +196,7 @@ def test_an_error_in_the_data_is_told_as_on_one_machine(cluster: Session, logs: 
 
 
 def test_a_file_that_changes_between_plan_and_reading_is_refused(
-    cluster: Session, logs: Path, tmp_path: Path
+    cluster: RaySession, logs: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(logs / "data", tmp_path / "data")
     config = config_of(tmp_path, "changed", "cluster", cluster.address)

@@ -64,12 +64,12 @@ def test_hours_in_s3_are_prepared_and_no_secret_is_left_anywhere(project, bucket
 
 
 @pytest.mark.slow
-def test_data_status_warm_and_clear(project, bucket):
+def test_cache_status_prefetch_and_clear(project, bucket):
     project.configure(HOURS, storage={"options": bucket}, name="ads")
 
-    def data(*arguments: str) -> str:
+    def cache(*arguments: str) -> str:
         done = subprocess.run(
-            [CLICKLINE, "data", *arguments],
+            [CLICKLINE, "cache", *arguments],
             cwd=project.folder,
             capture_output=True,
             text=True,
@@ -80,18 +80,18 @@ def test_data_status_warm_and_clear(project, bucket):
         assert SECRET not in done.stdout + done.stderr
         return done.stdout
 
-    header, before = data("status").splitlines()
+    header, before = cache("status").splitlines()
     assert header.split("   ")[0].strip() == "NAME"
     assert [name in header for name in ("FILES", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "PHASE")] == [
         True
     ] * 5
     assert before.endswith("NotCached")
-    data("warm")
-    assert data("status").splitlines()[1].endswith("Ready")
-    (row,) = json.loads(data("status", "--json"))
+    cache("prefetch")
+    assert cache("status").splitlines()[1].endswith("Ready")
+    (row,) = json.loads(cache("status", "--json"))
     assert row["files"] == 3
-    data("clear")
-    assert data("status").splitlines()[1].endswith("NotCached")
+    cache("clear")
+    assert cache("status").splitlines()[1].endswith("NotCached")
 
 
 def test_the_cache_may_be_smaller_than_the_data(project, bucket):
@@ -160,7 +160,7 @@ def test_data_status_shows_hours_that_are_waited_for(project, bucket):
     late = {**HOURS, "dates": {"from": "20260101/01", "to": "20260101/04"}}
     project.configure(late, storage={"options": bucket})
     done = subprocess.run(
-        [CLICKLINE, "data", "status"], cwd=project.folder, capture_output=True, text=True, check=False
+        [CLICKLINE, "cache", "status"], cwd=project.folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0
     assert done.stdout.splitlines()[1].split() == ["train", "-", "-", "-", "-", "Waiting"]

@@ -16,7 +16,7 @@ import pytest
 
 from clickline.data.prepare import shard_builder
 from clickline.errors import ArtifactError, DataError, StorageError
-from clickline.storage.atomic import hidden_name
+from clickline.storage.atomic import temporary_name
 from clickline.storage.storage import Storage
 
 COMMAND = [str(Path(sys.executable).with_name("clickline")), "prepare", "--json"]
@@ -78,7 +78,7 @@ def test_killed_at_many_moments_the_result_is_that_of_an_undisturbed_run(project
 def test_finished_shards_are_kept_and_not_made_again(project, criteo_line, monkeypatch):
     fill(project, criteo_line, 4000)
     made: list[int] = []
-    make = shard_builder.Maker.make
+    make = shard_builder.ShardBuilder.build
 
     def stop_after_three(self, group):
         if len(made) >= 3:
@@ -87,7 +87,7 @@ def test_finished_shards_are_kept_and_not_made_again(project, criteo_line, monke
         return make(self, group)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_builder.Maker, "make", stop_after_three)
+        patch.setattr(shard_builder.ShardBuilder, "build", stop_after_three)
         with pytest.raises(StorageError, match="the disk went away"):
             project.prepare()
     before = {path.name: path.stat().st_mtime_ns for path in datasets(project).glob("*/*.parquet")}
@@ -113,7 +113,7 @@ def test_what_a_kill_inside_a_write_left_is_removed(project, criteo_line, monkey
             project.prepare()
     (folder,) = (path for path in datasets(project).iterdir() if path.is_dir())
     for name in ("quarantine/train-00000.jsonl", "manifest.json", "work/train-00001.json"):
-        (folder / name).with_name(hidden_name(Path(name).name)).write_bytes(b"half")
+        (folder / name).with_name(temporary_name(Path(name).name)).write_bytes(b"half")
     (folder / ".mine").write_bytes(b"not of our making")
     project.prepare()
     assert content(datasets(project)).keys() - undisturbed.keys() == {f"{folder.name}/.mine"}
@@ -150,7 +150,7 @@ def test_a_shard_cut_off_behind_its_note_is_made_again(project, criteo_line, mon
 def test_nothing_changed_is_said_and_nothing_is_done(project, criteo_line):
     fill(project, criteo_line, 1000)
     first = project.prepare()
-    again = project.prepare("data.max_bad=0.5")
+    again = project.prepare("data.max_bad_ratio=0.5")
     assert not first.reused
     assert again.reused
     assert again.dataset == first.dataset
@@ -176,14 +176,14 @@ def test_a_changed_config_or_input_is_noticed_and_said(project, criteo_line):
 def test_a_second_prepare_of_the_same_dataset_is_told_to_wait(project, criteo_line, monkeypatch):
     fill(project, criteo_line, 1000)
     inside, go_on = threading.Event(), threading.Event()
-    make = shard_builder.Maker.make
+    make = shard_builder.ShardBuilder.build
 
     def held(self, group):
         inside.set()
         assert go_on.wait(60)
         return make(self, group)
 
-    monkeypatch.setattr(shard_builder.Maker, "make", held)
+    monkeypatch.setattr(shard_builder.ShardBuilder, "build", held)
     first = threading.Thread(target=project.prepare)
     first.start()
     assert inside.wait(60)
@@ -191,7 +191,7 @@ def test_a_second_prepare_of_the_same_dataset_is_told_to_wait(project, criteo_li
     go_on.set()
     first.join()
     assert second.returncode == 1
-    assert f"another `clickline prepare` (process {os.getpid()}) makes this dataset" in second.stderr
+    assert f"another `clickline prepare` (process {os.getpid()}) is building this dataset" in second.stderr
 
 
 def test_a_file_that_changes_while_it_is_read_is_noticed(project):

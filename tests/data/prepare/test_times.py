@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clickline.data.prepare import dataset_builder, shard_builder
-from clickline.data.targets import FileTimes, TargetFields, targets
+from clickline.data.targets import TargetFields, TimeBounds, read_targets
 from clickline.errors import ConfigError, DataError
 from clickline.records import Block, IntegerColumn, NumberColumn, RawRows, SourceFile, TextColumn
 
@@ -31,7 +31,9 @@ def csv(*times: object) -> str:
 
 
 def configure(project, train: str = "a.csv", at: object = "time", **data: object) -> None:
-    project.configure({"format": "csv", "train": train, "fields": {**FIELDS, "at": at}, "max_bad": 1, **data})
+    project.configure(
+        {"format": "csv", "train": train, "fields": {**FIELDS, "at": at}, "max_bad_ratio": 1, **data}
+    )
 
 
 def hours(project, result) -> list[int]:
@@ -77,7 +79,7 @@ def test_declared_unit_is_the_only_one(project):
     assert hours(project, result) == [HOUR, HOUR]
     assert [row["detail"] for row in bad(result)] == [
         f"at is '{START}', expected unix time in microseconds or YYYY-MM-DD HH:MM:SS, of the years 1990 to 2099; "
-        "else set unit: or time_format:"
+        "otherwise set unit: or time_format:"
     ] * 2
 
 
@@ -195,7 +197,7 @@ def test_row_dated_in_the_future_is_quarantined(project):
 
 def test_clock_that_was_wrong_is_read_anew_after_a_refusal(project, monkeypatch):
     project.write("a.csv", csv(*(START + n for n in range(4))))
-    configure(project, max_bad=0.5)
+    configure(project, max_bad_ratio=0.5)
     with monkeypatch.context() as booted:
         booted.setattr(dataset_builder.time, "time", lambda: 1_700_000_000.0)  # 2023: nobody has set it yet
         with pytest.raises(DataError, match="clock, which said 2023-11-14 22:13 UTC: if that is wrong"):
@@ -225,7 +227,7 @@ def test_parquet_timestamps_need_no_unit(project, unit, at):
 def test_file_of_dates_is_looked_at_once_for_its_unit(project, monkeypatch):
     """And not at all to measure numbers."""
     looked = 0
-    real = dataset_builder.unit_finder
+    real = dataset_builder.time_unit_detector
 
     def counting(*args):
         find = real(*args)
@@ -237,7 +239,7 @@ def test_file_of_dates_is_looked_at_once_for_its_unit(project, monkeypatch):
 
         return counted
 
-    monkeypatch.setattr(dataset_builder, "unit_finder", counting)
+    monkeypatch.setattr(dataset_builder, "time_unit_detector", counting)
     lines = (f"{n % 2},u{n},2026-01-01 {n % 24:02d}:00:00,{n}\n" for n in range(20_000))
     project.write("a.csv", "y,u,at,x\n" + "".join(lines))
     fields = {**FIELDS, "x": "minmax"}
@@ -251,7 +253,7 @@ def test_interrupted_dataset_keeps_the_clock_that_it_began_with(project, monkeyp
     now = int(time.time())
     project.write("a.csv", csv(*(now + (5 * 86400 if row % 10 == 0 else 0) for row in range(20_000))))
     configure(project, shard_size="64KiB")
-    real, made = shard_builder.Maker.make, []
+    real, made = shard_builder.ShardBuilder.build, []
 
     def fails(self, group):
         if len(made) == 2:
@@ -260,7 +262,7 @@ def test_interrupted_dataset_keeps_the_clock_that_it_began_with(project, monkeyp
         return real(self, group)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_builder.Maker, "make", fails)
+        patch.setattr(shard_builder.ShardBuilder, "build", fails)
         with pytest.raises(DataError, match="interrupted"):
             project.prepare()
     with monkeypatch.context() as patch:
@@ -273,8 +275,8 @@ def test_interrupted_dataset_keeps_the_clock_that_it_began_with(project, monkeyp
 def read(column, rows: int, **fields: str):
     labels = IntegerColumn(np.ones(rows, np.uint64), np.zeros(rows, np.bool_), False)
     raw = RawRows(rows, {"y": labels, "at": column}, np.arange(rows))
-    file = FileTimes.of(SourceFile("a", 1, "1"), Block("a", 1, None, 1), START + 86400.0)
-    return targets(raw, TargetFields(label="y", time="at", **fields), (), file)
+    file = TimeBounds.for_file(SourceFile("a", 1, "1"), Block("a", 1, None, 1), START + 86400.0)
+    return read_targets(raw, TargetFields(label="y", time="at", **fields), (), file)
 
 
 @given(

@@ -52,7 +52,7 @@ def read_all(reader: Reader, path: Path) -> tuple[Rows, list[BadRow]]:
     for block in reader.blocks(path.name, path):
         assert block.file == path.name
         rows = reader.parse(block)
-        bad += [*block.faults, *rows.bad]
+        bad += [*block.bad, *rows.bad]
         lines = rows.lines_B.tolist()
         assert lines == sorted(lines)
         assert len(lines) == rows.rows

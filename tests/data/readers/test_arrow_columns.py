@@ -188,8 +188,8 @@ def test_a_type_that_cannot_be_used_is_named_with_those_that_can(array: pa.Array
     with pytest.raises(DataError) as caught:
         to_raw("day.parquet: column 'when'", array)
     assert str(caught.value) == (
-        f"day.parquet: column 'when' is of Arrow type {array.type}; text, binary, integers, floats, decimals,"
-        " booleans, dates, timestamps, dictionaries and lists of those can be read; cast it, or leave it out"
+        f"day.parquet: column 'when' has the Arrow type {array.type}; readable are text, binary, integers, floats, decimals,"
+        " booleans, dates, timestamps, dictionaries and lists of those; cast it, or leave it out"
     )
 
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from reading import read_all
 
-from clickline.data.readers.custom_reader import Custom
-from clickline.errors import ConfigError, DataError, ReaderFault
+from clickline.data.readers.custom_reader import CustomReader
+from clickline.errors import ConfigError, DataError, ReaderError
 
 
 def reader_file(tmp_path: Path, source: str) -> Path:
@@ -18,8 +18,8 @@ def reader_file(tmp_path: Path, source: str) -> Path:
     return path
 
 
-def make(tmp_path: Path, source: str, *wanted: str, **options: int) -> Custom:
-    return Custom(reader_file(tmp_path, source), wanted, **options)
+def make(tmp_path: Path, source: str, *wanted: str, **options: int) -> CustomReader:
+    return CustomReader(reader_file(tmp_path, source), wanted, **options)
 
 
 GOOD = """
@@ -100,7 +100,7 @@ def test_blocks_are_cut_from_large_batches(tmp_path: Path) -> None:
         ("async def read(path):\n    yield 1\n", ":1 has `async def read(path)`, which cannot be called as"),
         (
             "def read(path): ...\ndef rows(): ...\n",
-            ":2 has a function rows() beside read(). Begin the names of helpers",
+            ":2 has a function rows() besides read(). Begin the names of helpers",
         ),
         ("a\0b", " is not Python: "),
     ],
@@ -110,7 +110,7 @@ def test_mistakes_are_found_before_any_data_are_read(tmp_path: Path, source: str
     path.write_text(source)
     modules = set(sys.modules)
     with pytest.raises(ConfigError) as caught:
-        Custom(path, ("a",))
+        CustomReader(path, ("a",))
     assert str(path) + words in str(caught.value)
     if "cannot be loaded" in words:
         assert not [name for name in set(sys.modules) - modules if name.startswith("clickline_reader")]
@@ -119,7 +119,7 @@ def test_mistakes_are_found_before_any_data_are_read(tmp_path: Path, source: str
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     path = reader_file(tmp_path, "def rows(): ...\ndef more(): ...\n")
     with pytest.raises(ConfigError) as caught:
-        Custom(path, ("a",))
+        CustomReader(path, ("a",))
     assert [mistake.line for mistake in caught.value.mistakes] == [1, 2, 0]
 
 
@@ -127,7 +127,7 @@ def test_a_file_that_is_absent(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"gone.py cannot be read: No such file or directory. Check the path"
     ):
-        Custom(tmp_path / "gone.py", ("a",))
+        CustomReader(tmp_path / "gone.py", ("a",))
 
 
 def test_defaults_are_the_users_business(tmp_path: Path) -> None:
@@ -161,10 +161,10 @@ def test_defaults_are_the_users_business(tmp_path: Path) -> None:
 def test_an_exception_while_reading_names_file_line_and_words(tmp_path: Path, body: str, words: str) -> None:
     source = f"import pyarrow as pa\nbatch = pa.record_batch({{'a': [1]}})\ndef read(path):\n    {body}\n"
     path = reader_file(tmp_path, source)
-    reader = Custom(path, ("a",))
+    reader = CustomReader(path, ("a",))
     blocks = reader.blocks("day3.log", tmp_path / "day3.log")
     seen = [reader.parse(next(blocks)).rows for _ in range(body.count("yield"))]
-    with pytest.raises(ReaderFault) as caught:
+    with pytest.raises(ReaderError) as caught:
         next(blocks)
     assert str(caught.value).startswith(f"day3.log: the reader {path}{words}")
     assert all(rows == 1 for rows in seen)
@@ -186,8 +186,8 @@ def test_an_exception_while_reading_names_file_line_and_words(tmp_path: Path, bo
 )
 def test_yielding_something_else_says_what(tmp_path: Path, body: str, words: str) -> None:
     path = reader_file(tmp_path, f"import pyarrow as pa\ndef read(path):\n    {body}\n")
-    with pytest.raises(ReaderFault) as caught:
-        list(Custom(path, ("a",)).blocks("f.log", tmp_path))
+    with pytest.raises(ReaderError) as caught:
+        list(CustomReader(path, ("a",)).blocks("f.log", tmp_path))
     assert str(caught.value).startswith(f"f.log: read() in {path} {words}")
 
 
@@ -217,5 +217,5 @@ def test_what_a_reader_prints_goes_to_stderr(tmp_path: Path, capsys: pytest.Capt
         "import pyarrow as pa\nprint('loaded')\n\ndef read(path):\n    print('hello')\n"
         "    yield pa.RecordBatch.from_pylist([{'a': 1}])\n    print('bye')\n"
     )
-    assert len(list(Custom(path, ("a",)).blocks("x", tmp_path / "x"))) == 1
+    assert len(list(CustomReader(path, ("a",)).blocks("x", tmp_path / "x"))) == 1
     assert capsys.readouterr() == ("", "loaded\nhello\nbye\n")

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whole_file import read
 
-from clickline.data.readers.delimited import Criteo, Csv
+from clickline.data.readers.delimited import CriteoReader, CsvReader
 from clickline.errors import DataError
 from clickline.records import CRITEO_FIELDS, Block, TextColumn
 
@@ -71,7 +71,7 @@ def criteo_texts(draw: st.DrawFn) -> bytes:
 def test_criteo_reads_what_a_simple_parser_reads(tmp_path: Path, text: bytes, block_bytes: int):
     path = tmp_path / "log.tsv"
     path.write_bytes(text)
-    rows, bad = read(Criteo(block_bytes=block_bytes), path)
+    rows, bad = read(CriteoReader(block_bytes=block_bytes), path)
     expected_rows, expected_bad = criteo_by_hand(text)
     assert [(line, list(cells.values())) for line, cells in rows] == expected_rows
     assert [(b.line, b.reason) for b in bad] == expected_bad
@@ -82,7 +82,7 @@ def test_no_bytes_at_all_can_stop_criteo(tmp_path: Path, text: bytes):
     path = tmp_path / "log.tsv"
     text = b"\n" + text  # so that no bytes look compressed
     path.write_bytes(text)
-    rows, bad = read(Criteo(block_bytes=50), path)
+    rows, bad = read(CriteoReader(block_bytes=50), path)
     lines = [n for n, line in enumerate(text.split(b"\n"), start=1) if line.removesuffix(b"\r")]
     assert sorted([line for line, _ in rows] + [b.line for b in bad]) == lines
 
@@ -91,7 +91,7 @@ def test_a_wrong_row_is_told_with_its_line_and_text(tmp_path: Path):
     path = tmp_path / "log.tsv"
     short = CRITEO_ROW.rpartition(b"\t")[0]
     path.write_bytes(CRITEO_ROW + b"\n\n" + short + b"\n" + CRITEO_ROW[:-1] + b"\xff\n" + b"y" * 999 + b"\n")
-    rows, bad = read(Criteo(), path)
+    rows, bad = read(CriteoReader(), path)
     assert [line for line, _ in rows] == [1]
     assert [(b.file, b.line, b.reason) for b in bad] == [
         ("log", 3, "wrong column count"),
@@ -119,7 +119,7 @@ def test_criteo_finds_out_delimiter_and_header(tmp_path: Path, delimiter: bytes,
         names = [header, *(f"column {i}".encode() for i in range(39))]
         lines.insert(0, delimiter.join(names))
     path.write_bytes(b"\r\n".join(lines))
-    rows, bad = read(Criteo(), path)
+    rows, bad = read(CriteoReader(), path)
     assert bad == []
     assert [line for line, _ in rows] == ([2, 3] if header else [1, 2])
     assert list(rows[0][1]) == list(CRITEO_FIELDS)
@@ -130,7 +130,7 @@ def test_a_header_in_another_order_is_followed(tmp_path: Path):
     path = tmp_path / "log"
     names = [*CRITEO_FIELDS[14:], *CRITEO_FIELDS[:14]]
     path.write_text("\t".join(names) + "\n" + "\t".join(f"v_{name}" for name in names) + "\n")
-    ((_, cells),), bad = read(Criteo(), path)
+    ((_, cells),), bad = read(CriteoReader(), path)
     assert bad == []
     assert cells == {name: f"v_{name}".encode() for name in CRITEO_FIELDS}
 
@@ -139,18 +139,18 @@ def test_a_header_in_another_order_is_followed(tmp_path: Path):
 def test_a_first_row_with_a_wrong_label_is_not_taken_for_a_header(tmp_path: Path, first: bytes):
     path = tmp_path / "log"
     path.write_bytes(first + CRITEO_ROW[1:] + b"\n")
-    ((_, cells),), _ = read(Criteo(), path)
+    ((_, cells),), _ = read(CriteoReader(), path)
     assert cells["label"] == first
 
 
 def test_the_real_criteo_rows(real_data: Path):
     rows = positives = 0
     sums = np.zeros(40, np.int64)
-    reader = Criteo(block_bytes=3_000_000)
+    reader = CriteoReader(block_bytes=3_000_000)
     for block in reader.blocks("criteo", real_data / "criteo_137k_train.tsv.gz"):
         raw = reader.parse(block)
         assert not raw.bad
-        assert not block.faults
+        assert not block.bad
         rows += raw.rows
         for c, name in enumerate(CRITEO_FIELDS):
             column = raw.columns[name]
@@ -169,7 +169,7 @@ def test_the_real_criteo_rows(real_data: Path):
 
 def test_the_real_criteo_rows_with_header_and_commas(real_data: Path):
     path = real_data / "criteo_200_header.csv"
-    rows, bad = read(Criteo(), path)
+    rows, bad = read(CriteoReader(), path)
     assert bad == []
     with path.open(newline="") as lines:
         expected = list(csv.DictReader(lines))
@@ -178,7 +178,7 @@ def test_the_real_criteo_rows_with_header_and_commas(real_data: Path):
 
 
 def test_rows_without_label_are_bad(real_data: Path):
-    reader = Criteo(block_bytes=8 << 20)
+    reader = CriteoReader(block_bytes=8 << 20)
     (block,) = reader.blocks("unlabelled", real_data / "criteo_18k_unlabelled.tsv.gz")
     raw = reader.parse(block)
     assert raw.rows == 0
@@ -191,7 +191,7 @@ def test_an_all_bad_block_is_counted_exactly_in_little_memory(tmp_path: Path):
     path = tmp_path / "log"
     lines = 2_000_000
     path.write_bytes(b"x\n" * lines)
-    reader = Criteo(block_bytes=8 << 20)
+    reader = CriteoReader(block_bytes=8 << 20)
     (block,) = reader.blocks("log", path)
     tracemalloc.start()
     raw = reader.parse(block)
@@ -204,7 +204,7 @@ def test_an_all_bad_block_is_counted_exactly_in_little_memory(tmp_path: Path):
     assert len(raw.bad) == 1001
     assert raw.bad[-1].line == 1001
     assert (
-        raw.bad[-1].detail == f"{lines - 1000:,} more rows of this kind in this part of the file, not shown"
+        raw.bad[-1].detail == f"{lines - 1000:,} more rows of this kind in this part of the file, not listed"
     )
 
 
@@ -314,8 +314,10 @@ def test_csv_reads_what_the_rules_say_at_any_block_size(
         assert [(b.line, b.reason) for b in bad] == expected_bad
 
 
-def plain_csv(columns: Sequence[str], delimiter: str = ",", block_bytes: int = 8 << 20) -> Csv:
-    return Csv(delimiter=delimiter, header=False, columns=columns, wanted=columns, block_bytes=block_bytes)
+def plain_csv(columns: Sequence[str], delimiter: str = ",", block_bytes: int = 8 << 20) -> CsvReader:
+    return CsvReader(
+        delimiter=delimiter, header=False, columns=columns, wanted=columns, block_bytes=block_bytes
+    )
 
 
 @given(
@@ -339,7 +341,7 @@ def test_what_pythons_csv_writer_quotes_comes_back_unchanged(
 def test_blanks_around_values_are_left_to_the_encoder(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b'a, b ,c\r\n1,\t NA , ?\n"NA"," NA ",NAN\n,,\n')
-    reader = Csv(wanted=ABC)
+    reader = CsvReader(wanted=ABC)
     rows, bad = read(reader, path)
     assert bad == []
     assert [list(cells.values()) for _, cells in rows] == [
@@ -356,7 +358,7 @@ def test_wanted_columns_are_found_by_name_in_each_file(tmp_path: Path):
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     one.write_bytes(b'\xef\xbb\xbfuser,"click",ad\nu1,1,a1\n')
     two.write_bytes(b"ad;x;click;user\n".replace(b";", b",") + b'a2,"q",0,u2\n')
-    reader = Csv(wanted=("click", "ad"))
+    reader = CsvReader(wanted=("click", "ad"))
     assert read(reader, one) == ([(2, {"click": b"1", "ad": b"a1"})], [])
     assert read(reader, two) == ([(2, {"click": b"0", "ad": b"a2"})], [])
 
@@ -365,7 +367,7 @@ def test_a_column_that_a_file_lacks_is_named_with_the_nearest(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b"clicked,user,ad\n1,2,3\n")
     with pytest.raises(DataError) as error:
-        list(Csv(wanted=("click", "ad")).blocks("s3://logs/day.csv", path))
+        list(CsvReader(wanted=("click", "ad")).blocks("s3://logs/day.csv", path))
     assert str(error.value) == (
         "s3://logs/day.csv has no column 'click'; its columns are clicked, user, ad; did you mean 'clicked'? "
         "If the files have no header line, set data.header: false and data.columns"
@@ -376,22 +378,22 @@ def test_a_column_that_a_file_lacks_is_named_with_the_nearest(tmp_path: Path):
 def test_another_sign_between_the_columns_is_seen(tmp_path: Path, header: bytes, mark: str):
     path = tmp_path / "log.csv"
     path.write_bytes(header + b"\n")
-    with pytest.raises(DataError, match=f"If {mark} stands between the columns, set data.delimiter to it"):
-        list(Csv(wanted=("click", "ad")).blocks("log", path))
+    with pytest.raises(DataError, match=f"If columns are separated by {mark}, set data.delimiter to it"):
+        list(CsvReader(wanted=("click", "ad")).blocks("log", path))
 
 
 def test_what_is_no_text_is_named_without_its_control_signs(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b"PAR1\x1b[31m,x\n")
     with pytest.raises(DataError) as error:
-        list(Csv(wanted=("click",)).blocks("log", path))
+        list(CsvReader(wanted=("click",)).blocks("log", path))
     assert r"its columns are 'PAR1\x1b[31m', x;" in str(error.value)
 
 
 def test_a_column_that_the_config_does_not_list_is_named(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b"1,2\n")
-    reader = Csv(header=False, columns=("click", "ad"), wanted=("click", "user"))
+    reader = CsvReader(header=False, columns=("click", "ad"), wanted=("click", "user"))
     with pytest.raises(
         DataError,
         match=r"^log has no column 'user'; its columns are click, ad; name one of them.* to the file$",
@@ -402,7 +404,7 @@ def test_a_column_that_the_config_does_not_list_is_named(tmp_path: Path):
 def test_a_column_wanted_twice_is_delivered_once(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b"click,ad\n1,x\n")
-    assert read(Csv(wanted=("ad", "click", "ad")), path) == (
+    assert read(CsvReader(wanted=("ad", "click", "ad")), path) == (
         [(2, {"ad": b"x", "click": b"1"})],
         [],
     )
@@ -412,20 +414,20 @@ def test_a_column_named_twice_is_refused(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b"click,ad,ad\n1,2,3\n")
     with pytest.raises(DataError, match="log has 2 columns named 'ad'; rename all but one"):
-        list(Csv(wanted=("click", "ad")).blocks("log", path))
+        list(CsvReader(wanted=("click", "ad")).blocks("log", path))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"a,b,c\n", b"a,b,c"])
 def test_a_csv_without_rows(tmp_path: Path, content: bytes):
     path = tmp_path / "log.csv"
     path.write_bytes(content)
-    assert read(Csv(wanted=ABC), path) == ([], [])
+    assert read(CsvReader(wanted=ABC), path) == ([], [])
 
 
 def test_a_csv_that_breaks_before_its_first_line_end(tmp_path: Path):
     path = tmp_path / "log.csv.gz"
     path.write_bytes(gzip.compress(b"a,b,c\n", 0)[:14])
-    rows, bad = read(Csv(wanted=ABC), path)
+    rows, bad = read(CsvReader(wanted=ABC), path)
     assert rows == []
     assert [(b.line, b.reason) for b in bad] == [(1, "truncated gzip")]
 
@@ -464,7 +466,7 @@ def test_a_quote_that_is_never_closed_costs_one_line_of_a_large_file(tmp_path: P
     for block in reader.blocks("log", path):
         raw = reader.parse(block)
         rows += raw.rows
-        bad += [*block.faults, *raw.bad]
+        bad += [*block.bad, *raw.bad]
     assert rows == 1_000_000
     assert [(b.line, b.reason, b.text) for b in bad] == [(1, "unclosed quote", '1,"2,3')]
 
@@ -499,9 +501,9 @@ def test_parse_leaves_the_block_as_it_is(tmp_path: Path):
 def test_spans_are_contiguous_per_column(tmp_path: Path):
     path = tmp_path / "log.tsv"
     path.write_bytes((CRITEO_ROW + b"\n") * 100)
-    (block,) = Criteo().blocks("log", path)
+    (block,) = CriteoReader().blocks("log", path)
     assert isinstance(block, Block)
-    for column in Criteo().parse(block).columns.values():
+    for column in CriteoReader().parse(block).columns.values():
         assert isinstance(column, TextColumn)
         assert column.starts_N.flags.c_contiguous
         assert column.starts_N.dtype == np.int64
@@ -513,7 +515,7 @@ def test_spans_are_contiguous_per_column(tmp_path: Path):
 )
 def test_the_real_adult_rows(real_data: Path, name: str, header: bool, columns: int, count: int):
     names = [f"c{i}" for i in range(columns)]
-    rows, bad = read(Csv(header=header, columns=names, wanted=names), real_data / name)
+    rows, bad = read(CsvReader(header=header, columns=names, wanted=names), real_data / name)
     assert bad == []
     assert len(rows) == count
     with gzip.open(real_data / name, "rt", newline="") as lines:
@@ -525,7 +527,7 @@ def test_the_real_adult_rows(real_data: Path, name: str, header: bool, columns: 
 
 def test_the_real_open_bandit_rows(real_data: Path):
     wanted = ("click", "item_id", "user_feature_0", "user-item_affinity_79")
-    rows, bad = read(Csv(wanted=wanted, block_bytes=500_000), real_data / "openbandit_10k.csv.gz")
+    rows, bad = read(CsvReader(wanted=wanted, block_bytes=500_000), real_data / "openbandit_10k.csv.gz")
     assert bad == []
     with gzip.open(real_data / "openbandit_10k.csv.gz", "rt", newline="") as lines:
         expected = [{name: row[name].encode() for name in wanted} for row in csv.DictReader(lines)]

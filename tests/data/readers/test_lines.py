@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clickline.data.readers.byte_source import ByteSource
-from clickline.data.readers.text_blocks import BrokenStream, LineBlocks, open_stream
+from clickline.data.readers.text_blocks import BrokenStream, LineBlocks, open_decompressed
 from clickline.records import Block
 
 LINES = [f"line {i} {'x' * (i * 7919 % 301)}\n".encode() for i in range(3000)]
@@ -57,10 +57,10 @@ def text_of(blocks: list[Block]) -> bytes:
 def test_content_decides_how_a_file_is_decompressed(tmp_path: Path, name: str, content: bytes):
     path = tmp_path / name
     path.write_bytes(content)
-    assert b"".join(open_stream(path.name, path)) == TEXT
+    assert b"".join(open_decompressed(path.name, path)) == TEXT
     blocks = blocks_of(path, block_bytes=10_000)
     assert text_of(blocks) == TEXT
-    assert not any(block.faults for block in blocks)
+    assert not any(block.bad for block in blocks)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "b.gz", "c.zst"])
@@ -126,7 +126,7 @@ def test_what_a_truncated_file_holds_is_delivered_and_the_partial_line_is_not_a_
     text = text_of(blocks)
     assert TEXT.startswith(text)
     assert text == b"" or text.endswith(b"\n")
-    ((*others, fault),) = [b.faults for b in blocks if b.faults]
+    ((*others, fault),) = [b.bad for b in blocks if b.bad]
     assert others == []
     assert fault.reason == f"truncated {kind}"
     assert fault.line == text.count(b"\n") + 1
@@ -143,8 +143,8 @@ def test_all_that_a_cut_gzip_file_can_tell_is_told(tmp_path: Path):
     path.write_bytes(stored[:at])
     blocks = blocks_of(path)
     assert text_of(blocks) == b"".join(LINES[:1000])
-    assert blocks[-1].faults[0].line == 1001
-    assert blocks[-1].faults[0].text == "line 1000"
+    assert blocks[-1].bad[0].line == 1001
+    assert blocks[-1].bad[0].text == "line 1000"
 
 
 def test_a_cut_zstd_file_delivers_all_blocks_before_the_cut(tmp_path: Path):
@@ -153,8 +153,8 @@ def test_a_cut_zstd_file_delivers_all_blocks_before_the_cut(tmp_path: Path):
     path.write_bytes(b"".join(frames[:499]) + frames[499][:7])
     blocks = blocks_of(path)
     assert text_of(blocks) == b"".join(LINES[:499])
-    assert blocks[-1].faults[0].reason == "truncated zstd"
-    assert blocks[-1].faults[0].line == 500
+    assert blocks[-1].bad[0].reason == "truncated zstd"
+    assert blocks[-1].bad[0].line == 500
 
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
@@ -165,7 +165,7 @@ def test_a_damaged_file_never_raises_and_delivers_whole_lines(tmp_path: Path, ki
     path = tmp_path / f"log{SUFFIX[kind]}"
     path.write_bytes(packed)
     blocks = blocks_of(path)
-    faults = [fault for block in blocks for fault in block.faults]
+    faults = [fault for block in blocks for fault in block.bad]
     text = text_of(blocks)
     assert text == TEXT or [f.reason for f in faults] in ([f"corrupt {kind}"], [f"truncated {kind}"])
     assert text == b"" or text.endswith(b"\n")
@@ -177,7 +177,7 @@ def test_a_wrong_checksum_is_a_fault_after_all_lines(tmp_path: Path):
     path.write_bytes(PACKED["gzip"][:-8] + bytes(8))
     blocks = blocks_of(path)
     assert text_of(blocks) == TEXT
-    (fault,) = blocks[-1].faults
+    (fault,) = blocks[-1].bad
     assert (fault.reason, fault.line, fault.text) == ("corrupt gzip", len(LINES) + 1, "")
     assert "damaged at byte" in fault.detail
 
@@ -187,7 +187,7 @@ def test_bytes_after_the_compressed_data_are_a_fault(tmp_path: Path, kind: str):
     path = tmp_path / f"log{SUFFIX[kind]}"
     path.write_bytes(PACKED[kind] + b"and some more")
     blocks = blocks_of(path)
-    assert blocks[-1].faults[0].reason == f"corrupt {kind}"
+    assert blocks[-1].bad[0].reason == f"corrupt {kind}"
     assert TEXT.startswith(text_of(blocks))
 
 
@@ -198,10 +198,10 @@ def test_an_empty_compressed_file_is_a_failed_copy(tmp_path: Path, name: str, re
     path = tmp_path / name
     path.write_bytes(b"")
     with pytest.raises(BrokenStream, match="ends at byte 0") as broken:
-        list(open_stream(path.name, path))
+        list(open_decompressed(path.name, path))
     assert broken.value.reason == reason
     (block,) = blocks_of(path)
-    assert (block.size, [f.reason for f in block.faults]) == (0, [reason])
+    assert (block.size, [f.reason for f in block.bad]) == (0, [reason])
 
 
 @pytest.mark.parametrize("uri", ["s3://logs/day.tsv.gz", "https://host/day.tsv.gz?***", "data/day.tsv.gz"])
@@ -209,7 +209,7 @@ def test_an_empty_copy_in_a_cache_is_judged_by_the_name_of_its_source(tmp_path: 
     copy = tmp_path / "data"
     copy.write_bytes(b"")
     (block,) = LineBlocks(uri, copy)
-    (fault,) = block.faults
+    (fault,) = block.bad
     assert (fault.file, fault.reason) == (uri, "truncated gzip")
     source = ByteSource(uri, copy)
     assert source.read(1) == b""
@@ -236,7 +236,7 @@ def test_a_line_longer_than_the_bound_is_bad_at_any_block_size(
             if line:
                 found[number] = line
     assert found == {i: line for i, line in enumerate(lines, start=1) if 0 < len(line) <= 20}
-    faults = [fault for block in blocks for fault in block.faults]
+    faults = [fault for block in blocks for fault in block.bad]
     assert [(f.line, f.reason) for f in faults] == [
         (i, "line too long") for i, line in enumerate(lines, start=1) if len(line) > 20
     ]
@@ -258,7 +258,7 @@ def test_memory_stays_flat_on_a_small_file_that_unpacks_to_one_huge_line(tmp_pat
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 80 << 20
-    (fault,) = (fault for block in blocks for fault in block.faults)
+    (fault,) = (fault for block in blocks for fault in block.bad)
     assert (fault.line, fault.reason) == (1, "line too long")
     assert f"{120 << 20:,} bytes" in fault.detail
     assert text_of(blocks) == b"short\n"
@@ -278,7 +278,7 @@ def test_what_was_read_of_a_broken_file_is_freed_at_once(tmp_path: Path, pack, d
     gc.disable()
     try:
         blocks, source = LineBlocks("a", path), ByteSource("a", path)
-        assert any(block.faults for block in blocks)
+        assert any(block.bad for block in blocks)
         source.read(1 << 30)
         assert source.broken
         kept = [weakref.ref(one) for one in (blocks, source)]

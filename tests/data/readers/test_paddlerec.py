@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whole_file import read
 
-from clickline.data.readers.paddlerec_lines import PaddleRec, layout_in
+from clickline.data.readers.paddlerec_lines import PaddleRecReader, dense_and_slots_in
 
 
 def number(token: bytes) -> int | None:
@@ -117,7 +117,7 @@ def test_lines_read_as_a_simple_parser_reads_them(
     text = b"\n" + text  # so that no bytes look compressed
     path.write_bytes(text)
     slots = (1, 3)
-    rows, bad = read(PaddleRec(dense=dense, slots=slots, modulo=modulo, block_bytes=block_bytes), path)
+    rows, bad = read(PaddleRecReader(dense=dense, slots=slots, modulo=modulo, block_bytes=block_bytes), path)
     expected_rows, expected_bad = by_hand(text, dense, slots, modulo)
     assert rows == expected_rows
     assert [(b.line, b.reason) for b in bad] == expected_bad
@@ -126,7 +126,7 @@ def test_lines_read_as_a_simple_parser_reads_them(
 def test_a_line_with_too_few_dense_values_says_how_many(tmp_path: Path):
     path = tmp_path / "log.txt"
     path.write_bytes(b"click:1 dense_feature:1 2:3\nclick:1 dense_feature:1 dense_feature:2 2:3\n")
-    rows, (bad,) = read(PaddleRec(dense=2, slots=(2,)), path)
+    rows, (bad,) = read(PaddleRecReader(dense=2, slots=(2,)), path)
     assert rows == [(2, {"click": 1, "dense_1": b"1", "dense_2": b"2", "2": [3]})]
     assert (bad.line, bad.reason, bad.detail) == (1, "wrong column count", "1 dense values, 2 expected")
 
@@ -142,7 +142,7 @@ def test_a_line_with_too_few_dense_values_says_how_many(tmp_path: Path):
 def test_bad_lines_say_what_is_allowed(tmp_path: Path, line: bytes, reason: str, said: str):
     path = tmp_path / "log.txt"
     path.write_bytes(line)
-    rows, (bad,) = read(PaddleRec(dense=0, slots=(1,)), path)
+    rows, (bad,) = read(PaddleRecReader(dense=0, slots=(1,)), path)
     assert rows == []
     assert bad.reason == reason
     assert said in bad.detail
@@ -150,15 +150,15 @@ def test_bad_lines_say_what_is_allowed(tmp_path: Path, line: bytes, reason: str,
 
 def test_the_layout_is_that_of_most_lines():
     text = b"\nbroken\nclick:1 dense_feature:1 dense_feature:2 9:1 4:2\r\nclick:0 dense_feature:1 dense_feature:2 4:1\n"
-    assert layout_in(np.frombuffer(text, np.uint8).copy()) == (2, (4, 9))
-    assert layout_in(np.empty(0, np.uint8)) == (0, ())
+    assert dense_and_slots_in(np.frombuffer(text, np.uint8).copy()) == (2, (4, 9))
+    assert dense_and_slots_in(np.empty(0, np.uint8)) == (0, ())
 
 
 def test_the_real_paddlerec_lines(real_data: Path):
     path = real_data / "paddlerec_80.txt"
     slots = tuple(range(1, 27))
-    assert layout_in(np.fromfile(path, np.uint8)) == (13, slots)
-    rows, bad = read(PaddleRec(dense=13, slots=slots, block_bytes=3000), path)
+    assert dense_and_slots_in(np.fromfile(path, np.uint8)) == (13, slots)
+    rows, bad = read(PaddleRecReader(dense=13, slots=slots, block_bytes=3000), path)
     assert bad == []
     assert (rows, []) == by_hand(path.read_bytes(), 13, slots, None)
     assert len(rows) == 80

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reading import Rows, numbered, read_all
 from record_writers import COMPRESS, example, recordio, recordio_chunk
 
-from clickline.data.readers.recordio import MAX_CHUNK_BYTES, RecordIO
+from clickline.data.readers.recordio import MAX_CHUNK_BYTES, RecordIOReader
 from clickline.records import BadRow
 
 WANTED = ("label", "C1")
@@ -34,7 +34,7 @@ both_headers = pytest.mark.parametrize("count_last", [False, True])
 def read(tmp_path: Path, data: bytes, *, name: str = "a.rio", **options: int) -> tuple[Rows, list[BadRow]]:
     path = tmp_path / name
     path.write_bytes(data)
-    return read_all(RecordIO(WANTED, **options), path)
+    return read_all(RecordIOReader(WANTED, **options), path)
 
 
 @every_kind
@@ -58,9 +58,9 @@ def test_snappy_frames_of_more_than_one_kind(tmp_path: Path) -> None:
 def test_small_chunks_share_a_block_and_large_ones_are_cut(tmp_path: Path) -> None:
     path = tmp_path / "a.rio"
     path.write_bytes(recordio(RECORDS, chunk=1))
-    assert len(list(RecordIO(WANTED).blocks("a", path))) == 1
+    assert len(list(RecordIOReader(WANTED).blocks("a", path))) == 1
     path.write_bytes(recordio(RECORDS, "gzip", chunk=100))
-    blocks = list(RecordIO(WANTED, block_bytes=100).blocks("a", path))
+    blocks = list(RecordIOReader(WANTED, block_bytes=100).blocks("a", path))
     assert len(blocks) > 3
     assert [block.first_line for block in blocks] == list(
         accumulate((len(block.payload.starts_B) for block in blocks[:-1]), initial=1)
@@ -71,7 +71,7 @@ def test_blocks_are_bounded_in_records_too(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("clickline.data.readers.tf_example.MAX_CELLS", 6)
     path = tmp_path / "a.rio"
     path.write_bytes(recordio(RECORDS, chunk=100))
-    reader = RecordIO(WANTED)
+    reader = RecordIOReader(WANTED)
     assert [len(block.payload.starts_B) for block in reader.blocks("a", path)] == [3, 3, 2]
     assert read_all(reader, path) == (EXPECTED, [])
 
@@ -140,7 +140,7 @@ def test_a_wrong_count_of_records_is_told_and_the_records_are_used(tmp_path: Pat
     rows, bad = read(tmp_path, bytes(data))
     assert rows == EXPECTED
     assert [(row.line, row.reason) for row in bad] == [(1, "corrupt chunk")]
-    assert "its header says 200 records, its 3 records are used" in bad[0].detail
+    assert "its header declares 200 records, it has 3, which are used" in bad[0].detail
 
 
 def test_a_header_that_lies_about_lost_records_is_not_believed_without_limit(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_decompression_bombs_are_bounded(tmp_path: Path) -> None:
         path = tmp_path / "bomb.rio"
         path.write_bytes(bomb + recordio(RECORDS))
         tracemalloc.start()
-        rows, bad = read_all(RecordIO(WANTED), path)
+        rows, bad = read_all(RecordIOReader(WANTED), path)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert list(rows.values()) == list(EXPECTED.values())
@@ -202,12 +202,12 @@ def test_decompression_bombs_are_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("compressor", "payload", "words"),
     [
-        (0, b"\x05\x00\x00\x00abc", "is not a row of whole records"),
-        (0, b"\x00\x00\x00", "is not a row of whole records"),
+        (0, b"\x05\x00\x00\x00abc", "is not a sequence of complete records"),
+        (0, b"\x00\x00\x00", "is not a sequence of complete records"),
         (1, b"", "cannot be decompressed"),
         (1, b"\x05abcdefgh", "cannot be decompressed"),
-        (1, b"\xff\x06\x00\x00sNaPpY\x02\x01\x00\x00a", "is not a row of whole snappy frames"),
-        (1, b"\xff\x06\x00\x00sNaPpY\x01\xff\x00\x00a", "is not a row of whole snappy frames"),
+        (1, b"\xff\x06\x00\x00sNaPpY\x02\x01\x00\x00a", "is not a sequence of complete snappy frames"),
+        (1, b"\xff\x06\x00\x00sNaPpY\x01\xff\x00\x00a", "is not a sequence of complete snappy frames"),
         (2, b"notgzip", "cannot be decompressed"),
         (2, gzip.compress(b"\x01\x00\x00\x00a", mtime=0)[:-3], "the gzip data end early"),
     ],

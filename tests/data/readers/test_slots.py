@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whole_file import read
 
-from clickline.data.readers.slot_lines import Slots, read_slot_conf, slots_in
+from clickline.data.readers.slot_lines import SlotReader, read_slot_conf, slots_in
 from clickline.errors import ConfigError
 
 
@@ -125,7 +125,7 @@ def test_slots_read_what_a_simple_parser_reads(
     path = tmp_path / "log.txt"
     text = b"\n" + text  # so that no bytes look compressed
     path.write_bytes(text)
-    rows, bad = read(Slots(slots=slots, modulo=modulo, block_bytes=block_bytes), path)
+    rows, bad = read(SlotReader(slots=slots, modulo=modulo, block_bytes=block_bytes), path)
     expected_rows, expected_bad = by_hand(text, slots, modulo)
     assert rows == expected_rows
     assert [(b.line, b.reason) for b in bad] == expected_bad
@@ -141,7 +141,7 @@ def test_the_slots_of_good_lines_are_found_in_order(text: bytes):
 def test_a_line_in_full(tmp_path: Path):
     path = tmp_path / "log.txt"
     path.write_bytes(b"10 3 5:2 0:7 18446744073709551615:2 9:4\n1:1 8:7\n")
-    rows, bad = read(Slots(slots=(2, 7)), path)
+    rows, bad = read(SlotReader(slots=(2, 7)), path)
     assert bad == []
     assert rows == [
         (1, {"show": 10, "click": 3, "2": [5, 2**64 - 1], "7": [None]}),
@@ -152,14 +152,14 @@ def test_a_line_in_full(tmp_path: Path):
 def test_a_feasign_that_modulo_makes_zero_is_missing(tmp_path: Path):
     path = tmp_path / "log.txt"
     path.write_bytes(b"1 0 200000002:2 100000002:2\n")
-    ((_, values),), _ = read(Slots(slots=(2,), modulo=100_000_001), path)
+    ((_, values),), _ = read(SlotReader(slots=(2,), modulo=100_000_001), path)
     assert values["2"] == [None, 1]
 
 
 def test_bad_lines_say_what_is_allowed(tmp_path: Path):
     path = tmp_path / "log.txt"
     path.write_bytes(b"0 0 1:1\n1 0 18446744073709551616:1\n")
-    rows, bad = read(Slots(slots=(1,)), path)
+    rows, bad = read(SlotReader(slots=(1,)), path)
     assert rows == []
     assert bad[0].reason == "bad label"
     assert "show >= 1 and click <= show" in bad[0].detail
@@ -173,7 +173,7 @@ def test_the_real_elasticctr_lines(real_data: Path):
     path = real_data / "elasticctr_100_slots.txt"
     slots = read_slot_conf("slot.conf", (real_data / "elasticctr_slot.conf").read_bytes())
     assert slots == tuple(range(27))
-    rows, bad = read(Slots(slots=slots, block_bytes=5000), path)
+    rows, bad = read(SlotReader(slots=slots, block_bytes=5000), path)
     assert bad == []
     assert (rows, []) == by_hand(path.read_bytes(), slots, None)
     assert len(rows) == 100
@@ -184,7 +184,7 @@ def test_the_real_elasticctr_lines(real_data: Path):
 def test_the_real_slot_dnn_lines(real_data: Path):
     path = real_data / "paddlerec_slot_dnn_10.txt"
     slots = slots_in(np.fromfile(path, np.uint8))
-    rows, bad = read(Slots(slots=slots), path)
+    rows, bad = read(SlotReader(slots=slots), path)
     assert bad == []
     assert (rows, []) == by_hand(path.read_bytes(), slots, None)
     assert [sum(values["click"] for _, values in rows), len(rows)] == [4, 10]
@@ -203,8 +203,8 @@ def test_all_mistakes_of_a_slot_conf_are_told_at_once(tmp_path: Path):
         read_slot_conf(str(path), path.read_bytes())
     assert [m.line for m in error.value.mistakes] == [2, 4, 5, 6, 7]
     said = str(error.value).splitlines()
-    assert said[0] == f"{path}:2 'two' is not a slot number; write one slot number (0 to 2**64-1) a line"
-    assert said[1] == f"{path}:4 slot 1 is listed already in line 1; remove one of the two"
+    assert said[0] == f"{path}:2 'two' is not a slot number; write one slot number (0 to 2**64-1) per line"
+    assert said[1] == f"{path}:4 slot 1 is already listed in line 1; remove one of the two"
 
 
 def test_an_empty_slot_conf_is_a_mistake(tmp_path: Path):

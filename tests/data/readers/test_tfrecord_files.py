@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reading import Rows, numbered, read_all
 from record_writers import crc32c, example, masked, tfrecord
 
-from clickline.data.readers.tfrecord import TFRecord, _masked_crc32c
+from clickline.data.readers.tfrecord import TFRecordReader, _masked_crc32c
 from clickline.records import BadRow
 
 WANTED = ("label", "I1", "C1")
@@ -42,7 +42,7 @@ def read(
 ) -> tuple[Rows, list[BadRow]]:
     path = tmp_path / name
     path.write_bytes(data)
-    return read_all(TFRecord(WANTED, **options), path)
+    return read_all(TFRecordReader(WANTED, **options), path)
 
 
 def test_crc32c_has_the_published_check_values() -> None:
@@ -73,7 +73,7 @@ def test_rows_are_the_same_at_any_block_size(tmp_path: Path, block_bytes: int) -
 def test_small_blocks_are_cut_at_records_and_count_their_bytes(tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     path.write_bytes(FILE)
-    blocks = list(TFRecord(WANTED, block_bytes=150).blocks("a", path))
+    blocks = list(TFRecordReader(WANTED, block_bytes=150).blocks("a", path))
     assert len(blocks) > 2
     assert sum(block.size for block in blocks) == len(FILE)
 
@@ -82,7 +82,7 @@ def test_blocks_are_bounded_in_records_too(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("clickline.data.readers.tf_example.MAX_CELLS", 6)
     path = tmp_path / "a.tfrecord"
     path.write_bytes(FILE)
-    reader = TFRecord(WANTED)
+    reader = TFRecordReader(WANTED)
     assert [len(block.payload.starts_B) for block in reader.blocks("a", path)] == [2, 2, 2, 1]
     assert read_all(reader, path) == (EXPECTED, [])
 
@@ -157,12 +157,12 @@ def test_a_giant_length_asks_for_no_memory(tmp_path: Path, length: int) -> None:
     path = tmp_path / "a.tfrecord"
     path.write_bytes(FILE + head + masked(head) + bytes(1000))
     tracemalloc.start()
-    rows, bad = read_all(TFRecord(WANTED, block_bytes=100), path)
+    rows, bad = read_all(TFRecordReader(WANTED, block_bytes=100), path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert rows == EXPECTED
     assert [(row.line, row.reason) for row in bad] == [(8, "record too large")]
-    assert f"says it is {length:,} bytes long, at most 67,108,864 are read" in bad[0].detail
+    assert f"declares {length:,} bytes, at most 67,108,864 are allowed" in bad[0].detail
     assert peak < 4 << 20
 
 

@@ -19,7 +19,7 @@ def read(reader: Reader, path: Path) -> tuple[list[tuple[int, dict[str, Any]]], 
         values = {name: plain(column) for name, column in raw.columns.items()}
         assert all(len(column) == raw.rows == len(raw.lines_B) for column in values.values())
         rows += [(int(raw.lines_B[i]), {name: values[name][i] for name in values}) for i in range(raw.rows)]
-        bad += sorted([*block.faults, *raw.bad], key=lambda row: row.line)
+        bad += sorted([*block.bad, *raw.bad], key=lambda row: row.line)
     return rows, bad
 
 

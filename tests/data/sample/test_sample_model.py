@@ -11,7 +11,7 @@ import pytest
 from numba import njit
 from numpy.typing import NDArray
 
-from clickline.data.sample.click_model import MISSING_COUNT, MISSING_ID, Model, build_model, draw_rows
+from clickline.data.sample.click_model import MISSING_COUNT, MISSING_ID, ClickModel, build_model, draw_rows
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
 
@@ -21,7 +21,7 @@ LARGE, DRIFTING, SMALL = 1, 3, 0  # places of slots: the largest, the largest th
 
 
 class Drawn(NamedTuple):
-    model: Model
+    model: ClickModel
     ids_BS: NDArray[np.int64]
     dense_BD: NDArray[np.int64]
     hours_B: NDArray[np.int64]

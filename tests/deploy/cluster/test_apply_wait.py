@@ -15,7 +15,7 @@ from ads_objects import container, deployment, item, job, pod
 from api_server import ApiServer, Fault, Log
 
 from clickline.deploy.kube_client import Kube
-from clickline.deploy.wait import Outcome, await_deployed, verdict
+from clickline.deploy.wait import WaitResult, await_deployed, rollout_state
 from clickline.errors import ClusterError
 from clickline.progress import Progress
 
@@ -34,7 +34,7 @@ class Told(Progress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.lines.append(message)
 
 
@@ -55,7 +55,7 @@ def predictor() -> dict[str, Any]:
 
 def awaited(
     kube: Kube, *, seconds: float = 60.0, stuck: float = 0.0, told: Progress | None = None
-) -> Outcome:
+) -> WaitResult:
     return await_deployed(
         kube,
         name="ads",
@@ -73,7 +73,7 @@ def awaited(
 
 def test_a_done_pipeline_and_a_complete_roll_out_are_done() -> None:
     seen = found(with_status(job(), COMPLETE), with_status(deployment(), ROLLED), predictor(), version=3)
-    assert verdict(seen) == Outcome("done", "the pipeline is done; 1 predictor serves version 3")
+    assert rollout_state(seen) == WaitResult("done", "the pipeline is done; 1 predictor serves version 3")
 
 
 def ended(message: str | None) -> dict[str, Any]:
@@ -102,8 +102,8 @@ def test_predictors_are_waited_for_until_they_serve_what_was_published(
         name: {"words": "not told"} if one is None else {"version": one}
         for name, one in zip(names, versions, strict=True)
     }
-    outcome = verdict(seen)
-    assert outcome == Outcome("waiting", words) if words else outcome.state == "done"
+    outcome = rollout_state(seen)
+    assert outcome == WaitResult("waiting", words) if words else outcome.state == "done"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_predictors_are_waited_for_until_they_serve_what_was_published(
 )
 def test_a_roll_out_is_waited_for_until_all_of_it_is_there(status: dict[str, Any], words: str) -> None:
     seen = found(with_status(job(), COMPLETE), with_status(deployment(), status, generation=2))
-    assert verdict(seen) == Outcome("waiting", words)
+    assert rollout_state(seen) == WaitResult("waiting", words)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_a_roll_out_is_waited_for_until_all_of_it_is_there(status: dict[str, Any
 )
 def test_a_failed_pipeline_ends_with_the_code_of_its_pod(code: int, expected: int, words: str) -> None:
     ended = pod("ads-pipeline-1", "pipeline", "Failed", container("pipeline", terminated={"exitCode": code}))
-    outcome = verdict(found(with_status(job(), FAILED), with_status(deployment(), ROLLED), ended))
+    outcome = rollout_state(found(with_status(job(), FAILED), with_status(deployment(), ROLLED), ended))
     assert (outcome.state, outcome.code) == ("failed", expected)
-    assert outcome.words.startswith(words)
+    assert outcome.message.startswith(words)
 
 
 def nightly(**status: Any) -> dict[str, Any]:
@@ -143,17 +143,17 @@ def nightly(**status: Any) -> dict[str, Any]:
 
 def test_before_the_first_run_of_a_schedule_predictors_are_not_waited_for() -> None:
     unready = with_status(deployment(), {**ROLLED, "readyReplicas": 0})
-    outcome = verdict(found(nightly(), unready))
+    outcome = rollout_state(found(nightly(), unready))
     assert outcome.state == "done"
-    assert "at 0 3 * * *, no run yet; predictors are ready with its first version" in outcome.words
+    assert "at 0 3 * * *, no run yet; predictors are ready with its first version" in outcome.message
     seen = found(nightly(), with_status(deployment(), {**ROLLED, "readyReplicas": 1}), predictor(), version=3)
-    assert verdict(seen).words == "predictor: 1 of 2 ready"
+    assert rollout_state(seen).message == "predictor: 1 of 2 ready"
 
 
 def test_a_failed_run_of_last_night_is_no_part_of_the_roll_out() -> None:
     ended = pod("ads-pipeline-1", "pipeline", "Failed", container("pipeline", terminated={"exitCode": 1}))
     seen = found(nightly(), with_status(deployment(), ROLLED), predictor(), ended, version=3)
-    assert verdict(seen).state == "done"
+    assert rollout_state(seen).state == "done"
 
 
 # ── waiting ────────────────────────────────────────────────────────────────────────────────────
@@ -166,18 +166,18 @@ def test_a_pod_that_cannot_start_is_a_stuck_roll_out(bare: ApiServer, kube: Kube
     bare.put(pod("ads-predictor-2", "predictor", "Pending", container("predictor", waiting=waiting)))
     outcome = awaited(kube)
     assert (outcome.state, outcome.code) == ("failed", 1)
-    assert "predictor: ImagePullBackOff in predictor: the image cannot be pulled" in outcome.words
+    assert "predictor: ImagePullBackOff in predictor: the image cannot be pulled" in outcome.message
 
 
 def test_the_wait_has_an_end(bare: ApiServer, kube: Kube) -> None:
     bare.put(with_status(job(), {"active": 1}))
-    assert awaited(kube, seconds=0.0) == Outcome("waiting", "pipeline running")
+    assert awaited(kube, seconds=0.0) == WaitResult("waiting", "pipeline running")
 
 
 def test_what_the_pipeline_prints_is_told_once(bare: ApiServer, kube: Kube) -> None:
     class Ending(Told):
-        def say(self, message: str) -> None:
-            super().say(message)
+        def log(self, message: str) -> None:
+            super().log(message)
             if len(self.lines) == 2:
                 bare.say("ads-pipeline-1", "pipeline", "2026-11-16T10:00:03Z train: ended")
             if len(self.lines) == 3:

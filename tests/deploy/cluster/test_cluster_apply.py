@@ -8,13 +8,13 @@ import pytest
 from ads_objects import deployment, item, job, labels, ours, template
 from api_server import ApiServer, Fault
 
-from clickline.deploy.apply import Applied, apply
+from clickline.deploy.apply import ApplyResult, apply
 from clickline.deploy.kube_client import Kube
 from clickline.errors import ClusterError
 from clickline.progress import Progress
 
 
-def run(kube: Kube, objects: list[dict[str, Any]], *, prune: bool = False) -> Applied:
+def run(kube: Kube, objects: list[dict[str, Any]], *, prune: bool = False) -> ApplyResult:
     return apply(kube, objects, name="ads", namespace="shop", prune=prune, progress=Progress())
 
 
@@ -198,22 +198,24 @@ def test_the_namespace_is_made_for_secrets_that_must_be_put_into_it(bare: ApiSer
 
 
 def test_with_patience_an_apply_waits_for_a_secret(bare: ApiServer, kube: Kube) -> None:
-    class Teller(Progress):
-        def say(self, message: str) -> None:
+    class ProgressSender(Progress):
+        def log(self, message: str) -> None:
             assert "needs Secret registry" in message
             bare.put(
                 {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "registry", "namespace": "shop"}}
             )
 
     objects = swapped(deployment(imagePullSecrets=[{"name": "registry"}]))
-    done = apply(kube, objects, name="ads", namespace="shop", prune=False, progress=Teller(), patience=30.0)
+    done = apply(
+        kube, objects, name="ads", namespace="shop", prune=False, progress=ProgressSender(), wait_seconds=30.0
+    )
     assert done.created[0] == "Namespace shop" and len(done.created) == 7 and not done.failed
 
 
 def test_patience_has_an_end(bare: ApiServer, kube: Kube) -> None:
     objects = swapped(deployment(imagePullSecrets=[{"name": "registry"}]))
     with pytest.raises(ClusterError, match="needs Secret registry"):
-        apply(kube, objects, name="ads", namespace="shop", prune=False, progress=Progress(), patience=0.1)
+        apply(kube, objects, name="ads", namespace="shop", prune=False, progress=Progress(), wait_seconds=0.1)
     assert bare.names("Deployment") == []
 
 

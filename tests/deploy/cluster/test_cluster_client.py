@@ -10,7 +10,7 @@ import pytest
 from ads_objects import deployment, item, labels
 from api_server import ApiServer, Fault
 
-from clickline.deploy.kube_client import ApiRefused, Kube, connect
+from clickline.deploy.kube_client import ApiError, Kube, connect
 from clickline.errors import ClusterError
 
 
@@ -96,7 +96,7 @@ def test_a_connection_that_is_cut_is_told(bare: ApiServer, kube: Kube) -> None:
 
 def test_wrong_credentials_are_told(bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig(tmp_path / "old", token="expired")))
-    with pytest.raises(ApiRefused, match=r"does not accept the credentials of context test \(401\)"):
+    with pytest.raises(ApiError, match=r"does not accept the credentials of context test \(401\)"):
         connect().list("v1", "Pod", "shop")
 
 
@@ -104,7 +104,7 @@ def test_a_missing_right_is_told_by_verb_resource_and_namespace(bare: ApiServer,
     bare.namespace("shop")
     bare.faults.append(Fault("patch", "deployments"))
     with pytest.raises(
-        ApiRefused, match=r"patch deployments.apps in namespace shop \(403\). Ask for the right"
+        ApiError, match=r"patch deployments.apps in namespace shop \(403\). Ask for the right"
     ):
         kube.apply(deployment())
 

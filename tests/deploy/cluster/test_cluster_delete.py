@@ -8,7 +8,7 @@ import pytest
 from ads_objects import item, labels, ours, pod
 from api_server import ApiServer, Fault
 
-from clickline.deploy.apply import Removed, apply, found, remove
+from clickline.deploy.apply import DeleteResult, apply, delete_objects, find_objects
 from clickline.deploy.kube_client import Kube
 from clickline.errors import ClusterError
 from clickline.progress import Progress
@@ -29,9 +29,9 @@ def deployed(kube: Kube, *more: dict[str, Any]) -> None:
 
 def removed(
     kube: Kube, *, with_data: bool = False, progress: Progress | None = None, seconds: float = 20
-) -> Removed:
-    there = found(kube, name="ads", namespace="shop")
-    return remove(
+) -> DeleteResult:
+    there = find_objects(kube, name="ads", namespace="shop")
+    return delete_objects(
         kube,
         there,
         name="ads",

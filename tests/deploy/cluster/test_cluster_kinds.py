@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from api_server import ApiServer
 
-from clickline.deploy.apply import MADE, apply, found, remove
-from clickline.deploy.deploy_status import fetch, summarise
+from clickline.deploy.apply import KINDS, apply, delete_objects, find_objects
+from clickline.deploy.deploy_status import fetch_status, summarize
 from clickline.deploy.kube_client import Kube
-from clickline.deploy.render import rendered
+from clickline.deploy.render import render
 from clickline.progress import Progress
 
 CHOICES = {
@@ -41,8 +41,8 @@ def test_every_choice_goes_to_a_cluster_and_away_again(
     (tmp_path / "data" / "train.tsv").write_text("")
     file = tmp_path / "clickline.yaml"
     file.write_text("name: ads\ndata: {train: data/train.tsv}\ndeploy: {namespace: shop}\n")
-    made = rendered(file, CHOICES[choice])
-    assert {(one["apiVersion"], one["kind"]) for one in made.objects} <= set(MADE)
+    made = render(file, CHOICES[choice])
+    assert {(one["apiVersion"], one["kind"]) for one in made.objects} <= set(KINDS)
     before = set(cluster.objects)
 
     def go() -> list[str]:
@@ -54,10 +54,10 @@ def test_every_choice_goes_to_a_cluster_and_away_again(
 
     assert len(go()) == len(made.objects)
     assert go() == []
-    told = summarise(fetch(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    told = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
     assert told["state"] in ("waiting", "running") and told["roles"]
     assert all(role["role"] != "other" for role in told["roles"])
-    there = found(kube, name="ads", namespace="shop")
+    there = find_objects(kube, name="ads", namespace="shop")
     assert len(there.objects) == len(made.objects)
-    remove(kube, there, name="ads", namespace="shop", with_data=True, progress=Progress())
+    delete_objects(kube, there, name="ads", namespace="shop", with_data=True, progress=Progress())
     assert set(cluster.objects) == before

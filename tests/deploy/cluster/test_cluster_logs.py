@@ -14,7 +14,7 @@ from api_server import ApiServer, Fault, Log
 
 from clickline.deploy import pod_logs as module
 from clickline.deploy.kube_client import Kube
-from clickline.deploy.pod_logs import Line, follow, last, pods
+from clickline.deploy.pod_logs import LogLine, follow, last_lines, list_pods
 from clickline.errors import ClusterError
 
 RUNNING = {"running": {}}
@@ -31,7 +31,7 @@ def running(name: str, *, restarts: int = 0, role: str = "pipeline") -> dict[str
     )
 
 
-def texts(lines: list[Line]) -> list[tuple[str, str, str]]:
+def texts(lines: list[LogLine]) -> list[tuple[str, str, str]]:
     return [(one.pod, one.container, one.text) for one in lines]
 
 
@@ -41,8 +41,8 @@ def test_the_last_lines_of_all_containers_come_in_the_order_of_time(bare: ApiSer
     bare.logs["a", "ready"] = Log([line(1, "checked")])
     bare.logs["a", "pipeline"] = Log([line(2, "one"), line(5, "four")])
     bare.logs["b", "pipeline"] = Log([line(3, "two"), line(4, "three")])
-    there = pods(kube, name="ads", namespace="shop", role=None)
-    found = texts(last(kube, there, namespace="shop", lines=10))
+    there = list_pods(kube, name="ads", namespace="shop", role=None)
+    found = texts(last_lines(kube, there, namespace="shop", lines=10))
     assert found == [
         ("a", "ready", "checked"),
         ("a", "pipeline", "one"),
@@ -50,8 +50,8 @@ def test_the_last_lines_of_all_containers_come_in_the_order_of_time(bare: ApiSer
         ("b", "pipeline", "three"),
         ("a", "pipeline", "four"),
     ]
-    assert [one.text for one in last(kube, there, namespace="shop", lines=2)] == ["three", "four"]
-    assert last(kube, there, namespace="shop", lines=0) == []
+    assert [one.text for one in last_lines(kube, there, namespace="shop", lines=2)] == ["three", "four"]
+    assert last_lines(kube, there, namespace="shop", lines=0) == []
 
 
 def test_only_pods_of_the_role_and_of_this_deployment_are_read(bare: ApiServer, kube: Kube) -> None:
@@ -60,7 +60,7 @@ def test_only_pods_of_the_role_and_of_this_deployment_are_read(bare: ApiServer, 
     other = running("theirs")
     other["metadata"]["labels"]["app.kubernetes.io/instance"] = "ads2"
     bare.put(other)
-    found = pods(kube, name="ads", namespace="shop", role="pipeline")
+    found = list_pods(kube, name="ads", namespace="shop", role="pipeline")
     assert [one["metadata"]["name"] for one in found] == ["mine"]
 
 
@@ -68,15 +68,17 @@ def test_what_was_said_before_a_restart_is_there_when_asked_for(bare: ApiServer,
     bare.put(running("a", restarts=1))
     bare.logs["a", "pipeline"] = Log([line(9, "again")])
     bare.previous_logs["a", "pipeline"] = Log([line(1, "died")])
-    there = pods(kube, name="ads", namespace="shop", role=None)
-    assert texts(last(kube, there, namespace="shop", lines=9, previous=True)) == [("a", "pipeline", "died")]
+    there = list_pods(kube, name="ads", namespace="shop", role=None)
+    assert texts(last_lines(kube, there, namespace="shop", lines=9, previous=True)) == [
+        ("a", "pipeline", "died")
+    ]
 
 
 def test_a_log_that_may_not_be_read_is_told(bare: ApiServer, kube: Kube) -> None:
     bare.put(running("a"))
     bare.faults.append(Fault("get", "pods/log"))
     with pytest.raises(ClusterError, match="get pods/log in namespace shop"):
-        last(kube, pods(kube, name="ads", namespace="shop", role=None), namespace="shop", lines=9)
+        last_lines(kube, list_pods(kube, name="ads", namespace="shop", role=None), namespace="shop", lines=9)
 
 
 # ── followed ───────────────────────────────────────────────────────────────────────────────────
@@ -84,7 +86,7 @@ def test_a_log_that_may_not_be_read_is_told(bare: ApiServer, kube: Kube) -> None
 
 class Followed:
     def __init__(self) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[LogLine] = []
         self.ended = threading.Event()
 
     def wait(self, what: Callable[[], bool]) -> None:
@@ -102,7 +104,7 @@ def following(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.05)
 
     @contextmanager
-    def start(api: ApiServer, after: list[Line]) -> Iterator[Followed]:
+    def start(api: ApiServer, after: list[LogLine]) -> Iterator[Followed]:
         """Until the job is over, which the end of the block sees to."""
         followed = Followed()
 
@@ -147,7 +149,7 @@ def test_lines_that_were_shown_are_not_shown_again(bare: ApiServer, following: A
     bare.put({**job(), "status": {"active": 1}})
     bare.put(running("a"))
     bare.say("a", "pipeline", line(1, "one"), line(2, "two"))
-    shown = [Line(line(1, "").strip(), "a", "pipeline", "one")]
+    shown = [LogLine(line(1, "").strip(), "a", "pipeline", "one")]
     with following(bare, shown) as followed:
         followed.wait_for("two")
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from api_server import ApiServer, Fault
 
-from clickline.deploy.apply import Applied, apply
-from clickline.deploy.deploy_status import fetch, summarise
+from clickline.deploy.apply import ApplyResult, apply
+from clickline.deploy.deploy_status import fetch_status, summarize
 from clickline.deploy.kube_client import Kube
-from clickline.deploy.render import rendered
+from clickline.deploy.render import render
 from clickline.errors import ClusterError
 from clickline.progress import Progress
 
@@ -30,15 +30,15 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> list[dict[str, An
         "name: ads\ndata: {format: criteo, train: data/train.tsv, eval: data/eval.tsv}\n"
         f"deploy: {{namespace: shop, storage: {{data: {kind}, models: {kind}}}}}\n"
     )
-    return rendered(file).objects
+    return render(file).objects
 
 
-def run(kube: Kube, objects: list[dict[str, Any]]) -> Applied:
+def run(kube: Kube, objects: list[dict[str, Any]]) -> ApplyResult:
     return apply(kube, objects, name="ads", namespace="shop", prune=False, progress=Progress())
 
 
 def claims(kube: Kube) -> dict[str, tuple[str, str]]:
-    found = summarise(fetch(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    found = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
     return {one["claim"]: (one["state"], one["why"]) for one in found["claims"]}
 
 
@@ -140,7 +140,7 @@ def test_a_claim_without_a_class_waits_in_the_words_of_the_cluster(bare: ApiServ
     waiting(bare)
     tell(bare, "FailedBinding", words)
     assert claims(kube)["ads-data"] == ("Pending", f"FailedBinding: {words}")
-    found = summarise(fetch(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    found = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
     assert found["errors"] == []  # the event is not a warning
 
 

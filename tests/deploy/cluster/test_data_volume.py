@@ -15,9 +15,9 @@ from ads_objects import container
 from api_server import ApiServer, Fault
 
 from clickline.deploy.data_volume import pull, push
-from clickline.deploy.file_transfer import Total, files_of, receive, send, total_of
+from clickline.deploy.file_transfer import TransferTotal, list_files, receive, send, transfer_total
 from clickline.deploy.kube_client import Kube
-from clickline.deploy.render import Rendered, rendered
+from clickline.deploy.render import Rendered, render
 from clickline.errors import ClusterError, ConfigError, StorageError
 from clickline.progress import Progress
 
@@ -39,7 +39,7 @@ class Told(Progress):
         self.lines: list[str] = []
         self.sizes: list[int] = []
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.lines.append(message)
 
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
@@ -62,7 +62,7 @@ def made(tmp_path: Path) -> Rendered:
     (logs / "train.tsv").write_bytes(os.urandom(3_000_000))
     (logs / "20260101" / "a.tsv").write_text("a\n")
     (tmp_path / "project" / "clickline.yaml").write_text(CONFIG)
-    return rendered(tmp_path / "project" / "clickline.yaml")
+    return render(tmp_path / "project" / "clickline.yaml")
 
 
 def below(folder: Path) -> dict[str, bytes]:
@@ -111,7 +111,7 @@ def test_a_live_deployment_is_not_changed_by_a_push(
 ) -> None:
     push(kube, made, made.local_folder, Told())
     bare.writes.clear()
-    other = rendered(made.local_folder.parent / "clickline.yaml", ["serve.drain=25"])
+    other = render(made.local_folder.parent / "clickline.yaml", ["serve.drain_timeout=25"])
     push(kube, other, made.local_folder, Told())
     assert {(verb, kind) for verb, kind, _ in bare.writes} == {("apply", "Pod"), ("delete", "Pod")}
 
@@ -173,7 +173,7 @@ def test_exec_that_is_not_allowed_is_told_with_the_right_that_is_missing(
 
 def test_without_a_data_volume_nothing_is_moved(bare: ApiServer, kube: Kube, made: Rendered) -> None:
     more = ["data.train=s3://logs/train.tsv", "deploy.storage.data.kind=none"]
-    none = rendered(made.local_folder.parent / "clickline.yaml", more)
+    none = render(made.local_folder.parent / "clickline.yaml", more)
     for move in (push, pull):
         with pytest.raises(ConfigError, match=r"deploy\.storage\.data\.kind is none"):
             move(kube, none, made.local_folder, Told())
@@ -219,7 +219,7 @@ def test_an_interrupted_push_removes_its_pod(
 def stored(made: Rendered) -> Rendered:
     """A deployment whose data volume is of an NFS server."""
     where = "deploy.storage.data={kind: nfs, server: files.example, path: /exports/ads}"
-    return rendered(made.local_folder.parent / "clickline.yaml", [where])
+    return render(made.local_folder.parent / "clickline.yaml", [where])
 
 
 def test_a_push_after_the_namespace_was_deleted_gets_the_volume_of_before(
@@ -275,12 +275,12 @@ def test_a_pod_that_waits_for_its_claim_names_claim_and_volume(
 
 def stream_of(folder: Path) -> bytes:
     out = io.BytesIO()
-    files = files_of(folder)
-    send(files, total_of(folder, files), out, lambda size: None)
+    files = list_files(folder)
+    send(files, transfer_total(folder, files), out, lambda size: None)
     return out.getvalue()
 
 
-def received(stream: bytes, folder: Path) -> Total:
+def received(stream: bytes, folder: Path) -> TransferTotal:
     return receive(io.BytesIO(stream), lambda _: folder)
 
 
@@ -412,4 +412,4 @@ def test_a_link_that_cannot_be_sent_is_named(tmp_path: Path, target: str, words:
     (tmp_path / "data" / "deep").mkdir(parents=True)
     (tmp_path / "data" / "deep" / "link").symlink_to(target)
     with pytest.raises(StorageError, match=f"deep/link .*{words}"):
-        files_of(tmp_path / "data")
+        list_files(tmp_path / "data")

@@ -130,7 +130,7 @@ def test_a_dry_run_says_what_becomes_of_each_object_and_changes_nothing(
     assert "namespace shop does not exist yet" in fresh.stderr
     command("apply")
     before = list(bare.writes)
-    done = command("apply", "--dry-run", "--set", "serve.drain=25")
+    done = command("apply", "--dry-run", "--set", "serve.drain_timeout=25")
     assert (done.returncode, bare.writes) == (0, before)
     assert "changed    Deployment ads-predictor (dry run)" in done.stdout
     assert "unchanged  Job ads-pipeline (dry run)" in done.stdout
@@ -147,15 +147,17 @@ def test_diff_shows_what_would_change_line_by_line_and_exits_1(bare: ApiServer, 
     assert (same.returncode, same.stdout) == (0, "")
     assert "ads in namespace shop: nothing would change" in same.stderr
     before = list(bare.writes)
-    differs = command("diff", "--set", "serve.drain=25", "--set", "deploy.serving.service=NodePort")
+    differs = command("diff", "--set", "serve.drain_timeout=25", "--set", "deploy.serving.service=NodePort")
     assert (differs.returncode, bare.writes) == (1, before)
     lines = differs.stdout.splitlines()
     assert "changed Service ads-predictor" in lines
     assert {"--- live/Service/ads-predictor", "+++ new/Service/ads-predictor"} <= set(lines)
     assert {"-  type: ClusterIP", "+  type: NodePort"} <= set(lines)
-    assert {"-      drain: 10", "+      drain: 25"} <= set(lines)  # the config's text, a line each
+    assert {"-      drain_timeout: 10", "+      drain_timeout: 25"} <= set(
+        lines
+    )  # the config's text, a line each
     assert not any("uid" in line or "resourceVersion" in line for line in lines)
-    document = json.loads(command("diff", "--json", "--set", "serve.drain=25").stdout)
+    document = json.loads(command("diff", "--json", "--set", "serve.drain_timeout=25").stdout)
     assert [one["object"] for one in document["changes"]] == [
         "ConfigMap ads-config",
         "Deployment ads-predictor",

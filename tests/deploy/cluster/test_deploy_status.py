@@ -8,14 +8,14 @@ import pytest
 from ads_objects import container, deployment, event, item, job, pod, template
 from api_server import ApiServer, Fault
 
-from clickline.deploy.deploy_status import fetch, meaning, summarise, workload_state
+from clickline.deploy.deploy_status import explain_exit, fetch_status, summarize, workload_state
 from clickline.deploy.kube_client import Kube
 
 RUNNING = {"running": {"startedAt": "2026-11-16T10:00:00Z"}}
 
 
 def summary(*objects: dict[str, Any], events: Any = (), served: Any = None) -> dict[str, Any]:
-    return summarise(
+    return summarize(
         {
             "name": "ads",
             "namespace": "shop",
@@ -103,15 +103,15 @@ def test_an_init_container_that_fails_is_the_one_that_is_named() -> None:
 
 
 def test_out_of_memory_names_the_key() -> None:
-    assert meaning(137, "OOMKilled", "ray-worker", "ray-worker").endswith(
+    assert explain_exit(137, "OOMKilled", "ray-worker", "ray-worker").endswith(
         "raise deploy.resources.ray_worker.memory_limit"
     )
-    assert "deploy.resources.pipeline." in meaning(137, "OOMKilled", "learner", "learner")
+    assert "deploy.resources.pipeline." in explain_exit(137, "OOMKilled", "learner", "learner")
 
 
 def test_exit_codes_of_ray_are_not_read_as_ours() -> None:
-    assert meaning(2, "Error", "ray-head", "ray-head") == "exit code 2"
-    assert meaning(2, "Error", "ray-head", "ready") == "exit code 2: bad config"
+    assert explain_exit(2, "Error", "ray-head", "ray-head") == "exit code 2"
+    assert explain_exit(2, "Error", "ray-head", "ready") == "exit code 2: bad config"
 
 
 def test_a_pod_that_waits_for_a_volume_waits_in_the_last_events_words() -> None:
@@ -253,7 +253,7 @@ def test_a_container_that_was_restarted_says_how_it_ended() -> None:
 
 def test_what_a_server_logged_last_is_not_shown_as_json() -> None:
     message = 'Traceback (most recent call last):\nOSError: no space\n{"event": "stopped", "level": "info"}\n'
-    assert meaning(1, "Error", "predictor", "predictor", message) == "exit code 1: OSError: no space"
+    assert explain_exit(1, "Error", "predictor", "predictor", message) == "exit code 1: OSError: no space"
 
 
 def test_a_pod_that_waits_for_a_claim_says_why_the_claim_waits() -> None:
@@ -476,7 +476,7 @@ def test_a_pipeline_that_is_done_has_no_errors_of_its_tries() -> None:
 
 
 def look(kube: Kube) -> dict[str, Any]:
-    return summarise(fetch(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    return summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
 
 
 def test_a_cluster_is_summed_up(cluster: ApiServer, kube: Kube) -> None:

@@ -9,20 +9,20 @@ import pytest
 from clickline.cli.deploy import _show_applied
 from clickline.cli.serve import _show
 from clickline.config import load_config
-from clickline.deploy.apply import Applied
-from clickline.progress import counted
-from clickline.serving.supervisor import Up
+from clickline.deploy.apply import ApplyResult
+from clickline.progress import pluralize
+from clickline.serving.supervisor import ServerInfo
 
 
 @pytest.mark.parametrize(
     ("count", "words"), [(0, "0 pods"), (1, "1 pod"), (2, "2 pods"), (1200, "1,200 pods")]
 )
 def test_one_thing_is_not_called_several(count: int, words: str) -> None:
-    assert counted(count, "pod") == words
+    assert pluralize(count, "pod") == words
 
 
 def test_an_apply_that_changes_one_object_says_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    _show_applied(Applied(changed=["ConfigMap ads-config"]), "ads", "shop")
+    _show_applied(ApplyResult(changed=["ConfigMap ads-config"]), "ads", "shop")
     assert "ads in namespace shop: 1 object created or changed;" in capsys.readouterr().out
 
 
@@ -47,11 +47,13 @@ def test_a_server_in_a_pod_prints_only_addresses_that_others_can_call(
     tries: bool,
 ) -> None:
     file = tmp_path / "clickline.yaml"
-    file.write_text("name: ads\ndata: {train: data/train.tsv}\nserve: {host: 0.0.0.0, open: true}\n")
+    file.write_text(
+        "name: ads\ndata: {train: data/train.tsv}\nserve: {host: 0.0.0.0, allow_unauthenticated: true}\n"
+    )
     monkeypatch.delenv("CLICKLINE_SERVICE", raising=False)
     if service is not None:
         monkeypatch.setenv("CLICKLINE_SERVICE", service)
-    _show(load_config(file), Up(3, 2))
+    _show(load_config(file), ServerInfo(3, 2))
     told = capsys.readouterr().out
     lines = [line.split() for line in told.partition("try it:")[0].splitlines()]
     assert [line[1] for line in lines if line and line[0] in ("gRPC", "HTTP", "metrics")] == addresses

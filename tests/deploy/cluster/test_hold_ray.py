@@ -15,11 +15,11 @@ import pytest
 from ads_objects import item
 from api_server import ApiServer, Fault
 
-from clickline.deploy.apply import Applied, apply
-from clickline.deploy.deploy_status import fetch, summarise
+from clickline.deploy.apply import ApplyResult, apply
+from clickline.deploy.deploy_status import fetch_status, summarize
 from clickline.deploy.kube_client import Kube, connect
-from clickline.deploy.ray_lifecycle import keep, let_go
-from clickline.deploy.render import rendered
+from clickline.deploy.ray_lifecycle import keep_scaled, scale_down
+from clickline.deploy.render import render
 from clickline.errors import ClusterError
 from clickline.progress import Progress
 
@@ -173,10 +173,10 @@ def test_ray_that_a_pipeline_before_lets_go_late_is_asked_for_again(bare: ApiSer
     stateful(bare, "ads-ray-worker", 3)
 
     def ended_late() -> None:
-        let_go(connect, "shop", list(WANTED), lambda line: None)
+        scale_down(connect, "shop", list(WANTED), lambda line: None)
 
     said, stopped = held(ended_late, lambda: None)
-    keep(connect, "shop", WANTED, stopped, said.append)
+    keep_scaled(connect, "shop", WANTED, stopped, said.append)
     assert replicas(bare) == [1, 3]
     assert said == ["ads-ray-head: 1 asked for", "ads-ray-worker: 3 asked for"]
 
@@ -185,7 +185,7 @@ def test_nothing_is_written_or_said_while_ray_has_its_size(bare: ApiServer) -> N
     stateful(bare, "ads-ray-head", 1)
     stateful(bare, "ads-ray-worker", 3)
     said, stopped = held(lambda: None, lambda: None)
-    keep(connect, "shop", WANTED, stopped, said.append)
+    keep_scaled(connect, "shop", WANTED, stopped, said.append)
     assert said == [] and bare.writes == []
 
 
@@ -194,7 +194,7 @@ def test_an_api_that_is_away_is_said_once_and_looked_at_again(bare: ApiServer) -
     stateful(bare, "ads-ray-worker", 3)
     bare.faults.append(Fault("get", "statefulsets/scale", 503, "overloaded", times=2))
     said, stopped = held(lambda: None, lambda: None, lambda: None)
-    keep(connect, "shop", WANTED, stopped, said.append)
+    keep_scaled(connect, "shop", WANTED, stopped, said.append)
     assert replicas(bare) == [1, 3]
     assert [line.endswith("Looking again.") for line in said] == [True, False]
 
@@ -206,7 +206,7 @@ def test_the_container_goes_on_holding_ray_until_it_is_ended(
     stateful(bare, "ads-ray-worker", 3)
     process = hold()
     until((tmp_path / "mark").exists)
-    let_go(connect, "shop", list(WANTED), lambda line: None)
+    scale_down(connect, "shop", list(WANTED), lambda line: None)
     until(lambda: replicas(bare) == [1, 3])
     assert ended(process)[0] == 0
     assert replicas(bare) == [0, 0]
@@ -223,7 +223,7 @@ def test_a_busy_api_is_asked_again_to_let_ray_go(
     stateful(bare, "ads-ray-head", 1)
     stateful(bare, "ads-ray-worker", 3)
     bare.faults.append(Fault("patch", "statefulsets/scale", status, "not now", times=2))
-    let_go(connect, "shop", list(WANTED), lambda line: None)
+    scale_down(connect, "shop", list(WANTED), lambda line: None)
     assert replicas(bare) == [0, 0]
 
 
@@ -237,7 +237,7 @@ def test_letting_go_has_an_end_and_names_what_keeps_its_pods(
     stateful(bare, "ads-ray-worker", 3)
     bare.faults.append(Fault("patch", "statefulsets/scale", status, name="ads-ray-worker"))
     with pytest.raises(ClusterError, match="kubectl -n shop scale statefulset ads-ray-worker --replicas=0"):
-        let_go(connect, "shop", list(WANTED), lambda line: None)
+        scale_down(connect, "shop", list(WANTED), lambda line: None)
     assert replicas(bare) == [0, 3]
 
 
@@ -251,15 +251,15 @@ def objects(tmp_path: Path) -> list[dict[str, Any]]:
         "name: ads\ndata: {format: criteo, train: data/train.tsv, eval: data/eval.tsv}\n"
         "train: {mode: cluster, workers: {min: 1, max: 3}}\ndeploy: {namespace: shop}\n"
     )
-    return rendered(file).objects
+    return render(file).objects
 
 
 @pytest.fixture
 def nightly(objects: list[dict[str, Any]], tmp_path: Path) -> list[dict[str, Any]]:
-    return rendered(tmp_path / "clickline.yaml", ["deploy.workflow.schedule=0 3 * * *"]).objects
+    return render(tmp_path / "clickline.yaml", ["deploy.workflow.schedule=0 3 * * *"]).objects
 
 
-def run(kube: Kube, objects: list[dict[str, Any]]) -> Applied:
+def run(kube: Kube, objects: list[dict[str, Any]]) -> ApplyResult:
     return apply(kube, objects, name="ads", namespace="shop", prune=False, progress=Progress())
 
 
@@ -298,6 +298,6 @@ def test_ray_that_was_let_go_is_done_and_not_waited_for(
         found = bare.one("StatefulSet", name)
         assert found is not None
         found["spec"]["replicas"] = 0
-    document = summarise(fetch(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    document = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
     told = {one["role"]: (one["state"], one["ready"], one["desired"]) for one in document["roles"]}
     assert told["ray-head"] == told["ray-worker"] == ("done", 0, 0)

@@ -10,9 +10,9 @@ import pytest
 from ads_objects import container, labels, pod
 from api_server import ApiServer
 
-from clickline.deploy.apply import Applied, apply
+from clickline.deploy.apply import ApplyResult, apply
 from clickline.deploy.kube_client import Kube
-from clickline.deploy.render import rendered
+from clickline.deploy.render import render
 from clickline.errors import ClusterError
 from clickline.progress import Progress
 
@@ -38,8 +38,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(kube: Kube, folder: Path, *overrides: str) -> Applied:
-    made = rendered(folder / "clickline.yaml", overrides)
+def run(kube: Kube, folder: Path, *overrides: str) -> ApplyResult:
+    made = render(folder / "clickline.yaml", overrides)
     return apply(kube, made.objects, name="ads", namespace="shop", prune=False, progress=Progress())
 
 
@@ -67,7 +67,7 @@ def give(api: ApiServer, kind: str, status: dict[str, Any]) -> None:
 SECURED = (
     ("serve.token_file=token", "deploy.secrets.files={token: web/token}"),
     (
-        "serve.tls={certificate: c.pem, key: k.pem, authority: a.pem}",
+        "serve.tls={certificate: c.pem, key: k.pem, ca: a.pem}",
         "deploy.secrets.files={c.pem: web/crt, k.pem: web/key, a.pem: web/ca}",
     ),
     ("studio.token_file=token", "deploy.secrets.files={token: web/token}"),
@@ -84,7 +84,7 @@ def test_a_change_of_serving_leaves_the_pipeline_as_it_is(
     give(bare, "Job", status)
     bare.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "web", "namespace": "shop"}})
     for change in (
-        "serve.drain=25",
+        "serve.drain_timeout=25",
         "studio.port=8555",
         "deploy.serving.replicas=3",
         "deploy.serving.lookup={replicas: 2}",
@@ -122,7 +122,7 @@ def test_whose_signatures_count_is_part_of_the_pipeline(bare: ApiServer, kube: K
 def test_those_who_serve_or_ask_servers_have_the_files_of_a_server_and_nobody_else(
     folder: Path, change: tuple[str, ...]
 ) -> None:
-    made = rendered(folder / "clickline.yaml", [ARGO, *change]).objects
+    made = render(folder / "clickline.yaml", [ARGO, *change]).objects
     template = next(one for one in made if one["kind"] == "WorkflowTemplate")["spec"]["templates"]
     steps = {one["name"]: one["container"] for one in template if "container" in one}
     predictor = next(

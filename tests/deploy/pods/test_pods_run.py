@@ -20,7 +20,7 @@ import yaml
 from pod_runner import Pods, missing
 
 import clickline
-from clickline.deploy.render import rendered
+from clickline.deploy.render import render
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,12 +32,12 @@ SMALL = """
 name: ads
 data: {format: criteo, train: data/train.tsv, eval: data/eval.tsv}
 model: {embedding_dim: 4, hidden: [8]}
-gate: {auc: 0.55, retries: 0}
+gate: {auc: 0.55, extra_epochs: 0}
 deploy:
   identity: {user: 4711, group: 4712, fs_group: 4713}
 """
 ON_RAY = (
-    "train={mode: cluster, workers: {min: 1, max: 1}, shards: 2, batch_size: 256}",
+    "train={mode: cluster, workers: {min: 1, max: 1}, embedding_servers: 2, batch_size: 256}",
     "tracking.enabled=false",
     "deploy.serving={replicas: 1, lookup: {replicas: 1}}",
 )
@@ -65,7 +65,7 @@ def node(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
 
         def make(*overrides: str) -> Pods:
             (tmp_path / "clickline.yaml").write_text(SMALL)
-            made = rendered(tmp_path / "clickline.yaml", overrides)
+            made = render(tmp_path / "clickline.yaml", overrides)
             tools = yaml.safe_load_all(made.files["tools/data-pod.yaml"])
             folder = tmp_path / "node"
             folder.mkdir()
@@ -88,17 +88,9 @@ def fill(pods: Pods, *options: str) -> None:
 
 def kernels(folder: Path) -> Path:
     """What the image has in /opt: kernels that are compiled already, as far as other tests did that here."""
-    from numba.core.caching import UserProvidedCacheLocator as Locator
-
-    folder.mkdir()
-    for own in Path(clickline.__file__).parent.rglob("__pycache__"):
-        found = [*own.glob("*.nbi"), *own.glob("*.nbc")]
-        if found:
-            source = str(own.parent / f"{found[0].name.partition('.')[0]}.py")
-            place = folder / Locator.get_suitable_cache_subpath(source)
-            place.mkdir(exist_ok=True)
-            for file in found:
-                shutil.copy2(file, place)
+    stored = Path(clickline.__file__).parent / "__pycache__" / "kernels"
+    stored.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(stored, folder)
     return folder
 
 

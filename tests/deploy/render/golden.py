@@ -8,13 +8,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from clickline.deploy.objects import text
-from clickline.deploy.render import Rendered, rendered
+from clickline.deploy.objects import to_yaml
+from clickline.deploy.render import Rendered, render
 
 GOLDEN = Path(__file__).parent / "golden"
 
 _DATA = "name: ads\ndata: {format: criteo, train: data/train.tsv, eval: data/eval.tsv}\n"
-_RAY = "train: {mode: cluster, workers: {min: 2, max: 3}, shards: 2}\n"
+_RAY = "train: {mode: cluster, workers: {min: 2, max: 3}, embedding_servers: 2}\n"
 
 CASES = {
     "smallest": _DATA,
@@ -62,14 +62,14 @@ deploy:
 }
 
 
-def render(config: str, *overrides: str) -> Rendered:
+def render_text(config: str, *overrides: str) -> Rendered:
     """What a config of this text comes to, in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "clickline.yaml")
         file.write_text(config)
-        return rendered(file, overrides)
+        return render(file, overrides)
 
 
 if __name__ == "__main__":
     for name, config in CASES.items():
-        (GOLDEN / f"{name}.yaml").write_text(text(render(config).objects))
+        (GOLDEN / f"{name}.yaml").write_text(to_yaml(render_text(config).objects))

@@ -12,8 +12,8 @@ import yaml
 from golden import CASES, GOLDEN, render
 
 from clickline.config import load_config
-from clickline.deploy.objects import text
-from clickline.deploy.render import write
+from clickline.deploy.objects import to_yaml
+from clickline.deploy.render import write_files
 from clickline.errors import ConfigError
 from deploy.schemas.schemas import pod_specs, problems, restricted_problems
 
@@ -32,7 +32,7 @@ def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, An
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_byte_is_as_it_was(case: str) -> None:
-    assert text(render(CASES[case]).objects) == (GOLDEN / f"{case}.yaml").read_text(), (
+    assert to_yaml(render(CASES[case]).objects) == (GOLDEN / f"{case}.yaml").read_text(), (
         "if this is meant: .venv/bin/python tests/deploy/render/golden.py, and look at the difference"
     )
     assert render(CASES[case]).files == render(CASES[case]).files
@@ -56,7 +56,7 @@ def test_kustomize_builds_what_apply_applies(case: str, tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     made = render(CASES[case])
-    write(made.files, tmp_path)
+    write_files(made.files, tmp_path)
     built = {
         place: by_name(documents(kustomize(tmp_path / place)))
         for place in ("", *(f"overlays/{name}" for name in OVERLAYS))
@@ -109,9 +109,9 @@ def test_own_files_travel_with_the_config(tmp_path: Path) -> None:
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "mine.py").write_text("network = 1\n")
     (tmp_path / "clickline.yaml").write_text(CASES["smallest"] + "model: {file: nets/mine.py}\n")
-    from clickline.deploy.render import rendered
+    from clickline.deploy.render import render
 
-    made = by_name(rendered(tmp_path / "clickline.yaml").objects)
+    made = by_name(render(tmp_path / "clickline.yaml").objects)
     assert made["ConfigMap", "ads-config"]["data"]["nets.mine.py"] == "network = 1\n"
     mounts = made["Job", "ads-pipeline"]["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
     assert {
@@ -123,10 +123,10 @@ def test_own_files_travel_with_the_config(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_render_left_goes_and_other_files_stay(tmp_path: Path) -> None:
-    write(render(CASES["plain-cluster"]).files, tmp_path)
+    write_files(render(CASES["plain-cluster"]).files, tmp_path)
     (tmp_path / "mine.yaml").write_text("kept\n")
     assert (tmp_path / "chosen" / "ray-head.yaml").exists()
-    write(render(CASES["smallest"]).files, tmp_path)
+    write_files(render(CASES["smallest"]).files, tmp_path)
     assert not (tmp_path / "chosen" / "ray-head.yaml").exists()
     assert (tmp_path / "mine.yaml").read_text() == "kept\n"
 

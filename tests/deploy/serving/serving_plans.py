@@ -10,16 +10,16 @@ from typing import Any
 
 from clickline.config import load_config, resolved
 from clickline.config.deploy_sections import DeploySection
-from clickline.deploy.claims import storage
+from clickline.deploy.claims import storage_objects
 from clickline.deploy.knative import knative_service
 from clickline.deploy.mlflow_server import tracking_server
-from clickline.deploy.objects import Plan
+from clickline.deploy.objects import DeployPlan
 from clickline.deploy.predictors import predictors, serve_overrides
 from clickline.deploy.ray_pods import cluster_overrides
-from clickline.deploy.rbac import access
+from clickline.deploy.rbac import access_objects
 
 _CONFIG = "name: ads\ndata: {train: data/train.tsv, eval: data/eval.tsv}\n"
-_TLS = "serve.tls={certificate: tls.crt, key: tls.key, authority: ca.crt}"
+_TLS = "serve.tls={certificate: tls.crt, key: tls.key, ca: ca.crt}"
 _TLS_FILES = "deploy.secrets.files={tls.crt: web/tls.crt, tls.key: web/tls.key, ca.crt: web/ca.crt}"
 
 EVERY_WAY = {
@@ -76,7 +76,7 @@ EVERY_WAY = {
 }
 
 
-def plan(*overrides: str, text: str = _CONFIG, files: Mapping[str, str] | None = None) -> Plan:
+def plan(*overrides: str, text: str = _CONFIG, files: Mapping[str, str] | None = None) -> DeployPlan:
     """The config in the pods, with what a cluster sets in it."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
@@ -92,7 +92,7 @@ def plan(*overrides: str, text: str = _CONFIG, files: Mapping[str, str] | None =
             **cluster_overrides(config),
         }
         config = load(*as_overrides(changes))
-    return Plan(config, files or {}, resolved(config.model_copy(update={"deploy": DeploySection()})))
+    return DeployPlan(config, files or {}, resolved(config.model_copy(update={"deploy": DeploySection()})))
 
 
 def as_overrides(changes: Mapping[str, Any]) -> list[str]:
@@ -102,11 +102,11 @@ def as_overrides(changes: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def objects(one: Plan) -> list[dict[str, Any]]:
+def objects(one: DeployPlan) -> list[dict[str, Any]]:
     """Whatever these modules make of it."""
     serving = knative_service if one.deploy.serving.kind == "knative" else predictors
     tracked = tracking_server(one) if one.deploy.tracking.enabled else []
-    return [*access(one), *storage(one), *tracked, *serving(one)]
+    return [*access_objects(one), *storage_objects(one), *tracked, *serving(one)]
 
 
 def the(kind: str, made: list[dict[str, Any]], name: str | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import shlex
 import pytest
 from serving_plans import EVERY_WAY, plan
 
-from clickline.deploy.config_checks import mistakes, notes
+from clickline.deploy.config_checks import config_mistakes, config_notes
 
 _KNATIVE = "deploy.serving.kind=knative"
 _NO_HOME = "deploy.storage.models={kind: none}"
@@ -47,8 +47,8 @@ WRONG = {
         "kubectl create secret",
     ),
     "credentials": (
-        ["storage.credentials=/etc/keys.yaml"],
-        "storage.credentials",
+        ["storage.credentials_file=/etc/keys.yaml"],
+        "storage.credentials_file",
         '"/etc/keys.yaml": NAME/KEY',
     ),
     "secret above the YAML": (
@@ -133,11 +133,15 @@ WRONG = {
         "Remove one",
     ),
     "too many processes": (["serve.processes=64"], "serve.processes", "memory_limit"),
-    "too many shards": ([_CLUSTER, "train.shards=64"], "train.shards", "clickline plan"),
+    "too many shards": (
+        [_CLUSTER, "train.embedding_servers=64"],
+        "train.embedding_servers",
+        "clickline plan",
+    ),
     "shards that ask for too much": (
-        [_CLUSTER, "cluster.shard.memory=3GiB"],
-        "train.shards",
-        "cluster.shard.memory",
+        [_CLUSTER, "cluster.embedding_server.memory=3GiB"],
+        "train.embedding_servers",
+        "cluster.embedding_server.memory",
     ),
 }
 
@@ -145,7 +149,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_setting_is_named_with_its_remedy(case: str) -> None:
     overrides, key, remedy = WRONG[case]
-    (mistake,) = mistakes(plan(*overrides))
+    (mistake,) = config_mistakes(plan(*overrides))
     assert mistake.key == key
     assert remedy in f"{mistake.problem} {mistake.remedy}"
     assert str(mistake).startswith(f"clickline.yaml {key} ")
@@ -153,30 +157,30 @@ def test_a_wrong_setting_is_named_with_its_remedy(case: str) -> None:
 
 @pytest.mark.parametrize("way", EVERY_WAY)
 def test_what_works_is_not_complained_of(way: str) -> None:
-    assert mistakes(plan(*EVERY_WAY[way])) == []
+    assert config_mistakes(plan(*EVERY_WAY[way])) == []
 
 
 def test_all_mistakes_are_told_at_once() -> None:
-    found = mistakes(plan("data.train=/logs/x", "serve.http_port=80", "serve.token_file=token"))
+    found = config_mistakes(plan("data.train=/logs/x", "serve.http_port=80", "serve.token_file=token"))
     assert [mistake.key for mistake in found] == ["data.train", "serve.token_file", "serve.http_port"]
 
 
 def test_the_number_that_fits_really_fits() -> None:
-    (mistake,) = mistakes(plan("serve.processes=64"))
+    (mistake,) = config_mistakes(plan("serve.processes=64"))
     most = int(mistake.problem.rsplit(" ", 1)[1].rstrip("."))
-    assert mistakes(plan(f"serve.processes={most}")) == []
-    assert mistakes(plan(f"serve.processes={most + 1}"))
+    assert config_mistakes(plan(f"serve.processes={most}")) == []
+    assert config_mistakes(plan(f"serve.processes={most + 1}"))
     limited = (_CLUSTER, "deploy.resources.ray_worker.memory_limit=2Gi", "train.workers.min=2")
-    (mistake,) = mistakes(plan(*limited, "train.shards=64"))
+    (mistake,) = config_mistakes(plan(*limited, "train.embedding_servers=64"))
     most = int(mistake.problem.rsplit(" ", 2)[1])
-    assert mistakes(plan(*limited, f"train.shards={most}")) == []
-    assert mistakes(plan(*limited, f"train.shards={most + 1}"))
+    assert config_mistakes(plan(*limited, f"train.embedding_servers={most}")) == []
+    assert config_mistakes(plan(*limited, f"train.embedding_servers={most + 1}"))
 
 
 def test_files_that_travel_with_the_config_must_fit_into_it() -> None:
     def wrong(size: int) -> list[str]:
         source = {"/clickline/net.py": "#" * size}
-        return [mistake.key for mistake in mistakes(plan("model.file=net.py", files=source))]
+        return [mistake.key for mistake in config_mistakes(plan("model.file=net.py", files=source))]
 
     assert wrong(1000) == []
     assert wrong(2**20) == ["model.file"]
@@ -184,7 +188,10 @@ def test_files_that_travel_with_the_config_must_fit_into_it() -> None:
 
 def test_a_secret_by_its_path_as_written_or_absolute() -> None:
     for path in ("token", "./token", "/clickline/token"):
-        assert mistakes(plan("serve.token_file=token", f"deploy.secrets.files={{{path}: web/token}}")) == []
+        assert (
+            config_mistakes(plan("serve.token_file=token", f"deploy.secrets.files={{{path}: web/token}}"))
+            == []
+        )
 
 
 @pytest.mark.parametrize(
@@ -216,7 +223,7 @@ def test_a_secret_by_its_path_as_written_or_absolute() -> None:
     ],
 )
 def test_what_may_surprise_is_told(overrides: tuple[str, ...], words: str) -> None:
-    assert [note for note in notes(plan(*overrides)) if words in note]
+    assert [note for note in config_notes(plan(*overrides)) if words in note]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +237,7 @@ def test_what_may_surprise_is_told(overrides: tuple[str, ...], words: str) -> No
     ],
 )
 def test_what_knative_must_allow_comes_as_commands(image: str, registry: str) -> None:
-    told = notes(plan(_KNATIVE, f"deploy.image={image}"))
+    told = config_notes(plan(_KNATIVE, f"deploy.image={image}"))
     commands = [shlex.split(note[note.index("kubectl ") :]) for note in told if " patch configmap " in note]
     assert {words[5]: json.loads(words[-1]) for words in commands} == {
         "config-features": {"data": {"kubernetes.podspec-persistent-volume-claim": "enabled"}},
@@ -242,5 +249,5 @@ def test_what_knative_must_allow_comes_as_commands(image: str, registry: str) ->
 
 def test_an_image_that_nodes_have_needs_no_word_about_its_registry() -> None:
     for image in ("dev.local/clickline:1", "clickline@sha256:" + "0" * 64):
-        told = notes(plan(_KNATIVE, f"deploy.image={image}"))
+        told = config_notes(plan(_KNATIVE, f"deploy.image={image}"))
         assert not [note for note in told if "registries-skipping" in note]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from clickline.deploy.apply import Applied, apply
+from clickline.deploy.apply import ApplyResult, apply
 from clickline.deploy.kube_client import Kube, connect
-from clickline.deploy.render import Rendered, rendered
+from clickline.deploy.render import Rendered, render
 from clickline.errors import ClusterError
 from clickline.progress import Progress
 from deploy.cluster.api_server import CORE, OPERATORS, ApiServer, Fault, make_certificate, serving
@@ -39,10 +39,10 @@ def kube(api: ApiServer) -> Iterator[Kube]:
 def _rendered(folder: Path, *overrides: str) -> Rendered:
     file = folder / "clickline.yaml"
     file.write_text("name: ads\ndata: {train: data/train.tsv}\n")
-    return rendered(file, overrides)
+    return render(file, overrides)
 
 
-def _apply(kube: Kube, made: Rendered) -> Applied:
+def _apply(kube: Kube, made: Rendered) -> ApplyResult:
     return apply(
         kube, made.objects, name=made.name, namespace=made.namespace, prune=False, progress=Progress()
     )

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from serving_plans import EVERY_WAY, objects, plan, the
 
-from clickline.deploy.config_checks import mistakes, notes
-from clickline.deploy.knative import flags, revision
+from clickline.deploy.config_checks import config_mistakes, config_notes
+from clickline.deploy.knative import feature_flags, revision
 
 KNATIVE = [way for way in EVERY_WAY if way.startswith("knative")]
 
@@ -69,12 +69,12 @@ def test_a_pod_has_only_what_knative_allows_or_what_is_named_to_be_allowed(way: 
     for variable in container["env"]:
         assert variable["name"] not in ("PORT", "K_SERVICE", "K_CONFIGURATION", "K_REVISION")
         assert "valueFrom" not in variable
-    assert set(flags(one)) == needed
-    assert all(any(flag in note for note in notes(one)) for flag in needed)
+    assert set(feature_flags(one)) == needed
+    assert all(any(flag in note for note in config_notes(one)) for flag in needed)
 
 
 def test_without_volumes_no_flag_is_needed() -> None:
-    assert flags(plan("deploy.serving.kind=knative", *EVERY_WAY["stores only"])) == []
+    assert feature_flags(plan("deploy.serving.kind=knative", *EVERY_WAY["stores only"])) == []
 
 
 def test_scale_and_concurrency_are_annotations() -> None:
@@ -101,7 +101,8 @@ def test_a_revision_is_called_after_what_it_is() -> None:
     name = _service()["spec"]["template"]["metadata"]["name"]
     assert name == revision(one) and name.startswith("ads-predictor-")
     changed = [
-        revision(plan("deploy.serving.kind=knative", more)) for more in ("serve.queue=9", "deploy.image=a:2")
+        revision(plan("deploy.serving.kind=knative", more))
+        for more in ("serve.queue_size=9", "deploy.image=a:2")
     ]
     assert len({name, *changed}) == 3
 
@@ -118,6 +119,8 @@ def test_moving_traffic_makes_no_other_revision() -> None:
 
 def test_a_canary_of_itself_is_refused() -> None:
     same = revision(plan("deploy.serving.kind=knative"))
-    (mistake,) = mistakes(plan("deploy.serving.kind=knative", f"deploy.serving.canary={{stable: {same}}}"))
+    (mistake,) = config_mistakes(
+        plan("deploy.serving.kind=knative", f"deploy.serving.canary={{stable: {same}}}")
+    )
     assert mistake.key == "deploy.serving.canary.stable"
     assert "nothing to compare" in mistake.problem

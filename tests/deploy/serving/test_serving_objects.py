@@ -10,7 +10,7 @@ import yaml
 from serving_plans import EVERY_WAY, as_overrides, containers, labelled, objects, plan, templates, the
 
 from clickline.config import load_config
-from clickline.deploy.objects import text
+from clickline.deploy.objects import to_yaml
 from clickline.deploy.predictors import serve_overrides
 from deploy.schemas.schemas import pod_specs, problems, restricted_problems
 
@@ -39,7 +39,7 @@ def test_pods_keep_the_restricted_standard_that_the_namespace_asks_for(way: str)
 
 @WAYS
 def test_the_same_config_gives_the_same_text(way: str) -> None:
-    assert text(objects(plan(*EVERY_WAY[way]))) == text(objects(plan(*EVERY_WAY[way])))
+    assert to_yaml(objects(plan(*EVERY_WAY[way]))) == to_yaml(objects(plan(*EVERY_WAY[way])))
 
 
 @WAYS
@@ -152,7 +152,7 @@ def test_the_cache_is_of_one_node_and_as_large_as_the_config_says() -> None:
 
 
 def test_no_predictor_goes_before_its_successor_is_ready() -> None:
-    spec = the("Deployment", objects(plan("serve.drain=30")))["spec"]
+    spec = the("Deployment", objects(plan("serve.drain_timeout=30")))["spec"]
     assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
@@ -212,16 +212,16 @@ def test_the_pods_config_listens_everywhere_and_keeps_what_you_chose() -> None:
     assert config.tracking.uri is None
     chosen = plan(
         "serve.host=::",
-        "serve.open=true",
+        "serve.allow_unauthenticated=true",
         "serve.processes=3",
         "tracking.uri=http://mlflow.ml:5000",
         "deploy.serving.lookup={}",
-        "serve.lookup={shards: [['elsewhere:1']], timeout: 77}",
+        "serve.lookup={shards: [['elsewhere:1']], timeout_ms: 77}",
     ).config
     assert (chosen.serve.host, chosen.serve.processes) == ("::", 3)
     assert chosen.tracking.uri == "http://mlflow.ml:5000"
     assert chosen.serve.lookup is not None
-    assert chosen.serve.lookup.timeout == 77
+    assert chosen.serve.lookup.timeout_ms == 77
     assert len(chosen.serve.lookup.shards) == chosen.publish.shards
 
 
@@ -248,7 +248,7 @@ def test_a_change_of_deploy_alone_restarts_no_predictor() -> None:
         return found
 
     assert template() == template("deploy.serving.max_replicas=9", "deploy.resources.pipeline.cpu=1")
-    assert template() != template("serve.queue=99")
+    assert template() != template("serve.queue_size=99")
 
 
 # ── who may talk to whom ───────────────────────────────────────────────────────────────────────
@@ -355,4 +355,4 @@ def test_mlflow_is_one_that_keeps_all_in_the_models_volume() -> None:
 
 def test_yaml_is_read_back_as_it_was_meant() -> None:
     made = objects(plan(*EVERY_WAY["lookup"]))
-    assert list(yaml.safe_load_all(text(made))) == made
+    assert list(yaml.safe_load_all(to_yaml(made))) == made

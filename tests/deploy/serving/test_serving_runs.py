@@ -30,7 +30,7 @@ data: {train: data/train.tsv, eval: data/eval.tsv, shard_size: 64KiB}
 model: {embedding_dim: 4, hidden: [8]}
 train: {batch_size: 256}
 tracking: {enabled: false}
-serve: {poll: 0.05, drain: 1}
+serve: {poll_interval: 0.05, drain_timeout: 1}
 """
 
 
@@ -142,7 +142,7 @@ def test_predictors_and_lookup_servers_are_ready_with_the_first_version_and_writ
     chosen = [f"serve.{name}_port={port}" for name, port in ports.items()]
     one = plan(*chosen, text=_CONFIG)
     (pods / "clickline.yaml").write_text(
-        one.written.replace("/clickline/", f"{pods}/").replace("/scratch", str(pods / "scratch"))
+        one.config_text.replace("/clickline/", f"{pods}/").replace("/scratch", str(pods / "scratch"))
     )
     predictor = _main(objects(one), "Deployment/ads-predictor")
     apart = plan("deploy.serving.lookup={}", *chosen, f"serve.metrics_port={lookup_metrics}", text=_CONFIG)
@@ -199,7 +199,12 @@ def test_mlflow_takes_runs_from_those_who_call_it_by_its_name(tmp_path: Path) ->
         (tmp_path / "run").mkdir()
         (tmp_path / "report.json").write_text("{}")
         tracker = MlflowTracker(
-            f"http://127.0.0.1:{port}", "ads", "run", folder=tmp_path / "run", warn=said.append, patience=120
+            f"http://127.0.0.1:{port}",
+            "ads",
+            "run",
+            folder=tmp_path / "run",
+            warn=said.append,
+            wait_seconds=120,
         )
         tracker.metrics(1, {"auc": 0.7})
         tracker.artifact(tmp_path / "report.json")

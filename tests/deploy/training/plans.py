@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from clickline.config import load_config, resolved
-from clickline.deploy.argo import workflow
+from clickline.deploy.argo import workflow_objects
 from clickline.deploy.kuberay import ray_job
-from clickline.deploy.objects import Plan
-from clickline.deploy.pipeline_jobs import pipeline
+from clickline.deploy.objects import DeployPlan
+from clickline.deploy.pipeline_jobs import pipeline_objects
 from clickline.deploy.ray_pods import cluster_overrides, ray_cluster
 from clickline.deploy.volcano import volcano_job
 
@@ -44,7 +44,7 @@ EVERY_KIND = {
 }
 
 
-def plan(*overrides: str) -> Plan:
+def plan(*overrides: str) -> DeployPlan:
     """The config in the pods, with what training sets in it."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(_CONFIG)
@@ -55,13 +55,13 @@ def plan(*overrides: str) -> Plan:
 
         changes = cluster_overrides(load())
         config = load(*(f"{key}={value}" for key, value in changes.items()))
-    return Plan(config, {}, resolved(config))
+    return DeployPlan(config, {}, resolved(config))
 
 
-def objects(one: Plan) -> list[dict[str, Any]]:
+def objects(one: DeployPlan) -> list[dict[str, Any]]:
     """Whatever these modules make of it."""
     operated = [*volcano_job(one), *ray_job(one)] if one.deploy.workflow.kind == "job" else []
-    ran = workflow(one) if one.deploy.workflow.kind == "argo" else pipeline(one)
+    ran = workflow_objects(one) if one.deploy.workflow.kind == "argo" else pipeline_objects(one)
     return [*ray_cluster(one), *operated, *ran]
 
 

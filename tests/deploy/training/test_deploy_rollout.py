@@ -11,7 +11,7 @@ import pytest
 
 import clickline
 from clickline.config import Config, load_config
-from clickline.deploy.rollout_wait import await_rollout, leave_version, left_version
+from clickline.deploy.rollout_wait import await_rollout, read_published_version, write_published_version
 from clickline.errors import ClicklineError
 from clickline.progress import Progress
 from servers.serving import QuietHandler, served
@@ -21,7 +21,7 @@ class Told(Progress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.lines.append(message)
 
 
@@ -63,13 +63,13 @@ def test_it_waits_until_the_predictors_serve_the_current_version(project: Path, 
         await_rollout(_at(project, 1), Progress(), host="127.0.0.1", seconds=0)
     assert await_rollout(config, Progress(), host="nobody.invalid") == 0
     place = project / "termination-log"
-    leave_version(config, place)
+    write_published_version(config, place)
     assert not place.exists()  # this is no pod
     place.touch()
-    leave_version(config, place)
-    assert left_version(place.read_text()) == 1
+    write_published_version(config, place)
+    assert read_published_version(place.read_text()) == 1
 
 
 @pytest.mark.parametrize("message", ["", "version", "version 3 is bad", "Traceback"])
 def test_other_last_words_of_a_pipeline_are_no_version(message: str) -> None:
-    assert left_version(message) is None
+    assert read_published_version(message) is None

@@ -12,9 +12,9 @@ import yaml
 from plans import EVERY_KIND, objects, plan, the
 
 from clickline.cli.app import app
-from clickline.deploy.argo import rules
-from clickline.deploy.objects import Object, text
-from clickline.deploy.rbac import access
+from clickline.deploy.argo import argo_rules
+from clickline.deploy.objects import Object, to_yaml
+from clickline.deploy.rbac import access_objects
 from deploy.schemas.schemas import commands, pod_specs, problems, restricted_problems
 
 KINDS = pytest.mark.parametrize("kind", EVERY_KIND)
@@ -82,7 +82,7 @@ def _parse(line: list[str]) -> None:
 @KINDS
 def test_names_labels_and_text_are_the_same_each_time(kind: str) -> None:
     made = _made(kind)
-    assert text(made) == text(_made(kind))
+    assert to_yaml(made) == to_yaml(_made(kind))
     for one in made:
         metadata = one["metadata"]
         assert metadata["name"].startswith("ads-")
@@ -114,7 +114,7 @@ def test_ray_of_core_objects() -> None:
 
 
 def test_the_head_gets_no_work_and_every_worker_pod_one_worker() -> None:
-    made = objects(plan("train.mode=cluster", "train.shards=3", "train.workers.min=2"))
+    made = objects(plan("train.mode=cluster", "train.embedding_servers=3", "train.workers.min=2"))
     head = the("StatefulSet", made, "ads-ray-head")["spec"]["template"]["spec"]["containers"][0]["command"]
     worker = the("StatefulSet", made, "ads-ray-worker")["spec"]["template"]["spec"]["containers"][0][
         "command"
@@ -130,11 +130,11 @@ def test_the_head_gets_no_work_and_every_worker_pod_one_worker() -> None:
     [
         ((), int(0.6 * (4 << 30) / 2), 1, 1),  # two shards on one pod
         (("train.workers.min=2",), int(0.6 * (4 << 30)), 2, 1),
-        (("train.shards=5", "train.workers={min: 2, max: 4}"), int(0.6 * (4 << 30) // 3), 4, 1),
-        (("cluster.shard.memory=100MiB",), 100 << 20, 1, 1),
+        (("train.embedding_servers=5", "train.workers={min: 2, max: 4}"), int(0.6 * (4 << 30) // 3), 4, 1),
+        (("cluster.embedding_server.memory=100MiB",), 100 << 20, 1, 1),
         (("cluster.worker.memory=3GiB",), (1 << 30) // 2, 1, 1),
         (("cluster.worker.memory=5GiB",), 1 << 20, 1, 1),  # there is no room: Ray will say so, not the config
-        (("cluster.worker.cpus=2", "cluster.shard.cpus=0.5"), int(0.6 * (4 << 30) / 2), 1, 3),
+        (("cluster.worker.cpus=2", "cluster.embedding_server.cpus=0.5"), int(0.6 * (4 << 30) / 2), 1, 3),
         (("cluster.worker.cpus=0",), int(0.6 * (4 << 30) / 2), 1, 1),
     ],
 )
@@ -142,7 +142,7 @@ def test_shards_and_workers_fit_the_pods(
     overrides: tuple[str, ...], shard: int, most: int, cpus: int
 ) -> None:
     one = plan("train.mode=cluster", *overrides)
-    assert one.config.cluster.shard.memory == shard
+    assert one.config.cluster.embedding_server.memory == shard
     assert one.config.train.workers.max == most
     assert one.config.cluster.address == "ads-ray-head-0.ads-ray:6379"
     worker = the("StatefulSet", objects(one), "ads-ray-worker")
@@ -181,7 +181,7 @@ def test_nothing_but_the_holder_has_a_token_and_it_opens_only_the_two_sizes() ->
         if volume["name"] in {mount["name"] for mount in container["volumeMounts"]}
     ]
     assert having == ["ray"]
-    (rule,) = the("Role", access(one))["rules"]
+    (rule,) = the("Role", access_objects(one))["rules"]
     assert rule == {
         "apiGroups": ["apps"],
         "resources": ["statefulsets/scale"],
@@ -189,8 +189,8 @@ def test_nothing_but_the_holder_has_a_token_and_it_opens_only_the_two_sizes() ->
         "verbs": ["get", "patch"],
     }
     for other in (("deploy.workflow.follow=true",), ("deploy.training.kind=volcano",)):
-        assert "Role" not in {one["kind"] for one in access(plan("train.mode=cluster", *other))}
-    assert "Role" not in {one["kind"] for one in access(plan())}
+        assert "Role" not in {one["kind"] for one in access_objects(plan("train.mode=cluster", *other))}
+    assert "Role" not in {one["kind"] for one in access_objects(plan())}
 
 
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
@@ -395,16 +395,16 @@ def test_the_first_step_asks_for_ray_and_what_runs_at_the_end_lets_it_go() -> No
     assert steps[first]["container"]["command"][-4:] == ["--only", "ask", *sizes]
     assert steps[last]["container"]["command"][-4:] == ["--only", "release", *sizes]
     assert "replicas" not in the("StatefulSet", made, "ads-ray-worker")["spec"]
-    assert ["statefulsets/scale"] in [rule["resources"] for rule in the("Role", access(one))["rules"]]
+    assert ["statefulsets/scale"] in [rule["resources"] for rule in the("Role", access_objects(one))["rules"]]
     assert "onExit" not in the("WorkflowTemplate", objects(plan("deploy.workflow.kind=argo")))["spec"]
 
 
 def test_the_train_step_is_tried_again_when_the_gate_refuses() -> None:
-    train = _steps("gate.retries=4", "deploy.workflow.retries=2")["train"]
+    train = _steps("gate.extra_epochs=4", "deploy.workflow.retries=2")["train"]
     assert train["retryStrategy"]["limit"] == "6"
     assert train["retryStrategy"]["expression"] == "!(lastRetry.exitCode in ['2', '4'])"
     assert train["container"]["command"][-1] == (
-        "gate.retries={{=sprig.int(retries) < 4 ? sprig.int(retries) : 4}}"
+        "gate.extra_epochs={{=sprig.int(retries) < 4 ? sprig.int(retries) : 4}}"
     )
     others = _steps("deploy.workflow.retries=2")
     for name in ("prepare", "publish", "roll-out"):
@@ -438,7 +438,7 @@ def test_training_by_an_operator_is_a_step_that_makes_its_object(
     assert "name" not in made["metadata"]
     assert problems({**made, "metadata": {**made["metadata"], "name": "one"}}) == []
     assert "clickline train" in json.dumps(made) or ["clickline", "train"] in list(commands(made))
-    allowed = rules(plan("deploy.workflow.kind=argo", *wanted))
+    allowed = argo_rules(plan("deploy.workflow.kind=argo", *wanted))
     assert [rule["resources"] for rule in allowed] == [["workflowtaskresults"], [resource]]
-    assert rules(plan("deploy.workflow.kind=argo")) == allowed[:1]
-    assert rules(plan()) == []
+    assert argo_rules(plan("deploy.workflow.kind=argo")) == allowed[:1]
+    assert argo_rules(plan()) == []

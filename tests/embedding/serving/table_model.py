@@ -1,4 +1,4 @@
-"""Frozen tables as plain dicts: what files, chains and lookups are compared with."""
+"""Serving tables as plain dicts, to compare files, chains and lookups with."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from clickline.embedding.serving import FrozenTables, PartShape, RowBlock, write_shards
-from clickline.embedding.serving.packed_rows import mixed
+from clickline.embedding.serving import PartShape, RowBlock, ServingTable, write_shards
+from clickline.embedding.serving.packed_rows import mix_ids
 
 Weights = tuple[float, tuple[float, ...]]  # wide and vector
-Part = dict[int, Weights | None]  # None: gone
+Part = dict[int, Weights | None]  # None: a tombstone
 
 
 def blocks_of(
@@ -20,7 +20,7 @@ def blocks_of(
     """The content in a table's order, in small blocks."""
     for part, (shape, rows) in enumerate(zip(parts, content, strict=True)):
         ids = np.array(list(rows), dtype=np.uint64)
-        ids = ids[np.argsort(mixed(ids))]
+        ids = ids[np.argsort(mix_ids(ids))]
         for first in range(0, ids.size, size):
             piece = ids[first : first + size]
             found = [rows[int(id)] for id in piece]
@@ -38,11 +38,13 @@ def content_of(parts: Sequence[PartShape], blocks: Iterator[RowBlock]) -> list[P
     last = (-1, -1)
     for block in blocks:
         for n, id in enumerate(block.ids_N.tolist()):
-            place = (block.part, int(mixed(block.ids_N[n : n + 1])[0]))
+            place = (block.part, int(mix_ids(block.ids_N[n : n + 1])[0]))
             assert place > last
             last = place
             wide = 0.0 if block.wide_N is None else float(block.wide_N[n])
-            content[block.part][id] = None if block.gone_N[n] else (wide, tuple(block.vector_ND[n].tolist()))
+            content[block.part][id] = (
+                None if block.tombstone_N[n] else (wide, tuple(block.vector_ND[n].tolist()))
+            )
     return content
 
 
@@ -58,8 +60,8 @@ def random_content(rng: np.random.Generator, parts: Sequence[PartShape], rows: i
     ]
 
 
-def packed_rows(tables: FrozenTables, part: int, ids: Sequence[int]) -> list[bytes | None]:
-    """What `find` says of each id."""
+def packed_rows(tables: ServingTable, part: int, ids: Sequence[int]) -> list[bytes | None]:
+    """The packed row that `find` returns for each id."""
     ids_N = np.array(ids, dtype=np.uint64)
     rows_NW = np.full((ids_N.size, tables.row_bytes(part)), 0xAA, dtype=np.uint8)
     found_N = np.empty(ids_N.size, dtype=np.bool_)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.evaluation.binary_metrics import Counts
+from clickline.evaluation.binary_metrics import MetricCounts
 
 Floats = NDArray[np.float32]
 
@@ -49,7 +49,7 @@ def _document(
     config = f"name: ads\ndata:\n  format: criteo\n  train: data/train.tsv\nmodel:\n  name: wide_deep\n  embedding_dim: {8 + seed}\ntrain:\n  epochs: {epochs}\n"
     return {
         "format": 1,
-        "asked": {"epochs": epochs, "early_stop": None, "gate": {"auc": 0.6}},
+        "asked": {"epochs": epochs, "early_stopping": None, "gate": {"auc": 0.6}},
         "run": {
             "name": f"74a026456e{seed:02d}",
             "home": "/srv/ads/.clickline",
@@ -129,7 +129,7 @@ def bare() -> dict[str, Any]:
 def one_class() -> dict[str, Any]:
     """Eval rows without a click: no AUC, no ROC."""
     found = document(current=False, hours=3)
-    counts = Counts()
+    counts = MetricCounts()
     counts.add(np.zeros(500, np.float32), np.ones(500, np.float32), np.full(500, 0.1, np.float32))
     total = counts.metrics().to_json()
     hours = [{"hour": _FIRST_HOUR + n, "utc": _utc(n), **total} for n in range(3)]
@@ -215,7 +215,7 @@ def _total(measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def _metrics(label: Floats, score: Floats) -> dict[str, Any]:
-    counts = Counts()
+    counts = MetricCounts()
     counts.add(label, np.ones_like(label), score)
     found: dict[str, Any] = json.loads(json.dumps(counts.metrics().to_json()))
     return found

@@ -105,7 +105,7 @@ def test_two_side_by_side(project):
 def test_wrong_names_give_the_names_that_exist(project):
     done = run("bbb22", cwd=project)
     assert done.returncode == 1
-    assert "bbb22 is no run, no evaluation and no report file; did you mean bbb222?" in done.stderr
+    assert "bbb22 is not a run, an evaluation or a report file; did you mean bbb222?" in done.stderr
     assert "newest first: aaa111, bbb222, ccc333. Evaluations: version-3-eval." in done.stderr
     assert "Traceback" not in done.stderr
     (project / "other.json").write_text("[1]")

@@ -10,16 +10,16 @@ from example_documents import bare, document, old
 from test_report_page import Parsed
 
 from clickline.evaluation.report.comparison import (
-    MEASURES,
-    Measure,
+    METRICS,
+    MetricSpec,
     config_differences,
     difference,
-    moved_slices,
+    slice_differences,
 )
 from clickline.evaluation.report.comparison_page import comparison, comparison_page
-from clickline.evaluation.report.plots import overlaid
+from clickline.evaluation.report.plots import overlay_figures
 
-AUC, LOGLOSS = MEASURES[:2]
+AUC, LOGLOSS = METRICS[:2]
 
 
 def test_a_difference_is_new_less_old_with_an_interval():
@@ -29,12 +29,12 @@ def test_a_difference_is_new_less_old_with_an_interval():
     assert change.change == pytest.approx(0.05)
     wide = math.sqrt(2) * 0.01
     assert change.interval == pytest.approx((0.05 - wide, 0.05 + wide))
-    assert change.clear and change.better
+    assert change.significant and change.better
     unclear = difference(
         {"auc": 0.7, "auc_interval": (0.6, 0.8)}, {"auc": 0.75, "auc_interval": (0.7, 0.8)}, AUC
     )
-    assert unclear.clear is False
-    assert difference({"auc": 0.7}, {"auc": 0.75}, AUC).clear is None
+    assert unclear.significant is False
+    assert difference({"auc": 0.7}, {"auc": 0.75}, AUC).significant is None
     assert difference({"auc": None}, {"auc": 0.75}, AUC) is None
     assert difference({}, {"auc": 0.75}, AUC) is None
 
@@ -68,7 +68,7 @@ def test_the_interval_of_a_difference_holds_what_it_promises():
     ],
 )
 def test_which_is_better(better, old, new, gains):
-    assert Measure("m", "m", better).gains(old, new) is gains
+    assert MetricSpec("m", "m", better).is_better(old, new) is gains
 
 
 def test_slices_are_matched_by_id_and_what_weighs_most_comes_first():
@@ -87,10 +87,10 @@ def test_slices_are_matched_by_id_and_what_weighs_most_comes_first():
         "site": [one("a", 100, 0.9, "news"), one("b", 1000, 0.45), one("new", 9, 0.2)],
         "only": [one("a", 1, 1)],
     }
-    moved = moved_slices(before, after)
+    moved = slice_differences(before, after)
     assert [(m.slot, m.value) for m in moved] == [("site", "b"), ("site", "news")]
     assert moved[0].differences["logloss"].change == pytest.approx(-0.05)
-    assert moved_slices(None, after) == moved_slices(before, None) == []
+    assert slice_differences(None, after) == slice_differences(before, None) == []
 
 
 def test_settings_that_differ_by_their_path():
@@ -101,7 +101,7 @@ def test_settings_that_differ_by_their_path():
 
 def test_both_are_drawn_over_each_other():
     a, b = document(seed=1), document(seed=2, skill=0.7)
-    drawn = overlaid([("A", a), ("B", b)])
+    drawn = overlay_figures([("A", a), ("B", b)])
     for n, one in enumerate((a, b)):
         assert drawn["roc"]["data"][n]["y"] == one["curves"]["roc"]["true_positive_rate"]
         lost = {field["name"]: field["lost"] for field in one["importance"]}

@@ -7,7 +7,7 @@ import json
 import pytest
 from example_documents import HOSTILE, bare, document, hostile, long, old, one_class
 
-from clickline.evaluation.report.plots import DARK, SHOWN_FIELDS, figures, overlaid
+from clickline.evaluation.report.plots import DARK, MAX_FIELDS, figures, overlay_figures
 
 ALL = {"roc", "precision_recall", "calibration", "gain", "lift", "hours", "learning", "importance", "drift"}
 
@@ -104,12 +104,12 @@ def test_fields_from_the_largest_down_and_no_more_than_fit():
     drawn = figures(found)
     lost = {one["name"]: one["lost"] for one in found["importance"]}
     (bars,) = drawn["importance"]["data"]
-    assert len(bars["y"]) == SHOWN_FIELDS
-    assert bars["x"] == sorted(lost.values(), reverse=True)[:SHOWN_FIELDS]
+    assert len(bars["y"]) == MAX_FIELDS
+    assert bars["x"] == sorted(lost.values(), reverse=True)[:MAX_FIELDS]
     assert [lost[name] for name in bars["y"]] == bars["x"]
     (bars,) = drawn["drift"]["data"]
     psi = {one["name"]: one["psi"] for one in found["drift"]["fields"]}
-    assert bars["x"] == [psi[name] for name in bars["y"]] == sorted(psi.values(), reverse=True)[:SHOWN_FIELDS]
+    assert bars["x"] == [psi[name] for name in bars["y"]] == sorted(psi.values(), reverse=True)[:MAX_FIELDS]
     assert [shape["x0"] for shape in drawn["drift"]["layout"]["shapes"]] == [0.1, 0.25]
     colours = bars["marker"]["color"]
     levels = [(value >= 0.1) + (value >= 0.25) for value in bars["x"]]
@@ -141,7 +141,7 @@ def test_texts_of_users_are_no_markup_to_plotly():
     place = bars["y"].index(HOSTILE)
     for text in (bars["customdata"][place], figure["layout"]["yaxis"]["ticktext"][place]):
         assert "<" not in text and text.startswith("&lt;/script&gt;")
-    drawn = overlaid([(HOSTILE, document()), ("b", document(seed=2))])
+    drawn = overlay_figures([(HOSTILE, document()), ("b", document(seed=2))])
     assert not any("<" in trace["name"] for figure in drawn.values() for trace in figure["data"])
     assert not any(HOSTILE[-9:] in t.get("hovertemplate", "") for f in drawn.values() for t in f["data"])
 

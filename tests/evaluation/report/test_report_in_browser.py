@@ -13,7 +13,7 @@ from example_documents import bare, document, hostile, long, old, one_class, ref
 
 from clickline.evaluation.report.comparison_page import comparison_page
 from clickline.evaluation.report.page import page
-from clickline.evaluation.report.plots import DARK, figures, overlaid
+from clickline.evaluation.report.plots import DARK, figures, overlay_figures
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install -e '.[dev]'"
@@ -106,7 +106,7 @@ CASES = {
     "old": (lambda: page(old()), lambda: figures(old())),
     "compared": (
         lambda: comparison_page(("a", document()), ("b", refused())),
-        lambda: overlaid([("A, a", document()), ("B, b", refused())]),
+        lambda: overlay_figures([("A, a", document()), ("B, b", refused())]),
     ),
 }
 

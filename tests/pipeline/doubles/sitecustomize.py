@@ -55,11 +55,11 @@ def _build(config, progress):
 
 def _follow(config, progress, *, backfill=None):
     if backfill is not None:
-        progress.say(f"backfill of {len(backfill.hours())} hours")
+        progress.log(f"backfill of {len(backfill.hours())} hours")
     for hour in range(1000):
         progress.stage("follow", "running", {"state": "learning", "hour": f"20260101/{hour % 24:02d}"})
         _reach("follow")
-        progress.say(f"hour {hour}")
+        progress.log(f"hour {hour}")
         time.sleep(0.05)
 
 
@@ -75,7 +75,7 @@ def _serve(config, up):
 
 if "CLICKLINE_DOUBLES" in os.environ:
     for name, calls in {
-        "clickline.pipeline.flow": {"build": _build},
+        "clickline.pipeline.flow": {"run_flow": _build},
         "clickline.pipeline.follow": {"follow": _follow},
         "clickline.serving.run": {"serve": _serve},
     }.items():

@@ -22,7 +22,7 @@ from clickline.cli.plan import plan as command
 from clickline.config import load_config
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.errors import ClicklineError, ConfigError, DataError
-from clickline.pipeline.planning.cost_probe import measure
+from clickline.pipeline.planning.cost_probe import run_probe
 from clickline.pipeline.planning.run import plan
 from clickline.progress import Progress
 from clickline.storage.storage import Storage
@@ -169,7 +169,7 @@ def test_slots_are_found_in_the_sample(tmp_path: Path) -> None:
 def test_admission_and_eviction_change_what_is_kept(trained: Path) -> None:
     file = trained / "clickline.yaml"
     plain = plan(load_config(file), probe=False)
-    admitted = plan(load_config(file, ["train.admission.shows=3"]), probe=False)
+    admitted = plan(load_config(file, ["train.admission.min_impressions=3"]), probe=False)
     assert admitted.ids.distinct == plain.ids.distinct
     assert 0 < admitted.ids.admitted < plain.ids.admitted
     assert admitted.ids.admitted + admitted.ids.candidates == pytest.approx(plain.ids.distinct, abs=2)
@@ -182,14 +182,14 @@ def test_admission_and_eviction_change_what_is_kept(trained: Path) -> None:
 
 def test_a_second_epoch_admits_what_the_first_has_counted(trained: Path) -> None:
     file = trained / "clickline.yaml"
-    once = plan(load_config(file, ["train.admission.shows=2"]), probe=False)
-    twice = plan(load_config(file, ["train.admission.shows=2", "train.epochs=2"]), probe=False)
+    once = plan(load_config(file, ["train.admission.min_impressions=2"]), probe=False)
+    twice = plan(load_config(file, ["train.admission.min_impressions=2", "train.epochs=2"]), probe=False)
     assert twice.ids.admitted == pytest.approx(twice.ids.distinct, rel=0.01)
     assert twice.ids.candidates == once.ids.candidates  # their memory was taken in the first epoch
 
 
 def test_fewer_rows_are_learned_and_fewer_ids_seen(trained: Path) -> None:
-    settings = ["train.negative_sampling=0.1", "train.calibration={share: 0.2}"]
+    settings = ["train.negative_sampling=0.1", "train.calibration={holdout: 0.2}"]
     found = plan(load_config(trained / "clickline.yaml", settings), probe=False)
     clicks = Dataset.current(Storage(), str(trained / ".clickline")).splits["train"].report["clicks"]
     assert found.rows.learned == int((clicks + (6400 - clicks) * 0.1) * 0.8)
@@ -246,13 +246,13 @@ def test_what_stops_a_probe_is_told(trained: Path, tmp_path: Path, monkeypatch: 
     config = load_config(trained / "clickline.yaml")
     dataset = Dataset.current(Storage(), config.home)
     with pytest.raises(ClicklineError, match="manifest"):
-        measure(config, replace(dataset, folder=str(tmp_path)), 6400, [0])
+        run_probe(config, replace(dataset, folder=str(tmp_path)), 6400, [0])
     ended = tmp_path / "ended"
     ended.write_text("#!/bin/sh\nkill -9 $$\n")
     ended.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(ended))
     with pytest.raises(ClicklineError, match="signal 9; most likely there is too little memory"):
-        measure(config, dataset, 6400, [0])
+        run_probe(config, dataset, 6400, [0])
 
 
 # ── the command ────────────────────────────────────────────────────────────────────────────────
@@ -263,10 +263,10 @@ def test_the_command_prints_a_table(trained: Path) -> None:
     lines = told.splitlines()
     assert lines[0].startswith("from           dataset ")
     assert lines[1] == "rows           6,400 train, 1,600 eval"
-    assert "machines of 300.0 MiB" in lines
+    assert "machines with 300.0 MiB" in lines
     assert "  usable: 300.0 MiB x 0.9 = 270.0 MiB" in lines
-    assert any(line.startswith("  to train, no number of them is enough") for line in lines)
-    assert "assumed" in lines
+    assert any(line.startswith("  to train, no number is enough") for line in lines)
+    assert "assumptions" in lines
 
 
 def test_json_is_the_plan(trained: Path) -> None:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CONFIG = """
 data: {{format: {format}, train: data/train.{ending}, eval: data/eval.{ending}}}
 cache: {{dir: cache}}
-gate: {{retries: 0}}
+gate: {{extra_epochs: 0}}
 tracking: {{enabled: false}}
 """
 
@@ -86,7 +86,7 @@ def test_criteo(criteo: Path, tmp_path: Path) -> None:
 
 @pytest.mark.soak  # as the others, for other data
 def test_slots_with_several_ids(several: Path, tmp_path: Path) -> None:
-    settings = ["model.embedding_dim=16", "train.embedding.optimizer=adam", "publish.precision=fp16"]
+    settings = ["model.embedding_dim=16", "train.embedding.optimizer=adam", "publish.table_precision=fp16"]
     found = told(
         "slots, several ids, dim 16, adam, fp16", compare(several, [*settings, f"home={tmp_path}"], pairs=4)
     )
@@ -108,7 +108,7 @@ def test_many_ids_in_small_rows(many_ids: Path, tmp_path: Path) -> None:
 
 @pytest.mark.soak  # as the others, for other data
 def test_admission_and_checkpoints_on_the_way(many_ids: Path, tmp_path: Path) -> None:
-    settings = ["train.admission.shows=2", "train.checkpoint_steps=40", "publish.precision=int8"]
+    settings = ["train.admission.min_impressions=2", "train.checkpoint_steps=40", "publish.table_precision=int8"]
     found = told(
         "criteo, 400k rows, shows 2, checkpoints", compare(many_ids, [*settings, f"home={tmp_path}"])
     )

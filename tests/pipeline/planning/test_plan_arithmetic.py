@@ -19,12 +19,12 @@ from clickline.embedding import (
     RowWiseAdaGrad,
     SlotShape,
     Tables,
-    save,
+    save_snapshot,
     snapshot_bytes,
     table_bytes,
 )
 from clickline.embedding.serving import PartShape, RowBlock, files_bytes, write_shards
-from clickline.embedding.serving.packed_rows import mixed
+from clickline.embedding.serving.packed_rows import mix_ids
 from clickline.pipeline.planning.fit import fit_plan
 from clickline.pipeline.planning.id_growth import PREFIXES, extrapolate, occurrences
 from clickline.pipeline.planning.plan_result import DenseMemory, MemoryPlan, ServingPlan, TablesMemory
@@ -33,12 +33,12 @@ from clickline.records import EncodedRows, LabelledRows, SlotIds
 
 
 def labelled(slots: list[SlotIds], rows: int, random: np.random.Generator) -> LabelledRows:
-    show_B = random.integers(1, 4, rows).astype(np.uint32)
+    impression_B = random.integers(1, 4, rows).astype(np.uint32)
     click_B = random.integers(0, 2, rows).astype(np.uint32)
     return LabelledRows(
         np.zeros(rows, np.float32),
-        show_B.astype(np.float32),
-        show_B,
+        impression_B.astype(np.float32),
+        impression_B,
         click_B,
         np.zeros(rows, np.int32),
         EncodedRows(rows, np.zeros((0, rows), np.float32), tuple(slots)),
@@ -59,11 +59,11 @@ def test_shows_and_clicks_of_every_id_equal_a_direct_count() -> None:
         for part, (shows, clicks) in zip(PREFIXES, occurrences(rows, slot), strict=True):
             told: Counter[int] = Counter()
             clicked: Counter[int] = Counter()
-            few = ids.part(0, 800 // part)
+            few = ids.slice(0, 800 // part)
             starts = range(801) if few.offsets_B1 is None else few.offsets_B1.tolist()
             for row in range(800 // part):
                 for id in few.ids_N[starts[row] : starts[row + 1]].tolist():
-                    told[id] += int(rows.show_B[row])
+                    told[id] += int(rows.impression_B[row])
                     clicked[id] += int(rows.click_B[row])
             assert shows.tolist() == [told[id] for id in sorted(told)]
             assert clicks.tolist() == [clicked[id] for id in sorted(told)]
@@ -116,7 +116,7 @@ def test_memory_and_snapshot_of_a_table_are_as_told(
     assert table_bytes(layout, ids).total == pytest.approx(
         tables.memory_bytes, rel=0.1 if ids < 10_000 else 0.03
     )
-    assert snapshot_bytes(layout, ids) == pytest.approx(save(tables, tmp_path / "all").size, rel=0.01)
+    assert snapshot_bytes(layout, ids) == pytest.approx(save_snapshot(tables, tmp_path / "all").size, rel=0.01)
 
 
 def test_memory_of_candidates_is_as_told(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_memory_of_candidates_is_as_told(tmp_path: Path) -> None:
     layout = tables.parts[0].layout
     told = table_bytes(layout, 60_000, 60_000, batch_ids=4096)
     assert told.total == pytest.approx(tables.memory_bytes, rel=0.06)
-    saved = save(tables, tmp_path / "all").size
+    saved = save_snapshot(tables, tmp_path / "all").size
     assert snapshot_bytes(layout, 60_000, 60_000) == pytest.approx(saved, rel=0.01)
 
 
@@ -135,7 +135,7 @@ def test_memory_of_candidates_is_as_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shards", [1, 3])
 def test_files_of_a_version_are_as_large_as_told(tmp_path: Path, precision: str, shards: int) -> None:
     ids_N = np.unique(np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64))
-    ids_N = ids_N[np.argsort(mixed(ids_N))]
+    ids_N = ids_N[np.argsort(mix_ids(ids_N))]
     parts = [PartShape(6, wide=True)]
     weights = np.ones((ids_N.size, 6), np.float32)
     block = RowBlock(0, ids_N, weights[:, 0].copy(), weights, np.zeros(ids_N.size, np.bool_))

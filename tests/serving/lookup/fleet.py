@@ -1,4 +1,4 @@
-"""Registries with made-up tables, and lookup servers over them: in this process, or as real ones."""
+"""Registries with synthetic tables, and lookup servers for them: in this process, or as real processes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ import numpy as np
 import yaml
 
 from clickline.artifacts.registry import Registry
-from clickline.embedding.jagged_ids import Bags, bags_of
+from clickline.embedding.jagged_ids import JaggedIds, to_jagged
 from clickline.embedding.serving import (
-    FrozenTables,
     GatherPlan,
     PartShape,
     RowBlock,
+    ServingTable,
     gather_plan,
     write_shards,
 )
-from clickline.embedding.serving.packed_rows import mixed
+from clickline.embedding.serving.packed_rows import mix_ids
 from clickline.records import SlotIds
-from clickline.serving.json_log import Log
+from clickline.serving.json_log import JsonLog
 from clickline.serving.lookup.lookup_server import LookupServer
-from clickline.serving.lookup.lookup_versions import OpenVersion, OpenVersions
+from clickline.serving.lookup.lookup_versions import ShardVersion, ShardVersions
 from clickline.storage.storage import Storage
 from servers.waiting import eventually
 
@@ -51,11 +51,11 @@ def ids_of_part(part: int) -> np.ndarray:
     slots = [s for s, slot in enumerate(SLOTS) if slot[0] == part]
     ids = np.concatenate([np.arange(VOCABULARY * 3 // 4) + (s << 20) for s in slots]).astype(np.uint64)
     ids *= np.uint64(0xD1342543DE82EF95)
-    return ids[np.argsort(mixed(ids))]
+    return ids[np.argsort(mix_ids(ids))]
 
 
 def random_blocks(seed: int) -> Iterator[RowBlock]:
-    """Rows of all parts."""
+    """Random rows of all parts."""
     rng = np.random.default_rng(seed)
     for part, shape in enumerate(PARTS):
         ids = ids_of_part(part)
@@ -66,7 +66,7 @@ def random_blocks(seed: int) -> Iterator[RowBlock]:
 
 
 def random_delta(seed: int) -> Iterator[RowBlock]:
-    """Some of the rows again, and some gone."""
+    """A delta: some rows changed, some deleted."""
     rng = np.random.default_rng(seed)
     for block in random_blocks(seed):
         chosen = block.select(rng.random(block.ids_N.size) < 0.2)
@@ -76,7 +76,7 @@ def random_delta(seed: int) -> Iterator[RowBlock]:
 
 
 def constant_blocks(value: float) -> Iterator[RowBlock]:
-    """Rows whose weights all are one number, which tells the version that an answer is of."""
+    """Rows whose weights are all `value`, which identifies the version of an answer."""
     for part, shape in enumerate(PARTS):
         ids = ids_of_part(part)
         wide, vector = np.full(ids.size, value), np.full((ids.size, shape.dim), value)
@@ -94,7 +94,7 @@ def publish(
     parent: int | None = None,
     current: bool = True,
 ) -> int:
-    """A version with a table and nothing else."""
+    """Publish a version that has only a table."""
     with registry.draft(parent) as draft:
         write_shards(draft.folder, PARTS, precision, shards, blocks)  # type: ignore[arg-type]
         version = draft.commit(
@@ -114,9 +114,9 @@ def registry_in(folder: Path) -> Registry:
     return Registry(Storage(), str(folder / "registry"))
 
 
-def opened(registry: Registry, number: int, shards: Sequence[int] | None = None) -> FrozenTables:
+def opened(registry: Registry, number: int, shards: Sequence[int] | None = None) -> ServingTable:
     folders = [Path(one.folder) for one in registry.chain(registry.version(number))]
-    return FrozenTables.open(folders, shards=shards)
+    return ServingTable.open(folders, shards=shards)
 
 
 # ── calls ──────────────────────────────────────────────────────────────────────────────────────
@@ -127,7 +127,7 @@ class Call:
     """A batch for `gather`."""
 
     plan: GatherPlan
-    bags: Bags
+    bags: JaggedIds
     rows: int
 
     def gather(self, source: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -139,7 +139,7 @@ class Call:
 
 
 def call(seed: int, rows: int = 100, default: float = 0.5, known: bool = False) -> Call:
-    """Drawn ids, most of them more than once; `known`: all of them have rows."""
+    """A batch of random ids, most of them repeated; `known`: all of them have rows."""
     rng = np.random.default_rng(seed)
     highest = VOCABULARY * 3 // 4 if known else VOCABULARY
     slots, columns, column = [], [], 0
@@ -152,7 +152,7 @@ def call(seed: int, rows: int = 100, default: float = 0.5, known: bool = False) 
         dim = PARTS[part].dim
         columns.append((part, column, pooling, default, [default * (j + 1) for j in range(dim)]))
         column += dim
-    return Call(gather_plan(PARTS, columns), bags_of(slots, rows), rows)
+    return Call(gather_plan(PARTS, columns), to_jagged(slots, rows), rows)
 
 
 def assert_same(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
@@ -164,38 +164,38 @@ def assert_same(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> No
 
 
 @dataclass
-class Here:
-    """A server in threads of this process: real sockets, and its insides within reach."""
+class InProcessServer:
+    """A server in threads of this process: real sockets, with access to its internals."""
 
     server: LookupServer
-    versions: OpenVersions
+    versions: ShardVersions
     address: str
 
 
 @contextmanager
-def server_here(shard: int, tables: Mapping[int, FrozenTables], **options: Any) -> Iterator[Here]:
-    versions = OpenVersions(shard)
-    versions.open = {number: OpenVersion(number, one) for number, one in tables.items()}
+def in_process_server(shard: int, tables: Mapping[int, ServingTable], **options: Any) -> Iterator[InProcessServer]:
+    versions = ShardVersions(shard)
+    versions.open = {number: ShardVersion(number, one) for number, one in tables.items()}
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    server = LookupServer(versions, listening, Log(f"lookup, shard {shard}"), **options)
+    server = LookupServer(versions, listening, JsonLog(f"lookup, shard {shard}"), **options)
     server.start()
     try:
-        yield Here(server, versions, f"127.0.0.1:{listening.getsockname()[1]}")
+        yield InProcessServer(server, versions, f"127.0.0.1:{listening.getsockname()[1]}")
     finally:
         server.stop(5)
         eventually(lambda: not server.connections)
 
 
 @contextmanager
-def servers_here(
+def in_process_servers(
     registry: Registry, numbers: Sequence[int], shards: int = 2, replicas: int = 1, **options: Any
-) -> Iterator[list[list[Here]]]:
+) -> Iterator[list[list[InProcessServer]]]:
     with ExitStack() as stack:
         yield [
             [
                 stack.enter_context(
-                    server_here(shard, {n: opened(registry, n, [shard]) for n in numbers}, **options)
+                    in_process_server(shard, {n: opened(registry, n, [shard]) for n in numbers}, **options)
                 )
                 for _ in range(replicas)
             ]
@@ -218,7 +218,7 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """`clickline lookup`, as a process of its own."""
+    """`clickline lookup` in its own process."""
 
     folder: Path
     shard: int
@@ -230,13 +230,13 @@ class Server:
     metrics_port: int = field(default_factory=free_port)
 
     def start(self) -> None:
-        """Begin to start; `wait` waits until it listens."""
+        """Start the process; `wait` waits until it listens."""
         config = self.folder / "clickline.yaml"
         config.write_text(yaml.safe_dump({"data": {"train": ["nothing.tsv"]}}))
         settings = {
             "home": self.folder,
             "cache.dir": self.folder / "cache",
-            "serve.poll": 0.05,
+            "serve.poll_interval": 0.05,
             "serve.metrics_port": self.metrics_port,
             "publish.registry": self.folder / "registry",
             **self.settings,
@@ -276,7 +276,7 @@ class Server:
         self.process.send_signal(number)
 
     def end(self) -> int | None:
-        """Whatever its state, it is gone afterwards; the exit code."""
+        """Kill the process if it runs, and return the exit code."""
         process = self.process
         if process is None:
             return None
@@ -303,7 +303,7 @@ class Server:
 def fleet(
     folder: Path, shards: int = 2, replicas: int = 2, settings: Mapping[str, Any] | None = None
 ) -> Iterator[list[list[Server]]]:
-    """Real servers of all shards."""
+    """Start real servers for all shards."""
     servers = [[Server(folder, shard, settings or {}) for _ in range(replicas)] for shard in range(shards)]
     every = [server for replicas_ in servers for server in replicas_]
     try:
@@ -321,7 +321,7 @@ def fleet(
 
 
 def certificate_in(folder: Path, host: str | None = None) -> tuple[Path, Path]:
-    """A certificate for a host, or else for 127.0.0.1, that signs itself, and its key."""
+    """Create a self-signed certificate for a host, by default 127.0.0.1, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

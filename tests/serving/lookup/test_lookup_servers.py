@@ -1,4 +1,4 @@
-"""Real lookup servers: killed, stopped, restarted and overtaken by new versions while predictors ask them."""
+"""Real lookup servers that are killed, suspended and restarted, and get new versions, while predictors use them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 
 
 class Load:
-    """Threads that gather without a pause, and what went wrong."""
+    """Threads that gather without a pause, and their errors."""
 
     def __init__(self, work: Callable[[int], None], threads: int = 3) -> None:
         self.done = 0
@@ -54,15 +54,15 @@ class Load:
             began = time.monotonic()
             try:
                 self._work(seed)
-            except BaseException as error:  # noqa: BLE001 - told by the test
+            except BaseException as error:  # noqa: BLE001 - raised by the test
                 self.errors.append(error)
                 return
             self.slowest = max(self.slowest, time.monotonic() - began)
             self.done += 1
             seed += 10
 
-    def go_on(self, calls: int) -> None:
-        """Wait until so many more calls were made."""
+    def wait_for(self, calls: int) -> None:
+        """Wait for `calls` more calls."""
         until = self.done + calls
         eventually(lambda: self.errors or self.done >= until)
         assert not self.errors, self.errors[0]
@@ -90,7 +90,7 @@ def test_killed_and_restarted_replicas_fail_no_call(tmp_path):
     number = publish(registry, random_blocks(1))
     local = opened(registry, number)
     with fleet(tmp_path) as servers, LookupPool(addresses(servers), timeout=5, hedge=1) as lookups:
-        assert len(lookups.ready(number, 10).have) == 4
+        assert len(lookups.ready(number, 10).loaded) == 4
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
 
         def work(seed: int) -> None:
@@ -98,21 +98,21 @@ def test_killed_and_restarted_replicas_fail_no_call(tmp_path):
             assert_same(batch.gather(remote), batch.gather(local))
 
         with Load.of(work) as load:
-            load.go_on(200)
+            load.wait_for(200)
             for victim in (servers[0][1], servers[1][0]):
                 victim.signal(signal.SIGKILL)
                 assert victim.end() == -signal.SIGKILL
-                load.go_on(300)
+                load.wait_for(300)
                 eventually(lambda victim=victim: lookups.health()[victim.address])
                 victim.start()
                 victim.wait()
                 eventually(lambda victim=victim: not lookups.health()[victim.address])
-                load.go_on(200)
+                load.wait_for(200)
         assert lookups.stats.default_lookups == 0 == lookups.stats.shards_lost
         assert lookups.stats.failovers > 0
 
 
-def test_sigterm_lets_requests_end(tmp_path):
+def test_sigterm_finishes_running_lookups(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     local = opened(registry, number)
@@ -123,18 +123,18 @@ def test_sigterm_lets_requests_end(tmp_path):
             assert_same(call(seed % 50).gather(remote), call(seed % 50).gather(local))
 
         with Load.of(work) as load:
-            load.go_on(100)
+            load.wait_for(100)
             process = servers[0][0].process
             assert process is not None
             servers[0][0].signal(signal.SIGTERM)
             assert process.wait(20) == 0
-            load.go_on(100)
+            load.wait_for(100)
         assert servers[0][0].events("stopped")
         assert lookups.stats.shards_lost == 0
 
 
 def test_a_stopped_replica_is_hedged(tmp_path):
-    """SIGSTOP: its machine still accepts connections, and nothing ever answers."""
+    """With SIGSTOP the kernel still accepts connections, but nothing answers."""
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     local = opened(registry, number)
@@ -148,16 +148,16 @@ def test_a_stopped_replica_is_hedged(tmp_path):
             assert_same(call(seed % 50).gather(remote), call(seed % 50).gather(local))
 
         with Load.of(work) as load:
-            load.go_on(100)
+            load.wait_for(100)
             load.slowest = 0.0
             servers[0][0].signal(signal.SIGSTOP)
-            load.go_on(500)
+            load.wait_for(500)
             assert load.slowest < 5  # the hedge and a busy machine, not the timeout
             assert lookups.stats.hedges > 0
             assert list(lookups.ready(number, 10).unreachable) == [servers[0][0].address]
             servers[0][0].signal(signal.SIGCONT)
             eventually(lambda: not any(lookups.health().values()))
-            load.go_on(100)
+            load.wait_for(100)
         assert lookups.stats.shards_lost == 0
 
 
@@ -172,7 +172,7 @@ def test_versions_switch_under_load_and_never_mix(tmp_path):
         def use(number: int) -> None:
             nonlocal current
             report = lookups.ready(number, 20)
-            assert report.ready and len(report.have) == 4, str(report)
+            assert report.ready and len(report.loaded) == 4, str(report)
             with switching:
                 rows[number] = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable", cache=200)
                 current = number
@@ -191,7 +191,7 @@ def test_versions_switch_under_load_and_never_mix(tmp_path):
                 before = current
                 use(publish(registry, constant_blocks(value)))
                 assert current == value
-                load.go_on(20)
+                load.wait_for(20)
                 inputs_BI, _, _ = call(0, known=True).gather(rows[before])  # still answers
                 assert set(np.unique(inputs_BI[:, :18])) == {before}
         registry.move(3, "back", after=registry.current())
@@ -200,7 +200,7 @@ def test_versions_switch_under_load_and_never_mix(tmp_path):
         assert lookups.stats.shards_lost == 0
 
 
-def test_a_damaged_version_is_refused_and_the_old_one_answers(tmp_path):
+def test_damaged_version_is_refused_and_the_old_one_answers(tmp_path):
     registry = registry_in(tmp_path)
     old = publish(registry, random_blocks(1))
     local = opened(registry, old)
@@ -212,37 +212,37 @@ def test_a_damaged_version_is_refused_and_the_old_one_answers(tmp_path):
         registry.move(new, "test", after=registry.current())
         eventually(lambda: lookups.ready(new, 0.1).refused)
         report = lookups.ready(new, 0.5)
-        assert not report.ready and report.have == (servers[0][0].address,) and report.lost_shards == (1,)
+        assert not report.ready and report.loaded == (servers[0][0].address,) and report.lost_shards == (1,)
         assert "is damaged" in report.refused[servers[1][0].address]
         assert servers[1][0].events("a version was refused")[0]["open"] == [old]
         remote = RemoteRows(lookups, old, PARTS, "fp32", missing="unavailable")
         assert_same(call(0).gather(remote), call(0).gather(local))
-        table.write_bytes(whole)  # repaired: it is tried again
+        table.write_bytes(whole)  # repaired: it is retried
         assert lookups.ready(new, 20).ready
         repaired = RemoteRows(lookups, new, PARTS, "fp32", missing="unavailable")
         assert_same(call(0).gather(repaired), call(0).gather(opened(registry, new)))
 
 
-def test_the_command_tells_what_it_serves_and_starts_before_the_first_version(tmp_path):
+def test_command_reports_what_it_serves_and_starts_before_the_first_version(tmp_path):
     registry = registry_in(tmp_path)
     server = Server(tmp_path, 1)
     try:
         server.start()
         server.wait()
         assert server.up["version"] is None and server.up["shard"] == 1
-        assert page(server, "/healthz") == (200, "live\n")
-        assert page(server, "/readyz") == (503, "no version is open yet\n")
+        assert get(server, "/healthz") == (200, "live\n")
+        assert get(server, "/readyz") == (503, "no version is open yet\n")
         with LookupPool([["127.0.0.1:1"], [server.address]], timeout=5) as lookups:
-            assert lookups.ready(1, 0.1).late == (server.address,)
+            assert lookups.ready(1, 0.1).pending == (server.address,)
             number = publish(registry, random_blocks(1))
-            eventually(lambda: lookups.ready(number, 0.1).have)
+            eventually(lambda: lookups.ready(number, 0.1).loaded)
             report = lookups.ready(number, 0.1)
-            assert report.have == (server.address,) and not report.ready and report.lost_shards == (0,)
-        assert page(server, "/readyz") == (200, "ready\nversion 1\n")
-        metrics = page(server, "/metrics")[1]
+            assert report.loaded == (server.address,) and not report.ready and report.lost_shards == (0,)
+        assert get(server, "/readyz") == (200, "ready\nversion 1\n")
+        metrics = get(server, "/metrics")[1]
         assert f"clickline_lookup_version {float(number)}" in metrics
         assert "clickline_lookup_keys_total 0.0" in metrics
-        assert page(server, "/else")[0] == 404
+        assert get(server, "/else")[0] == 404
     finally:
         server.end()
     again = Server(tmp_path, 1)
@@ -256,7 +256,7 @@ def test_the_command_tells_what_it_serves_and_starts_before_the_first_version(tm
         again.end()
 
 
-def test_a_shard_that_does_not_exist_is_told_with_those_that_do(tmp_path):
+def test_unknown_shard_is_refused_with_the_valid_range(tmp_path):
     publish(registry_in(tmp_path), random_blocks(1), shards=3)
     config = tmp_path / "clickline.yaml"
     config.write_text(json.dumps({"data": {"train": ["nothing.tsv"]}, "home": str(tmp_path)}))
@@ -268,10 +268,10 @@ def test_a_shard_that_does_not_exist_is_told_with_those_that_do(tmp_path):
         check=False,
     )
     assert done.returncode != 0
-    assert "there is no shard 3: version 1 has 3, numbered 0 … 2. Give one of them by --shard." in done.stderr
+    assert "there is no shard 3: version 1 has 3, numbered 0 … 2. Choose one with --shard." in done.stderr
 
 
-def test_a_port_that_is_taken_is_told(tmp_path):
+def test_metrics_port_in_use_is_reported(tmp_path):
     publish(registry_in(tmp_path), random_blocks(1), shards=1)
     first = Server(tmp_path, 0)
     second = Server(tmp_path, 0, metrics_port=first.metrics_port)
@@ -279,15 +279,15 @@ def test_a_port_that_is_taken_is_told(tmp_path):
         first.start()
         first.wait()
         second.start()
-        words = f"serve.metrics_port: 127.0.0.1:{first.metrics_port} cannot be listened on"
-        with pytest.raises(AssertionError, match=words):
+        message = f"serve.metrics_port: 127.0.0.1:{first.metrics_port} cannot be listened on"
+        with pytest.raises(AssertionError, match=message):
             second.wait()
     finally:
         first.end()
         second.end()
 
 
-def test_tls_and_token_of_the_config(tmp_path):
+def test_tls_and_token_from_the_config_are_required(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     certificate, key = certificate_in(tmp_path)
@@ -306,12 +306,12 @@ def test_tls_and_token_of_the_config(tmp_path):
         with LookupPool(addresses(servers), token="wrong", tls=trusted, timeout=5) as lookups:
             assert "token" in lookups.health()[servers[0][0].address]
         server = servers[0][0]
-        assert page(server, "/healthz", tls=trusted)[0] == 200
-        assert page(server, "/metrics", tls=trusted)[0] == 401
-        assert page(server, "/metrics", tls=trusted, token="secret")[0] == 200
+        assert get(server, "/healthz", tls=trusted)[0] == 200
+        assert get(server, "/metrics", tls=trusted)[0] == 401
+        assert get(server, "/metrics", tls=trusted, token="secret")[0] == 200
 
 
-def page(server: Server, path: str, tls=None, token: str | None = None) -> tuple[int, str]:
+def get(server: Server, path: str, tls=None, token: str | None = None) -> tuple[int, str]:
     if tls is None:
         connection = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=20)
     else:

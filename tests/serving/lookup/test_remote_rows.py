@@ -25,8 +25,8 @@ from fleet import (
     random_blocks,
     random_delta,
     registry_in,
-    server_here,
-    servers_here,
+    in_process_server,
+    in_process_servers,
 )
 
 from clickline.errors import ArtifactError, RequestRefused
@@ -39,14 +39,14 @@ PATIENT = {"timeout": 10.0, "hedge": 5.0}  # a busy machine is not what these te
 
 @pytest.mark.parametrize("cache", [0, 64, 100_000])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_gather_over_the_network_equals_mapped_files(precision, cache, tmp_path):
+def test_remote_gather_equals_mapped_files(precision, cache, tmp_path):
     registry = registry_in(tmp_path)
     base = publish(registry, random_blocks(1), precision=precision, shards=3)
     first = publish(registry, random_delta(2), precision=precision, shards=3, parent=base)
     number = publish(registry, random_delta(3), precision=precision, shards=3, parent=first)
     local = opened(registry, number)
     with (
-        servers_here(registry, [number], shards=3) as servers,
+        in_process_servers(registry, [number], shards=3) as servers,
         LookupPool(addresses(servers), **PATIENT) as lookups,
     ):
         remote = RemoteRows(lookups, number, PARTS, precision, cache=cache, missing="unavailable")
@@ -57,22 +57,22 @@ def test_gather_over_the_network_equals_mapped_files(precision, cache, tmp_path)
         assert lookups.stats.failovers == 0
 
 
-def test_each_distinct_id_is_asked_for_once(tmp_path):
+def test_each_distinct_id_is_looked_up_once(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
     batch = call(0, 500)
-    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
+    with in_process_servers(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
         batch.gather(RemoteRows(lookups, number, PARTS, "fp32"))
         keys = sum(replicas[0].server.counts().keys for replicas in servers)
         assert keys == np.unique(batch.bags.ids_N).size == lookups.stats.keys
         assert lookups.stats.requests == 2
 
 
-def test_rows_that_the_cache_has_are_not_asked_for_again(tmp_path):
+def test_cached_rows_are_not_looked_up_again(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
     batch = call(0, 200)
-    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
+    with in_process_servers(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
         remote = RemoteRows(lookups, number, PARTS, "fp32", cache=1 << 20)
         first = batch.gather(remote)
         asked = lookups.stats.keys
@@ -85,7 +85,7 @@ def test_many_threads_share_a_pool(tmp_path):
     number = publish(registry, random_blocks(1))
     local = opened(registry, number)
     with (
-        servers_here(registry, [number], replicas=2) as servers,
+        in_process_servers(registry, [number], replicas=2) as servers,
         LookupPool(addresses(servers), **PATIENT) as lookups,
     ):
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable", cache=300)
@@ -99,16 +99,16 @@ def test_many_threads_share_a_pool(tmp_path):
             list(threads.map(work, range(8)))
 
 
-def test_a_call_without_ids_asks_nobody(tmp_path):
+def test_call_without_ids_sends_no_request(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
     batch = call(0, 0)
-    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
+    with in_process_servers(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
         batch.gather(RemoteRows(lookups, number, PARTS, "fp32"))
         assert lookups.stats.requests == 0
 
 
-def test_large_answers_come_in_pieces(tmp_path):
+def test_large_answers_arrive_in_pieces(tmp_path):
     """More rows than the server sends at once."""
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
@@ -118,7 +118,7 @@ def test_large_answers_come_in_pieces(tmp_path):
     batch.bags.ids_N[:] = rng.integers(0, 2**64, batch.bags.ids_N.size, dtype=np.uint64)
     batch.bags.ids_N[::3] = rng.choice(call(1, 5000).bags.ids_N, batch.bags.ids_N[::3].size)
     with (
-        servers_here(registry, [number], shards=1) as servers,
+        in_process_servers(registry, [number], shards=1) as servers,
         LookupPool(addresses(servers), timeout=20) as lookups,
     ):
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
@@ -129,11 +129,11 @@ def test_large_answers_come_in_pieces(tmp_path):
 # ── servers that do not answer ─────────────────────────────────────────────────────────────────
 
 
-def test_a_shard_that_is_gone_gives_default_rows_and_counts_them(tmp_path):
+def test_lost_shard_gives_default_rows_and_counts_them(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
     batch = call(0, known=True)
-    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
+    with in_process_servers(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="default")
         batch.gather(remote)
         servers[1][0].server.stop(10)
@@ -144,10 +144,10 @@ def test_a_shard_that_is_gone_gives_default_rows_and_counts_them(tmp_path):
         assert lookups.stats.shards_lost == 1
 
 
-def test_a_shard_that_is_gone_makes_requests_unavailable_if_so_configured(tmp_path):
+def test_lost_shard_makes_requests_unavailable_if_configured(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
-    with servers_here(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
+    with in_process_servers(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
         call(0).gather(remote)
         gone = servers[1][0]
@@ -161,29 +161,29 @@ def test_a_shard_that_is_gone_makes_requests_unavailable_if_so_configured(tmp_pa
         assert lookups.stats.default_lookups == 0
 
 
-def test_a_shard_that_comes_back_is_used_again(tmp_path):
+def test_recovered_shard_is_used_again(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     tables = {number: opened(registry, number)}
-    with server_here(0, tables) as server, LookupPool([[server.address]], **PATIENT) as lookups:
+    with in_process_server(0, tables) as server, LookupPool([[server.address]], **PATIENT) as lookups:
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
         server.versions.open = {}
         with pytest.raises(RequestRefused, match=rf"{server.address}: it has version none, not {number}"):
             call(0).gather(remote)
-        with server_here(0, tables) as other:
+        with in_process_server(0, tables) as other:
             server.versions.open = other.versions.open
             assert_same(call(0).gather(remote), call(0).gather(tables[number]))
 
 
-def test_a_replica_without_the_version_is_passed_over(tmp_path):
+def test_replica_without_the_version_is_skipped(tmp_path):
     registry = registry_in(tmp_path)
     old, new = (
         publish(registry, constant_blocks(1), shards=1),
         publish(registry, constant_blocks(2), shards=1),
     )
     with (
-        server_here(0, {old: opened(registry, old)}) as behind,
-        server_here(0, {new: opened(registry, new)}) as ahead,
+        in_process_server(0, {old: opened(registry, old)}) as behind,
+        in_process_server(0, {new: opened(registry, new)}) as ahead,
         LookupPool([[behind.address, ahead.address]], **PATIENT) as lookups,
     ):
         for number, value in ((new, 2), (old, 1)):
@@ -193,10 +193,10 @@ def test_a_replica_without_the_version_is_passed_over(tmp_path):
                 assert set(np.unique(inputs_BI[:, :9])) == {value}
 
 
-def test_a_server_of_another_shard_is_not_believed(tmp_path):
+def test_server_of_another_shard_is_rejected(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
-    with servers_here(registry, [number]) as servers:
+    with in_process_servers(registry, [number]) as servers:
         swapped = addresses(servers)[::-1]
         with LookupPool(swapped, **PATIENT) as lookups:
             assert (
@@ -208,15 +208,15 @@ def test_a_server_of_another_shard_is_not_believed(tmp_path):
                 call(0).gather(RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable"))
 
 
-def test_a_version_with_another_number_of_shards_is_refused(tmp_path):
+def test_version_with_a_different_number_of_shards_is_refused(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=3)
     with (
-        servers_here(registry, [number], shards=1) as servers,
+        in_process_servers(registry, [number], shards=1) as servers,
         LookupPool(addresses(servers), **PATIENT) as lookups,
         pytest.raises(ArtifactError, match=r"has 3 shards, serve\.lookup\.shards lists 1"),
     ):
-        RemoteRows.of_version(lookups, registry.version(number).body)
+        RemoteRows.for_version(lookups, registry.version(number).body)
 
 
 class Between:
@@ -262,12 +262,12 @@ class Between:
             one.close()
 
 
-def test_an_answer_that_comes_after_its_hedge_is_dropped(tmp_path):
+def test_answer_after_its_hedge_is_dropped(tmp_path):
     """The late answer is of another call: taken for the next one's it would give wrong rows."""
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     local = opened(registry, number)
-    with server_here(0, {number: local}) as slow, server_here(0, {number: local}) as other:
+    with in_process_server(0, {number: local}) as slow, in_process_server(0, {number: local}) as other:
         between = Between(slow.address)
         try:
             with LookupPool([[between.address, other.address]], timeout=5, hedge=0.05) as lookups:
@@ -288,11 +288,11 @@ def test_an_answer_that_comes_after_its_hedge_is_dropped(tmp_path):
             between.close()
 
 
-def test_a_slow_replica_costs_no_more_than_the_hedge(tmp_path):
+def test_slow_replica_costs_no_more_than_the_hedge(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     local = opened(registry, number)
-    with server_here(0, {number: local}) as slow, server_here(0, {number: local}) as other:
+    with in_process_server(0, {number: local}) as slow, in_process_server(0, {number: local}) as other:
         between = Between(slow.address)
         try:
             with LookupPool([[between.address, other.address]], timeout=20, hedge=0.1) as lookups:
@@ -313,13 +313,13 @@ def test_a_slow_replica_costs_no_more_than_the_hedge(tmp_path):
             between.close()
 
 
-def test_replicas_that_are_all_slow_are_not_asked_everything_twice(tmp_path, monkeypatch):
+def test_hedging_is_limited_if_all_replicas_are_slow(tmp_path, monkeypatch):
     """They have too much to do already."""
     monkeypatch.setattr(lookup_pool, "_MOST_HEDGES", 3.0)
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     local = opened(registry, number)
-    with server_here(0, {number: local}) as one, server_here(0, {number: local}) as other:
+    with in_process_server(0, {number: local}) as one, in_process_server(0, {number: local}) as other:
         between = [Between(one.address), Between(other.address)]
         try:
             with LookupPool([[slow.address for slow in between]], timeout=10, hedge=0.005) as lookups:
@@ -338,11 +338,11 @@ def test_replicas_that_are_all_slow_are_not_asked_everything_twice(tmp_path, mon
                 slow.close()
 
 
-def test_all_replicas_too_slow_is_told_after_the_timeout(tmp_path):
+def test_slow_replicas_are_reported_after_the_timeout(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     local = opened(registry, number)
-    with server_here(0, {number: local}) as server:
+    with in_process_server(0, {number: local}) as server:
         between = Between(server.address)
         try:
             with LookupPool([[between.address]], timeout=0.3) as lookups:
@@ -360,32 +360,32 @@ def test_all_replicas_too_slow_is_told_after_the_timeout(tmp_path):
 # ── versions on their way ──────────────────────────────────────────────────────────────────────
 
 
-def test_ready_waits_for_replicas_that_load_and_for_no_others(tmp_path):
+def test_ready_waits_only_for_replicas_that_are_loading(tmp_path):
     registry = registry_in(tmp_path)
     old, new = publish(registry, constant_blocks(1)), publish(registry, constant_blocks(2))
-    with servers_here(registry, [old], replicas=2) as servers:
+    with in_process_servers(registry, [old], replicas=2) as servers:
         listed = addresses(servers)
         dead = socket.create_server(("127.0.0.1", 0))
         listed[1].append(f"127.0.0.1:{dead.getsockname()[1]}")
         dead.close()
         with LookupPool(listed, **PATIENT) as lookups:
             report = lookups.ready(old, 10)
-            assert report.ready and len(report.have) == 4
+            assert report.ready and len(report.loaded) == 4
             assert report.unreachable == {listed[1][2]: "Connection refused"}
             report = lookups.ready(new, 0.3)
-            assert not report.ready and report.lost_shards == (0, 1) and len(report.late) == 4
+            assert not report.ready and report.lost_shards == (0, 1) and len(report.pending) == 4
 
             def load() -> None:
                 for shard, replicas in enumerate(servers):
                     for here in replicas:
-                        with server_here(shard, {new: opened(registry, new, [shard])}) as made:
+                        with in_process_server(shard, {new: opened(registry, new, [shard])}) as made:
                             here.versions.open = {**here.versions.open, **made.versions.open}
 
             loading = threading.Thread(target=load)
             loading.start()
             report = lookups.ready(new, 20)
             loading.join()
-            assert report.ready and len(report.have) == 4 and not report.late
+            assert report.ready and len(report.loaded) == 4 and not report.pending
 
             servers[0][0].versions.open = {}
             servers[0][0].versions.refused = {new: "its file is damaged"}
@@ -394,10 +394,10 @@ def test_ready_waits_for_replicas_that_load_and_for_no_others(tmp_path):
             assert "refused it: its file is damaged" in str(report)
 
 
-def test_ready_is_not_held_up_by_a_replica_that_hangs(tmp_path):
+def test_hanging_replica_does_not_delay_ready(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
-    with servers_here(registry, [number], shards=1) as servers:
+    with in_process_servers(registry, [number], shards=1) as servers:
         between = Between(servers[0][0].address)
         try:
             with LookupPool([[servers[0][0].address, between.address]], timeout=0.2) as lookups:
@@ -420,7 +420,7 @@ def test_tls_and_token(tmp_path):
     certificate, key = certificate_in(tmp_path)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificate, key)
-    with servers_here(registry, [number], token="secret", tls=tls) as servers:
+    with in_process_servers(registry, [number], token="secret", tls=tls) as servers:
         trusted = client_tls(str(certificate))
         with LookupPool(addresses(servers), token="secret", tls=trusted, timeout=5) as lookups:
             remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
@@ -439,7 +439,7 @@ def test_tls_and_token(tmp_path):
         assert sent == 6  # none of the others
 
 
-def test_an_authority_that_is_no_pem_file_is_named(tmp_path):
+def test_ca_that_is_not_a_pem_file_is_named(tmp_path):
     from clickline.errors import ClicklineError
 
     with pytest.raises(ClicklineError, match=r"serve\.tls\.authority .*nowhere\.pem cannot be used"):

@@ -1,4 +1,4 @@
-"""A model for the gRPC doors, and a gRPC server that has nothing but them."""
+"""A model for the gRPC endpoints, and a gRPC server with only those endpoints."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def answer(*probabilities: float) -> Answer:
     return Answer(MODEL.number, np.log(p / (1 - p)).astype(np.float32), p)
 
 
-def scored(door, body: bytes) -> bytes:
-    """A request through a door: row b of B gets the probability (b + 1) / (B + 1)."""
-    door.target(body)
-    call = door.decode(body, MODEL, LIMITS)
-    return door.encode(call, answer(*((row + 1) / (call.rows.rows + 1) for row in range(call.rows.rows))))
+def scored(endpoint, body: bytes) -> bytes:
+    """Answer a request: row b of B gets the probability (b + 1) / (B + 1)."""
+    endpoint.target(body)
+    call = endpoint.decode(body, MODEL, LIMITS)
+    return endpoint.encode(call, answer(*((row + 1) / (call.rows.rows + 1) for row in range(call.rows.rows))))
 
 
 METHODS: dict[str, Callable[[bytes], bytes]] = {
@@ -99,7 +99,7 @@ class _Handler(grpc.GenericRpcHandler):
 
 @contextmanager
 def grpc_server() -> Iterator[str]:
-    """The doors on a port that the system picks; yields the address."""
+    """Serve the endpoints on a free port; yields the address."""
     server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers((_Handler(),))
     port = server.add_insecure_port("127.0.0.1:0")

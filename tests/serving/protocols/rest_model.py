@@ -1,4 +1,4 @@
-"""A served model's double for doors: its fields are real, and what a door decoded can be looked at and encoded."""
+"""A test double of a served model for HTTP endpoints: its fields are real, and decoded requests can be inspected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.features.request_encoder import RequestEncoder
 from clickline.records import (
-    FEASIGN,
+    FEATURE_ID,
     INTEGER,
     PRECISION,
     TEXT,
@@ -22,7 +22,7 @@ from clickline.records import (
     TextColumn,
 )
 from clickline.serving.protocols.call import Call
-from clickline.serving.protocols.http_common import Door, HttpLimits, Reply
+from clickline.serving.protocols.http_common import HttpEndpoint, HttpLimits, HttpResponse
 from clickline.serving.protocols.http_routes import route
 
 FEATURES = FeatureSpec(
@@ -41,7 +41,7 @@ LIMITS = HttpLimits(max_rows=50, max_body=1 << 20)
 
 
 class Model:
-    """What doors know of a scorer."""
+    """The part of a scorer that endpoints use."""
 
     number = 12
     features = FEATURES
@@ -59,25 +59,25 @@ MODEL = Model()
 ANSWER = Answer(12, np.array([-2.25, 0.3], dtype=np.float32), np.array([0.1, 0.7], dtype=np.float32))
 
 
-def door(path: str) -> Door:
+def endpoint(path: str) -> HttpEndpoint:
     found = route("POST", path)
-    assert isinstance(found, Door), found
+    assert isinstance(found, HttpEndpoint), found
     return found
 
 
 def call(
     path: str, body: bytes, headers: dict[bytes, bytes] | None = None, limits: HttpLimits = LIMITS
 ) -> Call:
-    return door(path).decode(body, headers or {}, MODEL, limits)
+    return endpoint(path).decode(body, headers or {}, MODEL, limits)
 
 
-def header(reply: Reply, name: bytes) -> bytes | None:
+def header(reply: HttpResponse, name: bytes) -> bytes | None:
     return dict(reply.headers).get(name)
 
 
 def raw_columns(rows: RequestRows) -> dict[str, RawColumn]:
-    """The columns of a request the way a reader would have found them."""
-    columns: dict[str, RawColumn] = dict(rows.several)
+    """The columns of a request as a log reader would return them."""
+    columns: dict[str, RawColumn] = dict(rows.multi)
     for c, name in enumerate(MODEL.columns):
         kind = rows.kind_C[c]
         if kind == TEXT:
@@ -91,7 +91,7 @@ def raw_columns(rows: RequestRows) -> dict[str, RawColumn]:
 
 
 def values(rows: RequestRows) -> dict[str, list[Any]]:
-    """What a door decoded, as Python values: text as bytes, missing as None."""
+    """Decoded rows as Python values: text as bytes, missing as None."""
     found: dict[str, list[Any]] = {}
     for name, column in raw_columns(rows).items():
         if isinstance(column, TextColumn):
@@ -113,13 +113,13 @@ def values(rows: RequestRows) -> dict[str, list[Any]]:
         assert len(flat) == rows.rows
         found[name] = flat
     for c, name in enumerate(MODEL.columns):
-        if rows.kind_C[c] == FEASIGN and name not in rows.several:
+        if rows.kind_C[c] == FEATURE_ID and name not in rows.multi:
             found[name] = [bits or None for bits in rows.integers_CB[c].view(np.uint64).tolist()]
     return found
 
 
 def encoded(rows: RequestRows) -> EncodedRows:
-    """What the server's encoder makes of a decoded request that has no fault."""
+    """Encode a decoded request that has no faults."""
     result, faults = ENCODER.encode(rows)
     assert not faults, [fault for found in faults for fault in found]
     return result

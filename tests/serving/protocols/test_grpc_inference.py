@@ -101,9 +101,9 @@ def test_typed_contents_are_answered_in_typed_contents(rows):
     assert list(found["class_ids"].contents.int64_contents) == (p > 0.5).astype(int).tolist()
 
 
-def test_a_version_that_is_no_number_is_refused():
+def test_version_that_is_not_a_number_is_refused():
     body = service_pb2.ModelReadyRequest(name="ads", version="latest").SerializeToString()
-    with pytest.raises(RequestRefused, match='The version is "latest"; a whole number is allowed'):
+    with pytest.raises(RequestRefused, match='The version is "latest"; it must be a whole number'):
         kserve_grpc.target(body)
     assert kserve_grpc.target(service_pb2.ModelReadyRequest(name="ads").SerializeToString()) == Target(
         "ads", None

@@ -39,7 +39,7 @@ def refusal(made: RankRequest) -> str:
     return str(refused.value)
 
 
-def test_both_parts_are_read():
+def test_context_and_candidates_are_decoded():
     body = request().SerializeToString()
     assert ranking_grpc.target(body) == Target("ads", None)
     call = ranking_grpc.decode(body, MODEL, LIMITS)
@@ -48,32 +48,32 @@ def test_both_parts_are_read():
     assert call.rows.kind_C.astype(bool).tolist() == [False, False, False, True, False, False]
 
 
-def test_all_scores_come_as_sent():
+def test_scores_keep_the_order_of_the_candidates():
     response = ranked(request())
     assert list(response.scores) == [0.25, 0.75, 0.5, 0.75] and not response.indices
     assert (response.model_spec.name, response.model_spec.version.value) == ("ads", 12)
 
 
 @pytest.mark.parametrize(("top_k", "order"), [(1, [1]), (3, [1, 3, 2]), (9, [1, 3, 2, 0])])
-def test_the_best_come_first_and_of_equals_the_first(top_k, order):
+def test_best_come_first_and_ties_keep_their_order(top_k, order):
     response = ranked(request(top_k))
     assert list(response.indices) == order
     assert list(response.scores) == [[0.25, 0.75, 0.5, 0.75][n] for n in order]
 
 
-def test_candidates_may_have_no_context():
+def test_context_is_optional():
     call = ranking_grpc.decode(request(context=False).SerializeToString(), MODEL, LIMITS)
     assert call.context is None and call.rows.rows == 4
 
 
-def test_what_is_refused():
+def test_invalid_rankings_are_refused():
     assert refusal(request(-2)) == "top_k is -2; 0 for all candidates, or how many of the best."
     two = request()
     two.context["I1"].Clear()
     two.context["C1"].Clear()
     tensor(two.context["I1"], 1, "float_val", [1.0, 2.0])
     tensor(two.context["C1"], 7, "string_val", [b"a", b"b"])
-    assert "The context has 2 rows; one is allowed." in refusal(two)
+    assert "The context has 2 rows; it must have one." in refusal(two)
     both = request()
     tensor(both.candidates["C1"], 7, "string_val", [b"a"] * 4)
     assert refusal(both) == "C1 is in the context and in the candidates; a field is in one of both."

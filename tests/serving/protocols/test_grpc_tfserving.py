@@ -74,7 +74,7 @@ def test_all_outputs_in_typed_fields():
 
 
 @pytest.mark.parametrize("rows", [1, 127, 128, 1000])
-def test_lengths_of_every_size_are_written_right(rows):
+def test_varint_lengths_of_every_size_are_correct(rows):
     probabilities = np.linspace(0.01, 0.99, rows, dtype=np.float32)
     response = answered(request(rows), *probabilities)
     assert values(response.outputs["logistic"]) == [[float(p)] for p in probabilities]
@@ -87,7 +87,7 @@ def test_the_output_filter_is_honoured():
     assert sorted(answered(made, 0.5).outputs) == ["logistic", "logits"]
     made.output_filter.append("score")
     words = refusal(tfserving_grpc.decode, made.SerializeToString(), MODEL, LIMITS)
-    assert words == 'There is no output "score". There are: probabilities, logistic, logits, class_ids.'
+    assert words == 'There is no output "score". Available: probabilities, logistic, logits, class_ids.'
 
 
 @pytest.mark.parametrize("signature", ["", "serving_default", "predict"])
@@ -96,13 +96,13 @@ def test_signatures(signature):
     assert response.model_spec.signature_name == (signature or "serving_default")
 
 
-def test_another_signature_is_refused_in_words():
+def test_unknown_signature_is_refused():
     body = request(signature_name="classify").SerializeToString()
     words = refusal(tfserving_grpc.decode, body, MODEL, LIMITS)
-    assert words == 'There is no signature "classify". There are: serving_default, predict.'
+    assert words == 'There is no signature "classify". Available: serving_default, predict.'
 
 
-def test_whom_a_request_is_for():
+def test_target_of_a_request():
     assert tfserving_grpc.target(request().SerializeToString()) == Target("ads", None)
     assert tfserving_grpc.target(request(version=7).SerializeToString()) == Target("ads", 7)
     assert tfserving_grpc.target(request(version=0).SerializeToString()) == Target("ads", 0)
@@ -113,7 +113,7 @@ def test_whom_a_request_is_for():
     assert "malformed" in refusal(tfserving_grpc.target, b"\xff")
 
 
-def test_a_model_spec_in_two_pieces_is_one():
+def test_model_spec_in_two_pieces_is_merged():
     head = PredictRequest()
     head.model_spec.version.value = 5
     both = head.SerializeToString() + request(signature_name="predict").SerializeToString()
@@ -121,9 +121,9 @@ def test_a_model_spec_in_two_pieces_is_one():
     assert tfserving_grpc.decode(both, MODEL, LIMITS).details.signature == "predict"
 
 
-def test_limits_are_the_configs():
+def test_limits_of_the_config_are_enforced():
     made = request(3)
-    assert "up to 2 are allowed" in refusal(
+    assert "allowed: up to 2" in refusal(
         tfserving_grpc.decode, made.SerializeToString(), MODEL, Limits(max_rows=2)
     )
     made.inputs["age"].CopyFrom(made.inputs["I1"])
@@ -132,11 +132,11 @@ def test_limits_are_the_configs():
     assert call.rows.rows == 3 and call.context is None
 
 
-def test_text_that_is_none_is_malformed():
+def test_invalid_utf8_is_malformed():
     assert "output_filter" in refusal(tfserving_grpc.decode, b"\x1a\x01\xff", MODEL, LIMITS)
 
 
-def test_metadata_says_what_goes_in_and_out():
+def test_metadata_describes_inputs_and_outputs():
     asked = GetModelMetadataRequest(metadata_field=["signature_def"])
     asked.model_spec.name = "ads"
     response = GetModelMetadataResponse.FromString(tfserving_grpc.metadata(asked.SerializeToString(), MODEL))
@@ -171,11 +171,11 @@ def test_metadata_says_what_goes_in_and_out():
     }
 
 
-def test_other_metadata_is_refused():
+def test_unknown_metadata_field_is_refused():
     body = GetModelMetadataRequest(metadata_field=["graph"]).SerializeToString()
     assert (
         refusal(tfserving_grpc.metadata, body, MODEL)
-        == 'There is no metadata field "graph". There is: signature_def.'
+        == 'There is no metadata field "graph". Available: signature_def.'
     )
 
 
@@ -255,7 +255,7 @@ print(json.dumps({
 """
 
 
-def test_a_client_with_its_own_stubs(tmp_path: Path):
+def test_client_with_its_own_stubs(tmp_path: Path):
     """In a process of its own, with stubs that grpc_tools makes from the public field numbers."""
     (tmp_path / "public.proto").write_text(PUBLIC)
     (tmp_path / "client.py").write_text(CLIENT)
@@ -287,5 +287,5 @@ def test_a_client_with_its_own_stubs(tmp_path: Path):
         "spec": ["ads", 12, "predict"],
         "status": [[12, 30], [11, 40]],
         "metadata": "type.googleapis.com/tensorflow.serving.SignatureDefMap",
-        "refused": ["INVALID_ARGUMENT", "I1 holds infinity; a finite number is allowed, or NaN for none."],
+        "refused": ["INVALID_ARGUMENT", "I1 contains infinity; allowed: a finite number, or NaN for missing."],
     }

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rest_model import ANSWER, FEATURES, LIMITS, MODEL, call, door, encoded, header, same, values
+from rest_model import ANSWER, FEATURES, LIMITS, MODEL, call, endpoint, encoded, header, same, values
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
 from tritonclient.utils import np_to_triton_dtype
 
 from clickline.errors import RequestRefused
 from clickline.features import Encoder
-from clickline.serving.protocols.http_common import HttpLimits, Known, Page
+from clickline.serving.protocols.http_common import HttpInfoEndpoint, HttpLimits, ServerState
 from clickline.serving.protocols.http_routes import route
 
 INFER = "/v2/models/ads/infer"
@@ -77,7 +77,7 @@ def test_binary_tensors():
     assert same(encoded(rows), Encoder(FEATURES).encode_values(ROWS)[0])
 
 
-def test_json_tensors_and_binary_ones_in_one_request():
+def test_json_and_binary_tensors_in_one_request():
     mixed = [
         tensor("C1", COLUMNS["C1"], binary=False),
         tensor("C2", COLUMNS["C2"]),
@@ -88,7 +88,7 @@ def test_json_tensors_and_binary_ones_in_one_request():
     assert same(encoded(infer(mixed).rows), Encoder(FEATURES).encode_values(ROWS)[0])
 
 
-def test_json_alone_flat_or_nested():
+def test_flat_and_nested_json():
     flat = {"name": "tags", "shape": [2, 2], "datatype": "BYTES", "data": ["a", "b", "c", ""]}
     nested = {**flat, "data": [["a", "b"], ["c", ""]]}
     column = {"name": "I1", "shape": [2, 1], "datatype": "FP32", "data": [[1.5], [None]]}
@@ -122,7 +122,7 @@ def test_numbers_do_not_have_to_be_aligned():
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=20), st.booleans())
-def test_any_bytes_are_texts(given_, matrix):
+def test_any_bytes_are_valid_texts(given_, matrix):
     array = texts(*([value] for value in given_)) if matrix else texts(*given_)
     assert values(infer([tensor("C1", array)]).rows) == {"C1": [value or None for value in given_]}
 
@@ -184,7 +184,7 @@ def one(**changes):
         ([], ("a list",)),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(document, words):
+def test_invalid_values_are_refused_with_the_field_name(document, words):
     message = refused(document)
     for word in words:
         assert word in message
@@ -197,14 +197,14 @@ def test_infinity_is_refused():
     assert "I1" in refused(b'{"inputs":[{"name":"I1","shape":[1],"datatype":"FP32","data":[1e999]}]}')
 
 
-def test_unknown_inputs_are_left_out_if_told():
+def test_unknown_inputs_are_ignored_if_configured():
     ignoring = HttpLimits(max_rows=50, ignore_unknown=True)
     given_ = [tensor("X", texts(b"zzz", b"y")), tensor("C1", texts(b"a", b"b"))]
     assert values(infer(given_, ignoring).rows) == {"C1": [b"a", b"b"]}
 
 
 @pytest.mark.parametrize("length", [b"x", b"-1", b"", b"99999", b"9" * 30, b"\xff"])
-def test_a_header_that_is_not_a_length(length):
+def test_invalid_length_header_is_refused(length):
     body, headers = built([tensor("C1", texts(b"a"))])
     assert "Inference-Header-Content-Length" in refused(body, {**headers, HEADER: length})
 
@@ -227,7 +227,7 @@ def test_binary_data_must_fit_exactly():
         (b"\0\0\0", [1], "3 bytes"),
     ],
 )
-def test_texts_whose_lengths_lie(raw, shape, word):
+def test_texts_with_wrong_lengths_are_refused(raw, shape, word):
     document = {
         "inputs": [
             {"name": "C1", "shape": shape, "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
@@ -242,7 +242,7 @@ GOOD, GOOD_HEADERS = built([tensor(name, array) for name, array in COLUMNS.items
 
 
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255), st.integers(0, 3))
-def test_a_changed_byte_is_answered_or_refused(place, byte, cut):
+def test_request_with_a_changed_byte_is_answered_or_refused(place, byte, cut):
     body = GOOD[:place] + bytes([byte]) + GOOD[place + 1 : len(GOOD) - cut]
     try:
         rows = call(INFER, body, GOOD_HEADERS).rows
@@ -287,7 +287,7 @@ def test_any_tensors_are_answered_or_refused(tensors, raw, outputs):
 
 
 def result(asked) -> InferResult:
-    reply = door(INFER).encode(asked, ANSWER)
+    reply = endpoint(INFER).encode(asked, ANSWER)
     assert reply.status == 200
     length = header(reply, HEADER)
     return InferResult.from_response_body(reply.body, header_length=None if length is None else int(length))
@@ -302,7 +302,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_answers_read_by_tritonclient(binary):
+def test_answers_are_read_by_tritonclient(binary):
     options = {} if binary else {"outputs": [InferRequestedOutput(n, binary_data=False) for n in EXPECTED]}
     found = result(infer([tensor("C1", texts(b"a", b"b"))], request_id="r-1", **options))
     for name, array in EXPECTED.items():
@@ -313,7 +313,7 @@ def test_answers_read_by_tritonclient(binary):
     assert (response["model_name"], response["model_version"], response["id"]) == ("ads", "12", "r-1")
 
 
-def test_only_the_outputs_that_are_asked_for():
+def test_only_requested_outputs_are_returned():
     wanted = [
         InferRequestedOutput("logits", binary_data=True),
         InferRequestedOutput("logistic", binary_data=False),
@@ -326,7 +326,7 @@ def test_only_the_outputs_that_are_asked_for():
 
 
 def test_plain_json_is_answered_in_plain_json():
-    reply = door(INFER).encode(call(INFER, json.dumps(one()).encode()), ANSWER)
+    reply = endpoint(INFER).encode(call(INFER, json.dumps(one()).encode()), ANSWER)
     assert header(reply, b"content-type") == b"application/json" and header(reply, HEADER) is None
     found = json.loads(reply.body)
     assert [out["name"] for out in found["outputs"]] == list(EXPECTED)
@@ -343,8 +343,8 @@ def test_plain_json_is_answered_in_plain_json():
 
 def page(path, current=MODEL):
     found = route("GET", path)
-    assert isinstance(found, Page)
-    reply = found.answer(Known(("ads",), current))
+    assert isinstance(found, HttpInfoEndpoint)
+    reply = found.answer(ServerState(("ads",), current))
     return reply.status, json.loads(reply.body)
 
 

@@ -12,11 +12,17 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, door, encoded, header, same, values
+from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, endpoint, encoded, header, same, values
 
 from clickline.errors import RequestRefused
 from clickline.features import Encoder
-from clickline.serving.protocols.http_common import HttpLimits, Known, Page, Reply, shown
+from clickline.serving.protocols.http_common import (
+    HttpInfoEndpoint,
+    HttpLimits,
+    HttpResponse,
+    ServerState,
+    preview,
+)
 from clickline.serving.protocols.http_routes import route
 
 PREDICT = "/v1/models/ads:predict"
@@ -41,7 +47,7 @@ def refused(document, limits=LIMITS) -> str:
 # ── values ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_rows_and_columns_say_the_same():
+def test_rows_and_columns_are_equivalent():
     instances = [
         {"I1": 3, "I2": 0.5, "C1": "ab", "tags": ["x", "y"]},
         {"I1": None, "I2": 2, "C1": "", "tags": []},
@@ -97,13 +103,13 @@ def test_any_json_values_get_the_ids_of_training(instances):
     assert same(encoded(predict(body).rows), reference)
 
 
-def test_seven_is_seven():
+def test_all_forms_of_seven_are_the_same_category():
     found = encoded(predict({"instances": [{"C1": v} for v in (7, "7", [7], {"b64": "Nw=="})]}).rows)
     floats = encoded(predict({"inputs": {"C1": [7.0, 7.0]}}).rows)
     assert len({*found.slots[0].ids_N.tolist(), *floats.slots[0].ids_N.tolist()}) == 1
 
 
-def test_missing_is_missing_however_it_is_said():
+def test_all_forms_of_missing_values_are_missing():
     given_ = encoded(
         predict(
             b'{"instances":[{"I1":null,"C1":null},{"I1":NaN,"C1":NaN},{"I1":"","C1":""},{},{"I1":[]}]}'
@@ -126,7 +132,7 @@ def test_large_whole_numbers_keep_every_digit():
     assert rows_of({"C1": 2**53 + 1}, {"C1": None})["C1"] == [b"9007199254740993", None]
 
 
-def test_large_numbers_are_numbers_where_a_number_is_asked():
+def test_large_numbers_are_accepted_in_dense_fields():
     assert rows_of({"I1": 1e30}, {"I1": 2**64}) == {"I1": [1e30, 2.0**64]}
     mixed = encoded(predict({"instances": [{"I2": 1e30}, {"I2": "1e30"}]}).rows).dense_DB[1]
     assert mixed[0] == mixed[1] == np.float32(1e30)
@@ -138,18 +144,18 @@ def test_texts_with_a_nul_or_beyond_ascii():
     assert found == {"C1": [text.encode() or None for text in texts], "C2": [b"c"] * 6}
 
 
-def test_bytes_in_base64_are_taken_as_they_are():
+def test_base64_bytes_are_used_unchanged():
     assert rows_of({"C1": {"b64": "/4A="}}, {"C1": "ü"})["C1"] == [b"\xff\x80", "ü".encode()]
 
 
-def test_rows_may_have_other_fields_than_the_first():
+def test_rows_may_have_different_fields():
     assert rows_of({"C1": "a"}, {"C2": "b", "C1": "c"}, {}) == {
         "C1": [b"a", b"c", None],
         "C2": [None, b"b", None],
     }
 
 
-def test_a_given_column_without_values_is_not_absent():
+def test_column_without_values_is_not_absent():
     """A ranking is planned by which fields are given, so a null must not change the plan."""
     rows = predict({"instances": [{"C1": None, "I1": 1}]}).rows
     assert rows.kind_C[MODEL.columns.index("C1")] != 0
@@ -158,7 +164,7 @@ def test_a_given_column_without_values_is_not_absent():
 # ── refusals ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_unknown_fields_are_named_with_the_nearest_known_one():
+def test_unknown_fields_are_refused_with_a_suggestion():
     message = refused({"instances": [{"C1": "a"}, {"Tag": "a"}]})
     assert "'Tag'" in message and "'tags'" in message
     assert "'D9'" in refused({"inputs": {"D9": [1]}})
@@ -204,13 +210,13 @@ def test_unknown_fields_are_named_with_the_nearest_known_one():
         (b'{"signature_name":[],"instances":[{}]}', ("signature_name", "predict")),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(body, words):
+def test_invalid_values_are_refused_with_the_field_name(body, words):
     message = refused(body)
     for word in words:
         assert word in message
 
 
-def test_too_many_rows():
+def test_too_many_rows_are_refused():
     assert "51 rows" in refused({"instances": [{}] * 51})
     assert "51 rows" in refused({"inputs": {"C1": ["a"] * 51}})
     assert predict({"instances": [{}] * 50}).rows.rows == 50
@@ -221,12 +227,12 @@ def test_signatures(signature):
     assert predict({"signature_name": signature, "instances": [{}]}).rows.rows == 1
 
 
-def test_long_names_are_cut_in_messages():
+def test_long_names_are_shortened_in_messages():
     assert len(refused({"instances": [{"x" * 100_000: 1}]})) < 400
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_are_only_ever_refused(body):
+def test_random_bytes_are_always_refused(body):
     with pytest.raises(RequestRefused):
         predict(body)
 
@@ -266,7 +272,7 @@ def test_compressed_bodies(encoding, body):
 @pytest.mark.parametrize(
     ("encoding", "body", "word"),
     [
-        (b"gzip", BODY, "inflated"),
+        (b"gzip", BODY, "decompressed"),
         (b"gzip", gzip.compress(BODY, mtime=0)[:-9], "end"),
         (b"gzip", gzip.compress(BODY, mtime=0) + b"more", "end"),
         (b"gzip", gzip.compress(b" " * (LIMITS.max_body + 1), mtime=0), "larger"),
@@ -274,12 +280,12 @@ def test_compressed_bodies(encoding, body):
         (b"\xff", BODY, "allowed"),
     ],
 )
-def test_compressed_bodies_that_are_refused(encoding, body, word):
+def test_invalid_compressed_bodies_are_refused(encoding, body, word):
     with pytest.raises(RequestRefused, match=word):
         call(PREDICT, body, {b"content-encoding": encoding})
 
 
-def test_a_body_may_inflate_to_the_limit():
+def test_body_may_decompress_to_the_limit():
     body = BODY + b" " * (LIMITS.max_body - len(BODY))
     assert call(PREDICT, gzip.compress(body), {b"content-encoding": b"gzip"}).rows.rows == 1
 
@@ -288,8 +294,8 @@ def test_a_body_may_inflate_to_the_limit():
 
 
 def test_answers_by_rows_and_by_columns():
-    entry = door(PREDICT)
-    by_rows = entry.encode(predict({"instances": [{}, {}]}), ANSWER)
+    found = endpoint(PREDICT)
+    by_rows = found.encode(predict({"instances": [{}, {}]}), ANSWER)
     assert (by_rows.status, header(by_rows, b"content-type")) == (200, b"application/json")
     assert header(by_rows, b"clickline-version") == b"12"
     expected = [
@@ -302,7 +308,7 @@ def test_answers_by_rows_and_by_columns():
         assert row.keys() == wanted.keys()
         for name, numbers in wanted.items():
             np.testing.assert_array_almost_equal(row[name], numbers, decimal=6)
-    by_columns = json.loads(entry.encode(predict({"inputs": {"C1": ["a", "b"]}}), ANSWER).body)
+    by_columns = json.loads(found.encode(predict({"inputs": {"C1": ["a", "b"]}}), ANSWER).body)
     assert by_columns == {
         "outputs": {name: [row[name] for row in found["predictions"]] for name in expected[0]}
     }
@@ -312,7 +318,7 @@ def test_answers_by_rows_and_by_columns():
 def test_scores_read_back_as_the_same_bits(chances):
     probability_B = np.array(chances, dtype=np.float32)
     answer = Answer(3, probability_B - 1, probability_B)
-    found = json.loads(door(PREDICT).write("rows", answer).body)["predictions"]
+    found = json.loads(endpoint(PREDICT).write("rows", answer).body)["predictions"]
     assert (
         np.array([row["logistic"][0] for row in found], dtype=np.float32).tobytes() == probability_B.tobytes()
     )
@@ -321,12 +327,12 @@ def test_scores_read_back_as_the_same_bits(chances):
 # ── pages ──────────────────────────────────────────────────────────────────────────────────────
 
 
-KNOWN = Known(("ads", "wide_deep"), MODEL)
+KNOWN = ServerState(("ads", "wide_deep"), MODEL)
 
 
 def page(path, known=KNOWN):
     found = route("GET", path)
-    assert isinstance(found, Page)
+    assert isinstance(found, HttpInfoEndpoint)
     reply = found.answer(known)
     return reply.status, json.loads(reply.body)
 
@@ -338,13 +344,13 @@ def test_status(path):
 
 
 @pytest.mark.parametrize("verb", ["", "/metadata"])
-def test_pages_of_what_is_not_there(verb):
+def test_info_endpoints_of_unknown_models(verb):
     assert page(f"/v1/models/bids{verb}") == (
         404,
-        {"error": "there is no model 'bids'; served: ads, wide_deep."},
+        {"error": "there is no model 'bids'; available: ads, wide_deep."},
     )
     assert page(f"/v1/models/ads/versions/3{verb}")[0] == 404
-    assert page(f"/v1/models/ads{verb}", Known(("ads",), None))[0] == 404
+    assert page(f"/v1/models/ads{verb}", ServerState(("ads",), None))[0] == 404
 
 
 def test_metadata():
@@ -372,11 +378,11 @@ def test_metadata():
 
 
 def test_targets_come_from_the_path():
-    entry = door("/v1/models/a.b-c_1/versions/7:predict")
-    assert (entry.target.model, entry.target.version, entry.protocol) == ("a.b-c_1", 7, "tfserving_rest")
-    assert door(PREDICT).target.version is None
-    assert door("/v2/models/ads/versions/9/infer").target.version == 9
-    assert door("/v1/models/ads/versions/9:rank").protocol == "rank_rest"
+    found = endpoint("/v1/models/a.b-c_1/versions/7:predict")
+    assert (found.target.model, found.target.version, found.protocol) == ("a.b-c_1", 7, "tfserving_rest")
+    assert endpoint(PREDICT).target.version is None
+    assert endpoint("/v2/models/ads/versions/9/infer").target.version == 9
+    assert endpoint("/v1/models/ads/versions/9:rank").protocol == "rank_rest"
 
 
 @pytest.mark.parametrize(
@@ -398,17 +404,17 @@ def test_targets_come_from_the_path():
         ("GET", "/v2/\ud800", 404),
     ],
 )
-def test_paths_that_lead_nowhere(method, path, status):
+def test_unknown_paths_are_not_found(method, path, status):
     reply = route(method, path)
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, HttpResponse)
     assert reply.status == status
     assert json.loads(reply.body).keys() == {"error"}
 
 
 @given(st.sampled_from(["GET", "POST"]), st.text(alphabet="/v12:models.xpredictnfhaly", max_size=30))
-def test_any_path_has_an_answer(method, path):
+def test_any_path_is_answered(method, path):
     found = route(method, "/v1/models/" + path)
-    if isinstance(found, Page):
+    if isinstance(found, HttpInfoEndpoint):
         assert found.answer(KNOWN).status in (200, 404)
 
 
@@ -425,14 +431,14 @@ def test_any_path_has_an_answer(method, path):
     ],
 )
 def test_refusals(kind, status):
-    reply = door(PREDICT).refuse(kind, "why é")
+    reply = endpoint(PREDICT).refuse(kind, "why é")
     assert (reply.status, json.loads(reply.body)) == (status, {"error": "why é"})
     assert (header(reply, b"www-authenticate") is not None) == (status == 401)
 
 
-def test_most_of_a_huge_value_is_not_even_looked_at() -> None:
+def test_preview_of_a_huge_value_is_cheap() -> None:
     huge = [list(range(1000)) for _ in range(3000)]
     began = time.process_time()
-    assert shown(huge).startswith("[[0, 1, 2, 3")
+    assert preview(huge).startswith("[[0, 1, 2, 3")
     assert time.process_time() - began < 0.05
-    assert len(shown(huge)) <= 80 and shown({"a": [1, 2]}) == "{'a': [1, 2]}"
+    assert len(preview(huge)) <= 80 and preview({"a": [1, 2]}) == "{'a': [1, 2]}"

@@ -9,12 +9,12 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, door, encoded, values
+from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, endpoint, encoded, values
 
 from clickline.errors import RequestRefused
 from clickline.features import encoder_kernels
-from clickline.records import FEASIGN, INTEGER, NUMBER
-from clickline.serving.protocols.http_common import HttpLimits, Reply
+from clickline.records import FEATURE_ID, FLOAT64, INTEGER
+from clickline.serving.protocols.http_common import HttpLimits, HttpResponse
 from clickline.serving.protocols.http_routes import route
 
 CTR = "/ElasticCTRPredictionService/inference"
@@ -44,19 +44,19 @@ def test_feasigns_of_a_text_slot_are_the_hashes_of_its_texts():
     hashes = [xxhash.xxh64_intdigest(word) for word in words]
     rows = ctr(*(instance(**{"1": [value]}) for value in hashes))
     column = MODEL.columns.index("C1")
-    assert rows.kind_C[column] == FEASIGN
+    assert rows.kind_C[column] == FEATURE_ID
     assert values(rows)["C1"] == hashes
     bits_B = rows.integers_CB[column].view(np.uint64)
     ids_B = np.empty(2, dtype=np.uint64)
-    encoder_kernels.mix_feasigns(bits_B, bits_B == 0, FEATURES.slots[0].salt, ids_B)
+    encoder_kernels.mix_feature_ids(bits_B, bits_B == 0, FEATURES.slots[0].salt, ids_B)
     by_text = encoded(call("/v1/models/ads:predict", b'{"inputs":{"C1":["ab","c"]}}').rows)
     assert ids_B.tolist() == by_text.slots[0].ids_N.tolist()
     several = ctr(instance(**{"30": hashes}), instance(**{"30": [0]}))
-    assert several.kind_C[MODEL.columns.index("tags")] == FEASIGN
+    assert several.kind_C[MODEL.columns.index("tags")] == FEATURE_ID
     assert values(several)["tags"] == [hashes, [None]]
 
 
-def test_feasigns_of_a_feasign_slot_reach_the_encoder_of_training():
+def test_feasigns_of_a_feasign_slot_get_the_ids_of_training():
     rows = ctr(
         instance(**{"4": [7, 2**64 - 1], "5": [9]}),
         instance(**{"5": [0]}),
@@ -78,13 +78,13 @@ def test_slots_by_number_and_by_name_and_in_pieces():
     assert values(ctr(instance(C2=[5])))["C2"] == [5]
 
 
-def test_a_field_of_numbers_takes_the_number():
+def test_dense_field_takes_the_feasign_as_a_number():
     rows = ctr(instance(I1=[0]), instance(), instance(I1=["3"]))
     assert values(rows) == {"I1": [0.0, None, 3.0]}
-    assert rows.kind_C[MODEL.columns.index("I1")] == NUMBER
+    assert rows.kind_C[MODEL.columns.index("I1")] == FLOAT64
 
 
-def test_rows_without_slots_are_rows():
+def test_rows_without_slots_are_accepted():
     assert ctr({"slots": []}, {"slots": []}).rows == 2
 
 
@@ -113,21 +113,21 @@ def test_rows_without_slots_are_rows():
         (b"{", ("not JSON",)),
     ],
 )
-def test_slots_that_are_refused(document, words):
+def test_invalid_slots_are_refused(document, words):
     message = refused(CTR, document)
     for word in words:
         assert word in message
 
 
-def test_unknown_slots_are_left_out_if_told():
+def test_unknown_slots_are_ignored_if_configured():
     rows = ctr(instance(**{"99": [1], "5": [2]}), limits=HttpLimits(ignore_unknown=True))
     assert values(rows) == {"5": [2]}
 
 
-def test_answers_and_errors_have_one_shape():
-    entry = door(CTR)
-    assert entry.target.model == ""
-    found = json.loads(entry.encode(call(CTR, b'{"instances":[{"slots":[]},{"slots":[]}]}'), ANSWER).body)
+def test_answers_and_errors_have_the_same_shape():
+    found = endpoint(CTR)
+    assert found.target.model == ""
+    found = json.loads(found.encode(call(CTR, b'{"instances":[{"slots":[]},{"slots":[]}]}'), ANSWER).body)
     assert found == {
         "predictions": [
             {"prob0": pytest.approx(0.9), "prob1": pytest.approx(0.1)},
@@ -136,11 +136,13 @@ def test_answers_and_errors_have_one_shape():
         "err_code": 0,
         "err_msg": "",
     }
-    reply = entry.refuse("overloaded", "later")
+    reply = found.refuse("overloaded", "later")
     assert reply.status == 429
     assert json.loads(reply.body) == {"predictions": [], "err_code": 429, "err_msg": "later"}
     wrong = route("GET", CTR)
-    assert isinstance(wrong, Reply) and wrong.status == 405 and json.loads(wrong.body)["err_code"] == 405
+    assert (
+        isinstance(wrong, HttpResponse) and wrong.status == 405 and json.loads(wrong.body)["err_code"] == 405
+    )
 
 
 JSON = st.recursive(
@@ -181,7 +183,7 @@ def test_context_and_candidates():
     assert rank({"candidates": [{"C2": "x"}]}).context.rows == 1
 
 
-def test_candidates_are_bounded_and_the_context_is_not_counted():
+def test_row_limit_applies_to_candidates_only():
     assert rank({"context": {"C1": "u"}, "candidates": [{"C2": "x"}] * 50}).rows.rows == 50
     assert "51 rows" in refused(RANK, {"context": {"C1": "u"}, "candidates": [{"C2": "x"}] * 51})
 
@@ -203,7 +205,7 @@ def test_candidates_are_bounded_and_the_context_is_not_counted():
         ([], ("a list",)),
     ],
 )
-def test_rankings_that_are_refused(document, words):
+def test_invalid_rankings_are_refused_over_http(document, words):
     message = refused(RANK, document)
     for word in words:
         assert word in message
@@ -212,21 +214,21 @@ def test_rankings_that_are_refused(document, words):
 def ranked(probabilities, **options):
     asked = rank({"candidates": {"C2": ["x"] * len(probabilities)}, **options})
     probability_B = np.array(probabilities, dtype=np.float32)
-    return json.loads(door(RANK).encode(asked, Answer(5, probability_B, probability_B)).body)
+    return json.loads(endpoint(RANK).encode(asked, Answer(5, probability_B, probability_B)).body)
 
 
 def test_all_scores_in_the_order_of_the_candidates():
     assert ranked([0.25, 0.75, 0.5]) == {"version": 5, "scores": [0.25, 0.75, 0.5]}
 
 
-def test_the_best_with_their_places_and_ties_by_place():
+def test_top_k_returns_indices_and_breaks_ties_by_order():
     best = ranked([0.25, 0.5, 0.75, 0.5, 0.5], top_k=3)
     assert best == {"version": 5, "scores": [0.75, 0.5, 0.5], "indices": [2, 1, 3]}
     assert ranked([0.25, 0.5], top_k=9)["indices"] == [1, 0]
 
 
 @given(st.binary(max_size=100))
-def test_random_bytes_are_only_ever_refused(body):
+def test_random_bytes_are_always_refused(body):
     for path in (CTR, RANK, "/v2/models/ads/infer"):
         with pytest.raises(RequestRefused):
             call(path, body)

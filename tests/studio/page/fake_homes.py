@@ -363,7 +363,7 @@ def hours(count: int) -> list[dict[str, Any]]:
             }
         if state in ("corrupt", "skipped"):
             one["reason"] = (
-                "12 % of its rows are bad, data.max_bad allows 1 %."
+                "12 % of its rows are bad, data.max_bad_ratio allows 1 %."
                 if state == "corrupt"
                 else "Its donefile is missing for 2 h."
             )
@@ -696,7 +696,7 @@ def serving_home() -> FakeHome:
 
 def failed() -> FakeHome:
     home = FakeHome("failed")
-    words = "data/train.tsv: 3.1 % of its rows are bad (7,440 of 240,000), data.max_bad allows 1 %. Look at the samples in .clickline/datasets/…/quarantine, mend the file, or raise data.max_bad."
+    words = "data/train.tsv: 3.1 % of its rows are bad (7,440 of 240,000), data.max_bad_ratio allows 1 %. Look at the samples in .clickline/datasets/…/quarantine, mend the file, or raise data.max_bad_ratio."
     stages = flow("prepare") | {"prepare": stage("failed", {"reason": words}, 30, 2.2)}
     home.status = lambda: status_of(
         home.name,

@@ -33,7 +33,7 @@ SEEN = {  # a word that must be there: scenario -> panel -> text
         "Data": "found 12, expected 40",
         "Try it": "Version 6 would have said",
     },
-    "failed": {"Overview": "raise data.max_bad", "Data": "found 12, expected 40"},
+    "failed": {"Overview": "raise data.max_bad_ratio", "Data": "found 12, expected 40"},
     "refused": {
         "Overview": "gate.vs_current allows -0.002",
         "Runs": "refused",
@@ -254,7 +254,7 @@ def test_a_history_of_500_hours(studio: Any, base: str) -> None:
     at.page.get_by_role("radio", name="AUC").click()
     expect(at.page.locator(".strip .cell.level5").first).to_be_visible()
     at.page.locator(".strip .cell.corrupt").first.hover()
-    expect(at.page.locator(".strip-told")).to_contain_text("data.max_bad allows 1 %")
+    expect(at.page.locator(".strip-told")).to_contain_text("data.max_bad_ratio allows 1 %")
 
 
 def test_a_lost_studio_comes_back_by_itself(studio: Any, serve: Any) -> None:

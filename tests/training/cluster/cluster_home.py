@@ -14,7 +14,7 @@ from clickline.artifacts.checkpoint import Checkpoint
 from clickline.config import Config, load_config
 from clickline.data.prepare.run import prepare
 from clickline.data.sample.generate import SampleOptions, generate
-from clickline.embedding import Tables, load, read_header
+from clickline.embedding import Tables, load_snapshot, read_header
 from clickline.embedding.table import Table
 from clickline.models.model_plan import ModelPlan
 from clickline.progress import Progress
@@ -30,7 +30,7 @@ train:
   checkpoint_every: 1h
   learning_rate: 0.0005
   embedding: {learning_rate: 0.01}
-gate: {retries: 0}
+gate: {extra_epochs: 0}
 tracking: {enabled: false}
 """
 
@@ -42,7 +42,7 @@ class Heard(Progress):
         self.said: list[str] = []
         self.notes: list[str] = []
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.said.append(message)
 
     def note(self, figures: str) -> None:
@@ -76,7 +76,7 @@ def crew(workers: int, shards: int) -> list[str]:
         "train.mode=cluster",
         f"train.workers.min={workers}",
         f"train.workers.max={workers}",
-        f"train.shards={shards}",
+        f"train.embedding_servers={shards}",
     ]
 
 
@@ -101,7 +101,7 @@ def rows_of(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
     wide = read_header(checkpoint.tables[0])["wide_optimizer"] is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Table, "place", keep)
-        load(Tables(**plan.tables(uses_wide=wide)), checkpoint.tables)
+        load_snapshot(Tables(**plan.tables(uses_wide=wide)), checkpoint.tables)
     return {
         kind: np.sort(np.concatenate(pieces), order="id") if pieces else np.empty(0)
         for kind, pieces in found.items()

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from clickline.distributed.session import Session, session
+from clickline.distributed.session import RaySession, open_session
 from clickline.progress import Progress
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[Session]:
+def ray_session() -> Iterator[RaySession]:
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
-    with session(None, cpus=4, home=None, progress=Progress()) as opened:
+    with open_session(None, cpus=4, home=None, progress=Progress()) as opened:
         yield opened

@@ -18,25 +18,25 @@ import pytest
 from clickline.errors import ClusterError
 from clickline.training.cluster.job_status import (
     Event,
-    Figures,
+    JobMetrics,
+    JobStatus,
     LeaseCounts,
-    Status,
     WorkerStatus,
-    ask_workers,
-    asked_workers,
-    driving,
+    driver_lock,
     newest_run,
     read_status,
+    request_workers,
+    requested_workers,
     write_status,
 )
 
 DRIVER = """
 import sys
 from pathlib import Path
-from clickline.training.cluster.job_status import Status, driving, write_status
+from clickline.training.cluster.job_status import Status, driver_lock, write_status
 
 home, run = map(Path, sys.argv[1:])
-with driving(home, run):
+with driver_lock(home, run):
     write_status(run, Status("running", "sync"))
     print("drives", flush=True)
     sys.stdin.readline()
@@ -65,21 +65,21 @@ def test_a_home_where_nothing_ran(tmp_path: Path) -> None:
     assert newest_run(tmp_path) is None
     assert read_status(tmp_path) is None
     with pytest.raises(ClusterError, match=r"was begun in .*train\.mode: cluster"):
-        ask_workers(tmp_path, 2)
+        request_workers(tmp_path, 2)
 
 
 def test_others_see_what_the_driver_writes(tmp_path: Path, run: Path) -> None:
-    with driving(tmp_path, run):
+    with driver_lock(tmp_path, run):
         begun = read_status(tmp_path)
         assert begun is not None
         assert (begun["state"], begun["alive"], begun["pid"]) == ("starting", True, os.getpid())
         events = tuple(Event.now("resize", f"number {n}") for n in range(50))
-        status = Status(
+        status = JobStatus(
             "running",
             "async",
             workers=(WorkerStatus("worker-0", "10.0.0.1", "learning", "unit 3, batch 17"),),
             leases=LeaseCounts(5, 2, 3),
-            figures=Figures(step=120, auc=0.71),
+            figures=JobMetrics(step=120, auc=0.71),
             events=events,
         )
         write_status(run, status)
@@ -91,7 +91,7 @@ def test_others_see_what_the_driver_writes(tmp_path: Path, run: Path) -> None:
         assert found["workers"][0]["at"] == "unit 3, batch 17"
         assert found["leases"] == {"todo": 5, "open": 2, "done": 3}
         assert [event["reason"] for event in found["events"]] == [f"number {n}" for n in range(30, 50)]
-        write_status(run, Status("done", "async"))
+        write_status(run, JobStatus("done", "async"))
     ended = read_status(tmp_path)
     assert ended is not None
     assert (ended["state"], ended["alive"]) == ("done", False)
@@ -102,26 +102,26 @@ def test_a_driver_is_killed_and_the_next_one_takes_over(tmp_path: Path, run: Pat
         running = read_status(tmp_path)
         assert running is not None
         assert (running["state"], running["pid"]) == ("running", driver.pid)
-        ask_workers(tmp_path, 3)
+        request_workers(tmp_path, 3)
         driver.send_signal(signal.SIGKILL)
         driver.wait()
         lost = read_status(tmp_path)
         assert lost is not None
         assert (lost["state"], lost["alive"]) == ("lost", False)
         with pytest.raises(ClusterError, match="run abc was lost without a word"):
-            ask_workers(tmp_path, 4)
-    with driving(tmp_path, run):
-        assert asked_workers(run) == 3, "a wish outlives a killed driver"
+            request_workers(tmp_path, 4)
+    with driver_lock(tmp_path, run):
+        assert requested_workers(run) == 3, "a wish outlives a killed driver"
         begun = read_status(tmp_path)
         assert begun is not None
         assert begun["state"] == "starting", "not what the driver before wrote"
-    assert asked_workers(run) is None, "and not one that ends by itself"
+    assert requested_workers(run) is None, "and not one that ends by itself"
 
 
 def test_a_second_driver_is_refused_by_name(tmp_path: Path, run: Path) -> None:
     with another_driver(tmp_path, run) as driver:
         words = f"run abc is being trained already by pid {driver.pid} on {socket.gethostname()}"
-        with pytest.raises(ClusterError, match=words), driving(tmp_path, run):
+        with pytest.raises(ClusterError, match=words), driver_lock(tmp_path, run):
             pass
         found = read_status(tmp_path)
         assert found is not None
@@ -129,7 +129,7 @@ def test_a_second_driver_is_refused_by_name(tmp_path: Path, run: Path) -> None:
 
 
 def test_looking_does_not_keep_a_driver_from_starting(tmp_path: Path, run: Path) -> None:
-    with driving(tmp_path, run):
+    with driver_lock(tmp_path, run):
         pass
     stop = threading.Event()
 
@@ -142,7 +142,7 @@ def test_looking_does_not_keep_a_driver_from_starting(tmp_path: Path, run: Path)
         thread.start()
     try:
         for _ in range(20):
-            with driving(tmp_path, run):
+            with driver_lock(tmp_path, run):
                 pass
     finally:
         stop.set()
@@ -151,18 +151,18 @@ def test_looking_does_not_keep_a_driver_from_starting(tmp_path: Path, run: Path)
 
 
 def test_the_last_wish_counts(tmp_path: Path, run: Path) -> None:
-    with driving(tmp_path, run):
-        assert asked_workers(run) is None
-        ask_workers(tmp_path, 2)
-        ask_workers(tmp_path, 5)
-        assert asked_workers(run) == 5
+    with driver_lock(tmp_path, run):
+        assert requested_workers(run) is None
+        request_workers(tmp_path, 2)
+        request_workers(tmp_path, 5)
+        assert requested_workers(run) == 5
         found = read_status(tmp_path)
         assert found is not None
         assert found["asked"] == 5, "also before the driver has seen it"
 
 
 def test_the_run_begun_last_is_the_one_that_is_meant(tmp_path: Path, run: Path) -> None:
-    with driving(tmp_path, run), driving(tmp_path, tmp_path / "runs" / "later"):
+    with driver_lock(tmp_path, run), driver_lock(tmp_path, tmp_path / "runs" / "later"):
         found = read_status(tmp_path)
         assert found is not None
         assert found["run"] == "later"
@@ -171,7 +171,7 @@ def test_the_run_begun_last_is_the_one_that_is_meant(tmp_path: Path, run: Path) 
 def test_a_home_seen_under_another_path_names_the_same_run(tmp_path: Path) -> None:
     home = tmp_path / "here"
     home.mkdir()
-    with driving(home, home / "runs" / "abc"):
+    with driver_lock(home, home / "runs" / "abc"):
         pass
     home.rename(tmp_path / "there")
     assert newest_run(tmp_path / "there") == tmp_path / "there" / "runs" / "abc"
@@ -179,10 +179,10 @@ def test_a_home_seen_under_another_path_names_the_same_run(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("torn", ["", "{", "[]", '{"workers": "many"}'])
 def test_torn_files_are_as_good_as_none(tmp_path: Path, run: Path, torn: str) -> None:
-    with driving(tmp_path, run):
+    with driver_lock(tmp_path, run):
         (run / "cluster" / "scale.json").write_text(torn)
         (run / "cluster" / "status.json").write_text(torn)
-        assert asked_workers(run) is None
+        assert requested_workers(run) is None
         found = read_status(tmp_path)
         assert found is not None
         assert (found["state"], found["alive"]) == ("starting", True)
@@ -193,13 +193,13 @@ def test_torn_files_are_as_good_as_none(tmp_path: Path, run: Path, torn: str) ->
 def test_a_disk_that_is_full_costs_a_status_not_the_run(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with driving(tmp_path, run):
-        write_status(run, Status("running", "sync", figures=Figures(step=1)))
+    with driver_lock(tmp_path, run):
+        write_status(run, JobStatus("running", "sync", figures=JobMetrics(step=1)))
 
         def full(*_: object, **__: object) -> int:
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
             patch.setattr(Path, "write_text", full)
-            write_status(run, Status("running", "sync", figures=Figures(step=2)))
+            write_status(run, JobStatus("running", "sync", figures=JobMetrics(step=2)))
         assert json.loads((run / "cluster" / "status.json").read_text())["figures"]["step"] == 1

@@ -11,7 +11,7 @@ from cluster_home import crew
 
 from clickline.config import load_config
 from clickline.data.prepare.run import prepare
-from clickline.distributed.session import Session
+from clickline.distributed.session import RaySession
 from clickline.progress import Progress
 from clickline.training.run import train
 
@@ -19,14 +19,16 @@ START = 1_767_225_600  # 2026-01-01T00
 CONFIG = """
 data: {format: csv, train: train.csv, fields: {click: label, at: time, a: slot}}
 model: {embedding_dim: 4, hidden: [8]}
-train: {batch_size: 128, eviction: {hours_unseen: 168}}
+train: {batch_size: 128, eviction: {max_idle_hours: 168}}
 cache: {dir: cache}
 tracking: {enabled: false}
 """
 
 
 @pytest.mark.slow
-def test_few_rows_dated_later_do_not_empty_the_tables_of_shards(tmp_path: Path, ray_session: Session) -> None:
+def test_few_rows_dated_later_do_not_empty_the_tables_of_shards(
+    tmp_path: Path, ray_session: RaySession
+) -> None:
     rng = np.random.default_rng(3)
     rows = ["click,at,a"]
     for row, a in enumerate(rng.integers(0, 50, 4000)):

@@ -21,15 +21,15 @@ from cluster_home import Heard, config_of, crew, prepared, run, sharing
 import clickline
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.from_config import registry_of
-from clickline.distributed.session import Session
+from clickline.distributed.session import RaySession
 from clickline.errors import ClusterError, GateRefused
 from clickline.models.model import open_checkpoint
-from clickline.pipeline.processes import descendants, living
+from clickline.pipeline.processes import descendants, still_alive
 from clickline.scoring.open_scorer import open_scorer
 from clickline.storage.storage import Storage
 from clickline.training import cluster_trainer
 from clickline.training.cluster import monitor
-from clickline.training.cluster.job_status import ask_workers, logs_of, read_status
+from clickline.training.cluster.job_status import logs_folder, read_status, request_workers
 from clickline.training.run import TrainResult
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(
-    base: Path, tmp_path_factory: pytest.TempPathFactory, ray_session: Session
+    base: Path, tmp_path_factory: pytest.TempPathFactory, ray_session: RaySession
 ) -> Iterator[Finished]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor, "_LOOK_SECONDS", 0.05)
@@ -92,7 +92,7 @@ def test_its_status_and_logs_stay_when_it_is_over(finished: Finished) -> None:
     assert [one["name"] for one in status["shards"]] == ["shard-0", "shard-1"]
     assert status["last_cut"]["step"] == 160
     assert status["last_cut"]["stalled"] < status["last_cut"]["seconds"]
-    logs = {path.name: path.read_text() for path in logs_of(Path(status["folder"])).iterdir()}
+    logs = {path.name: path.read_text() for path in logs_folder(Path(status["folder"])).iterdir()}
     assert set(logs) == {
         *("driver.log", "shard-0.log", "shard-1.log", "worker-0.log", "worker-1.log"),
     }
@@ -100,7 +100,7 @@ def test_its_status_and_logs_stay_when_it_is_over(finished: Finished) -> None:
     assert "member 0 of 2 in generation 1" in logs["worker-0.log"]
     assert "stream 0: token 1 from batch 0 on" in logs["shard-1.log"]
     with pytest.raises(ClusterError, match=r"no training runs on a cluster: run .* is done"):
-        ask_workers(home, 3)
+        request_workers(home, 3)
 
 
 def test_mlflow_gets_what_local_mode_tells_it(finished: Finished) -> None:
@@ -156,10 +156,10 @@ def test_more_epochs_go_on_with_other_numbers_of_workers_and_shards(finished: Fi
     assert more.checkpoint.body["learned_rows"] == 2 * 9600
 
 
-def test_the_gate_refuses_and_lets_it_train_on(project: Path, ray_session: Session) -> None:
+def test_the_gate_refuses_and_lets_it_train_on(project: Path, ray_session: RaySession) -> None:
     heard = Heard()
     with pytest.raises(GateRefused, match="the gate refused the model"):
-        run(project, *crew(2, 1), "gate.auc=0.99", "gate.retries=1", progress=heard)
+        run(project, *crew(2, 1), "gate.auc=0.99", "gate.extra_epochs=1", progress=heard)
     refused = [said for said in heard.said if said.startswith("the gate refused after")]
     assert [said.partition(":")[0] for said in refused] == [
         "the gate refused after 1 epoch",
@@ -201,15 +201,15 @@ def test_ctrl_c_ends_it_soon_and_leaves_no_process(project: Path) -> None:
         if process.poll() is None:
             process.kill()
             process.communicate()
-    left = living(started)
+    left = still_alive(started)
     while left and time.monotonic() - began < 15:
         time.sleep(0.05)
-        left = living(left)
+        left = still_alive(left)
     for one in left:
-        one.send(signal.SIGKILL)
+        one.send_signal(signal.SIGKILL)
     assert left == []
     assert process.returncode == 130
-    assert stderr.splitlines()[-1] == "interrupted; run the same command again to go on"
+    assert stderr.splitlines()[-1] == "interrupted; run the same command again to resume"
     assert "Traceback" not in stderr
     assert seconds < 15
     status = read_status(project / ".clickline") or {}
@@ -218,11 +218,11 @@ def test_ctrl_c_ends_it_soon_and_leaves_no_process(project: Path) -> None:
 
 
 def test_a_run_of_its_own_says_that_another_one_drives_it(finished: Finished) -> None:
-    from clickline.training.cluster.job_status import driving
+    from clickline.training.cluster.job_status import driver_lock
 
     run_folder = finished.result.checkpoint.folder.parent
     with (
-        driving(Path(finished.config.home), run_folder),
+        driver_lock(Path(finished.config.home), run_folder),
         pytest.raises(ClusterError, match="is being trained already by pid"),
     ):
         run(finished.project, *finished.options, "train.epochs=3", "tracking.enabled=false")

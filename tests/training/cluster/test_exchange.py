@@ -13,12 +13,12 @@ from cluster_home import prepared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clickline.artifacts.dataset import Dataset, concat
+from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 from clickline.training import batches as module
 from clickline.training.batches import Batches, Position
-from clickline.training.cluster.row_exchange import Closed, Exchange, Portion
+from clickline.training.cluster.row_exchange import ExchangeClosed, LocalBatch, RowExchange
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,9 @@ def batches_of(dataset: Dataset, **options: Any) -> Batches:
     return Batches(dataset, Path(dataset.folder), **{"batch_size": 300, "seed": 4, **options})
 
 
-def group(batches: Batches, start: Position, size: int) -> list[Exchange]:
+def group(batches: Batches, start: Position, size: int) -> list[RowExchange]:
     """All members of a group, which hand each other rows at once."""
-    made: list[Exchange] = []
+    made: list[RowExchange] = []
     ready = threading.Event()
 
     def sender(rank: int) -> Callable[[int, int, int, LabelledRows], None]:
@@ -50,18 +50,18 @@ def group(batches: Batches, start: Position, size: int) -> list[Exchange]:
 
         return send
 
-    made += [Exchange(batches, start, rank, size, sender(rank)) for rank in range(size)]
+    made += [RowExchange(batches, start, rank, size, sender(rank)) for rank in range(size)]
     ready.set()
     return made
 
 
-def dealt(batches: Batches, start: Position, size: int) -> list[list[Portion]]:
+def dealt(batches: Batches, start: Position, size: int) -> list[list[LocalBatch]]:
     """The portions of every member."""
     members = group(batches, start, size)
-    found: list[list[Portion]] = [[] for _ in members]
+    found: list[list[LocalBatch]] = [[] for _ in members]
 
     def take(rank: int) -> None:
-        found[rank] += members[rank].portions()
+        found[rank] += members[rank].local_batches()
 
     threads = [threading.Thread(target=take, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -88,10 +88,10 @@ def assert_dealt(batches: Batches, start: Position, size: int) -> list[int]:
     assert [len(mine) for mine in found] == [len(expected)] * size
     before = start
     for (rows, after), *portions in zip(expected, *found, strict=True):
-        assert {portion.of for portion in portions} == {rows.rows}
+        assert {portion.total_rows for portion in portions} == {rows.rows}
         assert {portion.after for portion in portions} == {after}
         assert {portion.position for portion in portions} == {before}
-        assert lines(concat([portion.rows for portion in portions])) == lines(rows)
+        assert lines(concat_rows([portion.rows for portion in portions])) == lines(rows)
         shares = [portion.rows.rows for portion in portions]
         assert max(shares) - min(shares) <= 1
         before = after
@@ -102,7 +102,7 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"held_out": 0.3},
     {"negative_sampling": 0.2},
-    {"in_time": True},
+    {"time_ordered": True},
     {"batch_size": 3, "held_out": 0.9},  # fewer rows than members
     {"held_out": 0.2, "negative_sampling": 0.5, "batch_size": 97},
 ]
@@ -132,7 +132,7 @@ def test_from_any_position_on(dataset: Dataset, data: st.DataObject, size: int) 
     assert_dealt(batches, data.draw(st.sampled_from(places)), size)
 
 
-class Seen(Batches):
+class Observation(Batches):
     """Tells of every window that is read, at that moment."""
 
     on_read: Callable[[int], None]
@@ -145,12 +145,12 @@ class Seen(Batches):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_nobody_reads_more_than_a_round_ahead(dataset: Dataset, size: int) -> None:
     """A slow group: how far ahead of it each window was when it was read."""
-    seen = Seen(dataset, Path(dataset.folder), 300, 4)
+    seen = Observation(dataset, Path(dataset.folder), 300, 4)
     at = 0
     ahead: list[int] = []
     seen.on_read = lambda number: ahead.append(number - at)
     members = group(seen, Position(), size)
-    for portions in zip(*(member.portions() for member in members), strict=True):
+    for portions in zip(*(member.local_batches() for member in members), strict=True):
         at = portions[0].position.window
     windows = len(seen.windows(0))
     assert len(ahead) == windows  # each by one member
@@ -159,7 +159,7 @@ def test_nobody_reads_more_than_a_round_ahead(dataset: Dataset, size: int) -> No
 
 
 def test_an_error_of_the_reader_reaches_who_waits_for_the_window(dataset: Dataset) -> None:
-    seen = Seen(dataset, Path(dataset.folder), 300, 4)
+    seen = Observation(dataset, Path(dataset.folder), 300, 4)
 
     def fail(number: int) -> None:
         if number == 2:
@@ -167,9 +167,9 @@ def test_an_error_of_the_reader_reaches_who_waits_for_the_window(dataset: Datase
 
     seen.on_read = fail
     (alone,) = group(seen, Position(), 1)
-    found: list[Portion] = []
+    found: list[LocalBatch] = []
     with pytest.raises(OSError, match="the disk is gone"):
-        found.extend(alone.portions())
+        found.extend(alone.local_batches())
     assert {portion.position.window for portion in found} <= {0, 1}  # told as soon as it is known
 
 
@@ -177,13 +177,13 @@ def test_who_waits_for_another_members_window_is_freed_when_it_is_closed(dataset
     def send(member: int, number: int, total: int, rows: LabelledRows) -> None:
         pass  # the other member is lost: nothing comes from it, and nothing arrives
 
-    exchange = Exchange(batches_of(dataset), Position(), 1, 2, send)
+    exchange = RowExchange(batches_of(dataset), Position(), 1, 2, send)
     ended: list[BaseException] = []
 
     def take() -> None:
         try:
-            next(exchange.portions())
-        except Closed as error:
+            next(exchange.local_batches())
+        except ExchangeClosed as error:
             ended.append(error)
 
     waiting = threading.Thread(target=take)
@@ -199,7 +199,7 @@ def test_members_may_be_slow_in_turn(dataset: Dataset) -> None:
     batches = batches_of(dataset)
     first, second = group(batches, Position(), 2)
     expected = [after for _, after in batches.epoch(Position())]
-    fast, slow = first.portions(), second.portions()
+    fast, slow = first.local_batches(), second.local_batches()
     taken: dict[str, list[Position]] = {"fast": [], "slow": []}
     for portion in fast:
         taken["fast"].append(portion.after)
@@ -210,7 +210,7 @@ def test_members_may_be_slow_in_turn(dataset: Dataset) -> None:
     assert taken["fast"] == taken["slow"] == expected
 
 
-def test_only_who_reads_what_the_group_waits_for_is_waited_for(dataset: Dataset) -> None:
+def test_only_who_reads_what_the_group_waits_for_blocks_group(dataset: Dataset) -> None:
     go_on = threading.Event()
     reads = threading.Semaphore(0)
 
@@ -224,8 +224,8 @@ def test_only_who_reads_what_the_group_waits_for_is_waited_for(dataset: Dataset)
     first, second = group(held, Position(0, 0, 0), 2)
     for _ in range(2):
         assert reads.acquire(timeout=10)
-    assert first.is_waited_for  # all need window 0 now
-    assert not second.is_waited_for  # it reads window 1
+    assert first.blocks_group  # all need window 0 now
+    assert not second.blocks_group  # it reads window 1
     go_on.set()
     for member in (first, second):
         member.close()
@@ -233,8 +233,8 @@ def test_only_who_reads_what_the_group_waits_for_is_waited_for(dataset: Dataset)
 
 def test_rows_that_could_not_be_handed_over_are_an_error_where_they_are_waited_for(dataset: Dataset) -> None:
     batches = batches_of(dataset)
-    receiver = Exchange(batches, Position(), 1, 2, lambda *_: None)
+    receiver = RowExchange(batches, Position(), 1, 2, lambda *_: None)
     receiver.take(0, 0, MemoryError("no room for a window"))
     with pytest.raises(MemoryError, match="no room for a window"):
-        next(receiver.portions())
+        next(receiver.local_batches())
     receiver.close()

@@ -17,21 +17,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clickline.training.cluster.process_group import Group, Meeting, PeerLost
+from clickline.training.cluster.process_group import PeerLost, ProcessGroup, Rendezvous
 
 HERE = "127.0.0.1"
 SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture
-def meeting() -> Iterator[Meeting]:
-    one = Group.host(HERE)
+def meeting() -> Iterator[Rendezvous]:
+    one = Rendezvous(HERE)
     yield one
     one.close()
 
 
-def join(meeting: str, generation: int, rank: int, size: int, timeout: float = 30.0) -> Group:
-    return Group(meeting, generation, rank, size, address=HERE, timeout=timeout)
+def join(meeting: str, generation: int, rank: int, size: int, timeout: float = 30.0) -> ProcessGroup:
+    return ProcessGroup(meeting, generation, rank, size, address=HERE, timeout=timeout)
 
 
 class Member:
@@ -95,7 +95,7 @@ def form(state: dict[str, Any], *arguments: Any) -> str:
 
 def sum_once(state: dict[str, Any], seed: int, size: int) -> bytes:
     vector = np.random.default_rng(seed).normal(size=size).astype(np.float32)
-    state["group"].sum(vector)
+    state["group"].all_reduce(vector)
     return vector.tobytes()
 
 
@@ -104,7 +104,7 @@ def sum_until_lost(state: dict[str, Any], size: int) -> tuple[str, int]:
     vector = np.ones(size, np.float32)
     for number in range(10**9):
         try:
-            state["group"].sum(vector)
+            state["group"].all_reduce(vector)
         except PeerLost as error:
             return str(error), number
         state["summed"] = number
@@ -113,7 +113,7 @@ def sum_until_lost(state: dict[str, Any], size: int) -> tuple[str, int]:
 
 
 def share(state: dict[str, Any], data: bytes | None, source: int) -> bytes:
-    return bytes(state["group"].share(data, source))
+    return bytes(state["group"].broadcast(data, source))
 
 
 def reform(state: dict[str, Any], meeting: str, rank: int, size: int, times: int) -> list[tuple[int, int]]:
@@ -122,7 +122,7 @@ def reform(state: dict[str, Any], meeting: str, rank: int, size: int, times: int
     for generation in range(times):
         group = join(meeting, generation, rank, size)
         vector = np.full(10, 1.0, np.float32)
-        group.sum(vector)
+        group.all_reduce(vector)
         assert vector.tolist() == [size] * 10
         group.close()
         found.append(held())
@@ -139,7 +139,7 @@ def ask_all(all_of_them: list[Member], act: Callable[..., Any], *arguments: obje
     return ask(all_of_them, act, *[arguments] * len(all_of_them))
 
 
-def form_all(all_of_them: list[Member], meeting: Meeting, generation: int, timeout: float = 30.0) -> None:
+def form_all(all_of_them: list[Member], meeting: Rendezvous, generation: int, timeout: float = 30.0) -> None:
     size = len(all_of_them)
     places = [(meeting.name, generation, rank, size, timeout) for rank in range(size)]
     assert ask(all_of_them, form, *places) == ["formed"] * size
@@ -149,11 +149,11 @@ def form_all(all_of_them: list[Member], meeting: Meeting, generation: int, timeo
 
 
 def test_a_group_of_one_needs_no_network():
-    group = Group("nowhere:1", 0, 0, 1, address="192.0.2.1", timeout=0.1)
+    group = ProcessGroup("nowhere:1", 0, 0, 1, address="192.0.2.1", timeout=0.1)
     vector = np.arange(3, dtype=np.float32)
-    group.sum(vector)
+    group.all_reduce(vector)
     assert vector.tolist() == [0, 1, 2]
-    assert group.share(b"all of it", 0) == b"all of it"
+    assert group.broadcast(b"all of it", 0) == b"all of it"
     group.close()
 
 
@@ -274,8 +274,10 @@ def listening() -> set[str]:
 
 def test_a_machine_listens_at_the_given_address_alone():
     before = listening()
-    meeting = Group.host("127.0.0.2")
-    groups = in_threads(lambda r: Group(meeting.name, 0, r, 2, address=f"127.0.0.{3 + r}", timeout=30.0))
+    meeting = Rendezvous("127.0.0.2")
+    groups = in_threads(
+        lambda r: ProcessGroup(meeting.name, 0, r, 2, address=f"127.0.0.{3 + r}", timeout=30.0)
+    )
     assert listening() - before == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
     for one in (meeting, *groups):
         one.close()

@@ -17,8 +17,8 @@ from clickline.embedding import AdaGrad, Admission, Cosine, Ftrl
 from clickline.errors import ClusterError, Fenced
 from clickline.models.custom_network import CustomModel
 from clickline.models.model_plan import ModelPlan
-from clickline.training.cluster.dense_parameter_server import Holder
-from clickline.training.dense_optimizer import Dense
+from clickline.training.cluster.dense_parameter_server import DenseParameterServer
+from clickline.training.dense_optimizer import DenseOptimizer
 
 STEPS = 1000
 PLAN = ModelPlan(
@@ -45,12 +45,12 @@ PLAN = ModelPlan(
 )
 
 
-def holder(staleness: int = 4, *, scaled: bool = False) -> Holder:
+def server(max_staleness: int = 4, *, scale_lr: bool = False) -> DenseParameterServer:
     """Of one weight that goes down by the gradient's mean times the schedule's factor."""
     network = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(network.weight)
     custom = CustomModel(network, False, optimizer=lambda weights: torch.optim.SGD(weights, lr=1.0))
-    return Holder(Dense(network, PLAN, custom), staleness, scaled)
+    return DenseParameterServer(DenseOptimizer(network, PLAN, custom), max_staleness, scale_lr)
 
 
 def gradient(value: float = 1.0) -> np.ndarray:
@@ -71,12 +71,12 @@ def now(act: Coroutine[Any, Any, tuple[np.ndarray, int]]) -> tuple[float, int]:
 
 
 def push(
-    one: Holder, stream: int, sequence: int, version: int, token: int = 1, value: float = 1.0
+    one: DenseParameterServer, stream: int, sequence: int, version: int, token: int = 1, value: float = 1.0
 ) -> tuple[float, int]:
     return now(one.push(stream, token, sequence, gradient(value), 2.0, version, 10))
 
 
-def opened(one: Holder, *streams: int) -> Holder:
+def opened(one: DenseParameterServer, *streams: int) -> DenseParameterServer:
     for stream in streams:
         assert one.open(stream, 1, 0) == 0
         now(one.weights(stream, 1))
@@ -84,7 +84,7 @@ def opened(one: Holder, *streams: int) -> Holder:
 
 
 def test_a_gradient_is_learned_as_a_mean_at_the_rate_of_its_step():
-    one = opened(holder(), 7)
+    one = opened(server(), 7)
     assert push(one, 7, 0, 0, value=3.0) == (-1.5, 1)
     factor = PLAN.schedule.factor(1)
     assert factor < 1
@@ -94,16 +94,16 @@ def test_a_gradient_is_learned_as_a_mean_at_the_rate_of_its_step():
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_the_step_of_a_late_gradient_is_as_long_as_asked_for(scaled):
-    one = opened(holder(scaled=scaled), 1, 2)
+def test_the_step_of_a_late_gradient_is_as_long_as_asked_for(scale_lr):
+    one = opened(server(scale_lr=scale_lr), 1, 2)
     before, _ = push(one, 1, 0, 0)
     before, _ = push(one, 1, 1, 1)
     after, _ = push(one, 2, 0, 0)  # two behind
-    assert before - after == pytest.approx(0.5 * PLAN.schedule.factor(2) / (3 if scaled else 1))
+    assert before - after == pytest.approx(0.5 * PLAN.schedule.factor(2) / (3 if scale_lr else 1))
 
 
 def test_a_repeated_push_changes_nothing_and_is_answered_with_fresh_weights():
-    one = opened(holder(), 1, 2)
+    one = opened(server(), 1, 2)
     push(one, 1, 0, 0)
     latest = push(one, 2, 0, 0)
     assert push(one, 1, 0, 0, value=100.0) == latest
@@ -112,14 +112,14 @@ def test_a_repeated_push_changes_nothing_and_is_answered_with_fresh_weights():
 
 
 def test_a_batch_before_its_turn_is_refused():
-    one = opened(holder(), 1)
+    one = opened(server(), 1)
     with pytest.raises(ClusterError, match="stream 1 sent batch 1, but batch 0 is its next one"):
         push(one, 1, 1, 0)
     assert one.version == 0
 
 
 def test_who_was_fenced_or_has_ended_is_refused():
-    one = opened(holder(), 1)
+    one = opened(server(), 1)
     assert one.open(1, 2, 0) == 0
     for act in (lambda: push(one, 1, 0, 0), lambda: now(one.weights(1, 1))):
         with pytest.raises(Fenced, match="belongs to token 2"):
@@ -135,19 +135,19 @@ def test_who_was_fenced_or_has_ended_is_refused():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_is_refused_and_the_weights_stay(value):
-    one = opened(holder(), 1)
+    one = opened(server(), 1)
     with pytest.raises(ClusterError, match=r"not finite: training has diverged.*Lower train\.learning_rate"):
         push(one, 1, 0, 0, value=value)
     assert now(one.weights(1, 1)) == (0.0, 0)
     assert push(one, 1, 0, 0) == (-0.5, 1)
 
 
-def ahead_of(staleness: int) -> tuple[Holder, int]:
+def ahead_of(max_staleness: int) -> tuple[DenseParameterServer, int]:
     """Stream 1 as far ahead of stream 2 as it may be."""
-    one = opened(holder(staleness), 1, 2)
-    for sequence in range(staleness):
+    one = opened(server(max_staleness), 1, 2)
+    for sequence in range(max_staleness):
         push(one, 1, sequence, sequence)
-    return one, staleness
+    return one, max_staleness
 
 
 @pytest.mark.parametrize("release", ["push", "close", "fence", "weights"])
@@ -191,7 +191,7 @@ def test_a_push_that_waits_is_refused_when_its_stream_gets_another_owner():
 
 def test_time_is_kept_for_all_slower_streams_not_only_for_the_slowest():
     async def story() -> None:
-        one = opened(holder(2), 1, 2, 3)
+        one = opened(server(2), 1, 2, 3)
         push(one, 1, 0, 0)
         with pytest.raises(AssertionError, match="it waits"):
             push(one, 1, 1, 1)  # or the last of the others would be three behind
@@ -203,7 +203,7 @@ def test_time_is_kept_for_all_slower_streams_not_only_for_the_slowest():
 
 
 def test_a_stream_that_has_not_begun_makes_nobody_wait():
-    one = holder(1)
+    one = server(1)
     one.open(1, 1, 0)
     one.open(2, 1, 0)
     now(one.weights(1, 1))
@@ -213,18 +213,18 @@ def test_a_stream_that_has_not_begun_makes_nobody_wait():
 
 @settings(max_examples=60)
 @given(
-    staleness=st.integers(1, 6),
+    max_staleness=st.integers(1, 6),
     workers=st.integers(1, 5),
     waits=st.lists(st.integers(0, 12), min_size=1, max_size=40),
     trouble=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4)), max_size=5),
 )
-def test_whatever_the_order_every_batch_is_learned_once_and_in_time(staleness, workers, waits, trouble):
+def test_whatever_the_order_every_batch_is_learned_once_and_in_time(max_staleness, workers, waits, trouble):
     """Workers of different pace, who lose their stream to another now and then: nobody hangs, nothing is learned
     twice, and no gradient is further behind than allowed, or than the others are many."""
     batches = 8
 
     async def story() -> None:
-        one = holder(staleness)
+        one = server(max_staleness)
         behind: list[int] = []
         learned: list[tuple[int, int]] = []
         turn = 0
@@ -269,6 +269,6 @@ def test_whatever_the_order_every_batch_is_learned_once_and_in_time(staleness, w
         assert one.version == workers * batches
         assert one.rows == 10 * workers * batches
         assert sorted(learned) == [(stream, n) for stream in range(workers) for n in range(batches)]
-        assert max(behind) <= max(staleness, workers - 1)
+        assert max(behind) <= max(max_staleness, workers - 1)
 
     asyncio.run(story())

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from clickline.training.cluster.leases import Lease, Leases
-from clickline.training.cluster.work_units import Unit
+from clickline.training.cluster.leases import Leases, WorkLease
+from clickline.training.cluster.work_units import WorkUnit
 
 
-def units(count: int) -> list[Unit]:
-    return [Unit(0, number, ((0, number),), 100) for number in range(count)]
+def units(count: int) -> list[WorkUnit]:
+    return [WorkUnit(0, number, ((0, number),), 100) for number in range(count)]
 
 
-def granted(leases: Leases, worker: str, now: float = 0.0) -> Lease:
+def granted(leases: Leases, worker: str, now: float = 0.0) -> WorkLease:
     lease = leases.grant(worker, now)
     assert lease is not None
     return lease
@@ -38,25 +38,25 @@ def test_the_unit_of_a_lost_worker_is_the_next_one_granted_from_the_batch_it_was
     leases = Leases(units(3))
     lost, kept = granted(leases, "a"), granted(leases, "b")
     assert leases.progress(lost.token, 5)
-    assert [unit.number for unit in leases.lost("a")] == [0]
+    assert [unit.number for unit in leases.release("a")] == [0]
     again = granted(leases, "b")
     assert (again.unit.number, again.start_batch) == (0, 5)
     assert not leases.progress(lost.token, 9)
-    assert not leases.finished(lost.token, 1.0), "it was given to another worker meanwhile"
-    assert leases.finished(again.token, 1.0)
-    assert leases.finished(kept.token, 1.0)
+    assert not leases.finish(lost.token, 1.0), "it was given to another worker meanwhile"
+    assert leases.finish(again.token, 1.0)
+    assert leases.finish(kept.token, 1.0)
     assert leases.done == 2
 
 
 def test_a_fence_is_above_every_lease_before_it_and_below_the_next() -> None:
     leases = Leases(units(2))
     lost = granted(leases, "a")
-    leases.lost("a")
+    leases.release("a")
     fence = leases.fence()
     again = granted(leases, "b")
     assert lost.token < fence < again.token < leases.fence()
-    assert not leases.finished(fence, 1.0), "nobody holds it"
-    assert leases.finished(again.token, 1.0)
+    assert not leases.finish(fence, 1.0), "nobody holds it"
+    assert leases.finish(again.token, 1.0)
     later = Leases.from_json(units(2), json.loads(json.dumps(leases.to_json())))
     assert granted(later, "c").token > again.token + 1, "a cut remembers fences too"
 
@@ -64,17 +64,17 @@ def test_a_fence_is_above_every_lease_before_it_and_below_the_next() -> None:
 def test_the_unit_that_comes_next_can_be_read_ahead() -> None:
     leases = Leases(units(3))
     first = granted(leases, "a")
-    coming = leases.coming(set())
+    coming = leases.next_unit(set())
     assert coming is not None
-    other = leases.coming({coming.number})
+    other = leases.next_unit({coming.number})
     assert other is not None
     assert other != coming, "another one makes ready for that"
     granted_b = leases.grant("b", 0.0, other.number)
     assert granted_b is not None
     assert granted_b.unit == other, "who has read a unit gets it"
-    assert leases.coming({coming.number}) is None, "what others have is not to be read"
-    leases.lost("a")
-    assert leases.coming(set()) == first.unit
+    assert leases.next_unit({coming.number}) is None, "what others have is not to be read"
+    leases.release("a")
+    assert leases.next_unit(set()) == first.unit
     unready = leases.grant("c", 0.0, other.number)
     assert unready is not None
     assert unready.unit == first.unit, "what it has read is not to do any more"
@@ -85,7 +85,7 @@ def test_progress_told_late_does_not_take_a_lease_back() -> None:
     lease = granted(leases, "a")
     leases.progress(lease.token, 4)
     leases.progress(lease.token, 3)
-    leases.lost("a")
+    leases.release("a")
     assert granted(leases, "b").start_batch == 4
 
 
@@ -93,24 +93,24 @@ def test_a_straggler_loses_its_unit_only_when_nothing_else_is_to_do() -> None:
     leases = Leases(units(3), patience_seconds=30.0)
     slow, quick = granted(leases, "slow", 0.0), granted(leases, "quick", 0.0)
     leases.progress(slow.token, 2)
-    assert leases.finished(quick.token, 20.0)
+    assert leases.finish(quick.token, 20.0)
     assert leases.stragglers(60.0) == [], "three times the 20 s that a unit takes"
     assert [lease.token for lease in leases.stragglers(60.1)] == [slow.token]
     third = granted(leases, "quick", 70.0)
     assert third.unit.number == 2
-    assert leases.finished(third.token, 90.0)
+    assert leases.finish(third.token, 90.0)
     taken = granted(leases, "quick", 90.0)
     assert (taken.unit.number, taken.start_batch, taken.taken_from) == (0, 2, "slow")
-    assert not leases.finished(slow.token, 91.0)
-    assert leases.lost("slow") == []
-    assert leases.finished(taken.token, 92.0)
+    assert not leases.finish(slow.token, 91.0)
+    assert leases.release("slow") == []
+    assert leases.finish(taken.token, 92.0)
     assert leases.all_done
 
 
 def test_nobody_is_a_straggler_before_the_patience_is_over_however_quick_the_others_are() -> None:
     leases = Leases(units(2), patience_seconds=30.0)
     granted(leases, "slow", 0.0)
-    leases.finished(granted(leases, "quick", 0.0).token, 0.1)
+    leases.finish(granted(leases, "quick", 0.0).token, 0.1)
     assert leases.stragglers(30.0) == []
     assert len(leases.stragglers(30.1)) == 1
 
@@ -119,10 +119,10 @@ def test_the_rest_of_a_unit_does_not_say_how_long_a_unit_takes() -> None:
     leases = Leases(units(3), patience_seconds=1.0)
     whole, begun = granted(leases, "a", 0.0), granted(leases, "b", 0.0)
     leases.progress(begun.token, 9)
-    leases.lost("b")
+    leases.release("b")
     rest = granted(leases, "b", 0.0)
-    leases.finished(rest.token, 0.1)
-    leases.finished(whole.token, 100.0)
+    leases.finish(rest.token, 0.1)
+    leases.finish(whole.token, 100.0)
     granted(leases, "a", 100.0)
     assert leases.stragglers(399.0) == []
     assert len(leases.stragglers(401.0)) == 1
@@ -137,11 +137,11 @@ def test_a_worker_is_not_given_its_own_unit_again() -> None:
 def test_a_cut_restores_what_was_done_and_where_the_begun_units_are() -> None:
     leases = Leases(units(4))
     first, second = granted(leases, "a"), granted(leases, "b")
-    leases.finished(first.token, 1.0)
+    leases.finish(first.token, 1.0)
     leases.progress(second.token, 3)
     third = granted(leases, "a")
     leases.progress(third.token, 2)
-    leases.lost("a")
+    leases.release("a")
     restored = Leases.from_json(units(4), json.loads(json.dumps(leases.to_json())), token=2)
     assert restored.next_token == leases.next_token == 4, "tokens rise over a restore"
     assert (restored.todo, restored.open, restored.done) == (3, (), 1)
@@ -174,7 +174,7 @@ class AnyStory(RuleBasedStateMachine):
         self.units = units(count)
         self.leases = Leases(self.units, patience_seconds=5.0)
         self.cut = (self.leases.to_json(), frozenset[int]())
-        self.granted: list[Lease] = []
+        self.granted: list[WorkLease] = []
         self.owner: dict[int, int] = {}  # the newest token of each unit
         self.finished: list[int] = []
         self.now = 0.0
@@ -195,7 +195,7 @@ class AnyStory(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def lose(self, worker: str) -> None:
-        for unit in self.leases.lost(worker):
+        for unit in self.leases.release(worker):
             assert unit.number not in self.finished
             self.owner.pop(unit.number)
 
@@ -211,7 +211,7 @@ class AnyStory(RuleBasedStateMachine):
     def finish(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(self.granted))
         owns = self.owner.get(lease.unit.number) == lease.token
-        assert self.leases.finished(lease.token, self.now) == owns, "an old token finishes nothing"
+        assert self.leases.finish(lease.token, self.now) == owns, "an old token finishes nothing"
         if owns:
             del self.owner[lease.unit.number]
             self.finished.append(lease.unit.number)
@@ -236,9 +236,9 @@ class AnyStory(RuleBasedStateMachine):
     def teardown(self) -> None:
         """From anywhere the epoch comes to its end."""
         for worker in ("a", "b", "c"):
-            self.leases.lost(worker)
+            self.leases.release(worker)
         while (lease := self.leases.grant("d", self.now)) is not None:
-            assert self.leases.finished(lease.token, self.now)
+            assert self.leases.finish(lease.token, self.now)
             self.finished.append(lease.unit.number)
         assert sorted(self.finished) == [unit.number for unit in self.units]
         assert self.leases.all_done
@@ -260,4 +260,4 @@ def test_where_a_unit_goes_on_never_goes_back(steps: list[tuple[str, int]]) -> N
         assert lease.start_batch == furthest
         leases.progress(lease.token, batches)
         furthest = max(furthest, batches)
-        leases.lost(worker)
+        leases.release(worker)

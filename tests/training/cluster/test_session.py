@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
-from clickline.distributed.ray_map import deal
-from clickline.distributed.session import Session, session
+from clickline.distributed.ray_map import ray_map
+from clickline.distributed.session import RaySession, open_session
 from clickline.errors import ClusterError, ConfigError, Mistake
 from clickline.progress import Progress
 
 CONNECT = """
 import sys
 from pathlib import Path
-from clickline.distributed.session import session
+from clickline.distributed.session import open_session
 from clickline.errors import ClusterError
 from clickline.progress import Progress
 try:
-    with session(sys.argv[1], home=Path(sys.argv[2]), progress=Progress()) as opened:
+    with open_session(sys.argv[1], home=Path(sys.argv[2]), progress=Progress()) as opened:
         print("connected", sum(node.alive for node in opened.nodes()), opened.embedded)
 except ClusterError as error:
     print("refused", error)
@@ -67,7 +67,7 @@ def listening(port: int, host: str = "127.0.0.1") -> bool:
 # ── one of our own ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_known_of_the_cluster(ray_session: Session) -> None:
+def test_what_is_known_of_the_cluster(ray_session: RaySession) -> None:
     (node,) = ray_session.nodes()
     assert ray_session.embedded
     assert node.alive and node.cpus == 4 and node.memory > 1 << 28
@@ -77,19 +77,19 @@ def test_what_is_known_of_the_cluster(ray_session: Session) -> None:
     assert not ray_session.lost()
 
 
-def test_a_connection_that_is_there_is_used_and_left(ray_session: Session, tmp_path: Path) -> None:
-    with session("somewhere:1", home=tmp_path, progress=Progress()) as second:
+def test_a_connection_that_is_there_is_used_and_left(ray_session: RaySession, tmp_path: Path) -> None:
+    with open_session("somewhere:1", home=tmp_path, progress=Progress()) as second:
         assert second.address == ray_session.address
         assert not second.embedded
     assert not ray_session.lost()
     assert list(tmp_path.iterdir()) == []  # the mark that nodes looked for is gone
 
 
-def test_a_signal_still_means_what_it_did(ray_session: Session) -> None:
+def test_a_signal_still_means_what_it_did(ray_session: RaySession) -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_it_listens_on_this_machine_alone(ray_session: Session) -> None:
+def test_it_listens_on_this_machine_alone(ray_session: RaySession) -> None:
     raylet = _raylet()
     own = {os.getpid(), raylet, *_children(os.getpid()), *_children(raylet)}
     inodes = {link for process in own for link in _sockets(process)}
@@ -136,7 +136,7 @@ def _sockets(process: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def pieces_by_value(ray_session: Session) -> Iterator[None]:
+def pieces_by_value(ray_session: RaySession) -> Iterator[None]:
     """Functions of this module go to Ray's processes as they are: those cannot import a test."""
     from ray import cloudpickle
 
@@ -170,7 +170,7 @@ def _die(folder: str, piece: int) -> int:
 
 
 @pytest.mark.usefixtures("pieces_by_value")
-def test_results_come_in_order_and_no_more_is_taken_than_is_worked_on(ray_session: Session) -> None:
+def test_results_come_in_order_and_no_more_is_taken_than_is_worked_on(ray_session: RaySession) -> None:
     taken: list[int] = []
 
     def pieces() -> Iterator[int]:
@@ -179,42 +179,47 @@ def test_results_come_in_order_and_no_more_is_taken_than_is_worked_on(ray_sessio
             yield piece
 
     given = 0
-    for result in deal(ray_session, _square, 1, pieces(), at_once=3, in_order=True):
+    for result in ray_map(ray_session, _square, 1, pieces(), max_pending=3, in_order=True):
         assert result == 1 + given * given
         given += 1
         assert len(taken) - given < 3
     assert given == 12
-    assert sorted(deal(ray_session, _square, 0, range(5), at_once=2)) == [0, 1, 4, 9, 16]
-    assert list(deal(ray_session, _square, 0, [], at_once=2)) == []
+    assert sorted(ray_map(ray_session, _square, 0, range(5), max_pending=2)) == [0, 1, 4, 9, 16]
+    assert list(ray_map(ray_session, _square, 0, [], max_pending=2)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("pieces_by_value")
-def test_a_piece_whose_process_dies_is_dealt_again(ray_session: Session, tmp_path: Path) -> None:
+def test_a_piece_whose_process_dies_is_dealt_again(ray_session: RaySession, tmp_path: Path) -> None:
     for name in ("1-a", "1-b", "2-a"):
         (tmp_path / name).touch()
-    assert list(deal(ray_session, _die, str(tmp_path), range(4), at_once=2, in_order=True)) == [0, 1, 2, 3]
+    assert list(ray_map(ray_session, _die, str(tmp_path), range(4), max_pending=2, in_order=True)) == [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("pieces_by_value")
-def test_a_piece_that_kills_three_times_is_given_up(ray_session: Session, tmp_path: Path) -> None:
+def test_a_piece_that_kills_three_times_is_given_up(ray_session: RaySession, tmp_path: Path) -> None:
     for name in ("1-a", "1-b", "1-c", "1-d"):
         (tmp_path / name).touch()
     with pytest.raises(ClusterError, match="died 3 times at the same piece"):
-        list(deal(ray_session, _die, str(tmp_path), range(4), at_once=2))
+        list(ray_map(ray_session, _die, str(tmp_path), range(4), max_pending=2))
     assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.usefixtures("pieces_by_value")
-def test_an_error_of_the_work_is_raised_as_it_is(ray_session: Session) -> None:
+def test_an_error_of_the_work_is_raised_as_it_is(ray_session: RaySession) -> None:
     with pytest.raises(ConfigError) as told:
-        list(deal(ray_session, _fail, None, [7, 8], at_once=1))
+        list(ray_map(ray_session, _fail, None, [7, 8], max_pending=1))
     assert str(told.value) == "clickline.yaml:3 data.train is 7. Mend it."
     assert told.value.mistakes[0].line == 3
     with pytest.raises(ZeroDivisionError, match="piece 7"):
-        list(deal(ray_session, _bug, None, [7, 8], at_once=1))
+        list(ray_map(ray_session, _bug, None, [7, 8], max_pending=1))
 
 
 # ── another's ──────────────────────────────────────────────────────────────────────────────────
@@ -236,13 +241,13 @@ def ask(address: str, token: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_client_with_another_token_is_refused(ray_session: Session) -> None:
+def test_a_client_with_another_token_is_refused(ray_session: RaySession) -> None:
     own = os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").read_text().strip()
     assert ask(ray_session.address, own) == "False\n"
     assert "InvalidAuthToken" in ask(ray_session.address, "f" * 64)
 
 
-def test_without_a_token_it_says_where_one_is_expected(ray_session: Session, tmp_path: Path) -> None:
+def test_without_a_token_it_says_where_one_is_expected(ray_session: RaySession, tmp_path: Path) -> None:
     told = connect(ray_session.address, tmp_path, HOME=str(tmp_path))
     assert told.startswith("refused") and "RAY_AUTH_TOKEN_PATH" in told
 
@@ -304,14 +309,14 @@ def test_an_existing_cluster_is_used_and_goes_on(host: str, nodes: str, tmp_path
 LOSE = """
 import os, signal, sys, time
 from pathlib import Path
-from clickline.distributed.session import session
+from clickline.distributed.session import open_session
 from clickline.progress import Progress
 import ray
 from ray._private import worker
 class Role:
     def here(self): return True
 for part in ("raylet", "gcs_server"):
-    with session(None, cpus=1, home=None, progress=Progress()) as opened:
+    with open_session(None, cpus=1, home=None, progress=Progress()) as opened:
         assert not opened.lost()
         role = ray.remote(num_cpus=0)(Role).remote()
         assert ray.get(role.here.remote()) and opened.has_place(role)
@@ -321,7 +326,7 @@ for part in ("raylet", "gcs_server"):
             assert time.monotonic() - began < 5
         told = opened.cpus(), opened.free_cpus(), opened.has_place(role), opened.has_left(role)
         assert part == "raylet" or told == (1.0, 0.0, False, False)  # and not for ever, as Ray itself would ask
-with session(None, cpus=1, home=None, progress=Progress()) as opened:
+with open_session(None, cpus=1, home=None, progress=Progress()) as opened:
     print("went on", opened.cpus())
 """
 

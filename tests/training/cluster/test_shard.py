@@ -14,11 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from clickline.embedding import AdaGrad, Asked, Eviction, Ftrl, RemoteTables, Reply, SlotShape
+from clickline.embedding import AdaGrad, Eviction, Ftrl, LookupReply, PendingLookup, RemoteTables, SlotShape
 from clickline.embedding.snapshot import SnapshotReader
 from clickline.errors import Fenced
 from clickline.records import SlotIds
-from clickline.training.cluster.embedding_server import Place, Shard, ShardSpec, join_reports
+from clickline.training.cluster.embedding_server import (
+    EmbeddingServer,
+    EmbeddingServerSpec,
+    PartKey,
+    merge_reports,
+)
 
 SLOTS = (SlotShape("a", 2), SlotShape("b", 2))
 TABLES: dict[str, Any] = {
@@ -73,28 +78,28 @@ class Sender:
     """One worker's part of a batch, on its way through all shards."""
 
     def __init__(
-        self, shards: Sequence[Shard], rows: Rows, sequence: int, token: int, part: int, parts: int
+        self, shards: Sequence[EmbeddingServer], rows: Rows, sequence: int, token: int, part: int, parts: int
     ) -> None:
-        self.place = Place(STREAM, token, sequence, part, parts)
+        self.place = PartKey(STREAM, token, sequence, part, parts)
         self._shards = shards
         self._rows = rows.part(part, parts)
         self._tables = RemoteTables(SLOTS, wide=True, shards=len(shards), threads=1)
-        self.asked: Asked = self._tables.ask(
+        self.asked: PendingLookup = self._tables.begin_lookup(
             [SlotIds(ids_B) for ids_B in self._rows.ids_SB],
             len(self._rows.clicks_B),
-            shows_B=np.ones_like(self._rows.clicks_B),
+            impressions_B=np.ones_like(self._rows.clicks_B),
             clicks_B=self._rows.clicks_B,
             hours_B=np.full(len(self._rows.clicks_B), 400_000, np.int32),
             count=True,
         )
 
-    def pulls(self) -> list[Coroutine[Any, Any, Reply]]:
+    def pulls(self) -> list[Coroutine[Any, Any, LookupReply]]:
         return [
             shard.pull(self.place, request)
             for shard, request in zip(self._shards, self.asked.requests, strict=True)
         ]
 
-    def pushes(self, replies: Sequence[Reply]) -> list[Coroutine[Any, Any, None]]:
+    def pushes(self, replies: Sequence[LookupReply]) -> list[Coroutine[Any, Any, None]]:
         """The gradient of every row is 1, so that rows of the past would show."""
         rows = len(self._rows.clicks_B)
         inputs_BI, wide_B = np.empty((rows, 4), np.float32), np.empty(rows, np.float32)
@@ -111,29 +116,35 @@ class Sender:
 
 def shards_in(
     folder: Path, count: int = 1, restore: Sequence[Path] = (), rows: int = 0, **changes: Any
-) -> list[Shard]:
+) -> list[EmbeddingServer]:
     tables = {**TABLES, **changes}
     return [
-        Shard(ShardSpec(number, count, tables, 1, tuple(restore), rows, folder / f"shard-{number}.log"))
+        EmbeddingServer(
+            EmbeddingServerSpec(
+                number, count, tables, 1, tuple(restore), rows, folder / f"shard-{number}.log"
+            )
+        )
         for number in range(count)
     ]
 
 
-async def learn(shards: Sequence[Shard], rows: Rows, sequence: int, token: int, parts: int = 1) -> None:
+async def learn(
+    shards: Sequence[EmbeddingServer], rows: Rows, sequence: int, token: int, parts: int = 1
+) -> None:
     senders = [Sender(shards, rows, sequence, token, part, parts) for part in range(parts)]
     await asyncio.gather(*(sender.learn() for sender in senders))
 
 
-async def open_all(shards: Sequence[Shard], token: int, start: int = 0) -> list[tuple[int, int]]:
-    return [await shard.open(STREAM, token, start) for shard in shards]
+async def open_all(shards: Sequence[EmbeddingServer], token: int, start: int = 0) -> list[tuple[int, int]]:
+    return [await shard.open_stream(STREAM, token, start) for shard in shards]
 
 
-async def cut(shards: Sequence[Shard], folder: Path, name: str = "cut") -> list[Path]:
+async def cut(shards: Sequence[EmbeddingServer], folder: Path, name: str = "cut") -> list[Path]:
     paths = [folder / f"{name}-{number}.bin" for number in range(len(shards))]
     for shard, path in zip(shards, paths, strict=True):
-        assert await shard.freeze(path, 1.0)
+        assert await shard.begin_snapshot(path, 1.0)
     for shard, path in zip(shards, paths, strict=True):
-        assert len(await shard.written()) == 64
+        assert len(await shard.snapshot_digest()) == 64
         assert path.exists()
     return paths
 
@@ -184,7 +195,9 @@ def test_the_parts_of_a_batch_are_answered_together_and_learned_as_one(tmp_path:
         states = [await shard.state() for shard in shards]
         assert [state.rows for state in states] == [36, 36]  # each shard has seen every row
         assert [state.newest_hour for state in states] == [400_000, 400_000]
-        assert sum(slot.ids for slot in join_reports([state.slots for state in states])) == len(counted(many))
+        assert sum(slot.ids for slot in merge_reports([state.slots for state in states])) == len(
+            counted(many)
+        )
         return await cut(shards, folder)
 
     whole = held(asyncio.run(story(1, tmp_path / "one")))
@@ -207,7 +220,7 @@ def test_a_pull_waits_until_the_batch_before_it_is_learned(tmp_path: Path) -> No
         assert not waiting.done()
         await asyncio.gather(*sender.pushes(replies))
         answer = (await asyncio.wait_for(waiting, 5))[0]
-        looked = await shards[0].look(early.asked.requests[0])
+        looked = await shards[0].lookup(early.asked.requests[0])
         assert np.array_equal(answer.rows, looked.rows)  # of now: what the first batch said is in it
         assert not np.array_equal(answer.rows[:4], replies[0].rows[:4])
 
@@ -269,7 +282,7 @@ def test_an_owner_that_was_fenced_is_refused_and_its_batch_is_done_by_the_next(t
         assert [(await shard.state()).rows for shard in shards] == [36, 36]
         for shard in shards:
             with pytest.raises(Fenced, match="came too late"):
-                await shard.open(STREAM, 1, 0)
+                await shard.open_stream(STREAM, 1, 0)
         return await cut(shards, tmp_path)
 
     assert counters(asyncio.run(story())) == counted(many)
@@ -311,7 +324,7 @@ def test_who_waits_for_a_part_that_never_comes_is_told_when_the_owner_changes(tm
         assert await open_all(shards, 2) == [(0, 0)]  # nothing was counted
         with pytest.raises(Fenced, match="given to token 2 meanwhile"):
             await asyncio.wait_for(waiting, 5)
-        await shards[0].close(STREAM)
+        await shards[0].close_stream(STREAM)
         with pytest.raises(Fenced, match="stream 7 is closed"):
             await Sender(shards, rows, 0, 2, 0, 1).pulls()[0]
 
@@ -326,17 +339,19 @@ def test_no_cut_while_a_batch_is_under_way_and_training_goes_on_while_it_is_writ
         await open_all(shards, 1)
         sender = Sender(shards, many[0], 0, 1, 0, 1)
         replies = await asyncio.gather(*sender.pulls())
-        assert not await shards[0].freeze(tmp_path / "no.bin", 1.0)
+        assert not await shards[0].begin_snapshot(tmp_path / "no.bin", 1.0)
         assert not (tmp_path / "no.bin").exists()
         await asyncio.gather(*sender.pushes(replies))
         path = tmp_path / "first.bin"
-        assert await shards[0].freeze(path, 0.01)  # slowly
+        assert await shards[0].begin_snapshot(path, 0.01)  # slowly
         for sequence in (1, 2):
             await learn(shards, many[sequence], sequence, 1)
-        await shards[0].hurry()
-        await shards[0].written()
+        await shards[0].unthrottle()
+        await shards[0].snapshot_digest()
         assert counters([path]) == counted(many[:1])
-        assert await shards[0].freeze(tmp_path / "forgotten.bin", 0.01)  # one that nobody will ask for
+        assert await shards[0].begin_snapshot(
+            tmp_path / "forgotten.bin", 0.01
+        )  # one that nobody will ask for
         return await cut(shards, tmp_path)
 
     assert counters(asyncio.run(story())) == counted(many)
@@ -381,9 +396,9 @@ def test_forgetting_waits_for_the_writer_and_says_what_is_gone(tmp_path: Path) -
         await open_all(shards, 1)
         await learn(shards, rows, 0, 1)
         path = tmp_path / "cut.bin"
-        assert await shards[0].freeze(path, 0.01)
+        assert await shards[0].begin_snapshot(path, 0.01)
         (gone, other) = await shards[0].evict(Eviction(threshold=1e9), 400_000)
-        await shards[0].written()
+        await shards[0].snapshot_digest()
         assert counters([path]) == counted([rows])
         assert gone.ids + other.ids == len(counted([rows]))
         assert (await shards[0].state()).ids == 0
@@ -419,8 +434,8 @@ def test_whatever_is_lost_repeated_or_late_the_counters_are_a_direct_count(
         await open_all(keepers, 1)
         token, parts, at = 1, 2, 0
         team: list[Sender] = []
-        pulls: dict[int, asyncio.Future[list[Reply]]] = {}
-        old: list[tuple[Sender, Sequence[Reply] | None]] = []
+        pulls: dict[int, asyncio.Future[list[LookupReply]]] = {}
+        old: list[tuple[Sender, Sequence[LookupReply] | None]] = []
 
         def begin() -> None:
             team[:] = [Sender(keepers, many[at], at, token, part, parts) for part in range(parts)]

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from cluster_home import assert_same, crew, prepared, rows_of, run, sharing
 
-from clickline.distributed.session import Session
+from clickline.distributed.session import RaySession
 from clickline.training.cluster import async_epoch, monitor, sync_epoch
-from clickline.training.cluster.async_epoch import Leasing, at_once
-from clickline.training.cluster.leases import Lease
+from clickline.training.cluster.async_epoch import AsyncEpoch, at_once
+from clickline.training.cluster.leases import WorkLease
 from clickline.training.cluster.worker_group import WorkerHandle
 from clickline.training.run import TrainResult
 
@@ -60,7 +60,7 @@ def epochs_of(result: TrainResult) -> Sequence[dict[str, float]]:
     [(2, 2), *(pytest.param(*crew, marks=pytest.mark.faults) for crew in [(1, 1), (3, 1)])],
 )
 def test_any_number_of_workers_and_shards_learns_what_one_machine_learns(
-    base: Path, project: Path, ray_session: Session, workers: int, shards: int
+    base: Path, project: Path, ray_session: RaySession, workers: int, shards: int
 ) -> None:
     local, far = run(base), run(project, *crew(workers, shards))
     assert local.checkpoint.step == 32
@@ -70,12 +70,12 @@ def test_any_number_of_workers_and_shards_learns_what_one_machine_learns(
 
 
 def test_with_admission_held_out_rows_sampling_and_odd_batches(
-    base: Path, project: Path, ray_session: Session
+    base: Path, project: Path, ray_session: RaySession
 ) -> None:
     asked = [
-        "train.admission.shows=3",
+        "train.admission.min_impressions=3",
         "train.calibration.method=platt",
-        "train.calibration.share=0.1",
+        "train.calibration.holdout=0.1",
         "train.negative_sampling=0.6",
         "train.class_weights.click=2",
         "train.batch_size=211",
@@ -90,7 +90,7 @@ def test_with_admission_held_out_rows_sampling_and_odd_batches(
 
 
 def test_with_eviction_two_epochs_the_order_of_time_and_cuts_in_between(
-    base: Path, project: Path, ray_session: Session, monkeypatch: pytest.MonkeyPatch
+    base: Path, project: Path, ray_session: RaySession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "_LOOK_SECONDS", 0.02)  # the driver hears of steps as soon as they are made
     monkeypatch.setattr(sync_epoch, "_TICK_SECONDS", 0.02)
@@ -105,11 +105,11 @@ def test_with_eviction_two_epochs_the_order_of_time_and_cuts_in_between(
     assert {96, 192} < steps  # cuts in between change nothing
 
 
-def test_with_an_early_stop_after_the_best_epoch(base: Path, project: Path, ray_session: Session) -> None:
+def test_with_an_early_stop_after_the_best_epoch(base: Path, project: Path, ray_session: RaySession) -> None:
     """With steps thirty times as long, so that it stops soon; what differs grows with them."""
     asked = [
         "train.epochs=6",
-        "train.early_stop.patience=1",
+        "train.early_stopping.patience=1",
         "train.embedding.learning_rate=0.3",
         "train.batch_size=1200",
     ]
@@ -152,7 +152,7 @@ def feed(batch):
 
 
 def test_a_model_of_ones_own_that_learns_on_from_local_mode_and_back(
-    base: Path, project: Path, ray_session: Session
+    base: Path, project: Path, ray_session: RaySession
 ) -> None:
     (base / "own.py").write_text(OWN_MODEL)
     own = f"model.file={base / 'own.py'}"
@@ -168,7 +168,7 @@ def test_a_model_of_ones_own_that_learns_on_from_local_mode_and_back(
 
 
 def test_one_worker_by_itself_learns_what_one_machine_learns(
-    base: Path, project: Path, ray_session: Session
+    base: Path, project: Path, ray_session: RaySession
 ) -> None:
     far = run(project, *crew(1, 2), "train.sync=false", "train.checkpoint_steps=10")
     assert_equal(run(base), far)
@@ -184,7 +184,7 @@ def test_further_workers_begin_when_those_before_have_made_their_first_steps() -
 @pytest.mark.faults
 @pytest.mark.timeout(900)  # 4 minutes on 2 cores at a load of 10, 9 minutes at 30
 def test_two_workers_by_themselves_come_to_the_auc_of_sync(
-    tmp_path_factory: pytest.TempPathFactory, ray_session: Session, monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory, ray_session: RaySession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model and the data of `clickline init` and `clickline sample`; what sync comes to is what local mode comes to.
 
@@ -195,14 +195,14 @@ def test_two_workers_by_themselves_come_to_the_auc_of_sync(
 
     folder = prepared(tmp_path_factory.mktemp("async"), 500_000, "1MiB", of_preset=True)
     begun: list[tuple[str, int]] = []
-    grant = Leasing._grant
+    grant = AsyncEpoch._grant
 
-    def noted(self: Leasing, member: WorkerHandle, lease: Lease) -> None:
+    def noted(self: AsyncEpoch, member: WorkerHandle, lease: WorkLease) -> None:
         begun.append((member.name, ray.get(self._crew.network.step.remote())))
         grant(self, member, lease)
 
-    monkeypatch.setattr(Leasing, "_grant", noted)
-    monkeypatch.setattr(async_epoch, "_ALONE_SECONDS", 300.0)  # however slow the machine is
+    monkeypatch.setattr(AsyncEpoch, "_grant", noted)
+    monkeypatch.setattr(async_epoch, "_RAMP_SECONDS", 300.0)  # however slow the machine is
     more = []
     for seed in (1, 2):
         begun.clear()

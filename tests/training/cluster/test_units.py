@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from clickline.artifacts.dataset import Dataset, Shard, Split
 from clickline.features import FeatureSpec
 from clickline.training.batches import WINDOW_ROWS, Batches
-from clickline.training.cluster.work_units import Unit, share, units_of
+from clickline.training.cluster.work_units import WorkUnit, row_share, units_of
 
 
 def dataset_of(*shards: tuple[int, ...]) -> Dataset:
@@ -22,14 +22,14 @@ def dataset_of(*shards: tuple[int, ...]) -> Dataset:
 
 
 GOLDEN_0 = [
-    Unit(0, 0, ((1, 1), (1, 0)), 130_000),
-    Unit(0, 1, ((0, 1), (0, 2)), 110_000),
-    Unit(0, 2, ((0, 0),), 70_000),
+    WorkUnit(0, 0, ((1, 1), (1, 0)), 130_000),
+    WorkUnit(0, 1, ((0, 1), (0, 2)), 110_000),
+    WorkUnit(0, 2, ((0, 0),), 70_000),
 ]
 GOLDEN_1 = [
-    Unit(1, 0, ((0, 2), (0, 0)), 120_000),
-    Unit(1, 1, ((1, 1), (1, 0)), 130_000),
-    Unit(1, 2, ((0, 1),), 60_000),
+    WorkUnit(1, 0, ((0, 2), (0, 0)), 120_000),
+    WorkUnit(1, 1, ((1, 1), (1, 0)), 130_000),
+    WorkUnit(1, 2, ((0, 1),), 60_000),
 ]
 
 
@@ -38,16 +38,16 @@ groups = st.lists(st.lists(st.integers(1, WINDOW_ROWS), max_size=6).map(tuple), 
 
 @given(groups, st.integers(0, 2**31 - 1), st.integers(0, 50), st.booleans())
 def test_units_are_the_windows_of_local_training_and_hold_every_row_group_once(
-    shards: list[tuple[int, ...]], seed: int, epoch: int, in_time: bool
+    shards: list[tuple[int, ...]], seed: int, epoch: int, time_ordered: bool
 ) -> None:
     dataset = dataset_of(*shards)
-    units = units_of(dataset, seed, epoch, in_time=in_time)
-    local = Batches(dataset, Path(), 256, seed, in_time=in_time)
+    units = units_of(dataset, seed, epoch, time_ordered=time_ordered)
+    local = Batches(dataset, Path(), 256, seed, time_ordered=time_ordered)
     assert [list(unit.row_groups) for unit in units] == local.windows(epoch)
     assert [unit.number for unit in units] == list(range(len(units)))
     every = [(shard, group) for shard, group, _ in dataset.row_groups("train")]
     dealt = [place for unit in units for place in unit.row_groups]
-    assert dealt == every if in_time else sorted(dealt) == every
+    assert dealt == every if time_ordered else sorted(dealt) == every
     assert sum(unit.rows for unit in units) == dataset.splits["train"].rows
     assert all(unit.rows <= WINDOW_ROWS for unit in units)
 
@@ -64,11 +64,11 @@ def test_the_order_of_a_seed_and_an_epoch_stays_what_it_was() -> None:
     [(8, 2, [4, 4]), (7, 3, [2, 2, 3]), (2, 4, [0, 1, 0, 1]), (0, 2, [0, 0]), (5, 1, [5])],
 )
 def test_a_batch_is_shared_evenly(rows: int, of: int, expected: list[int]) -> None:
-    assert [len(range(rows)[share(rows, worker, of)]) for worker in range(of)] == expected
+    assert [len(range(rows)[row_share(rows, worker, of)]) for worker in range(of)] == expected
 
 
 @given(st.integers(0, 10_000), st.integers(1, 64))
 def test_shares_lie_side_by_side_cover_the_batch_and_differ_by_one_row(rows: int, of: int) -> None:
-    shares = [range(rows)[share(rows, worker, of)] for worker in range(of)]
+    shares = [range(rows)[row_share(rows, worker, of)] for worker in range(of)]
     assert [row for one in shares for row in one] == list(range(rows))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

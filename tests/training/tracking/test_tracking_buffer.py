@@ -7,19 +7,19 @@ import math
 
 import pytest
 
-from clickline.training.tracking.buffer import Buffer, Parcel, Point
+from clickline.training.tracking.buffer import Payload, Point, TrackingBuffer
 
 
 def point(step: int, **values: float) -> Point:
     return Point(step, 1_000 + step, values or {"loss": 1.0 / (step + 1)})
 
 
-def steps(parcel: Parcel) -> list[int]:
-    return [each.step for each in parcel.points]
+def steps(payload: Payload) -> list[int]:
+    return [each.step for each in payload.points]
 
 
 def test_the_oldest_points_are_dropped_and_counted() -> None:
-    buffer = Buffer(capacity=3)
+    buffer = TrackingBuffer(capacity=3)
     for step in range(10):
         buffer.add_point(point(step))
     assert steps(buffer.take()) == [7, 8, 9]
@@ -27,7 +27,7 @@ def test_the_oldest_points_are_dropped_and_counted() -> None:
 
 
 def test_parameters_and_artifacts_are_never_dropped() -> None:
-    buffer = Buffer(capacity=1)
+    buffer = TrackingBuffer(capacity=1)
     for number in range(50):
         buffer.add_params({f"p{number}": str(number)})
         buffer.add_artifact(f"/a/{number}")
@@ -37,7 +37,7 @@ def test_parameters_and_artifacts_are_never_dropped() -> None:
 
 
 def test_a_parcel_holds_about_as_many_values_as_asked_for() -> None:
-    buffer = Buffer(capacity=100)
+    buffer = TrackingBuffer(capacity=100)
     for step in range(5):
         buffer.add_point(point(step, loss=0.5, auc=0.7))
     buffer.add_artifact("/report")
@@ -51,7 +51,7 @@ def test_a_parcel_holds_about_as_many_values_as_asked_for() -> None:
 
 
 def test_what_is_put_back_goes_before_what_came_since() -> None:
-    buffer = Buffer(capacity=100)
+    buffer = TrackingBuffer(capacity=100)
     buffer.add_params({"epochs": "1", "dim": "9"})
     buffer.add_point(point(1))
     buffer.add_artifact("/first")
@@ -67,7 +67,7 @@ def test_what_is_put_back_goes_before_what_came_since() -> None:
 
 
 def test_putting_back_drops_the_oldest_too() -> None:
-    buffer = Buffer(capacity=2)
+    buffer = TrackingBuffer(capacity=2)
     buffer.add_point(point(1))
     buffer.add_point(point(2))
     failed = buffer.take()
@@ -78,17 +78,17 @@ def test_putting_back_drops_the_oldest_too() -> None:
 
 
 def test_lines_are_plain_json_and_read_back_the_same() -> None:
-    parcel = Parcel(
+    payload = Payload(
         {"data.train": "日志/*.tsv"},
         [point(3), point(4, loss=math.nan, norm=-math.inf)],
         ["/runs/a b/report.json"],
     )
-    text = parcel.to_lines()
+    text = payload.to_lines()
     for line in text.splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    again = Parcel.from_lines(text.splitlines())
-    assert again.params == parcel.params
-    assert again.artifacts == parcel.artifacts
-    assert again.points[0] == parcel.points[0]
+    again = Payload.from_lines(text.splitlines())
+    assert again.params == payload.params
+    assert again.artifacts == payload.artifacts
+    assert again.points[0] == payload.points[0]
     assert math.isnan(again.points[1].values["loss"])
     assert again.points[1].values["norm"] == -math.inf

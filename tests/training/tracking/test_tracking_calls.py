@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clickline.training.tracking import MlflowTracker, Tracker, open_tracker
-from clickline.training.tracking.buffer import Parcel
+from clickline.training.tracking.buffer import Payload
 
 NOBODY = "http://someone:hunter22@127.0.0.1:9"
 
@@ -26,8 +26,8 @@ def closed_at_once(folder: Path, said: list[str], *, first: int, last: int, capa
     tracker.close("FINISHED")
 
 
-def kept(folder: Path) -> Parcel:
-    return Parcel.from_lines((folder / "tracking-unsent.jsonl").read_text().splitlines())
+def kept(folder: Path) -> Payload:
+    return Payload.from_lines((folder / "tracking-unsent.jsonl").read_text().splitlines())
 
 
 def test_what_could_not_be_sent_is_kept_and_said(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from clickline.training.tracking import process_figures
+from clickline.training.tracking import resource_usage
 
 
 def work(cpu_seconds: float) -> None:
@@ -17,19 +17,19 @@ def work(cpu_seconds: float) -> None:
 
 
 def test_cpu_is_counted_since_the_last_call() -> None:
-    process_figures()
+    resource_usage()
     before_wall, before_cpu = time.monotonic(), time.process_time()
     work(0.2)
-    told = process_figures()["system/cpu_cores"]
+    told = resource_usage()["system/cpu_cores"]
     share = (time.process_time() - before_cpu) / (time.monotonic() - before_wall)
     assert abs(told - share) < 0.2 * share + 0.01
     time.sleep(0.2)  # idle: this is the load, not a wait for somebody
-    assert process_figures()["system/cpu_cores"] < told / 2
+    assert resource_usage()["system/cpu_cores"] < told / 2
 
 
 def test_memory_grows_with_what_is_held() -> None:
-    before = process_figures()["system/memory_mib"]
+    before = resource_usage()["system/memory_mib"]
     held = np.frombuffer(mmap.mmap(-1, 64 * 2**20), np.uint8)  # not what an earlier test has given back
     held[:] = 1
-    assert process_figures()["system/memory_mib"] - before > 50
+    assert resource_usage()["system/memory_mib"] - before > 50
     assert held[-1] == 1

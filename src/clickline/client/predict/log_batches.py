@@ -1,7 +1,7 @@
-"""Logs become batches of raw rows with their labels: what a client sends, and what the answers are measured by.
+"""Reads logs as batches of raw rows with their labels: what a client sends, and what its answers are compared with.
 
-A row that training would have left out (no label, a number that is none) is left out here too: the server would refuse
-the whole request that it is in, and `clickline evaluate` does not measure it either.
+A row that training would skip (no label, an invalid number) is skipped here too: the server would refuse its whole
+request, and `clickline evaluate` skips it as well.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.data.input_blocks import Inputs
-from clickline.data.targets import FileTimes, TargetFields, targets
+from clickline.data.targets import TargetFields, TimeBounds, read_targets
 from clickline.errors import DataError, TooManyBadRows
 from clickline.features import Encoder, FeatureSpec
 from clickline.features.raw_columns import as_text
 from clickline.progress import Progress
 from clickline.records import Block, IntegerColumn, NumberColumn, RawColumn, SourceFile, TextColumn
-from clickline.storage.redaction import shown
+from clickline.storage.redaction import redacted
 
-_SHOWN_BAD = 3  # bad rows that a message shows
+_MAX_EXAMPLES = 3  # bad rows quoted in a message
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one request."""
+    """The rows of one request."""
 
     columns: Mapping[str, RawColumn]
     label_B: NDArray[np.float32]
@@ -40,102 +40,102 @@ class Batch:
 
 
 @dataclass
-class Logs:
-    """The rows of some files that can be sent; what was wrong with the others."""
+class LogBatches:
+    """The rows of log files that can be sent, and counts of the bad rows."""
 
     inputs: Inputs
-    features: FeatureSpec  # without statistics: it only tells which values can be encoded
+    features: FeatureSpec  # without statistics: only to find values that cannot be encoded
     fields: TargetFields
-    max_bad: float
-    clock: float = field(default_factory=time.time)  # rows that happened long after it have a wrong time
-    rows: int = 0  # usable ones, in one pass over the files
+    max_bad_ratio: float
+    clock: float = field(default_factory=time.time)  # rows dated long after it are bad
+    rows: int = 0  # valid rows in one pass over the files
     bad: Counter[str] = field(default_factory=Counter)
-    _places: list[str] = field(default_factory=list)
+    _examples: list[str] = field(default_factory=list)
 
     def batches(self, size: int, *, endless: bool, progress: Progress) -> Iterator[Batch]:
-        """All rows in order, `size` at a time. `endless`: over and over, batches reach from the end into the beginning;
-        else only the last one may be smaller."""
-        waiting: list[Batch] = []
+        """All rows in order, `size` at a time; the last batch may be smaller. `endless`: repeat the files forever, with
+        batches that span the end and the beginning."""
+        pending: list[Batch] = []
         count = 0
-        for piece in self._pieces(endless, progress):
-            waiting.append(piece)
+        for piece in self._read(endless, progress):
+            pending.append(piece)
             count += piece.rows
             start = 0
             while count >= size:
-                stop = waiting[-1].rows - (count - size)
-                yield _joined([*waiting[:-1], _part(waiting[-1], start, stop)])
-                waiting, start, count = [waiting[-1]], stop, count - size
+                stop = pending[-1].rows - (count - size)
+                yield _concat([*pending[:-1], _slice(pending[-1], start, stop)])
+                pending, start, count = [pending[-1]], stop, count - size
             if start:
-                waiting = [_part(waiting[-1], start, waiting[-1].rows)] if count else []
+                pending = [_slice(pending[-1], start, pending[-1].rows)] if count else []
         if count:
-            yield _joined(waiting)
+            yield _concat(pending)
 
-    def _pieces(self, endless: bool, progress: Progress) -> Iterator[Batch]:
-        yield from self._pass(progress)
-        self._judge()
+    def _read(self, endless: bool, progress: Progress) -> Iterator[Batch]:
+        yield from self._read_once(progress)
+        self._check_bad_ratio()
         while endless:
-            yield from replace(self, bad=Counter(), _places=[])._pass(progress)
+            yield from replace(self, bad=Counter(), _examples=[])._read_once(progress)
 
-    def _pass(self, progress: Progress) -> Iterator[Batch]:
+    def _read_once(self, progress: Progress) -> Iterator[Batch]:
         for number, block, _ in self.inputs.blocks(progress):
             progress.advance(size=block.size)
-            for row in block.faults:
+            for row in block.bad:
                 self.bad[row.reason] += row.count
-                self._places.append(f"{row.file}:{row.line}: {row.detail}")
+                self._examples.append(f"{row.file}:{row.line}: {row.detail}")
             if block.payload is not None:
-                yield self._usable(self.inputs.files[number], block)
+                yield self._valid_rows(self.inputs.files[number], block)
 
-    def _usable(self, source: SourceFile, block: Block) -> Batch:
+    def _valid_rows(self, source: SourceFile, block: Block) -> Batch:
         raw = self.inputs.reader.parse(block)
         _, faults = Encoder(self.features).encode(raw)
-        happened, more = targets(
-            raw, self.fields, self.features.missing, FileTimes.of(source, block, self.clock)
+        happened, more = read_targets(
+            raw, self.fields, self.features.missing, TimeBounds.for_file(source, block, self.clock)
         )
         for row in raw.bad:
             self.bad[row.reason] += row.count
-            self._places.append(f"{row.file}:{row.line}: {row.detail}")
+            self._examples.append(f"{row.file}:{row.line}: {row.detail}")
         keep_B = np.ones(raw.rows, dtype=np.bool_)
-        for group in (*more, *faults):  # a row is left out once, for the first thing found wrong with it
+        for group in (*more, *faults):  # a row is counted once, for its first problem
             new_F = group.rows_F[keep_B[group.rows_F]]
             keep_B[new_F] = False
             if new_F.size:
                 self.bad[group.reason] += new_F.size
                 line = raw.lines_B[new_F[0]]
-                self._places.append(f"{shown(source.uri)}:{line}: {group.describe(int(new_F[0]))}")
-        del self._places[_SHOWN_BAD:]
+                self._examples.append(f"{redacted(source.uri)}:{line}: {group.describe(int(new_F[0]))}")
+        del self._examples[_MAX_EXAMPLES:]
         columns = {name: raw.columns[name] for name in self.features.columns}
         self.rows += int(keep_B.sum())
         batch = Batch(columns, happened.label_B, happened.weight_B)
         return batch if keep_B.all() else _take(batch, np.flatnonzero(keep_B))
 
-    def _judge(self) -> None:
-        """After a pass: whether the rows are worth measuring by, as every stage that reads logs has it."""
+    def _check_bad_ratio(self) -> None:
+        """After a pass: raise if there are no valid rows or too many bad ones, as every stage that reads logs does."""
         bad = self.bad.total()
-        first = shown(self.inputs.files[0].uri) + (" and others" if len(self.inputs.files) > 1 else "")
+        first = redacted(self.inputs.files[0].uri) + (" and others" if len(self.inputs.files) > 1 else "")
         if not self.rows and not bad:
-            raise DataError(f"{first} holds no rows. Name the files that hold the logs.")
-        seen = self.rows + bad
-        if not self.rows or bad > self.max_bad * seen:
+            raise DataError(f"{first} has no rows. Name the log files.")
+        total = self.rows + bad
+        if not self.rows or bad > self.max_bad_ratio * total:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.bad.most_common())
             raise TooManyBadRows(
-                f"{bad:,} of {seen:,} rows of {first} are bad ({bad / seen:.2%}; data.max_bad allows "
-                f"{self.max_bad:.2%}): {reasons}. The first: {'; '.join(self._places)}. "
-                "Mend the data, check data.format, or raise data.max_bad."
+                f"{bad:,} of {total:,} rows of {first} are bad ({bad / total:.2%}; data.max_bad_ratio allows "
+                f"{self.max_bad_ratio:.2%}): {reasons}. The first: {'; '.join(self._examples)}. "
+                "Fix the data, check data.format, or raise data.max_bad_ratio."
             )
 
 
 # ── pieces of batches ──────────────────────────────────────────────────────────────────────────
 
 
-def _part(batch: Batch, start: int, stop: int) -> Batch:
+def _slice(batch: Batch, start: int, stop: int) -> Batch:
     if (start, stop) == (0, batch.rows):
         return batch
-    columns = {name: _column_part(column, start, stop) for name, column in batch.columns.items()}
+    columns = {name: _slice_column(column, start, stop) for name, column in batch.columns.items()}
     return Batch(columns, batch.label_B[start:stop], batch.weight_B[start:stop])
 
 
-def _column_part(column: RawColumn, start: int, stop: int) -> RawColumn:
-    """Rows of a column, as views of it."""
+def _slice_column(column: RawColumn, start: int, stop: int) -> RawColumn:
+    """Rows of a column, as views."""
     offsets_B1 = column.offsets_B1
     if offsets_B1 is not None:
         start, stop, offsets_B1 = (
@@ -143,24 +143,24 @@ def _column_part(column: RawColumn, start: int, stop: int) -> RawColumn:
             int(offsets_B1[stop]),
             offsets_B1[start : stop + 1] - offsets_B1[start],
         )
-    return _values(column, slice(start, stop), offsets_B1)
+    return _select(column, slice(start, stop), offsets_B1)
 
 
 def _take(batch: Batch, rows_K: NDArray[np.int64]) -> Batch:
-    def taken(column: RawColumn) -> RawColumn:
+    def take(column: RawColumn) -> RawColumn:
         offsets_B1 = column.offsets_B1
         if offsets_B1 is None:
-            return _values(column, rows_K, None)
+            return _select(column, rows_K, None)
         counts_K = np.diff(offsets_B1)[rows_K]
         offsets_K1 = np.append(0, np.cumsum(counts_K))
         places_N = np.arange(offsets_K1[-1]) + np.repeat(offsets_B1[rows_K] - offsets_K1[:-1], counts_K)
-        return _values(column, places_N, offsets_K1)
+        return _select(column, places_N, offsets_K1)
 
-    columns = {name: taken(column) for name, column in batch.columns.items()}
+    columns = {name: take(column) for name, column in batch.columns.items()}
     return Batch(columns, batch.label_B[rows_K], batch.weight_B[rows_K])
 
 
-def _values(
+def _select(
     column: RawColumn, places: slice | NDArray[np.int64], offsets_B1: NDArray[np.int64] | None
 ) -> RawColumn:
     if isinstance(column, TextColumn):
@@ -170,22 +170,22 @@ def _values(
     return NumberColumn(column.values_N[places], offsets_B1, column.precision)
 
 
-def _joined(pieces: Sequence[Batch]) -> Batch:
+def _concat(pieces: Sequence[Batch]) -> Batch:
     if len(pieces) == 1:
         return pieces[0]
     parts = _in_one_buffer([piece.columns for piece in pieces])
-    columns = {name: _joined_column([part[name] for part in parts]) for name in parts[0]}
+    columns = {name: _concat_column([part[name] for part in parts]) for name in parts[0]}
     label_B = np.concatenate([piece.label_B for piece in pieces])
     return Batch(columns, label_B, np.concatenate([piece.weight_B for piece in pieces]))
 
 
 def _in_one_buffer(pieces: Sequence[Mapping[str, RawColumn]]) -> list[dict[str, RawColumn]]:
-    """The same columns, the texts of all of them in one buffer.
+    """The same columns, with all texts in one buffer.
 
-    What lies between the first and the last text of a buffer is copied as it is: in logs made of lines, the rows'
-    lines, once for all columns."""
+    Everything between the first and the last text of a buffer is copied unchanged: in text logs the rows' lines, once
+    for all columns."""
     copies: list[NDArray[np.uint8]] = []
-    shifts: list[dict[int, int]] = []  # of each piece: by which buffer, how far its texts move
+    shifts: list[dict[int, int]] = []  # for each piece: how far the texts of each buffer move
     size = 0
     for piece in pieces:
         bounds: dict[int, tuple[int, int, NDArray[np.uint8]]] = {}
@@ -199,13 +199,13 @@ def _in_one_buffer(pieces: Sequence[Mapping[str, RawColumn]]) -> list[dict[str, 
             copies.append(data[first:last])
             shifts[-1][buffer] = size - first
             size += last - first
-    together = np.concatenate(copies) if copies else np.empty(0, dtype=np.uint8)
+    combined = np.concatenate(copies) if copies else np.empty(0, dtype=np.uint8)
 
     def moved(column: RawColumn, by: Mapping[int, int]) -> RawColumn:
         if not isinstance(column, TextColumn):
             return column
         shift = by.get(id(column.data), 0)
-        return TextColumn(together, column.starts_N + shift, column.ends_N + shift, column.offsets_B1)
+        return TextColumn(combined, column.starts_N + shift, column.ends_N + shift, column.offsets_B1)
 
     return [
         {name: moved(column, by) for name, column in piece.items()}
@@ -213,7 +213,7 @@ def _in_one_buffer(pieces: Sequence[Mapping[str, RawColumn]]) -> list[dict[str, 
     ]
 
 
-def _joined_column(parts: Sequence[RawColumn]) -> RawColumn:
+def _concat_column(parts: Sequence[RawColumn]) -> RawColumn:
     offsets_B1 = None
     if any(part.offsets_B1 is not None for part in parts):
         counts = [
@@ -234,9 +234,9 @@ def _joined_column(parts: Sequence[RawColumn]) -> RawColumn:
         values_N = np.concatenate([part.values_N for part in numbers])
         return NumberColumn(values_N, offsets_B1, numbers[0].precision)
     texts = [part for part in parts if isinstance(part, TextColumn)]
-    if len(texts) < len(parts):  # columns of several kinds agree in their text
-        made = _in_one_buffer([{"": as_text(part)} for part in parts])
-        texts = [as_text(part[""]) for part in made]
+    if len(texts) < len(parts):  # columns of different types are combined as text
+        columns = _in_one_buffer([{"": as_text(part)} for part in parts])
+        texts = [as_text(part[""]) for part in columns]
     starts_N = np.concatenate([text.starts_N for text in texts])
     return TextColumn(texts[0].data, starts_N, np.concatenate([text.ends_N for text in texts]), offsets_B1)
 

@@ -1,7 +1,7 @@
-"""The predict stage: rows of logs go to a server, its scores are measured, and so is how long they take.
+"""The predict stage: sends rows of logs to a server, and measures the quality and latency of its scores.
 
-The latency of a request is the time around its call: from its bytes being ready to its scores being there. Making the
-request is not in it. Requests/s and rows/s are those of the whole run, reading and making requests included.
+The latency of a request is the time from its bytes being ready to its scores being received, without encoding the
+request. Requests/s and rows/s are those of the whole run, including reading and encoding.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from numpy.typing import NDArray
 from clickline.artifacts.from_config import storage_of
 from clickline.client import Client, ModelInfo, Prediction
 from clickline.client.client import ProtocolName
-from clickline.client.predict.elasticctr_columns import for_elasticctr
-from clickline.client.predict.log_batches import Batch, Logs
-from clickline.client.request import Ask
+from clickline.client.predict.elasticctr_columns import to_elasticctr_columns
+from clickline.client.predict.log_batches import Batch, LogBatches
+from clickline.client.request import PreparedRequest
 from clickline.config import Config
-from clickline.data.input_blocks import Inputs, in_order, open_reader
-from clickline.data.schema import Layout, layout
-from clickline.data.slot_discovery import discover
-from clickline.data.targets import unit_finder
+from clickline.data.input_blocks import Inputs, map_in_order, reader_from_config
+from clickline.data.schema import Schema, build_schema
+from clickline.data.slot_discovery import discover_slots
+from clickline.data.targets import time_unit_detector
 from clickline.errors import ClicklineError, DataError
-from clickline.evaluation.binary_metrics import Counts, Metrics
+from clickline.evaluation.binary_metrics import MetricCounts, Metrics
 from clickline.evaluation.evaluator import BLOCK_ROWS
 from clickline.features import FeatureSpec
 from clickline.machine import cores
-from clickline.progress import Progress, usual
+from clickline.progress import Progress, default_progress
 from clickline.records import RawColumn, SourceFile
-from clickline.storage.file_cache import Cache
-from clickline.storage.log_files import DateRange, resolve
+from clickline.storage.file_cache import FileCache
+from clickline.storage.log_files import DateRange, resolve_files
 from clickline.storage.storage import Storage
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Of requests, in seconds."""
+    """The latency of requests, in seconds."""
 
     mean: float
     p50: float
@@ -57,32 +57,32 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Iteration:
-    """One request."""
+class RequestResult:
+    """Measurements of one request."""
 
     number: int  # from 1
     rows: int
     seconds: float
-    accuracy: float | None  # None: its rows have no weight
+    accuracy: float | None  # None: its rows have zero weight
     version: int | None
 
 
 @dataclass(frozen=True)
 class PredictResult:
-    """What a server's scores are worth, and how fast they come."""
+    """The quality and speed of a server's scores."""
 
     address: str
     protocol: str
     model: str
-    versions: Mapping[int | None, int]  # that answered, and how many requests each
+    versions: Mapping[int | None, int]  # that answered, with their number of requests
     connections: int
     requests: int
     retried: int  # requests that were sent again
     metrics: Metrics
-    best_auc: float | None  # of the true probabilities, which only a synthetic log comes with
-    bad: Mapping[str, int]  # rows that were left out, by reason
+    best_auc: float | None  # of the true probabilities, known only for synthetic logs
+    bad: Mapping[str, int]  # skipped rows, by reason
     latency: Latency
-    seconds: float  # of the whole run, without warming up
+    seconds: float  # of the whole run, without warm-up
 
     @property
     def requests_per_second(self) -> float:
@@ -114,47 +114,47 @@ def predict(
     connections: int = 1,
     model: str | None = None,
     token_file: str | None = None,
-    authority: str | None = None,
+    ca: str | None = None,
     timeout: float = 10.0,
-    told: Callable[[Iteration], None] = lambda iteration: None,
+    on_request: Callable[[RequestResult], None] = lambda request: None,
 ) -> PredictResult:
-    """Send the rows of logs to a server, `batch` at a time, over some connections at once, and measure.
+    """Send the rows of logs to a server, `batch` at a time, over several connections, and measure the answers.
 
-    `requests`: how many; the files are read over and over if need be. By default each row once. `warmup` further ones
-    on each connection are not counted. Address, token and authority are those of the config's `serve` if not given.
-    `told` is called for each request, in order.
+    `requests`: their number, by default each row once; the files are read repeatedly if needed. `warmup` more requests
+    per connection are not measured. Address, token and CA file default to those of the config's `serve`.
+    `on_request` is called for each request, in order.
     """
-    progress = progress or usual()
+    progress = progress or default_progress()
     storage = storage_of(config)
-    cache = Cache(Path(config.cache.dir), config.cache.size, storage)
+    cache = FileCache(Path(config.cache.dir), config.cache.size, storage)
     files = _files(config, storage, inputs, progress)
     tls = config.serve.tls
     options: dict[str, Any] = {
         "protocol": protocol,
         "model": model or config.name,
         "token": _token(token_file or config.serve.token_file),
-        "tls": authority or (False if tls is None else tls.authority or tls.certificate),
+        "tls": ca or (False if tls is None else tls.ca or tls.certificate),
         "timeout": timeout,
     }
     with ExitStack() as open_clients:
         clients = [
-            open_clients.enter_context(Client(address or _own_address(config, protocol), **options))
+            open_clients.enter_context(Client(address or _default_address(config, protocol), **options))
             for _ in range(connections)
         ]
-        logs = _logs(config, storage, cache, files, clients[0].metadata(), progress)
+        logs = _open_logs(config, storage, cache, files, clients[0].metadata(), progress)
         columns = _columns_for(protocol, logs.features)
         if requests is None:
-            progress.begin("predict", total_bytes=logs.inputs.text_bytes(progress))
+            progress.begin("predict", total_bytes=logs.inputs.uncompressed_bytes(progress))
         else:
             progress.begin("predict", total_rows=requests * batch)
         batches = logs.batches(batch, endless=requests is not None, progress=progress)
         first = next(batches)
-        _warm(clients, clients[0].ask(columns(first)), warmup)
+        _warm_up(clients, clients[0].prepare(columns(first)), warmup)
         began = time.perf_counter()
-        measured = _Measured()
-        for sent, (answer, seconds) in _answers(clients, columns, islice(chain([first], batches), requests)):
+        measured = _Measurement()
+        for sent, (answer, seconds) in _send_all(clients, columns, islice(chain([first], batches), requests)):
             progress.advance(rows=sent.rows)
-            told(measured.add(sent, answer, seconds))
+            on_request(measured.add(sent, answer, seconds))
         seconds = time.perf_counter() - began
         progress.end()
     return PredictResult(
@@ -166,52 +166,54 @@ def predict(
         len(measured.seconds),
         sum(client.retried for client in clients),
         measured.metrics(),
-        None if requests is not None or logs.bad else _reachable_auc(files),
+        None if requests is not None or logs.bad else _best_auc(files),
         dict(logs.bad),
         _latency(measured.seconds),
         seconds,
     )
 
 
-# ── what is sent ───────────────────────────────────────────────────────────────────────────────
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _files(config: Config, storage: Storage, inputs: Sequence[str], progress: Progress) -> list[SourceFile]:
     data = config.data
     dates = data.eval_dates or data.dates
     days = None if dates is None else DateRange(dates.first, dates.last)
-    return resolve(storage, inputs, days, data.donefile, 0 if dates is None else dates.wait, progress)
+    return resolve_files(storage, inputs, days, data.donefile, 0 if dates is None else dates.wait, progress)
 
 
-def _logs(
+def _open_logs(
     config: Config,
     storage: Storage,
-    cache: Cache,
+    cache: FileCache,
     files: list[SourceFile],
     served: ModelInfo,
     progress: Progress,
-) -> Logs:
-    """The files, read as the config says, for the fields that the server's model takes."""
+) -> LogBatches:
+    """Open the files, read as configured, with the fields that the server's model uses."""
     data = config.data
     dense = 0
     if data.format == "paddlerec":
-        dense = discover(data.format, files, cache, storage, cores(), progress, slots=False).dense
-    own = layout(data, [int(name) for name in served.inputs if name.isascii() and name.isdigit()], dense)
-    absent = [name for name in served.inputs if name not in own.features.columns]
-    if absent:
+        dense = discover_slots(data.format, files, cache, storage, cores(), progress, slots=False).dense
+    schema = build_schema(
+        data, [int(name) for name in served.inputs if name.isascii() and name.isdigit()], dense
+    )
+    unknown = [name for name in served.inputs if name not in schema.features.columns]
+    if unknown:
         raise DataError(
-            f"the server's model takes {', '.join(absent[:5])}{' and others' if len(absent) > 5 else ''}, which "
+            f"the server's model uses {', '.join(unknown[:5])}{' and others' if len(unknown) > 5 else ''}, which the "
             "logs of this config do not have. Use the config that the model was trained with, or check data.format."
         )
-    features = _without_statistics(own.features, served)
-    needed = Layout(features, own.targets, dense)
-    find_unit = unit_finder(own.targets, features.missing)
-    inputs = Inputs(files, open_reader(data, needed), cache, storage, find_unit)
-    return Logs(inputs, features, own.targets, data.max_bad)
+    features = _without_statistics(schema.features, served)
+    needed = Schema(features, schema.targets, dense)
+    find_unit = time_unit_detector(schema.targets, features.missing)
+    inputs = Inputs(files, reader_from_config(data, needed), cache, storage, find_unit)
+    return LogBatches(inputs, features, schema.targets, data.max_bad_ratio)
 
 
 def _without_statistics(features: FeatureSpec, served: ModelInfo) -> FeatureSpec:
-    """The fields of the server's model, each with a transform that takes the same values and needs no statistics."""
+    """The fields of the server's model, with transforms that accept the same values but need no statistics."""
     return replace(
         features,
         dense=tuple(
@@ -227,14 +229,14 @@ def _without_statistics(features: FeatureSpec, served: ModelInfo) -> FeatureSpec
 
 def _columns_for(protocol: ProtocolName, features: FeatureSpec) -> Callable[[Batch], Mapping[str, RawColumn]]:
     if protocol == "elasticctr":
-        return lambda batch: for_elasticctr(batch.columns, features, batch.rows)
-    return lambda batch: batch.columns  # as they are: the server encodes
+        return lambda batch: to_elasticctr_columns(batch.columns, features, batch.rows)
+    return lambda batch: batch.columns  # unchanged: the server encodes
 
 
-# ── to whom ────────────────────────────────────────────────────────────────────────────────────
+# ── the server ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _own_address(config: Config, protocol: ProtocolName) -> str:
+def _default_address(config: Config, protocol: ProtocolName) -> str:
     serve = config.serve
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)
     port = serve.grpc_port if protocol.endswith("grpc") else serve.http_port
@@ -253,19 +255,19 @@ def _token(file: str | None) -> str | None:
     return token
 
 
-def _warm(clients: Sequence[Client], ask: Ask[Prediction], times: int) -> None:
+def _warm_up(clients: Sequence[Client], request: PreparedRequest[Prediction], times: int) -> None:
     def send(client: Client) -> None:
         for _ in range(times):
-            client.send(ask)
+            client.send(request)
 
     with ThreadPoolExecutor(len(clients)) as pool:
         list(pool.map(send, clients))
 
 
-def _answers(
+def _send_all(
     clients: Sequence[Client], columns: Callable[[Batch], Mapping[str, RawColumn]], batches: Iterator[Batch]
 ) -> Iterator[tuple[Batch, tuple[Prediction, float]]]:
-    """Every batch with its answer and the seconds that took, in order; as many on their way as there are clients."""
+    """Every batch with its answer and latency, in order; one request per client is in flight."""
     idle: SimpleQueue[Client] = SimpleQueue()
     for client in clients:
         idle.put(client)
@@ -273,43 +275,43 @@ def _answers(
     def send(number: int, batch: Batch) -> tuple[Prediction, float]:
         client = idle.get()
         try:
-            ask = client.ask(columns(batch))
+            request = client.prepare(columns(batch))
             began = time.perf_counter()
-            answer = client.send(ask)
+            answer = client.send(request)
             seconds = time.perf_counter() - began
         finally:
             idle.put(client)
         if answer.probability.size != batch.rows:
             raise ClicklineError(
-                f"{client.address} answered {answer.probability.size} scores to {batch.rows} rows. Is it a "
+                f"{client.address} sent {answer.probability.size} scores for {batch.rows} rows. Is it a "
                 "clickline server?"
             )
         return answer, seconds
 
-    return in_order(send, batches, len(clients))
+    return map_in_order(send, batches, len(clients))
 
 
-# ── what came back ─────────────────────────────────────────────────────────────────────────────
+# ── measurements ──────────────────────────────────────────────────────────────────────────────────
 
 
-class _Measured:
-    """Counts answers. Rows are measured in the blocks that `evaluate` measures them in, to the same figures."""
+class _Measurement:
+    """Accumulates answers. Rows are counted in the same blocks as in `evaluate`, so the metrics are the same."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.versions: Counter[int | None] = Counter()
-        self._counts = Counts()
-        self._waiting: list[tuple[NDArray[np.float32], ...]] = []
+        self._counts = MetricCounts()
+        self._pending: list[tuple[NDArray[np.float32], ...]] = []
         self._rows = 0
 
-    def add(self, sent: Batch, answer: Prediction, seconds: float) -> Iteration:
+    def add(self, sent: Batch, answer: Prediction, seconds: float) -> RequestResult:
         self.seconds.append(seconds)
         self.versions[answer.version] += 1
-        self._waiting.append((sent.label_B, sent.weight_B, answer.probability))
+        self._pending.append((sent.label_B, sent.weight_B, answer.probability))
         self._rows += sent.rows
         while self._rows >= BLOCK_ROWS:
             self._count(BLOCK_ROWS)
-        return Iteration(
+        return RequestResult(
             len(self.seconds), sent.rows, seconds, _accuracy(sent, answer.probability), answer.version
         )
 
@@ -319,15 +321,15 @@ class _Measured:
         return self._counts.metrics()
 
     def _count(self, rows: int) -> None:
-        whole = [np.concatenate(column) for column in zip(*self._waiting, strict=True)]
-        self._counts.add(*(column[:rows] for column in whole))
-        self._waiting = [tuple(column[rows:] for column in whole)]
+        columns = [np.concatenate(column) for column in zip(*self._pending, strict=True)]
+        self._counts.add(*(column[:rows] for column in columns))
+        self._pending = [tuple(column[rows:] for column in columns)]
         self._rows -= rows
 
 
-def _reachable_auc(files: Sequence[SourceFile]) -> float | None:
-    """The AUC of the probabilities that `clickline sample` drew the clicks with; None for any other log."""
-    counts = Counts()
+def _best_auc(files: Sequence[SourceFile]) -> float | None:
+    """The AUC of the true probabilities from which `clickline sample` drew the clicks; None for other logs."""
+    counts = MetricCounts()
     for file in files:
         log = Path(file.uri)
         truth = log.with_name(f"{log.stem}.truth.parquet")
@@ -340,9 +342,9 @@ def _reachable_auc(files: Sequence[SourceFile]) -> float | None:
 
 
 def _accuracy(sent: Batch, probability_B: NDArray[np.float32]) -> float | None:
-    shows = float(sent.weight_B.sum())
+    weight = float(sent.weight_B.sum())
     right_B = np.where(probability_B >= 0.5, sent.label_B, 1 - sent.label_B)
-    return float((right_B * sent.weight_B).sum()) / shows if shows > 0 else None
+    return float((right_B * sent.weight_B).sum()) / weight if weight > 0 else None
 
 
 def _latency(seconds: Sequence[float]) -> Latency:

@@ -7,74 +7,82 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from clickline.data.input_blocks import Inputs
-from clickline.data.prepare.column_sketches import Numbers
+from clickline.data.prepare.column_sketches import NumberSketch
 from clickline.data.readers import Reader
 from clickline.features import FeatureSpec, SlotField
-from clickline.features.raw_columns import nothing, numbers
+from clickline.features.raw_columns import empty_column, to_float32
 from clickline.progress import Progress
 from clickline.records import Block
 
 
-class Seen(NamedTuple):
-    """What one block holds of the columns that need statistics."""
+class BlockStatistics(NamedTuple):
+    """Sketches of the columns of one block that need statistics."""
 
     rows: int
     size: int
-    numbers: dict[str, Numbers]
+    numbers: dict[str, NumberSketch]
 
 
-class Looks(Protocol):
-    """Who looks at the blocks."""
+class MeasureExecutor(Protocol):
+    """Measures the blocks of the input."""
 
-    def look(self, inputs: Inputs, features: FeatureSpec, progress: Progress) -> Iterator[Seen]:
-        """`look` at every block, in their order: so sums come out the same."""
+    def measure(self, inputs: Inputs, features: FeatureSpec, progress: Progress) -> Iterator[BlockStatistics]:
+        """`measure_block` for every block, in input order, so that float sums are reproducible."""
         ...
 
 
-def look(reader: Reader, features: FeatureSpec, number: int, block: Block) -> Seen:
+def measure_block(reader: Reader, features: FeatureSpec, number: int, block: Block) -> BlockStatistics:
     """Measure one block, the `number`-th of the input."""
     raw = reader.parse(block)
-    found = {}
-    for column in features.columns_needing_statistics:
-        there = raw.columns.get(column, nothing(raw.rows))  # logs of another format than the fields are for
-        values_B, _ = numbers(there, column, raw.rows, features.missing)
-        found[column] = Numbers.of(values_B, number)
-    return Seen(raw.rows, block.size, found)
+    sketches = {}
+    for column in features.measured_columns:
+        values = raw.columns.get(
+            column, empty_column(raw.rows)
+        )  # absent if the logs have another format than the fields
+        values_B, _ = to_float32(values, column, raw.rows, features.missing)
+        sketches[column] = NumberSketch.of_block(values_B, number)
+    return BlockStatistics(raw.rows, block.size, sketches)
 
 
-def measure(inputs: Inputs, features: FeatureSpec, crew: Looks, progress: Progress) -> FeatureSpec:
-    """The features with the statistics of the training data, where any field needs them."""
-    columns = features.columns_needing_statistics
+def measure_fields(
+    inputs: Inputs, features: FeatureSpec, executor: MeasureExecutor, progress: Progress
+) -> FeatureSpec:
+    """The features, with statistics of the training data for the fields that need them."""
+    columns = features.measured_columns
     if not columns:
         return features
-    totals = {column: Numbers() for column in columns}
-    progress.begin("measure train", total_bytes=inputs.text_bytes(progress))
-    for seen in crew.look(replace(inputs, find_unit=None), features, progress):  # times are not measured
+    totals = {column: NumberSketch() for column in columns}
+    progress.begin("measure train", total_bytes=inputs.uncompressed_bytes(progress))
+    for measured in executor.measure(
+        replace(inputs, detect_time_unit=None), features, progress
+    ):  # times are not measured
         for column in columns:
-            totals[column].merge(seen.numbers[column])
-        progress.advance(rows=seen.rows, size=seen.size)
+            totals[column].merge(measured.numbers[column])
+        progress.advance(rows=measured.rows, size=measured.size)
     progress.end()
-    known = {}
-    _tell_of_constants(totals, progress)
+    statistics = {}
+    _report_constants(totals, progress)
     for field in features.fields:
         if field.needs_statistics:
             buckets = field.buckets if isinstance(field, SlotField) else 0
-            known[field.name] = totals[field.column].statistics(buckets)
-            made = len(known[field.name].edges) + 1
-            if 0 < made < buckets:
-                progress.say(
-                    f"{field.name}: {made} of {buckets} buckets, its values repeat too often for more"
+            statistics[field.name] = totals[field.column].statistics(buckets)
+            actual = len(statistics[field.name].edges) + 1
+            if 0 < actual < buckets:
+                progress.log(
+                    f"{field.name}: {actual} of {buckets} buckets; its values repeat too often for more"
                 )
-    return features.with_statistics(known)
+    return features.with_statistics(statistics)
 
 
-def _tell_of_constants(totals: Mapping[str, Numbers], progress: Progress) -> None:
-    """Columns that tell no row from another now, and whose scale is a guess for values that come later."""
-    for column, found in totals.items():
-        if not found.count:
-            what = "has no values in the rows it was measured on"
-        elif found.low == found.high:
-            what = f"is {found.low:.6g} in all {found.count:,} rows with a value"
+def _report_constants(totals: Mapping[str, NumberSketch], progress: Progress) -> None:
+    """Report columns that do not distinguish rows; their scale is a guess for values that come later."""
+    for column, sketches in totals.items():
+        if not sketches.count:
+            what = "has no values in the training rows"
+        elif sketches.low == sketches.high:
+            what = f"is {sketches.low:.6g} in all {sketches.count:,} rows with a value"
         else:
             continue
-        progress.say(f"{column} {what}: nothing can be learned from it. Check data.fields, or leave it out")
+        progress.log(
+            f"{column} {what}: a model learns nothing from it. Check data.fields, or remove the field"
+        )

@@ -1,7 +1,7 @@
-"""The crew that does the work on a cluster: processes of Ray, each with the files in its own reach.
+"""Builds a dataset in the worker processes of a Ray cluster, each of which reads the log files itself.
 
-Where a file is plain text, a process finds out where its blocks lie, and those who make shards of them read the bytes
-themselves: what goes through the driver are numbers. Blocks of other files are cut by the driver and sent.
+For a plain text file, one task finds the byte ranges of its blocks, and the tasks that build shards read those bytes
+themselves: only numbers pass through the driver. The driver splits other files into blocks and sends the blocks.
 """
 
 from __future__ import annotations
@@ -21,128 +21,138 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.from_config import storage_of
 from clickline.config import Config
-from clickline.data.input_blocks import Inputs, Part, open_reader
+from clickline.data.input_blocks import FileProgress, Inputs, reader_from_config
 from clickline.data.labelled_reader import LabelledReader
-from clickline.data.prepare.dataset_builder import Making
-from clickline.data.prepare.field_statistics import Seen, look
-from clickline.data.prepare.shard_builder import Cut, Finished, Group, Maker
-from clickline.data.schema import Layout
-from clickline.distributed.ray_map import deal
-from clickline.distributed.session import Session
+from clickline.data.prepare.dataset_builder import DatasetBuilder
+from clickline.data.prepare.field_statistics import BlockStatistics, measure_block
+from clickline.data.prepare.shard_builder import BlockGroup, FileBlock, FinishedShard, ShardBuilder
+from clickline.data.schema import Schema
+from clickline.distributed.ray_map import ray_map
+from clickline.distributed.session import RaySession
 from clickline.errors import DataError
 from clickline.features import FeatureSpec
 from clickline.progress import Progress
 from clickline.records import Block, SourceFile
-from clickline.storage.redaction import shown
+from clickline.storage.redaction import redacted
 
-_LOOKED_AT = 16  # blocks that are measured as one piece of work
-_HEAD = 1 << 20  # bytes in which the first block of a plain file begins: before it stand a mark, a header
+_BLOCKS_PER_TASK = 16  # measured by one task
+_HEAD = (
+    1 << 20
+)  # the first block of a plain file begins within these bytes, after a byte order mark and a header
 
 
-class _Piece(NamedTuple):
-    """Blocks to be measured, and the number of the first."""
+class _BlockBatch(NamedTuple):
+    """Blocks to measure, and the number of the first one."""
 
     first: int
     blocks: list[tuple[SourceFile, Block]]
 
 
-class Spread:
-    """Work for the processes of a cluster, as `Threads` is for those of one machine."""
+class RayExecutor:
+    """Runs the work on the processes of a Ray cluster; `ThreadExecutor` is its counterpart on one machine."""
 
-    def __init__(self, session: Session, config: Config, fields: Layout) -> None:
+    def __init__(self, session: RaySession, config: Config, schema: Schema) -> None:
         self._session = session
         self._config = config
-        self._fields = fields
+        self._schema = schema
 
     @property
-    def _at_once(self) -> int:
-        return int(self._session.cpus()) + 1  # one more than can run, so that none waits
+    def _concurrency(self) -> int:
+        return int(self._session.cpus()) + 1  # one more than can run, so that no worker waits
 
-    def blocks(self, inputs: Inputs, progress: Progress, after: Part | None = None) -> Iterator[Cut]:
-        job = _Job(self._config, self._fields)
+    def blocks(
+        self, inputs: Inputs, progress: Progress, after: FileProgress | None = None
+    ) -> Iterator[FileBlock]:
+        job = _Job(self._config, self._schema)
         first = 0 if after is None else after.file + (1 if after.last else 0)
         files = inputs.files[first:]
-        plans = deal(self._session, _plan, job, files, at_once=self._at_once, in_order=True)
+        plans = ray_map(self._session, _plan_file, job, files, max_pending=self._concurrency, in_order=True)
         for number, (file, blocks) in enumerate(zip(files, plans, strict=True), first):
             skip = after.blocks if after is not None and after.file == number else 0
             if blocks is None:
-                behind = Part(0, skip, False)
-                for _, block, last in replace(inputs, files=[file]).blocks(progress, behind):
+                done = FileProgress(0, skip, False)
+                for _, block, last in replace(inputs, files=[file]).blocks(progress, done):
                     yield number, block, last
             else:
                 for place, block in enumerate(blocks[skip:], skip + 1):
                     yield number, block, place == len(blocks)
 
-    def look(self, inputs: Inputs, features: FeatureSpec, progress: Progress) -> Iterator[Seen]:
-        job = _Job(self._config, self._fields)
-        cuts = self.blocks(inputs, progress)
-        blocks = ((inputs.files[number], block) for number, block, _ in cuts if block.payload is not None)
+    def measure(self, inputs: Inputs, features: FeatureSpec, progress: Progress) -> Iterator[BlockStatistics]:
+        job = _Job(self._config, self._schema)
+        file_blocks = self.blocks(inputs, progress)
+        blocks = (
+            (inputs.files[number], block) for number, block, _ in file_blocks if block.payload is not None
+        )
 
-        def pieces() -> Iterator[_Piece]:
+        def batches() -> Iterator[_BlockBatch]:
             first = 0
-            while some := list(islice(blocks, _LOOKED_AT)):
-                yield _Piece(first, some)
-                first += len(some)
+            while group := list(islice(blocks, _BLOCKS_PER_TASK)):
+                yield _BlockBatch(first, group)
+                first += len(group)
 
-        for seen in deal(self._session, _look, job, pieces(), at_once=self._at_once, in_order=True):
-            yield from seen
+        for measured in ray_map(
+            self._session, _measure, job, batches(), max_pending=self._concurrency, in_order=True
+        ):
+            yield from measured
 
-    def make(self, maker: Maker, groups: Iterable[Group]) -> Iterator[Finished]:
-        fields = replace(self._fields, features=maker.reader.features)
-        job = _Job(self._config, fields, maker.folder, maker.split, maker.reader.clock)
-        return deal(self._session, _make, job, groups, at_once=self._at_once)
+    def build(self, builder: ShardBuilder, groups: Iterable[BlockGroup]) -> Iterator[FinishedShard]:
+        schema = replace(self._schema, features=builder.reader.features)
+        job = _Job(self._config, schema, builder.folder, builder.split, builder.reader.reference_time)
+        return ray_map(self._session, _build_shard, job, groups, max_pending=self._concurrency)
 
 
-# ── in the processes of the cluster ────────────────────────────────────────────────────────────
+# ── in the worker processes of the cluster ────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What every piece of the same work needs to know, as plain values. Two with the same id are the same."""
+    """What every task of the same job needs, as plain values. Two jobs with the same id are equal."""
 
     config: Config = field(compare=False)
-    fields: Layout = field(compare=False)
+    schema: Schema = field(compare=False)
     folder: str = field(default="", compare=False)
     split: str = field(default="", compare=False)
-    clock: float = field(default=0.0, compare=False)  # nothing is labelled where it is not given
+    reference_time: float = field(default=0.0, compare=False)  # 0 for tasks that do not label rows
     id: str = field(default_factory=lambda: uuid4().hex)
 
 
-class _Tools(NamedTuple):
-    inputs: Inputs  # of no files: the reader, the cache and the store
-    maker: Maker
+class _TaskContext(NamedTuple):
+    """What a process keeps open between the tasks of a job."""
+
+    inputs: Inputs  # without files: the reader, the cache and the store
+    shard_builder: ShardBuilder
 
 
 @lru_cache(maxsize=1)
-def _tools(job: _Job) -> _Tools:
-    """What a process opens once for all pieces of a job."""
-    making = Making.at(job.config, storage_of(job.config), job.folder)
-    reader = open_reader(job.config.data, job.fields)
-    labelled = LabelledReader(reader, job.fields.features, job.fields.targets, job.clock)
-    maker = Maker(making.storage, job.folder, making.scratch, job.split, labelled)
-    return _Tools(making.inputs((), reader, job.fields), maker)
+def _task_context(job: _Job) -> _TaskContext:
+    """Open what the tasks of a job need, once per process."""
+    builder = DatasetBuilder.for_folder(job.config, storage_of(job.config), job.folder)
+    reader = reader_from_config(job.config.data, job.schema)
+    labelled = LabelledReader(reader, job.schema.features, job.schema.targets, job.reference_time)
+    shard_builder = ShardBuilder(builder.storage, job.folder, builder.scratch, job.split, labelled)
+    return _TaskContext(builder.inputs((), reader, job.schema), shard_builder)
 
 
 class _Span(NamedTuple):
-    """Where the bytes of a block lie in its file, and what its payload is without them."""
+    """The byte range of a block in its file, and its payload without those bytes."""
 
     offset: int
     size: int
     payload: Any
 
 
-def _plan(job: _Job, file: SourceFile) -> list[Block] | None:
-    """The blocks of a file with spans for payloads; None where they are not plain bytes of it."""
-    tools = _tools(job)
+def _plan_file(job: _Job, file: SourceFile) -> list[Block] | None:
+    """The blocks of a file with spans as payloads; None if they are not plain bytes of the file."""
+    context = _task_context(job)
     blocks: list[Block] = []
     at: int | None = None
-    with tools.inputs.cache.local(file) as path:
-        for _, block, _ in replace(tools.inputs, files=(file,)).blocks(Progress()):
-            if block.payload is None and not block.faults:
+    with context.inputs.cache.local(file) as path:
+        for _, block, _ in replace(context.inputs, files=(file,)).blocks(Progress()):
+            if block.payload is None and not block.bad:
                 blocks.append(block)
                 continue
             text = _text(block.payload)
-            if block.faults or text is None or text.size != block.size:
+            if block.bad or text is None or text.size != block.size:
                 return None
             if at is None:
                 with path.open("rb") as raw:
@@ -154,20 +164,25 @@ def _plan(job: _Job, file: SourceFile) -> list[Block] | None:
     return blocks
 
 
-def _look(job: _Job, piece: _Piece) -> list[Seen]:
-    tools = _tools(job)
-    read = enumerate(_read(tools.inputs, piece.blocks), piece.first)
-    return [look(tools.inputs.reader, job.fields.features, number, block) for number, (_, block) in read]
+def _measure(job: _Job, batch: _BlockBatch) -> list[BlockStatistics]:
+    context = _task_context(job)
+    read = enumerate(_read(context.inputs, batch.blocks), batch.first)
+    return [
+        measure_block(context.inputs.reader, job.schema.features, number, block)
+        for number, (_, block) in read
+    ]
 
 
-def _make(job: _Job, group: Group) -> Finished:
-    tools = _tools(job)
-    tools.maker.scratch.mkdir(parents=True, exist_ok=True)  # on this node, where home is a store
-    return tools.maker.make(replace(group, blocks=_read(tools.inputs, group.blocks)))
+def _build_shard(job: _Job, group: BlockGroup) -> FinishedShard:
+    context = _task_context(job)
+    context.shard_builder.scratch.mkdir(
+        parents=True, exist_ok=True
+    )  # on this node, if home is a remote store
+    return context.shard_builder.build(replace(group, blocks=_read(context.inputs, group.blocks)))
 
 
 def _read(inputs: Inputs, blocks: Iterable[tuple[SourceFile, Block]]) -> Iterator[tuple[SourceFile, Block]]:
-    """The blocks as their reader cut them; those that are spans get their bytes from their file."""
+    """The blocks as their reader made them; spans are filled with the bytes of their file."""
     for file, some in groupby(blocks, key=itemgetter(0)):
         spans = False
         with ExitStack() as held:
@@ -179,17 +194,17 @@ def _read(inputs: Inputs, blocks: Iterable[tuple[SourceFile, Block]]) -> Iterato
                 if path is None:
                     path = held.enter_context(inputs.cache.local(file))
                     spans = True
-                yield file, _filled(block, path)
+                yield file, _load_span(block, path)
         if spans:
             now = inputs.storage.describe(file.uri)
             if now is None or (now.size, now.version) != (file.size, file.version):
                 raise DataError(
-                    f"{shown(file.uri)} changed while it was read. Run the same command again; if it is still "
+                    f"{redacted(file.uri)} changed while it was read. Run the same command again; if it is still "
                     "being written, wait until it is complete."
                 )
 
 
-def _filled(block: Block, path: Path) -> Block:
+def _load_span(block: Block, path: Path) -> Block:
     offset, size, payload = block.payload
     text = _bytes(path, offset, size)
     if text.size != size:
@@ -205,7 +220,7 @@ def _bytes(path: Path, offset: int, size: int) -> NDArray[np.uint8]:
 
 
 def _text(payload: Any) -> NDArray[np.uint8] | None:
-    """The bytes that a payload consists of or holds; None where it is something else."""
+    """The bytes that a payload is or holds; None if it is something else."""
     data = getattr(payload, "data", None) if is_dataclass(payload) else payload
     return data if isinstance(data, np.ndarray) and data.dtype == np.uint8 else None
 

@@ -1,4 +1,4 @@
-"""The prepare stage: click logs to a dataset, read top to bottom."""
+"""The prepare stage: turns click logs into a dataset."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from clickline.artifacts.dataset import Dataset, current_id, dataset_folder
 from clickline.artifacts.from_config import storage_of
 from clickline.artifacts.manifest import MANIFEST, as_json, fingerprint
 from clickline.config import Config
-from clickline.data.input_blocks import open_reader
+from clickline.data.input_blocks import reader_from_config
 from clickline.data.labelled_reader import LabelledReader
-from clickline.data.prepare.dataset_builder import Making, identity_of, no_slots, tell_damage
-from clickline.data.prepare.field_statistics import measure
-from clickline.data.prepare.thread_executor import Threads
-from clickline.data.schema import Layout
-from clickline.distributed.session import session
+from clickline.data.prepare.dataset_builder import DatasetBuilder, identity_of, no_slots_error, report_damage
+from clickline.data.prepare.field_statistics import measure_fields
+from clickline.data.prepare.thread_executor import ThreadExecutor
+from clickline.data.schema import Schema
+from clickline.distributed.session import open_session
 from clickline.errors import ArtifactError
-from clickline.progress import Progress, usual
+from clickline.progress import Progress, default_progress
 from clickline.records import SourceFile
-from clickline.storage.log_files import DateRange, resolve
+from clickline.storage.log_files import DateRange, resolve_files
 from clickline.storage.storage import Storage
 
 if TYPE_CHECKING:
-    from clickline.data.prepare.ray_executor import Spread
+    from clickline.data.prepare.ray_executor import RayExecutor
 
 
 @dataclass(frozen=True)
 class PrepareResult:
-    """What `prepare` made, or found already made."""
+    """The dataset that `prepare` built or reused."""
 
     dataset: Dataset
     reused: bool
@@ -53,73 +53,77 @@ class PrepareResult:
 
 
 def prepare(config: Config, progress: Progress | None = None) -> PrepareResult:
-    """Make the dataset that the config describes, or take the one that is there."""
+    """Build the dataset that the config describes, or reuse the existing one."""
     began = time.monotonic()
-    progress = progress or usual()
+    progress = progress or default_progress()
     storage = storage_of(config)
     sources = find_sources(config, storage, progress)
     identity = identity_of(config, storage, sources)
     name = fingerprint(identity)
-    making = Making.at(config, storage, dataset_folder(config.home, name))
-    found = making.finished()
-    if found is not None and not making.in_work:  # else it was killed between the manifest and tidying up
-        progress.say(f"dataset {name} is up to date: same config, same input")
-        found.make_current(storage, config.home)
-        return PrepareResult(found, True, time.monotonic() - began)
+    builder = DatasetBuilder.for_folder(config, storage, dataset_folder(config.home, name))
+    dataset = builder.finished_dataset()
+    if (
+        dataset is not None and not builder.in_progress
+    ):  # else a process was killed between the manifest and clean_up
+        progress.log(f"dataset {name} is up to date: same config, same input")
+        dataset.make_current(storage, config.home)
+        return PrepareResult(dataset, True, time.monotonic() - began)
     previous = current_id(storage, config.home)
-    for change in _changes(_identity_of(storage, config.home, previous), identity):
-        progress.say(f"changed since dataset {previous}: {change}")
+    for change in _describe_changes(_identity_of(storage, config.home, previous), identity):
+        progress.log(f"changed since dataset {previous}: {change}")
 
-    with making.alone():
-        found = making.finished()  # another process may have made it while we waited
-        reused = found is not None
-        if found is None:
-            found = _make(making, sources, identity, progress)
-        making.tidy()
-    found.make_current(storage, config.home)
-    _tell(found, progress)
+    with builder.locked():
+        dataset = builder.finished_dataset()  # another process may have built it while we waited
+        reused = dataset is not None
+        if dataset is None:
+            dataset = _build(builder, sources, identity, progress)
+        builder.clean_up()
+    dataset.make_current(storage, config.home)
+    _report(dataset, progress)
     _prune(storage, config.home, {name, previous}, progress)
-    return PrepareResult(found, reused, time.monotonic() - began)
+    return PrepareResult(dataset, reused, time.monotonic() - began)
 
 
-def _make(
-    making: Making,
+def _build(
+    builder: DatasetBuilder,
     sources: Mapping[str, list[SourceFile]],
     identity: Mapping[str, Any],
     progress: Progress,
 ) -> Dataset:
-    config = making.config
-    fields = making.fields(sources["train"], progress)
-    if not fields.features.fields:
-        raise no_slots(config, sources["train"])
-    raw = open_reader(config.data, fields)
-    inputs = {split: making.inputs(files, raw, fields) for split, files in sources.items()}
-    with _crew(config, fields, progress) as crew:
-        features = measure(inputs["train"], fields.features, crew, progress)
-        reader = LabelledReader(raw, features, fields.targets, making.clock())
+    config = builder.config
+    schema = builder.infer_schema(sources["train"], progress)
+    if not schema.features.fields:
+        raise no_slots_error(config, sources["train"])
+    raw = reader_from_config(config.data, schema)
+    inputs = {split: builder.inputs(files, raw, schema) for split, files in sources.items()}
+    with _executor(config, schema, progress) as executor:
+        features = measure_fields(inputs["train"], schema.features, executor, progress)
+        reader = LabelledReader(raw, features, schema.targets, builder.reference_time())
         splits = {
-            split: making.split(split, inputs[split], reader, crew, progress, title=f"prepare {split}")
+            split: builder.build_split(
+                split, inputs[split], reader, executor, progress, title=f"prepare {split}"
+            )
             for split in sources
         }
-    return making.finish(identity, features, splits)
+    return builder.finish(identity, features, splits)
 
 
 @contextmanager
-def _crew(config: Config, fields: Layout, progress: Progress) -> Iterator[Threads | Spread]:
-    """This machine's threads, or the processes of the cluster that the model is trained on."""
+def _executor(config: Config, schema: Schema, progress: Progress) -> Iterator[ThreadExecutor | RayExecutor]:
+    """Threads of this machine, or processes of the cluster that trains the model."""
     if config.train.mode != "cluster" or config.cluster.address is None:
-        yield Threads()
+        yield ThreadExecutor()
         return
     home = Path(config.home) if Storage.is_local(config.home) else None
-    with session(config.cluster.address, home=home, progress=progress) as opened:
-        from clickline.data.prepare.ray_executor import Spread  # here, because Ray takes a while to load
+    with open_session(config.cluster.address, home=home, progress=progress) as ray_session:
+        from clickline.data.prepare.ray_executor import RayExecutor  # here, because Ray is slow to import
 
-        opened.await_cpus(progress)
-        yield Spread(opened, config, fields)
+        ray_session.await_cpus(progress)
+        yield RayExecutor(ray_session, config, schema)
 
 
 def find_sources(config: Config, storage: Storage, progress: Progress) -> dict[str, list[SourceFile]]:
-    """The files of each split, in the order they are read."""
+    """The files of each split, in reading order."""
     splits = ["train"] if config.data.eval is None else ["train", "eval"]
     return {split: find_split(config, storage, split, progress) for split in splits}
 
@@ -128,7 +132,7 @@ def find_split(config: Config, storage: Storage, split: str, progress: Progress)
     """The files of one split; HourNotReady when hours of its pattern have not arrived in time."""
     data = config.data
     patterns, dates = (data.train, data.dates) if split == "train" else (data.eval or (), data.eval_dates)
-    return resolve(
+    return resolve_files(
         storage,
         list(patterns),
         None if dates is None else DateRange(dates.first, dates.last),
@@ -138,19 +142,19 @@ def find_split(config: Config, storage: Storage, split: str, progress: Progress)
     )
 
 
-# ── what it is made from ───────────────────────────────────────────────────────────────────────
+# ── identity ───────────────────────────────────────────────────────────────────────
 
 
 def _identity_of(storage: Storage, home: str, name: str | None) -> Mapping[str, Any] | None:
-    """What an earlier dataset was made from; None when there is none that this release can read."""
+    """The identity of an earlier dataset; None if there is none that this release can read."""
     try:
         return None if name is None else Dataset.open(storage, dataset_folder(home, name)).identity
     except ArtifactError:
         return None
 
 
-def _changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Iterator[str]:
-    """What differs between two identities, in words."""
+def _describe_changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Iterator[str]:
+    """What differs between two identities, as messages."""
     if before is None:
         return
     for key in ("encoder_format", "dataset_format", "slot_conf", "reader"):
@@ -168,43 +172,41 @@ def _changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Iterat
             "removed": len(old_files.keys() - new_files.keys()),
             "changed": sum(new_files[uri] != old_files[uri] for uri in new_files.keys() & old_files.keys()),
         }
-        said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        if said:
-            yield f"data.{split} files: {said}"
+        message = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        if message:
+            yield f"data.{split} files: {message}"
 
 
-def _tell(dataset: Dataset, progress: Progress) -> None:
-    tell_damage(dataset, progress)
+def _report(dataset: Dataset, progress: Progress) -> None:
+    report_damage(dataset, progress)
     for name, split in dataset.splits.items():
         if split.report["clicks"] in (0, split.report["shows"]):
             what = "no row was clicked" if split.report["clicks"] == 0 else "every row was clicked"
-            progress.say(
-                f"data.{name}: {what}. Nothing can be learned or measured from it; check the label field"
+            progress.log(
+                f"data.{name}: {what}. No model can be trained or evaluated on it; check the label field"
             )
     for slot in dataset.splits["train"].report["slots"]:
         if slot["missing_rate"] == 1.0:
-            progress.say(f"slot {slot['name']} never occurs in the training data")
+            progress.log(f"slot {slot['name']} never occurs in the training data")
 
 
-# ── around it ──────────────────────────────────────────────────────────────────────────────────
+# ── pruning ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _prune(storage: Storage, home: str, keep: set[str | None], progress: Progress) -> None:
-    """Remove what nothing points at any more: older datasets, and unfinished ones that nobody works on."""
-    for folder in storage.folders(Storage.inside(Storage.join(home, "datasets"), "*")):
+    """Remove datasets that nothing refers to any more: older ones, and unfinished ones that no process is building."""
+    for folder in storage.folders(Storage.pattern_in(Storage.join(home, "datasets"), "*")):
         name = folder.rstrip("/").rsplit("/", 1)[-1]
         if name in keep:
             continue
         finished = storage.describe(Storage.join(folder, MANIFEST)) is not None
-        if finished or not _in_work(folder):
+        if finished or not _may_be_in_progress(folder):
             storage.delete(folder)
-            progress.say(
-                f"removed dataset {name}, {'which is older than the last two' if finished else 'unfinished'}"
-            )
+            progress.log(f"removed dataset {name}, {'older than the last two' if finished else 'unfinished'}")
 
 
-def _in_work(folder: str) -> bool:
-    """Whether a process may be making the dataset. Of a home in a store one cannot tell: then it may."""
+def _may_be_in_progress(folder: str) -> bool:
+    """Whether a process may be building the dataset. Unknown, so true, if home is a remote store."""
     lock = Path(folder, "work", "lock")
     if not Storage.is_local(folder):
         return True

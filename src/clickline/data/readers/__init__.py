@@ -1,24 +1,24 @@
-"""Readers: one per layout of click logs. A reader cuts files into blocks and blocks into raw rows."""
+"""Readers, one per format of click logs. A reader splits files into blocks and parses blocks into raw rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from clickline.data.readers.custom_reader import Custom
-from clickline.data.readers.delimited import Criteo, Csv
-from clickline.data.readers.paddlerec_lines import PaddleRec
-from clickline.data.readers.parquet import Parquet
+from clickline.data.readers.custom_reader import CustomReader
+from clickline.data.readers.delimited import CriteoReader, CsvReader
+from clickline.data.readers.paddlerec_lines import PaddleRecReader
+from clickline.data.readers.parquet import ParquetReader
 from clickline.data.readers.reader import BLOCK_BYTES, Reader
-from clickline.data.readers.recordio import RecordIO
-from clickline.data.readers.slot_lines import Slots
-from clickline.data.readers.tfrecord import TFRecord
+from clickline.data.readers.recordio import RecordIOReader
+from clickline.data.readers.slot_lines import SlotReader
+from clickline.data.readers.tfrecord import TFRecordReader
 
-__all__ = ["Custom", "Parquet", "Reader", "RecordIO", "open_reader"]
+__all__ = ["CustomReader", "ParquetReader", "Reader", "RecordIOReader", "open_reader"]
 
 
 def open_reader(
-    layout: str | Path,
+    log_format: str | Path,
     wanted: Sequence[str],
     *,
     delimiter: str = ",",
@@ -29,28 +29,28 @@ def open_reader(
     modulo: int | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Reader:
-    """The reader of a layout: a format's name, or the path of a user's own reader."""
+    """The reader of a format, given by its name or by the path of a custom reader."""
     columns_wanted = tuple(wanted)
-    if isinstance(layout, Path):
-        return Custom(layout, columns_wanted, block_bytes=block_bytes)
-    if layout == "criteo":
-        return Criteo(block_bytes=block_bytes)
-    if layout == "csv":
-        return Csv(
+    if isinstance(log_format, Path):
+        return CustomReader(log_format, columns_wanted, block_bytes=block_bytes)
+    if log_format == "criteo":
+        return CriteoReader(block_bytes=block_bytes)
+    if log_format == "csv":
+        return CsvReader(
             delimiter=delimiter,
             header=header,
             columns=columns,
             wanted=columns_wanted,
             block_bytes=block_bytes,
         )
-    if layout == "slots":
-        return Slots(slots=slots, modulo=modulo, block_bytes=block_bytes)
-    if layout == "paddlerec":
-        return PaddleRec(dense=dense, slots=slots, modulo=modulo, block_bytes=block_bytes)
-    if layout == "parquet":
-        return Parquet(columns_wanted, block_bytes=block_bytes)
-    if layout == "recordio":
-        return RecordIO(columns_wanted, block_bytes=block_bytes)
-    if layout == "tfrecord":
-        return TFRecord(columns_wanted, block_bytes=block_bytes)
-    raise ValueError(f"{layout!r} is not a layout of logs")
+    if log_format == "slots":
+        return SlotReader(slots=slots, modulo=modulo, block_bytes=block_bytes)
+    if log_format == "paddlerec":
+        return PaddleRecReader(dense=dense, slots=slots, modulo=modulo, block_bytes=block_bytes)
+    if log_format == "parquet":
+        return ParquetReader(columns_wanted, block_bytes=block_bytes)
+    if log_format == "recordio":
+        return RecordIOReader(columns_wanted, block_bytes=block_bytes)
+    if log_format == "tfrecord":
+        return TFRecordReader(columns_wanted, block_bytes=block_bytes)
+    raise ValueError(f"{log_format!r} is not a log format")

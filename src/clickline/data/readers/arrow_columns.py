@@ -1,4 +1,4 @@
-"""Arrow columns as raw columns, without a copy of their text: what `parquet` and custom readers end in."""
+"""Converts Arrow columns to raw columns without copying text; used by the Parquet and custom readers."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from clickline.data.readers.reader import BAD_UTF8, SHOWN_BAD_ROWS, missing_column, shown
+from clickline.data.readers.reader import BAD_UTF8, MAX_LISTED_BAD_ROWS, missing_column_error, preview
 from clickline.errors import DataError
 from clickline.records import BadRow, IntegerColumn, NumberColumn, RawColumn, RawRows, TextColumn
 
-MAX_BATCH_ROWS = 1 << 16  # of a block: a column that is small in Arrow may be large as raw values
+MAX_BATCH_ROWS = 1 << 16  # per block: a column that is small in Arrow may be large as raw values
 
 _ALLOWED = (
     "text, binary, integers, floats, decimals, booleans, dates, timestamps, dictionaries and lists of those"
 )
-_PRECISION = {16: 11, 32: 24, 64: 53}  # bits of the significand, by those of the float
+_PRECISION = {16: 11, 32: 24, 64: 53}  # bits of the significand, by bits of the float
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def to_rows(file: str, first_line: int, batch: pa.RecordBatch, wanted: tuple[str, ...]) -> RawRows:
-    """The wanted columns of a record batch; rows with text that is not UTF-8 are bad."""
+    """The wanted columns of a record batch; rows with text that is not valid UTF-8 are bad."""
     for name in wanted:
         if len(batch.schema.get_all_field_indices(name)) != 1:
-            raise missing_column(file, name, batch.schema.names)
+            raise missing_column_error(file, name, batch.schema.names)
     lines_B = np.arange(first_line, first_line + batch.num_rows)
     batch = batch.select(list(wanted))
     bad: list[BadRow] = []
-    if damaged := _not_utf8(file, batch):
-        bad = _bad_rows(file, first_line, damaged)
+    if invalid := _not_utf8(file, batch):
+        bad = _bad_rows(file, first_line, invalid)
         good_B = np.ones(batch.num_rows, dtype=np.bool_)
-        good_B[list(damaged)] = False
+        good_B[list(invalid)] = False
         batch, lines_B = batch.filter(pa.array(good_B)), lines_B[good_B]
     columns = {name: to_raw(f"{file}: column {name!r}", batch.column(name)) for name in wanted}
     return RawRows(len(lines_B), columns, lines_B, bad)
 
 
-def _bad_rows(file: str, first_line: int, damaged: dict[int, tuple[str, bytes]]) -> list[BadRow]:
-    order = sorted(damaged)
+def _bad_rows(file: str, first_line: int, invalid: dict[int, tuple[str, bytes]]) -> list[BadRow]:
+    order = sorted(invalid)
     bad = []
-    for b in order[:SHOWN_BAD_ROWS]:
-        name, value = damaged[b]
+    for b in order[:MAX_LISTED_BAD_ROWS]:
+        name, value = invalid[b]
         detail = f"column {name!r} holds bytes that are not UTF-8"
-        bad.append(BadRow(file, first_line + b, BAD_UTF8, detail, shown(value)))
-    if rest := order[SHOWN_BAD_ROWS:]:
-        detail = f"{len(rest):,} more rows of this kind in this part of the file, not shown"
+        bad.append(BadRow(file, first_line + b, BAD_UTF8, detail, preview(value)))
+    if rest := order[MAX_LISTED_BAD_ROWS:]:
+        detail = f"{len(rest):,} more rows of this kind in this part of the file, not listed"
         bad.append(BadRow(file, first_line + rest[0], BAD_UTF8, detail, count=len(rest)))
     return bad
 
 
 def to_raw(name: str, column: pa.Array | pa.ChunkedArray) -> RawColumn:
-    """One column; `name` is what a complaint calls it. A null is a missing value, a null list an empty one.
+    """Convert one column; `name` is used in messages. A null is a missing value, a null list an empty one.
 
-    Timestamps become seconds since 1970 UTC, one without zone is taken as UTC. A date is its ISO text, as in a CSV.
-    A decimal is its exact text with all digits of its scale: 64-bit ids often come as decimal(20,0), and a double
-    would merge them.
+    Timestamps become seconds since 1970 UTC; those without a time zone are taken as UTC. A date becomes its ISO text,
+    as in a CSV. A decimal becomes its exact text with all digits of its scale: 64-bit ids often come as decimal(20,0),
+    and a double would merge them.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
         if isinstance(column, pa.ChunkedArray):
-            raise DataError(f"{name} has more than 2 GiB of text in one piece; write smaller batches")
+            raise DataError(f"{name} has more than 2 GiB of text in one batch; write smaller batches")
     kind = column.type
     if _is_list(kind):
         if _is_list(kind.value_type):
@@ -75,18 +75,20 @@ def to_raw(name: str, column: pa.Array | pa.ChunkedArray) -> RawColumn:
     return _flat(name, column, kind, None)
 
 
-def _flat(name: str, column: Any, whole: Any, offsets_B1: NDArray[np.int64] | None) -> RawColumn:
+def _flat(name: str, column: Any, declared_type: Any, offsets_B1: NDArray[np.int64] | None) -> RawColumn:
     kind = column.type
     if pa.types.is_dictionary(kind):
         if _is_text(kind.value_type):
-            words = _text(column.dictionary)
+            dictionary = _text(column.dictionary)
             index_N = pc.fill_null(column.indices, 0).cast(pa.int64()).to_numpy()
-            if len(words.starts_N) == 0:  # then every value is null
-                words = TextColumn(words.data, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
-            starts_N = words.starts_N[index_N]
-            ends_N = np.where(_valid(column), words.ends_N[index_N], starts_N)
-            return TextColumn(words.data, starts_N, ends_N, offsets_B1)
-        return _flat(name, column.dictionary_decode(), whole, offsets_B1)
+            if len(dictionary.starts_N) == 0:  # then every value is null
+                dictionary = TextColumn(
+                    dictionary.data, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+                )
+            starts_N = dictionary.starts_N[index_N]
+            ends_N = np.where(_valid(column), dictionary.ends_N[index_N], starts_N)
+            return TextColumn(dictionary.data, starts_N, ends_N, offsets_B1)
+        return _flat(name, column.dictionary_decode(), declared_type, offsets_B1)
     if pa.types.is_decimal(kind):
         column = _decimal_text(column)
     elif pa.types.is_date(kind):
@@ -95,8 +97,8 @@ def _flat(name: str, column: Any, whole: Any, offsets_B1: NDArray[np.int64] | No
         text = _text(column)
         return TextColumn(text.data, text.starts_N, text.ends_N, offsets_B1)
     if pa.types.is_null(kind):
-        nothing_N = np.zeros(len(column), dtype=np.int64)
-        return TextColumn(np.empty(0, dtype=np.uint8), nothing_N, nothing_N, offsets_B1)
+        empty_N = np.zeros(len(column), dtype=np.int64)
+        return TextColumn(np.empty(0, dtype=np.uint8), empty_N, empty_N, offsets_B1)
     if pa.types.is_floating(kind):
         numbers_N = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
         return NumberColumn(numbers_N, offsets_B1, _PRECISION[kind.bit_width])
@@ -109,13 +111,13 @@ def _flat(name: str, column: Any, whole: Any, offsets_B1: NDArray[np.int64] | No
     elif pa.types.is_timestamp(kind):
         integers_N = pc.fill_null(column.view(pa.int64()), 0).to_numpy() // _PER_SECOND[kind.unit]
     else:
-        raise _unusable(name, whole)
+        raise _unusable(name, declared_type)
     timestamps = pa.types.is_timestamp(kind)
     return IntegerColumn(integers_N.view(np.uint64), missing_N, True, offsets_B1, timestamps)
 
 
 def _decimal_text(column: Any) -> Any:
-    """Decimals as Arrow prints them, but for those that it prints with an exponent."""
+    """Decimals as Arrow prints them, but never with an exponent."""
     text = column.cast(pa.string())
     exponent_N = pc.fill_null(pc.match_substring(text, "E"), False)
     if not pc.any(exponent_N).as_py():
@@ -125,20 +127,20 @@ def _decimal_text(column: Any) -> Any:
 
 
 def _text(column: Any) -> TextColumn:
-    """Spans over Arrow's own buffer."""
+    """Text spans over Arrow's own buffer."""
     if not (_is_wide(column.type) or pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
-        column = column.cast(pa.large_binary())  # views and texts of fixed size: the one case with a copy
+        column = column.cast(pa.large_binary())  # views and fixed-size texts: the only case with a copy
     _, offsets, data = column.buffers()
     if len(column) == 0 or offsets is None:
-        nothing_N = np.zeros(len(column), dtype=np.int64)
-        return TextColumn(np.empty(0, dtype=np.uint8), nothing_N, nothing_N)
+        empty_N = np.zeros(len(column), dtype=np.int64)
+        return TextColumn(np.empty(0, dtype=np.uint8), empty_N, empty_N)
     edges = np.frombuffer(offsets, dtype=np.int64 if _is_wide(column.type) else np.int32)
     edges_N1 = edges[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    octets = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
+    data_bytes = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
     starts_N, ends_N = edges_N1[:-1], edges_N1[1:]
     if column.null_count:
         ends_N = np.where(_valid(column), ends_N, starts_N)
-    return TextColumn(octets, starts_N, ends_N)
+    return TextColumn(data_bytes, starts_N, ends_N)
 
 
 def _is_wide(kind: Any) -> bool:
@@ -176,11 +178,11 @@ def _is_list(kind: Any) -> bool:
 
 
 def _unusable(name: str, kind: Any) -> DataError:
-    return DataError(f"{name} is of Arrow type {kind}; {_ALLOWED} can be read; cast it, or leave it out")
+    return DataError(f"{name} has the Arrow type {kind}; readable are {_ALLOWED}; cast it, or leave it out")
 
 
 def _not_utf8(file: str, batch: pa.RecordBatch) -> dict[int, tuple[str, bytes]]:
-    """Rows with text that is not UTF-8, and column and value: Arrow believes a file that calls bytes text."""
+    """Rows with text that is not UTF-8, with column and value: Arrow does not check the text of a file."""
     found: dict[int, tuple[str, bytes]] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:

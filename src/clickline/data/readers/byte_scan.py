@@ -1,4 +1,4 @@
-"""Looking for single bytes in a buffer, 64 at a time: the floor all text readers stand on."""
+"""Searches for single bytes in a buffer, 64 at a time: the basis of all text readers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import extending, njit, types
+from numba import extending, types
 from numpy.typing import NDArray
+
+from clickline.numba_cache import njit
 
 NEWLINE = np.uint8(10)
 
-_intrinsic: Any = extending.intrinsic  # its types take the typing context for an argument of the caller
+_intrinsic: Any = extending.intrinsic  # its type stubs count the typing context as an argument of the caller
 _WORD = ir.IntType(64)
 _LANES = ir.VectorType(ir.IntType(8), 64)
 
@@ -38,7 +40,7 @@ def _load_and_match(typing_context: Any, data: Any, at: Any, byte: Any) -> Any:
 
 @_intrinsic
 def first_one(typing_context: Any, word: Any) -> Any:
-    """The position of the lowest 1 bit of a u64 that is not 0."""
+    """The position of the lowest 1 bit of a nonzero u64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
@@ -48,7 +50,7 @@ def first_one(typing_context: Any, word: Any) -> Any:
 
 @_intrinsic
 def count_ones(typing_context: Any, word: Any) -> Any:
-    """How many bits of a u64 are 1."""
+    """The number of 1 bits in a u64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -58,7 +60,7 @@ def count_ones(typing_context: Any, word: Any) -> Any:
 
 @njit(cache=True, nogil=True, inline="always")
 def match_64(data: NDArray[np.uint8], at: int, byte: np.uint8) -> np.uint64:
-    """Bit i says whether data[at + i] is `byte`; bits past the end of the buffer are 0."""
+    """A mask whose bit i is set if data[at + i] is `byte`; bits past the end of the buffer are 0."""
     if at + 64 <= data.size:
         return _load_and_match(data, at, byte)  # type: ignore[no-any-return]
     mask = np.uint64(0)
@@ -70,7 +72,7 @@ def match_64(data: NDArray[np.uint8], at: int, byte: np.uint8) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def count_byte(data: NDArray[np.uint8], byte: np.uint8) -> int:
-    """How often `byte` occurs."""
+    """The number of occurrences of `byte`."""
     total = 0
     for at in range(0, data.size, 64):
         total += count_ones(match_64(data, at, byte))
@@ -79,7 +81,7 @@ def count_byte(data: NDArray[np.uint8], byte: np.uint8) -> int:
 
 @njit(cache=True, nogil=True)
 def find_byte(data: NDArray[np.uint8], byte: np.uint8, start: int) -> int:
-    """Where `byte` occurs first at or after `start`; the length of the buffer when it does not."""
+    """The position of the first `byte` at or after `start`; the length of the buffer if there is none."""
     for at in range(start, data.size, 64):
         mask = match_64(data, at, byte)
         if mask:
@@ -89,7 +91,7 @@ def find_byte(data: NDArray[np.uint8], byte: np.uint8, start: int) -> int:
 
 @njit(cache=True, nogil=True)
 def last_byte(data: NDArray[np.uint8], byte: np.uint8) -> int:
-    """Where `byte` occurs last; -1 when it does not."""
+    """The position of the last `byte`; -1 if there is none."""
     for at in range(data.size - 1, -1, -1):
         if data[at] == byte:
             return at

@@ -1,10 +1,10 @@
-"""A binary file as bytes asked for by number: what the record formats read from, compressed or not."""
+"""Reads a binary file, compressed or not, N bytes at a time; used by the record formats."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from clickline.data.readers.text_blocks import BrokenStream, open_stream
+from clickline.data.readers.text_blocks import BrokenStream, open_decompressed
 
 CRC_MISMATCH = "crc mismatch"
 TRUNCATED_FILE = "truncated file"
@@ -12,15 +12,15 @@ TOO_LARGE = "record too large"
 
 
 class ByteSource:
-    """The decompressed bytes of one file, front to back."""
+    """The decompressed bytes of one file, read sequentially."""
 
     def __init__(self, file: str, path: Path) -> None:
-        self.broken: BrokenStream | None = None  # why the file ended early, if its compression broke
-        self._chunks = open_stream(file, path)
+        self.broken: BrokenStream | None = None  # why the file ended early, if decompression failed
+        self._chunks = open_decompressed(file, path)
         self._rest = memoryview(b"")
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes; fewer only at the end. Asks for memory as bytes arrive, not up front."""
+        """The next `size` bytes; fewer only at the end. Memory is allocated as bytes arrive, not up front."""
         pieces = []
         while size > 0:
             if not self._rest:
@@ -29,7 +29,7 @@ class ByteSource:
                 except StopIteration:
                     break
                 except BrokenStream as broken:
-                    self.broken = broken.alone()
+                    self.broken = broken.without_traceback()
                     break
             piece = self._rest[:size]
             self._rest = self._rest[len(piece) :]

@@ -1,10 +1,10 @@
-"""Rows of values with a delimiter between them: Criteo's logs and CSV files.
+"""Reads delimiter-separated rows: Criteo logs and CSV files.
 
     a block without a quote    64 bytes at a time: every delimiter and line end is a bit of a mask
     a block with quotes (CSV)  byte by byte, the grammar in `_row`
 
-A CSV row that is wrong (column count, quotes) costs the line it begins on, nothing more: reading goes on
-at the next line. So a quote that is never closed cannot swallow the file.
+A bad CSV row (wrong column count, bad quotes) costs only the line it begins on: reading continues at the
+next line. So a quote that is never closed cannot swallow the rest of the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.data.readers.byte_scan import NEWLINE, count_byte, find_byte, first_one, last_byte, match_64
@@ -25,17 +24,18 @@ from clickline.data.readers.reader import (
     BLOCK_BYTES,
     UNCLOSED_QUOTE,
     WRONG_COLUMN_COUNT,
-    missing_column,
+    missing_column_error,
 )
 from clickline.data.readers.text_blocks import LineBlocks, bad_rows
 from clickline.errors import DataError
+from clickline.numba_cache import njit
 from clickline.records import CRITEO_FIELDS, Block, RawRows, TextColumn
 
 _QUOTE = np.uint8(ord('"'))
 _RETURN = np.uint8(13)
-_NUMBERS = 14  # columns of a Criteo row that hold numbers: its label and I1..I13
+_NUMBER_COLUMNS = 14  # columns of a Criteo row that hold numbers: its label and I1..I13
 
-# What `_row` gives back in place of a column count, and what is noted of a bad row.
+# Returned by `_row` in place of a column count, and recorded for a bad row.
 _OPEN = -1  # the text ends inside quotes
 _BROKEN = -2  # something other than a delimiter follows a closing quote
 _NOT_UTF8 = -3
@@ -43,14 +43,14 @@ _NOT_UTF8 = -3
 
 @dataclass(frozen=True)
 class _Table:
-    """What `parse` needs of a block: its text, and how this file writes its columns."""
+    """The payload of a block: its text, with the delimiter and column names of the file."""
 
     data: NDArray[np.uint8]
     delimiter: str
     names: tuple[str, ...]
 
 
-class Criteo:
+class CriteoReader:
     """Criteo's 40 columns: label, I1..I13, C1..C26; tab or comma, with or without a header line."""
 
     def __init__(self, *, block_bytes: int = BLOCK_BYTES) -> None:
@@ -62,7 +62,7 @@ class Criteo:
         delimiter = max("\t,", key=lambda character: first.count(character.encode()))
         cells = [cell.strip(' "') for cell in first.decode("utf-8", "replace").split(delimiter)]
         names = CRITEO_FIELDS
-        if len(cells) == len(CRITEO_FIELDS) and all(map(_is_word, cells[:_NUMBERS])):
+        if len(cells) == len(CRITEO_FIELDS) and all(map(_is_name, cells[:_NUMBER_COLUMNS])):
             lines.skip_line()
             if set(cells) == set(CRITEO_FIELDS):
                 names = tuple(cells)
@@ -73,8 +73,8 @@ class Criteo:
         return _split(block, table, range(len(table.names)))
 
 
-def _is_word(cell: str) -> bool:
-    """Whether it is a name, as in a header; a row may have one by mistake, never all its numbers so."""
+def _is_name(cell: str) -> bool:
+    """Whether a cell is a name, as in a header. A row may have one by mistake, but not in all number columns."""
     try:
         float(cell)
     except ValueError:
@@ -82,12 +82,12 @@ def _is_word(cell: str) -> bool:
     return False
 
 
-class Csv:
+class CsvReader:
     """RFC 4180 CSV: quotes, doubled quotes, delimiters and line ends inside quotes.
 
-    Blanks around a value stay: they do not count in any format, and the encoder leaves them out.
+    Blanks around a value are kept here: the encoder ignores them in every format.
 
-    Columns are found by name: from each file's first line, or from `columns` where files have no header.
+    Columns are found by name: in each file's first line, or in `columns` if files have no header.
     Only the `wanted` ones are delivered.
     """
 
@@ -119,7 +119,7 @@ class Csv:
             if first:
                 names = _header_cells(file, first, self._delimiter)
                 lines.skip_line()
-            else:  # an empty file, or one that breaks before its first line end
+            else:  # an empty file, or one that is damaged before its first line end
                 names = self._wanted
         self._check_columns(file, names)
         yield from _tables(lines, self._delimiter, names)
@@ -131,22 +131,24 @@ class Csv:
         return _split(block, table, places, is_csv=True)
 
     def _check_columns(self, file: str, names: tuple[str, ...]) -> None:
-        found = Counter(names)
+        counts = Counter(names)
         for name in self._wanted:
-            if found[name] != 1:
+            if counts[name] != 1:
                 advice = "If the files have no header line, set data.header: false and data.columns"
-                if len(names) == 1 and (other := [mark for mark in ";\t|," if mark in names[0]]):
-                    advice = f"If {other[0]!r} stands between the columns, set data.delimiter to it"
-                raise missing_column(file, name, names, advice if self._header else "")
+                if len(names) == 1 and (
+                    other := [character for character in ";\t|," if character in names[0]]
+                ):
+                    advice = f"If columns are separated by {other[0]!r}, set data.delimiter to it"
+                raise missing_column_error(file, name, names, advice if self._header else "")
 
 
 def _header_cells(file: str, line: str, delimiter: str) -> tuple[str, ...]:
     try:
         (cells,) = csv.reader([line], delimiter=delimiter, skipinitialspace=True)
-    except csv.Error as error:  # a lone carriage return, a quote that stays open, a name of megabytes
+    except csv.Error as error:  # a lone carriage return, an unclosed quote, a name of megabytes
         raise DataError(
             f"{file}: its first line is not a header: {line[:80]!r} ({error}). "
-            "If the files have no header line, say so in the config; lines must end in LF or CR LF"
+            "If the files have no header line, set data.header: false; lines must end in LF or CR LF"
         ) from error
     return tuple(cell.strip() for cell in cells)
 
@@ -163,13 +165,13 @@ def _split(
     *,
     is_csv: bool = False,
 ) -> RawRows:
-    """The rows of a table's text; `places` are the columns to deliver."""
+    """The rows of a table's text; `places` are the indices of the wanted columns."""
     data, columns = table.data, len(table.names)
     delimiter = np.uint8(ord(table.delimiter))
     lines = count_byte(data, NEWLINE) + 1
     output_C = np.full(columns, -1, np.int64)
     output_C[list(places)] = np.arange(len(places))
-    # A good row has all its delimiters, so many short lines need no large arrays; one more for a row to come.
+    # A good row has all its delimiters, so many short lines need no large arrays; one more for an unfinished row.
     most = min(lines, count_byte(data, delimiter) // (columns - 1)) + 1 if columns > 1 else lines
     starts_SR = np.empty((len(places), most), np.int64)
     ends_SR = np.empty((len(places), most), np.int64)
@@ -178,7 +180,7 @@ def _split(
     check_utf8 = bool(data.max(initial=0) >= 128)
     quoted = is_csv and find_byte(data, _QUOTE, 0) < len(data)
     kernel = _split_quoted if quoted else _split_plain
-    values = data.copy() if quoted else data  # doubled quotes become single ones in place
+    values = data.copy() if quoted else data  # doubled quotes are replaced by single ones in place
     rows, bad = kernel(
         values, delimiter, output_C, check_utf8, block.first_line, starts_SR, ends_SR, lines_R, bad_L4
     )
@@ -187,7 +189,7 @@ def _split(
         if code == _NOT_UTF8:
             return BAD_UTF8, "bytes that are not UTF-8; write the file as UTF-8"
         if code in (_OPEN, _BROKEN):
-            return UNCLOSED_QUOTE, f"a value in quotes does not end, or not as one of {columns} columns"
+            return UNCLOSED_QUOTE, f"a quoted value is not closed, or not as one of {columns} columns"
         found = f"more than {columns}" if quoted and code > columns else str(code)
         return WRONG_COLUMN_COUNT, f"{found} columns, {columns} expected"
 
@@ -203,7 +205,7 @@ def _split(
 
 
 @njit(cache=True, nogil=True)
-def _note(bad_L4: NDArray[np.int64], at: int, line: int, start: int, end: int, code: int) -> None:
+def _record_bad(bad_L4: NDArray[np.int64], at: int, line: int, start: int, end: int, code: int) -> None:
     bad_L4[at, 0] = line
     bad_L4[at, 1] = start
     bad_L4[at, 2] = end
@@ -256,13 +258,13 @@ def _split_plain(
     lines_R: NDArray[np.int64],
     bad_L4: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Cut at every delimiter and line end. Returns how many rows are good and how many bad."""
+    """Split at every delimiter and line end. Returns the numbers of good and bad rows."""
     columns = output_C.size
     rows = bad = column = line_start = value_start = 0
     line = first_line
     for at in range(0, data.size + 1, 64):
         line_ends = match_64(data, at, NEWLINE)
-        if at + 64 > data.size:  # the end of the text ends its last line; an empty one changes nothing
+        if at + 64 > data.size:  # the end of the text also ends its last line; an empty line has no effect
             line_ends |= np.uint64(1) << np.uint64(data.size - at)
         ends = line_ends | match_64(data, at, delimiter)
         while ends:
@@ -287,7 +289,7 @@ def _split_plain(
                         lines_R[rows] = line
                         rows += 1
                     else:
-                        _note(bad_L4, bad, line, line_start, end, code)
+                        _record_bad(bad_L4, bad, line, line_start, end, code)
                         bad += 1
                 line += 1
                 column = 0
@@ -309,10 +311,10 @@ def _row(
     ends_C: NDArray[np.int64],
     doubled_C: NDArray[np.bool_],
 ) -> tuple[int, int]:
-    """The CSV row that begins at `at`: where the next one begins, and its number of columns or a fault.
+    """Parse the CSV row at `at`: returns where the next one begins, and the number of columns or an error code.
 
-    A value is in quotes if a quote is the first thing in it but blanks; a quote elsewhere is a character
-    like any other. It stops at the first column too many: where it ended would be a guess.
+    A value is quoted if its first character after blanks is a quote; a quote elsewhere is an ordinary character.
+    Parsing stops at the first extra column: the end of such a row would be a guess.
     """
     columns = starts_C.size
     column = 0
@@ -358,7 +360,7 @@ def _row(
 
 @njit(cache=True, nogil=True)
 def _last_row_end(data: NDArray[np.uint8], last: bool, delimiter: np.uint8, columns: int) -> int:
-    """Where the last row ends that can be told from this text alone; all of it, if it is the last."""
+    """The end of the last row that is certain from this text alone; the end of the text if the file ends here."""
     if last:
         return data.size
     if find_byte(data, _QUOTE, 0) == data.size:
@@ -369,7 +371,7 @@ def _last_row_end(data: NDArray[np.uint8], last: bool, delimiter: np.uint8, colu
     while at < data.size:
         row_end, found = _row(data, at, delimiter, spans_C, spans_C, doubled_C)
         if found == _OPEN or (row_end == data.size and data[row_end - 1] != NEWLINE):
-            break  # more text could still make it a row
+            break  # more text may still complete the row
         if found != columns:
             row_end = find_byte(data, NEWLINE, at) + 1
         if row_end > data.size:
@@ -390,7 +392,7 @@ def _split_quoted(
     lines_R: NDArray[np.int64],
     bad_L4: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """As `_split_plain`, for text with quotes in it; doubled quotes are made single ones in `data`."""
+    """Like `_split_plain`, for text with quotes; doubled quotes become single ones in `data`."""
     columns = output_C.size
     starts_C = np.empty(columns, np.int64)
     ends_C = np.empty(columns, np.int64)
@@ -408,9 +410,9 @@ def _split_quoted(
             line += 1
             continue
         if code != columns:
-            if row_end > next_line:  # whatever else was found depends on lines that may be rows themselves
+            if row_end > next_line:  # any other code depends on lines that may be rows themselves
                 code = _OPEN
-            _note(bad_L4, bad, line, at, line_end, code)
+            _record_bad(bad_L4, bad, line, at, line_end, code)
             bad += 1
             at = next_line
             line += 1
@@ -418,7 +420,7 @@ def _split_quoted(
         row_line = line
         line += count_byte(data[at:row_end], NEWLINE)
         if check_utf8 and not _is_utf8(data, at, row_end):
-            _note(bad_L4, bad, row_line, at, line_end, _NOT_UTF8)
+            _record_bad(bad_L4, bad, row_line, at, line_end, _NOT_UTF8)
             bad += 1
             at = row_end
             continue
@@ -436,7 +438,7 @@ def _split_quoted(
 
 @njit(cache=True, nogil=True)
 def _undouble(data: NDArray[np.uint8], start: int, end: int) -> int:
-    """Make each pair of quotes in data[start:end] one quote; returns the new end."""
+    """Replace each pair of quotes in data[start:end] by one quote; returns the new end."""
     to = start
     at = start
     while at < end:

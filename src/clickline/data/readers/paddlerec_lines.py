@@ -1,7 +1,7 @@
-"""Lines of `click:0 dense_feature:0.5 … 1:737395 … 26:306163`, as PaddleRec's models read them.
+"""Reads lines of `click:0 dense_feature:0.5 … 1:737395 … 26:306163`, the format of PaddleRec's models.
 
-The slot comes before its feasign; tokens may stand in any order. Dense values stay text here: the one
-parser of numbers is the encoder's.
+The slot comes before its feasign; tokens may be in any order. Dense values stay text here: only the encoder
+parses numbers.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.data.readers.byte_scan import NEWLINE, count_byte, find_byte
 from clickline.data.readers.reader import BAD_LABEL, BLOCK_BYTES, NOT_A_NUMBER, WRONG_COLUMN_COUNT
 from clickline.data.readers.slot_lines import (
     COLON,
-    distinct,
+    distinct_slots,
     is_blank,
-    plain_integers,
     read_u64,
     slot_columns,
+    unsigned_column,
 )
 from clickline.data.readers.text_blocks import LineBlocks, bad_rows
+from clickline.numba_cache import njit
 from clickline.records import Block, RawRows, TextColumn
 
 _CLICK = np.frombuffer(b"click", np.uint8)
 _DENSE = np.frombuffer(b"dense_feature", np.uint8)
-_GOOD, _LABEL, _TOKEN = -1, -2, -3  # a bad row's code from 0 on is its number of dense values
+_GOOD, _LABEL, _TOKEN = -1, -2, -3  # codes >= 0 of bad rows are their number of dense values
 _LAYOUT_LINES = 100
 
 
-class PaddleRec:
-    """Reads `dense` dense values and the chosen slots of such lines.
+class PaddleRecReader:
+    """Reads `dense` dense values and the chosen slots of each line.
 
-    Columns: `click`, `dense_1`, `dense_2`, …, and one per slot, named by its number.
+    Columns: `click`, `dense_1`, `dense_2`, …, and one per slot, named after its number.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class PaddleRec:
             if code >= 0:
                 return WRONG_COLUMN_COUNT, f"{code} dense values, {dense} expected"
             if code == _LABEL:
-                return BAD_LABEL, "a line has one click:0 or click:1"
-            return NOT_A_NUMBER, "a token is not slot:feasign, both of them whole numbers below 2**64"
+                return BAD_LABEL, "a line must have one click:0 or click:1"
+            return NOT_A_NUMBER, "a token is not slot:feasign with two integers below 2**64"
 
         return RawRows(
             rows=rows,
             columns={
-                "click": plain_integers(tokens.clicks_R[:rows]),
+                "click": unsigned_column(tokens.clicks_R[:rows]),
                 **{
                     f"dense_{i + 1}": TextColumn(data, tokens.starts_DR[i, :rows], tokens.ends_DR[i, :rows])
                     for i in range(dense)
@@ -82,8 +82,8 @@ class PaddleRec:
         )
 
 
-def layout_in(payload: NDArray[np.uint8]) -> tuple[int, tuple[int, ...]]:
-    """How many dense values the first lines of a block have (most of them), and the slots in all of it."""
+def dense_and_slots_in(payload: NDArray[np.uint8]) -> tuple[int, tuple[int, ...]]:
+    """The most frequent number of dense values in the first lines of a block, and all slots of the block."""
     counts: Counter[int] = Counter()
     start = 0
     while start < len(payload) and counts.total() < _LAYOUT_LINES:
@@ -93,11 +93,11 @@ def layout_in(payload: NDArray[np.uint8]) -> tuple[int, tuple[int, ...]]:
         start = end + 1
     dense = counts.most_common(1)[0][0] if counts else 0
     tokens = _Tokens(payload, 1, dense, 0)
-    return dense, distinct(tokens.slots_T)
+    return dense, distinct_slots(tokens.slots_T)
 
 
 class _Tokens:
-    """What the kernel finds in a block, in arrays of just the length that was needed."""
+    """The tokens of a block, in arrays trimmed to their length."""
 
     def __init__(self, data: NDArray[np.uint8], first_line: int, dense: int, modulo: int) -> None:
         lines = count_byte(data, NEWLINE) + 1
@@ -141,7 +141,7 @@ def _read_lines(
     offsets_R1: NDArray[np.int64],
     bad_L4: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Every line to a row or a bad row. Returns how many of each."""
+    """Parse every line to a row or a bad row. Returns the numbers of both."""
     rows = bad = at = 0
     line = first_line
     while at < data.size:
@@ -221,7 +221,7 @@ def _read_line(
 
 @njit(cache=True, nogil=True)
 def _has_key(data: NDArray[np.uint8], at: int, end: int, key: NDArray[np.uint8]) -> bool:
-    """Whether `key:` stands at `at`."""
+    """Whether the text at `at` is `key:`."""
     if at + key.size >= end or data[at + key.size] != COLON:
         return False
     same = 0

@@ -1,4 +1,4 @@
-"""What every reader is, and the words all of them share for what can be wrong with a row."""
+"""The interface of all readers, and the reasons they share for rejecting a row."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Protocol
 from clickline.errors import DataError
 from clickline.records import Block, RawRows
 
-BLOCK_BYTES = 2 << 20  # of uncompressed input: what is made of a block stays in the second-level caches
-MAX_LINE_BYTES = 16 << 20  # a longer row is bad, so that a file without line ends cannot fill the memory
-SHOWN_BAD_ROWS = 1000  # of one block; the rest are only counted, so that an all-bad file cannot either
+BLOCK_BYTES = 2 << 20  # of uncompressed input: the data of a block stays in the L2 cache
+MAX_LINE_BYTES = 16 << 20  # a longer row is bad, so that a file without line ends cannot exhaust memory
+MAX_LISTED_BAD_ROWS = (
+    1000  # per block; the rest are only counted, so that an all-bad file cannot exhaust memory either
+)
 
 WRONG_COLUMN_COUNT = "wrong column count"
 BAD_UTF8 = "bad UTF-8"
@@ -25,37 +27,37 @@ CORRUPT_GZIP = "corrupt gzip"
 TRUNCATED_ZSTD = "truncated zstd"
 CORRUPT_ZSTD = "corrupt zstd"
 
-_SHOWN_CHARACTERS = 200
+_PREVIEW_CHARACTERS = 200
 
 
 class Reader(Protocol):
-    """Turns files of one format into rows; `parse` holds no state, so blocks are parsed in any order."""
+    """Turns files of one format into rows. `parse` is stateless, so blocks can be parsed in any order."""
 
     def blocks(self, file: str, path: Path) -> Iterator[Block]:
-        """Cut a local file at row ends. `file` is the name shown to users, `path` where its bytes are.
+        """Split a local file at row ends. `file` is its name in messages, `path` the local copy.
 
-        A block holds all that `parse` needs: the file may be gone by then.
+        A block holds all that `parse` needs: the file may no longer exist by then.
         """
         ...
 
     def parse(self, block: Block) -> RawRows:
-        """The rows of one block. What is in `block.faults` is not repeated in `RawRows.bad`."""
+        """The rows of one block. `RawRows.bad` does not repeat `block.bad`."""
         ...
 
 
-def shown(row: bytes | bytearray | memoryview) -> str:
+def preview(row: bytes | bytearray | memoryview) -> str:
     """The beginning of a row as text that is safe to store, whatever its bytes are."""
-    return bytes(row[: 4 * _SHOWN_CHARACTERS]).decode("utf-8", "backslashreplace")[:_SHOWN_CHARACTERS]
+    return bytes(row[: 4 * _PREVIEW_CHARACTERS]).decode("utf-8", "backslashreplace")[:_PREVIEW_CHARACTERS]
 
 
-def missing_column(file: str, name: str, found: Sequence[str], advice: str = "") -> DataError:
-    """A wanted column is not in a file, or is there more than once; `advice`: what else to look at."""
+def missing_column_error(file: str, name: str, found: Sequence[str], advice: str = "") -> DataError:
+    """The error for a wanted column that a file lacks or has more than once; `advice` is added to it."""
     if name in found:
         return DataError(f"{file} has {found.count(name)} columns named {name!r}; rename all but one")
     near = difflib.get_close_matches(name, found, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "name one of them in the config, or add it to the file"
-    # What is no text at all, such as a Parquet file, must not reach a terminal as it is.
-    there = ", ".join(one if one.isprintable() else repr(one) for one in found) or "(none)"
-    told = f"{file} has no column {name!r}; its columns are {there}; {hint}"
-    stop = "" if told.endswith("?") or not advice else "."
-    return DataError(f"{told}{stop} {advice}".rstrip())
+    # Binary data, such as a Parquet file read as CSV, must not reach a terminal unescaped.
+    names = ", ".join(one if one.isprintable() else repr(one) for one in found) or "(none)"
+    message = f"{file} has no column {name!r}; its columns are {names}; {hint}"
+    stop = "" if message.endswith("?") or not advice else "."
+    return DataError(f"{message}{stop} {advice}".rstrip())

@@ -1,6 +1,6 @@
-"""Lines of `show click feasign:slot feasign:slot …`, as ElasticCTR's and PaddleRec's slot data.
+"""Reads lines of `show click feasign:slot feasign:slot …`, the slot data of ElasticCTR and PaddleRec.
 
-The first token may also be the label as `0:1` or `1:1` (PaddleRec's slot_dnn), which stands for one show.
+The first token may also be the label as `0:1` or `1:1` (PaddleRec's slot_dnn), which stands for one impression.
 Feasigns are u64 and come before their slot; a slot may occur several times in a line, or not at all;
 feasign 0 is a missing value.
 """
@@ -11,26 +11,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.data.readers.byte_scan import NEWLINE, count_byte, find_byte
 from clickline.data.readers.reader import BAD_LABEL, BLOCK_BYTES, NOT_A_NUMBER
 from clickline.data.readers.text_blocks import LineBlocks, bad_rows
 from clickline.errors import ConfigError, Mistake
+from clickline.numba_cache import njit
 from clickline.records import Block, IntegerColumn, RawRows
 
 COLON = np.uint8(ord(":"))
 
 _GOOD, _LABEL, _TOKEN = 0, 1, 2
-_SHOWN_MISTAKES = 10
-_LARGEST = np.uint64(2**64 - 1)
+_MAX_LISTED_MISTAKES = 10
+_MAX_U64 = np.uint64(2**64 - 1)
 
 
-class Slots:
-    """Reads the chosen slots of such lines.
+class SlotReader:
+    """Reads the chosen slots of each line.
 
-    Columns: `show`, `click`, and one per slot, named by its number. `modulo` reduces feasigns first.
+    Columns: `show`, `click`, and one per slot, named after its number. Feasigns are reduced by `modulo` first.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Slots:
     def parse(self, block: Block) -> RawRows:
         data: NDArray[np.uint8] = block.payload
         lines = count_byte(data, NEWLINE) + 1
-        shows_R, clicks_R = np.empty(lines, np.uint64), np.empty(lines, np.uint64)
+        impressions_R, clicks_R = np.empty(lines, np.uint64), np.empty(lines, np.uint64)
         lines_R = np.empty(lines, np.int64)
         bad_L4 = np.empty((lines, 4), np.int64)
         tokens = count_byte(data, COLON)
@@ -54,14 +54,23 @@ class Slots:
         offsets_R1 = np.zeros(lines + 1, np.int64)
         modulo = np.uint64(self._modulo)
         rows, bad = _read_lines(
-            data, block.first_line, modulo, shows_R, clicks_R, lines_R, slots_T, values_T, offsets_R1, bad_L4
+            data,
+            block.first_line,
+            modulo,
+            impressions_R,
+            clicks_R,
+            lines_R,
+            slots_T,
+            values_T,
+            offsets_R1,
+            bad_L4,
         )
         slots_T, values_T = slots_T[: offsets_R1[rows]], values_T[: offsets_R1[rows]]
         return RawRows(
             rows=rows,
             columns={
-                "show": plain_integers(shows_R[:rows]),
-                "click": plain_integers(clicks_R[:rows]),
+                "show": unsigned_column(impressions_R[:rows]),
+                "click": unsigned_column(clicks_R[:rows]),
                 **slot_columns(self._slots, slots_T, values_T, offsets_R1[: rows + 1]),
             },
             lines_B=lines_R[:rows],
@@ -71,12 +80,12 @@ class Slots:
 
 def _describe(code: int) -> tuple[str, str]:
     if code == _LABEL:
-        return BAD_LABEL, "a line begins with whole numbers show >= 1 and click <= show, or with 0:1 or 1:1"
-    return NOT_A_NUMBER, "a token is not feasign:slot, both of them whole numbers below 2**64"
+        return BAD_LABEL, "a line must begin with integers show >= 1 and click <= show, or with 0:1 or 1:1"
+    return NOT_A_NUMBER, "a token is not feasign:slot with two integers below 2**64"
 
 
 def slots_in(payload: NDArray[np.uint8]) -> tuple[int, ...]:
-    """The slots that occur in a block's good rows, in order."""
+    """The slots in a block's good rows, sorted."""
     lines = count_byte(payload, NEWLINE) + 1
     tokens = count_byte(payload, COLON)
     slots_T, offsets_R1 = np.empty(tokens, np.uint64), np.zeros(lines + 1, np.int64)
@@ -86,11 +95,11 @@ def slots_in(payload: NDArray[np.uint8]) -> tuple[int, ...]:
     rows, _ = _read_lines(
         payload, 1, np.uint64(0), counts_R, counts_R, lines_R, slots_T, unused_T, offsets_R1, bad_L4
     )
-    return distinct(slots_T[: offsets_R1[rows]])
+    return distinct_slots(slots_T[: offsets_R1[rows]])
 
 
 def read_slot_conf(file: str, content: bytes) -> tuple[int, ...]:
-    """The slots a `slot.conf` chooses: one number a line; empty lines and what follows a # do not count."""
+    """The slots listed in a `slot.conf`: one number per line; empty lines and comments after # are ignored."""
     first_seen: dict[int, int] = {}
     mistakes = []
     text = content.decode("utf-8-sig", "backslashreplace")
@@ -99,25 +108,25 @@ def read_slot_conf(file: str, content: bytes) -> tuple[int, ...]:
         if not word:
             continue
         if not (word.isascii() and word.isdigit() and int(word) < 2**64):
-            remedy = "write one slot number (0 to 2**64-1) a line"
+            remedy = "write one slot number (0 to 2**64-1) per line"
             mistakes.append(Mistake(file, number, "", f"{word!r} is not a slot number;", remedy))
         elif (slot := int(word)) in first_seen:
-            problem = f"slot {slot} is listed already in line {first_seen[slot]};"
+            problem = f"slot {slot} is already listed in line {first_seen[slot]};"
             mistakes.append(Mistake(file, number, "", problem, "remove one of the two"))
         else:
             first_seen[slot] = number
     if not first_seen and not mistakes:
-        mistakes.append(Mistake(file, 0, "", "no slot is listed;", "write one slot number a line"))
-    if len(mistakes) > _SHOWN_MISTAKES:  # it is another file altogether
-        more = f"and {len(mistakes) - _SHOWN_MISTAKES:,} more lines like these;"
-        mistakes[_SHOWN_MISTAKES:] = [Mistake(file, 0, "", more, "is it the right file?")]
+        mistakes.append(Mistake(file, 0, "", "no slot is listed;", "write one slot number per line"))
+    if len(mistakes) > _MAX_LISTED_MISTAKES:  # it is a different file altogether
+        more = f"and {len(mistakes) - _MAX_LISTED_MISTAKES:,} more lines like these;"
+        mistakes[_MAX_LISTED_MISTAKES:] = [Mistake(file, 0, "", more, "is it the right file?")]
     if mistakes:
         raise ConfigError(mistakes)
     return tuple(first_seen)
 
 
-def plain_integers(values_B: NDArray[np.uint64]) -> IntegerColumn:
-    """One unsigned number a row, none of them missing."""
+def unsigned_column(values_B: NDArray[np.uint64]) -> IntegerColumn:
+    """One unsigned integer per row, none missing."""
     return IntegerColumn(values_B, np.zeros(len(values_B), np.bool_), signed=False)
 
 
@@ -127,7 +136,7 @@ def slot_columns(
     values_T: NDArray[np.uint64],
     offsets_R1: NDArray[np.int64],
 ) -> dict[str, IntegerColumn]:
-    """Tokens in line order to one column per chosen slot, each with its own offsets; 0 is missing."""
+    """Distribute tokens in line order to one column per chosen slot, each with its own offsets; 0 is missing."""
     chosen_S = np.unique(np.array(slots, np.uint64))
     offsets_SR1 = np.zeros((len(chosen_S), len(offsets_R1)), np.int64)
     places_T = np.empty(len(slots_T), np.int64)
@@ -144,27 +153,27 @@ def slot_columns(
     return columns
 
 
-def distinct(slots_T: NDArray[np.uint64]) -> tuple[int, ...]:
-    """Every slot of these tokens once, in order."""
+def distinct_slots(slots_T: NDArray[np.uint64]) -> tuple[int, ...]:
+    """The distinct slots of these tokens, sorted."""
     return tuple(np.unique(slots_T).tolist())
 
 
 @njit(cache=True, nogil=True)
 def is_blank(byte: np.uint8) -> bool:
-    """Between tokens: a blank, a tab, or the \\r of a line end."""
+    """Whether a byte separates tokens: a space, a tab, or the \\r of a line end."""
     return bool(byte == 32 or byte == 9 or byte == 13)
 
 
 @njit(cache=True, nogil=True)
 def read_u64(data: NDArray[np.uint8], at: int, end: int) -> tuple[np.uint64, int]:
-    """The whole number at `at` and where it ends; -1 when there is none or it does not fit 64 bits."""
+    """The unsigned integer at `at` and its end; -1 if there is none or it does not fit into 64 bits."""
     value = np.uint64(0)
     start = at
     while at < end:
         digit = np.uint64(data[at]) - np.uint64(48)
         if digit > np.uint64(9):
             break
-        if at - start >= 19 and value > (_LARGEST - digit) // np.uint64(10):
+        if at - start >= 19 and value > (_MAX_U64 - digit) // np.uint64(10):
             return np.uint64(0), -1
         value = value * np.uint64(10) + digit
         at += 1
@@ -176,7 +185,7 @@ def _read_lines(
     data: NDArray[np.uint8],
     first_line: int,
     modulo: np.uint64,
-    shows_R: NDArray[np.uint64],
+    impressions_R: NDArray[np.uint64],
     clicks_R: NDArray[np.uint64],
     lines_R: NDArray[np.int64],
     slots_T: NDArray[np.uint64],
@@ -184,7 +193,7 @@ def _read_lines(
     offsets_R1: NDArray[np.int64],
     bad_L4: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Every line to a row of tokens or a bad row. Returns how many of each."""
+    """Parse every line to a row of tokens or a bad row. Returns the numbers of both."""
     rows = bad = at = 0
     line = first_line
     while at < data.size:
@@ -198,7 +207,7 @@ def _read_lines(
             if code == _GOOD:
                 code, tokens = _read_tokens(data, at, end, modulo, slots_T, values_T, tokens)
             if code == _GOOD:
-                shows_R[rows] = show
+                impressions_R[rows] = show
                 clicks_R[rows] = click
                 lines_R[rows] = line
                 rows += 1
@@ -267,7 +276,7 @@ def _place(
     places_T: NDArray[np.int64],
     offsets_SR1: NDArray[np.int64],
 ) -> None:
-    """Each token's place in `chosen_S` (-1: not chosen), and the offsets of each chosen slot's column."""
+    """Each token's index in `chosen_S` (-1: not chosen), and the offsets of each chosen slot's column."""
     if chosen_S.size == 0:
         places_T[:] = -1
         return
@@ -275,7 +284,7 @@ def _place(
     for row in range(offsets_R1.size - 1):
         for token in range(offsets_R1[row], offsets_R1[row + 1]):
             slot = slots_T[token]
-            if chosen_S[place] != slot:  # mostly the same slot as before, or the next one
+            if chosen_S[place] != slot:  # usually the previous slot, or the next one
                 place = place + 1 if place + 1 < chosen_S.size else 0
                 if chosen_S[place] != slot:
                     place = min(np.searchsorted(chosen_S, slot), chosen_S.size - 1)

@@ -1,8 +1,8 @@
-"""A file as text: decompressed, and cut into blocks that end where a line ends.
+"""Reads a file as text: decompresses it and splits it into blocks that end at line ends.
 
-    path ──open_stream──▶ chunks ──LineBlocks──▶ Block(payload = uint8 array), …
+    path ──open_decompressed──▶ chunks ──LineBlocks──▶ Block(payload = uint8 array), …
 
-Where a block ends depends on the file's content alone, never on how the bytes happened to arrive.
+The end of a block depends only on the file's content, not on how the bytes arrived.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from clickline.data.readers.reader import (
     CORRUPT_ZSTD,
     LINE_TOO_LONG,
     MAX_LINE_BYTES,
-    SHOWN_BAD_ROWS,
+    MAX_LISTED_BAD_ROWS,
     TRUNCATED_GZIP,
     TRUNCATED_ZSTD,
-    shown,
+    preview,
 )
 from clickline.records import BadRow, Block
 
@@ -43,23 +43,23 @@ _REMEDY = "copy or write the file again"
 
 
 class BrokenStream(Exception):
-    """A compressed file is cut off or damaged; raised after everything before the fault was delivered."""
+    """A compressed file is truncated or damaged; raised after everything before the damage was delivered."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
 
-    def alone(self) -> BrokenStream:
-        """The same without its traceback, whose frames would hold the buffers of the one who keeps it."""
+    def without_traceback(self) -> BrokenStream:
+        """The same error without its traceback, whose frames would keep buffers alive."""
         return BrokenStream(self.reason, self.detail)
 
 
-def open_stream(file: str, path: Path) -> Iterator[bytes]:
-    """The bytes of a file in chunks, decompressed if it is gzip or zstd. Raises BrokenStream at a fault.
+def open_decompressed(file: str, path: Path) -> Iterator[bytes]:
+    """The bytes of a file in chunks, decompressed if it is gzip or zstd. Raises BrokenStream at damage.
 
-    The first bytes decide. The name counts only for a file too short to have any, such as an empty
-    `.gz`, which is the rest of a failed copy: the name `file` of its source, for `path` may be a copy.
+    The first bytes decide the format. The extension of `file`, the source's name (`path` may be a copy), counts only
+    for a file too short to tell, such as an empty `.gz` left by a failed copy.
     """
     name = file.partition("?")[0] if "://" in file else file
     with path.open("rb") as raw:
@@ -73,14 +73,14 @@ def open_stream(file: str, path: Path) -> Iterator[bytes]:
     return _plain_chunks(path)
 
 
-def expansion(path: Path) -> float:
-    """How many times larger a file's text is than the file, judged by its beginning."""
+def compression_ratio(path: Path) -> float:
+    """The ratio of decompressed to compressed size, estimated from the beginning of the file."""
     text = 0
     with path.open("rb") as raw, tempfile.NamedTemporaryFile() as head:
         size = head.write(raw.read(_CHUNK))
         head.flush()
-        with suppress(BrokenStream):  # of course: it is cut off
-            for chunk in open_stream(head.name, Path(head.name)):
+        with suppress(BrokenStream):  # expected: only the beginning is there
+            for chunk in open_decompressed(head.name, Path(head.name)):
                 text += len(chunk)
     return text / size if text else 1.0
 
@@ -92,7 +92,7 @@ def _plain_chunks(path: Path) -> Iterator[bytes]:
 
 
 def _gzip_chunks(path: Path) -> Iterator[bytes]:
-    """Any number of gzip members one after the other; zero bytes between or after them are padding."""
+    """Decompress any number of gzip members in sequence; zero bytes between or after them are padding."""
     size = path.stat().st_size
     inflater = zlib.decompressobj(wbits=31)
     inside = False  # a member has begun and not ended
@@ -110,7 +110,7 @@ def _gzip_chunks(path: Path) -> Iterator[bytes]:
                 try:
                     text = inflater.decompress(compressed, _CHUNK)
                 except zlib.error as error:
-                    good, used = _inflate_until_fault(before, compressed)
+                    good, used = _inflate_until_damage(before, compressed)
                     if good:
                         yield good
                     offset = raw.tell() - len(compressed) + used
@@ -123,14 +123,14 @@ def _gzip_chunks(path: Path) -> Iterator[bytes]:
                     compressed, inside, members = inflater.unused_data, False, members + 1
                 else:
                     compressed = inflater.unconsumed_tail
-        while inside and (text := inflater.decompress(b"", _CHUNK)):  # what the window still holds
+        while inside and (text := inflater.decompress(b"", _CHUNK)):  # what is left in the window
             yield text
     if inside or not members:
         raise BrokenStream(TRUNCATED_GZIP, f"ends at byte {size:,}, in the middle of its data; {_REMEDY}")
 
 
-def _inflate_until_fault(inflater: Any, compressed: bytes) -> tuple[bytes, int]:
-    """What can be decoded before the damage, byte by byte, and how many bytes of input that took."""
+def _inflate_until_damage(inflater: Any, compressed: bytes) -> tuple[bytes, int]:
+    """Decode byte by byte up to the damage; returns the text and the number of input bytes used."""
     good = bytearray()
     for used in range(len(compressed)):
         try:
@@ -141,7 +141,7 @@ def _inflate_until_fault(inflater: Any, compressed: bytes) -> tuple[bytes, int]:
 
 
 def _zstd_chunks(path: Path) -> Iterator[bytes]:
-    """Any number of zstd frames. Arrow decodes them, so that the base install needs no further package."""
+    """Decompress any number of zstd frames. Arrow decodes them, so the base install needs no other package."""
     import pyarrow as pa
 
     size = path.stat().st_size
@@ -150,15 +150,15 @@ def _zstd_chunks(path: Path) -> Iterator[bytes]:
     delivered = 0
     with pa.OSFile(str(path)) as raw, pa.CompressedInputStream(raw, "zstd") as stream:
         try:
-            while chunk := stream.read_buffer(_CHUNK):  # `read` never frees its bytes when it fails
+            while chunk := stream.read_buffer(_CHUNK):  # `read` leaks its bytes when it fails
                 yield chunk.to_pybytes()
                 delivered += len(chunk)
             return
         except OSError as error:
-            if error.errno is not None:  # the disk's fault, not the content's
+            if error.errno is not None:  # the disk failed, not the content
                 raise
-            fault, offset = str(error), raw.tell()
-    # The read that failed took what it had decoded with it: decode again up to there, then in single bytes.
+            failure, offset = str(error), raw.tell()
+    # The failed read lost what it had decoded: decode again up to there, then byte by byte.
     tail = bytearray()
     with pa.OSFile(str(path)) as raw, pa.CompressedInputStream(raw, "zstd") as stream:
         try:
@@ -170,21 +170,21 @@ def _zstd_chunks(path: Path) -> Iterator[bytes]:
             pass
     if tail:
         yield bytes(tail)
-    if "runcated" in fault:
+    if "runcated" in failure:
         raise BrokenStream(TRUNCATED_ZSTD, f"ends at byte {size:,}, in the middle of its data; {_REMEDY}")
-    raise BrokenStream(CORRUPT_ZSTD, f"damaged before byte {offset:,} of {size:,} ({fault}); {_REMEDY}")
+    raise BrokenStream(CORRUPT_ZSTD, f"damaged before byte {offset:,} of {size:,} ({failure}); {_REMEDY}")
 
 
 def _last_line_end(data: NDArray[np.uint8], last: bool) -> int:
-    """Where the last whole line ends; at the end of the file the rest is a line too."""
+    """The end of the last complete line; at the end of the file the rest is a line too."""
     return len(data) if last else last_byte(data, NEWLINE) + 1
 
 
 class LineBlocks:
-    """The text of one file as blocks of about `block_bytes`, each ending where a row ends.
+    """The text of one file as blocks of about `block_bytes`, each ending at the end of a row.
 
-    `row_end(data, last)` finds the end of the last whole row in `data` (0: none); `last` says that the
-    file ends there. A stream that breaks delivers its whole lines; the partial one is told in the fault.
+    `row_end(data, last)` returns the end of the last complete row in `data` (0: none); `last` means that the
+    file ends there. A broken stream delivers its complete lines; the partial line is reported as bad.
     """
 
     def __init__(
@@ -198,13 +198,15 @@ class LineBlocks:
     ) -> None:
         self._file = file
         self._row_end = row_end
-        self._block_bytes = min(block_bytes, max_line_bytes)  # so that no block can hold too long a line
+        self._block_bytes = min(
+            block_bytes, max_line_bytes
+        )  # so that no block can hold a line that is too long
         self._max_line_bytes = max_line_bytes
-        self._chunks = open_stream(file, path)
-        self._chunk = memoryview(b"")  # what of the last chunk is not in `_text` yet
-        self._text: NDArray[np.uint8] = np.empty(0, np.uint8)  # read, and not in a block yet
+        self._chunks = open_decompressed(file, path)
+        self._chunk = memoryview(b"")  # the rest of the last chunk, not yet in `_text`
+        self._text: NDArray[np.uint8] = np.empty(0, np.uint8)  # read, but not in a block yet
         self._line = 1  # of the first byte of `_text`
-        self._ended = False  # nothing comes after `_text`
+        self._ended = False  # nothing follows `_text`
         self._broken: BrokenStream | None = None
         self._partial: NDArray[np.uint8] = np.empty(0, np.uint8)  # the line in which the stream broke
         self._read(len(_BOM))
@@ -212,7 +214,7 @@ class LineBlocks:
             self._text = self._text[:0]
 
     def first_line(self) -> bytes:
-        """The first line that is not empty, without its line end; empty when there is none. It stays."""
+        """The first nonempty line, without its line end; empty if there is none. It is not consumed."""
         while True:
             self._read(self._block_bytes)
             end = find_byte(self._text, NEWLINE, 0)
@@ -225,31 +227,31 @@ class LineBlocks:
             self.skip_line()
 
     def skip_line(self) -> None:
-        """Leave out the line that `first_line` showed."""
+        """Skip the line that `first_line` returned."""
         self._text = self._text[find_byte(self._text, NEWLINE, 0) + 1 :]
         self._line += 1
 
     def __iter__(self) -> Iterator[Block]:
-        faults: list[BadRow] = []
+        bad: list[BadRow] = []
         while True:
             end = self._next_row_end()
             if end > 0:
-                yield Block(self._file, self._line, self._text[:end], end, tuple(faults))
-                faults.clear()
+                yield Block(self._file, self._line, self._text[:end], end, tuple(bad))
+                bad.clear()
                 self._line += count_byte(self._text[:end], NEWLINE)
                 self._text = self._text[end:]
             elif len(self._text):
-                faults.append(self._skip_long_line())
+                bad.append(self._skip_long_line())
             else:
                 break
         if self._broken:
-            text = shown(self._partial.tobytes())
-            faults.append(BadRow(self._file, self._line, self._broken.reason, self._broken.detail, text))
-        if faults:
-            yield Block(self._file, self._line, self._text, 0, tuple(faults))
+            text = preview(self._partial.tobytes())
+            bad.append(BadRow(self._file, self._line, self._broken.reason, self._broken.detail, text))
+        if bad:
+            yield Block(self._file, self._line, self._text, 0, tuple(bad))
 
     def _next_row_end(self) -> int:
-        """The end of the next block in `_text`; 0 when nothing is left, or only a line that is too long."""
+        """The end of the next block in `_text`; 0 if nothing is left, or only a line that is too long."""
         size = self._block_bytes
         while True:
             self._read(size)
@@ -260,11 +262,11 @@ class LineBlocks:
             if size > self._max_line_bytes:
                 break
             size = min(2 * size, self._max_line_bytes + 1)
-        first = find_byte(window, NEWLINE, 0)  # a row of several lines that does not end: give out its first
+        first = find_byte(window, NEWLINE, 0)  # a multi-line row without an end: deliver its first line
         return 0 if first == len(window) else first + 1
 
     def _skip_long_line(self) -> BadRow:
-        line, beginning, size = self._line, shown(self._text[:1000].tobytes()), 0
+        line, beginning, size = self._line, preview(self._text[:1000].tobytes()), 0
         while True:
             end = find_byte(self._text, NEWLINE, 0)
             size += end
@@ -278,7 +280,7 @@ class LineBlocks:
         return BadRow(self._file, line, LINE_TOO_LONG, detail, beginning)
 
     def _read(self, size: int) -> None:
-        """Make `_text` `size` bytes long, if the file has as many."""
+        """Extend `_text` to `size` bytes, if the file has that many."""
         filled = len(self._text)
         if filled >= size or self._ended:
             return
@@ -295,8 +297,8 @@ class LineBlocks:
             filled += taken
         self._text = text[:filled]
         if self._broken:
-            whole = last_byte(self._text, NEWLINE) + 1
-            self._text, self._partial = self._text[:whole], self._text[whole:]
+            complete = last_byte(self._text, NEWLINE) + 1
+            self._text, self._partial = self._text[:complete], self._text[complete:]
 
     def _next_chunk(self) -> memoryview:
         try:
@@ -304,7 +306,7 @@ class LineBlocks:
         except StopIteration:
             self._ended = True
         except BrokenStream as broken:
-            self._ended, self._broken = True, broken.alone()
+            self._ended, self._broken = True, broken.without_traceback()
         return memoryview(b"")
 
 
@@ -314,23 +316,23 @@ def bad_rows(
     bad_L4: NDArray[np.int64],
     describe: Callable[[int], tuple[str, str]],
 ) -> list[BadRow]:
-    """The bad rows a kernel noted as (line, start, end, code); `describe` gives a code's reason and detail.
+    """The bad rows that a kernel recorded as (line, start, end, code); `describe` maps a code to reason and detail.
 
-    A block may hold millions of them, so past the first thousand only their number is kept.
+    A block may hold millions of them, so after the first thousand they are only counted.
     """
     rows = []
-    for line, start, end, code in bad_L4[:SHOWN_BAD_ROWS].tolist():
+    for line, start, end, code in bad_L4[:MAX_LISTED_BAD_ROWS].tolist():
         reason, detail = describe(code)
         rows.append(
-            BadRow(block.file, line, reason, detail, shown(data[start : min(end, start + 1000)].tobytes()))
+            BadRow(block.file, line, reason, detail, preview(data[start : min(end, start + 1000)].tobytes()))
         )
     more: dict[str, BadRow] = {}
-    codes, firsts, counts = np.unique(bad_L4[SHOWN_BAD_ROWS:, 3], return_index=True, return_counts=True)
+    codes, firsts, counts = np.unique(bad_L4[MAX_LISTED_BAD_ROWS:, 3], return_index=True, return_counts=True)
     for code, first, count in zip(codes.tolist(), firsts.tolist(), counts.tolist(), strict=True):
         reason, _ = describe(code)
-        line = int(bad_L4[SHOWN_BAD_ROWS + first, 0])
+        line = int(bad_L4[MAX_LISTED_BAD_ROWS + first, 0])
         if known := more.get(reason):
             line, count = min(line, known.line), count + known.count
-        detail = f"{count:,} more rows of this kind in this part of the file, not shown"
+        detail = f"{count:,} more rows of this kind in this part of the file, not listed"
         more[reason] = BadRow(block.file, line, reason, detail, count=count)
     return rows + list(more.values())

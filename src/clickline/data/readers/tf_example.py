@@ -1,14 +1,14 @@
-"""tf.Example records to raw columns: one kernel walks the wire bytes of many records, no object per value.
+"""Parses tf.Example records into raw columns: one kernel reads many records, without an object per value.
 
     Example { features = 1: Features { feature = 1: map<string, Feature> } }
     Feature { oneof: bytes_list = 1, float_list = 2, int64_list = 3 }, each list { value = 1, repeated }
 
-Read as protobuf reads it: lists packed or not, map entries in any order, the last of equal keys counts,
-unknown fields are skipped. What ends outside its message spoils the record, not its neighbours.
+Messages are read as protobuf reads them: lists packed or not, map entries in any order, the last of equal keys
+wins, unknown fields are skipped. A field that ends outside its message makes its record bad, not others.
 
-A column is integers or floats where all records at hand agree on it, text otherwise, numbers as the text they
-stand for: so what a value means does not depend on its neighbours. A feature that is absent, or whose list is
-empty, is a missing value.
+A column is integers or floats if all records of the block agree, otherwise text, with numbers as canonical text:
+so the meaning of a value does not depend on other records. A feature that is absent, or whose list is empty, is a
+missing value.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.data.readers.byte_source import CRC_MISMATCH
 from clickline.data.readers.text_blocks import bad_rows
-from clickline.protobuf_wire import Octets, load_f32, skip, span, tag, varint
+from clickline.numba_cache import njit
+from clickline.protobuf_wire import Bytes, load_f32, read_span, read_tag, read_varint, skip_field
 from clickline.records import (
+    FLOAT32,
     PRECISION,
-    SINGLE,
     Block,
     IntegerColumn,
     NumberColumn,
@@ -38,18 +38,20 @@ BAD_EXAMPLE = "bad tf.Example"
 
 BYTES, FLOATS, INTEGERS = 1, 2, 3  # kinds, by the field numbers of Feature; 0 is an absent feature
 
-# Columns x records, and records, of one block: bounds memory when records are tiny or columns are many.
+# Columns x records, and records, of one block: limits memory when records are tiny or columns many.
 MAX_CELLS = 1 << 21
 MAX_RECORDS = 1 << 17
 
 Indices = NDArray[np.int64]
-Wanted = tuple[Octets, Indices, Indices]  # names, where each ends, hash table of their numbers
-Places = tuple[Octets, Indices, Indices, Indices]  # of one column: kind, begin, end, count of values a record
+Wanted = tuple[Bytes, Indices, Indices]  # names, where each ends, hash table of their indices
+Places = tuple[
+    Bytes, Indices, Indices, Indices
+]  # of one column: kind, begin, end, number of values per record
 
 
 @dataclass(frozen=True)
 class Records:
-    """Serialized records as spans of one buffer: what a block of `tfrecord` or `recordio` carries."""
+    """Serialized records as spans of one buffer: the payload of a `tfrecord` or `recordio` block."""
 
     data: NDArray[np.uint8]
     starts_B: NDArray[np.int64]
@@ -60,11 +62,11 @@ NO_RECORDS = Records(np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, n
 
 
 class ExampleParser:
-    """Finds the wanted features in serialized tf.Examples."""
+    """Parses the wanted features of serialized tf.Examples."""
 
     def __init__(self, wanted: tuple[str, ...]) -> None:
         self.wanted = wanted
-        self.max_records = max(1, min(MAX_RECORDS, MAX_CELLS // max(1, len(wanted))))  # to hand to `rows`
+        self.max_records = max(1, min(MAX_RECORDS, MAX_CELLS // max(1, len(wanted))))  # per block
         names = [name.encode() for name in wanted]
         self._names = np.frombuffer(b"".join(names), dtype=np.uint8)
         self._name_ends_C1 = np.cumsum([0, *map(len, names)], dtype=np.int64)
@@ -72,7 +74,7 @@ class ExampleParser:
         _fill_table(self._table, self._names, self._name_ends_C1)
 
     def rows(self, block: Block, crc_good_B: NDArray[np.bool_] | None = None) -> RawRows:
-        """The records of a block as rows. Those whose crc is already known to be wrong are bad unread."""
+        """The records of a block as rows. Records with a wrong crc are bad and not parsed."""
         records: Records = block.payload
         if crc_good_B is None:
             crc_good_B = np.ones(len(records.starts_B), dtype=np.bool_)
@@ -109,16 +111,16 @@ class ExampleParser:
 def _describe(crc_good: int) -> tuple[str, str]:
     if crc_good:
         return BAD_EXAMPLE, "its bytes are not a serialized tf.Example message"
-    return CRC_MISMATCH, "its bytes do not have the crc32c that is stored behind them"
+    return CRC_MISMATCH, "its bytes do not match their crc32c"
 
 
-def _column(data: Octets, places: Places) -> RawColumn:
+def _column(data: Bytes, places: Places) -> RawColumn:
     kinds_B, _, _, counts_B = places
-    several = bool((counts_B > 1).any())
+    multi = bool((counts_B > 1).any())
     at_B1 = np.arange(len(counts_B) + 1)
-    if several:
+    if multi:
         np.cumsum(counts_B, out=at_B1[1:])
-    offsets_B1 = at_B1 if several else None
+    offsets_B1 = at_B1 if multi else None
     size = int(at_B1[-1])
     found = kinds_B[counts_B > 0]
     if (found == INTEGERS).all() and len(found):
@@ -128,7 +130,7 @@ def _column(data: Octets, places: Places) -> RawColumn:
     if (found == FLOATS).all() and len(found):
         numbers_N = np.full(size, np.nan)
         _take_floats(data, places, at_B1, numbers_N)
-        return NumberColumn(numbers_N, offsets_B1, PRECISION[SINGLE])
+        return NumberColumn(numbers_N, offsets_B1, PRECISION[FLOAT32])
     starts_N, ends_N = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
     _take_texts(data, places, at_B1, starts_N, ends_N)
     if (found != BYTES).any():
@@ -137,9 +139,9 @@ def _column(data: Octets, places: Places) -> RawColumn:
 
 
 def _numbers_as_text(
-    data: Octets, places: Places, at_B1: Indices, starts_N: Indices, ends_N: Indices
-) -> Octets:
-    """Append the text of numbers to the buffer and point their spans at it (rare: plain Python)."""
+    data: Bytes, places: Places, at_B1: Indices, starts_N: Indices, ends_N: Indices
+) -> Bytes:
+    """Append the text of numbers to the buffer and set their spans (rare, so in plain Python)."""
     kinds_B, _, _, counts_B = places
     integers_N, missing_N = np.zeros(len(starts_N), dtype=np.uint64), np.ones(len(starts_N), dtype=np.bool_)
     numbers_N = np.full(len(starts_N), np.nan)
@@ -149,18 +151,18 @@ def _numbers_as_text(
     for b in np.flatnonzero((kinds_B == INTEGERS) | (kinds_B == FLOATS)):
         for n in range(at_B1[b], at_B1[b] + counts_B[b]):
             number = integers_N[n].view(np.int64) if kinds_B[b] == INTEGERS else numbers_N[n]
-            pieces.append(category_text(number.item(), PRECISION[SINGLE]))
+            pieces.append(category_text(number.item(), PRECISION[FLOAT32]))
             starts_N[n], ends_N[n] = end, end + len(pieces[-1])
             end += len(pieces[-1])
     return np.concatenate([data, np.frombuffer(b"".join(pieces), dtype=np.uint8)])
 
 
-# ---- kernels: positions are int64, -1 means malformed; nothing is read at or beyond `end` ----
+# ---- kernels: positions are int64, -1 means malformed; nothing is read at or after `end` ----
 
 
 @njit(cache=True, nogil=True)
-def _hash(data: Octets, start: int, end: int) -> int:
-    """FNV-1a, only for the table of wanted names."""
+def _hash(data: Bytes, start: int, end: int) -> int:
+    """FNV-1a, for the hash table of wanted names."""
     value = np.uint64(0xCBF29CE484222325)
     for i in range(start, end):
         value = (value ^ np.uint64(data[i])) * np.uint64(0x100000001B3)
@@ -168,7 +170,7 @@ def _hash(data: Octets, start: int, end: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _fill_table(table: Indices, names: Octets, name_ends_C1: Indices) -> None:
+def _fill_table(table: Indices, names: Bytes, name_ends_C1: Indices) -> None:
     for c in range(len(name_ends_C1) - 1):
         slot = _hash(names, name_ends_C1[c], name_ends_C1[c + 1]) & (len(table) - 1)
         while table[slot] >= 0:
@@ -177,8 +179,8 @@ def _fill_table(table: Indices, names: Octets, name_ends_C1: Indices) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _find(data: Octets, start: int, end: int, names: Octets, name_ends_C1: Indices, table: Indices) -> int:
-    """Number of the wanted column of this name, or -1."""
+def _find(data: Bytes, start: int, end: int, names: Bytes, name_ends_C1: Indices, table: Indices) -> int:
+    """Index of the wanted column with this name, or -1."""
     slot = _hash(data, start, end) & (len(table) - 1)
     while table[slot] >= 0:
         c = int(table[slot])
@@ -196,15 +198,15 @@ def _find(data: Octets, start: int, end: int, names: Octets, name_ends_C1: Indic
 
 
 @njit(cache=True, nogil=True)
-def _count(data: Octets, pos: int, end: int, kind: int) -> int:
-    """Number of values in one list message, or -1."""
+def _count(data: Bytes, pos: int, end: int, kind: int) -> int:
+    """Number of values in a list message, or -1."""
     count = 0
     while pos < end:
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if pos < 0:
             return -1
         if key == 0x0A:
-            pos, stop = span(data, pos, end)
+            pos, stop = read_span(data, pos, end)
             if pos < 0:
                 return -1
             if kind == BYTES:
@@ -215,7 +217,7 @@ def _count(data: Octets, pos: int, end: int, kind: int) -> int:
                 count += (stop - pos) // 4
             else:
                 while pos < stop:
-                    _, pos = varint(data, pos, stop)
+                    _, pos = read_varint(data, pos, stop)
                     if pos < 0:
                         return -1
                     count += 1
@@ -223,26 +225,26 @@ def _count(data: Octets, pos: int, end: int, kind: int) -> int:
         else:
             if (kind == FLOATS and key == 0x0D) or (kind == INTEGERS and key == 0x08):
                 count += 1
-            pos = skip(data, key, pos, end)
+            pos = skip_field(data, key, pos, end)
             if pos < 0:
                 return -1
     return count
 
 
 @njit(cache=True, nogil=True)
-def _feature(data: Octets, pos: int, end: int) -> tuple[int, int, int]:
-    """Kind of a Feature, where its lists of that kind begin, how many values they hold; kind -1: malformed.
+def _feature(data: Bytes, pos: int, end: int) -> tuple[int, int, int]:
+    """Kind of a Feature, where its lists of that kind begin, and their number of values; kind -1: malformed.
 
-    Two lists of one kind are joined; of two kinds the later one counts: protobuf's rule for a oneof.
+    Two lists of one kind are concatenated; of two kinds the later one wins, as protobuf does for a oneof.
     """
     kind, begin, count = 0, pos, 0
     while pos < end:
         here = pos
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if pos < 0:
             return -1, begin, count
         if key == 0x0A or key == 0x12 or key == 0x1A:
-            pos, stop = span(data, pos, end)
+            pos, stop = read_span(data, pos, end)
             if pos < 0:
                 return -1, begin, count
             field = key >> 3
@@ -254,7 +256,7 @@ def _feature(data: Octets, pos: int, end: int) -> tuple[int, int, int]:
             count += more
             pos = stop
         else:
-            pos = skip(data, key, pos, end)
+            pos = skip_field(data, key, pos, end)
             if pos < 0:
                 return -1, begin, count
     return kind, begin, count
@@ -262,43 +264,43 @@ def _feature(data: Octets, pos: int, end: int) -> tuple[int, int, int]:
 
 @njit(cache=True, nogil=True)
 def _features(
-    data: Octets,
+    data: Bytes,
     pos: int,
     end: int,
     b: int,
     wanted: Wanted,
-    kinds_CB: Octets,
+    kinds_CB: Bytes,
     begins_CB: Indices,
     ends_CB: Indices,
     counts_CB: Indices,
 ) -> bool:
-    """Note where each wanted feature of record `b` stands in this Features message; False: malformed."""
+    """Record the position of each wanted feature of record `b` in this Features message; False: malformed."""
     names, name_ends_C1, table = wanted
     while pos < end:
-        key, pos = tag(data, pos, end)
+        key, pos = read_tag(data, pos, end)
         if pos < 0:
             return False
         if key != 0x0A:
-            pos = skip(data, key, pos, end)
+            pos = skip_field(data, key, pos, end)
             if pos < 0:
                 return False
             continue
-        pos, entry_end = span(data, pos, end)
+        pos, entry_end = read_span(data, pos, end)
         if pos < 0:
             return False
         name, name_end, value, value_end = pos, pos, pos, pos
         while pos < entry_end:
-            key, pos = tag(data, pos, entry_end)
+            key, pos = read_tag(data, pos, entry_end)
             if pos < 0:
                 return False
             if key == 0x0A:
-                name, name_end = span(data, pos, entry_end)
+                name, name_end = read_span(data, pos, entry_end)
                 pos = name_end
             elif key == 0x12:
-                value, value_end = span(data, pos, entry_end)
+                value, value_end = read_span(data, pos, entry_end)
                 pos = value_end
             else:
-                pos = skip(data, key, pos, entry_end)
+                pos = skip_field(data, key, pos, entry_end)
             if pos < 0:
                 return False
         c = _find(data, name, name_end, names, name_ends_C1, table)
@@ -315,66 +317,66 @@ def _features(
 
 @njit(cache=True, nogil=True)
 def _locate(
-    data: Octets,
+    data: Bytes,
     starts_B: Indices,
     ends_B: Indices,
     good_B: NDArray[np.bool_],
     wanted: Wanted,
-    kinds_CB: Octets,
+    kinds_CB: Bytes,
     begins_CB: Indices,
     ends_CB: Indices,
     counts_CB: Indices,
 ) -> None:
-    """Find every wanted feature of every good record; those that are malformed are good no longer."""
+    """Find every wanted feature of every good record; malformed records are marked as not good."""
     for b in range(len(starts_B)):
         if not good_B[b]:
             continue
         pos, end = starts_B[b], ends_B[b]
         while pos < end:
-            key, pos = tag(data, pos, end)
+            key, pos = read_tag(data, pos, end)
             if pos >= 0 and key == 0x0A:
-                pos, stop = span(data, pos, end)
+                pos, stop = read_span(data, pos, end)
                 if pos >= 0:
                     if _features(data, pos, stop, b, wanted, kinds_CB, begins_CB, ends_CB, counts_CB):
                         pos = stop
                     else:
                         pos = -1
             elif pos >= 0:
-                pos = skip(data, key, pos, end)
+                pos = skip_field(data, key, pos, end)
             if pos < 0:
                 good_B[b] = False
                 break
 
 
-# The kernels below walk features that `_locate` has found to be well formed.
+# The kernels below read features that `_locate` has validated.
 
 
 @njit(cache=True, nogil=True)
-def _take_texts(data: Octets, places: Places, at_B1: Indices, starts_N: Indices, ends_N: Indices) -> None:
+def _take_texts(data: Bytes, places: Places, at_B1: Indices, starts_N: Indices, ends_N: Indices) -> None:
     kinds_B, begins_B, stops_B, counts_B = places
     for b in range(len(kinds_B)):
         if kinds_B[b] != BYTES or counts_B[b] == 0:
             continue
         n, pos, end = at_B1[b], begins_B[b], stops_B[b]
         while pos < end:
-            key, pos = tag(data, pos, end)
+            key, pos = read_tag(data, pos, end)
             if key != 0x0A:
-                pos = skip(data, key, pos, end)
+                pos = skip_field(data, key, pos, end)
                 continue
-            pos, stop = span(data, pos, end)
+            pos, stop = read_span(data, pos, end)
             while pos < stop:
-                key, pos = tag(data, pos, stop)
+                key, pos = read_tag(data, pos, stop)
                 if key == 0x0A:
-                    starts_N[n], ends_N[n] = span(data, pos, stop)
+                    starts_N[n], ends_N[n] = read_span(data, pos, stop)
                     pos = ends_N[n]
                     n += 1
                 else:
-                    pos = skip(data, key, pos, stop)
+                    pos = skip_field(data, key, pos, stop)
 
 
 @njit(cache=True, nogil=True)
 def _take_integers(
-    data: Octets, places: Places, at_B1: Indices, values_N: NDArray[np.uint64], missing_N: NDArray[np.bool_]
+    data: Bytes, places: Places, at_B1: Indices, values_N: NDArray[np.uint64], missing_N: NDArray[np.bool_]
 ) -> None:
     kinds_B, begins_B, stops_B, counts_B = places
     for b in range(len(kinds_B)):
@@ -382,49 +384,49 @@ def _take_integers(
             continue
         n, pos, end = at_B1[b], begins_B[b], stops_B[b]
         while pos < end:
-            key, pos = tag(data, pos, end)
+            key, pos = read_tag(data, pos, end)
             if key != 0x1A:
-                pos = skip(data, key, pos, end)
+                pos = skip_field(data, key, pos, end)
                 continue
-            pos, stop = span(data, pos, end)
+            pos, stop = read_span(data, pos, end)
             while pos < stop:
-                key, pos = tag(data, pos, stop)
+                key, pos = read_tag(data, pos, stop)
                 if key == 0x0A:
-                    pos, packed_end = span(data, pos, stop)
+                    pos, packed_end = read_span(data, pos, stop)
                     while pos < packed_end:
-                        values_N[n], pos = varint(data, pos, packed_end)
+                        values_N[n], pos = read_varint(data, pos, packed_end)
                         missing_N[n] = False
                         n += 1
                 elif key == 0x08:
-                    values_N[n], pos = varint(data, pos, stop)
+                    values_N[n], pos = read_varint(data, pos, stop)
                     missing_N[n] = False
                     n += 1
                 else:
-                    pos = skip(data, key, pos, stop)
+                    pos = skip_field(data, key, pos, stop)
 
 
 @njit(cache=True, nogil=True)
-def _take_floats(data: Octets, places: Places, at_B1: Indices, numbers_N: NDArray[np.float64]) -> None:
+def _take_floats(data: Bytes, places: Places, at_B1: Indices, numbers_N: NDArray[np.float64]) -> None:
     kinds_B, begins_B, stops_B, counts_B = places
     for b in range(len(kinds_B)):
         if kinds_B[b] != FLOATS or counts_B[b] == 0:
             continue
         n, pos, end = at_B1[b], begins_B[b], stops_B[b]
         while pos < end:
-            key, pos = tag(data, pos, end)
+            key, pos = read_tag(data, pos, end)
             if key != 0x12:
-                pos = skip(data, key, pos, end)
+                pos = skip_field(data, key, pos, end)
                 continue
-            pos, stop = span(data, pos, end)
+            pos, stop = read_span(data, pos, end)
             while pos < stop:
-                key, pos = tag(data, pos, stop)
+                key, pos = read_tag(data, pos, stop)
                 packed_end = pos
                 if key == 0x0A:
-                    pos, packed_end = span(data, pos, stop)
+                    pos, packed_end = read_span(data, pos, stop)
                 elif key == 0x0D:
                     packed_end = pos + 4
                 else:
-                    pos = skip(data, key, pos, stop)
+                    pos = skip_field(data, key, pos, stop)
                     packed_end = pos
                 while pos < packed_end:
                     numbers_N[n] = load_f32(data, pos)

@@ -1,9 +1,9 @@
-"""TFRecord files of tf.Examples, without TensorFlow.
+"""Reads TFRecord files of tf.Examples, without TensorFlow.
 
     [u64 length][u32 masked crc32c of the length][data][u32 masked crc32c of the data], little endian
 
-A record whose data fail their crc is bad and the next one is read. A length that fails its crc says nothing
-about where the next record begins, so the rest of the file is given up, and said to be.
+A record whose data has a wrong crc is bad, and the next one is read. If the length has a wrong crc, the start of
+the next record is unknown: the rest of the file is skipped and reported as lost.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.data.readers.byte_source import CRC_MISMATCH, TOO_LARGE, TRUNCATED_FILE, ByteSource
-from clickline.data.readers.reader import BLOCK_BYTES, shown
+from clickline.data.readers.reader import BLOCK_BYTES, preview
 from clickline.data.readers.tf_example import NO_RECORDS, ExampleParser, Records
+from clickline.numba_cache import njit
 from clickline.records import BadRow, Block, RawRows
 
-MAX_RECORD_BYTES = 64 << 20  # a longer one is taken for damage: nobody's click is 64 MiB
+MAX_RECORD_BYTES = 64 << 20  # a longer one is treated as damage: no click takes 64 MiB
 
-_FRAME = 16  # bytes of a record that are not its data
-_WHOLE, _CUT, _BAD_LENGTH, _TOO_LARGE = 0, 1, 2, 3  # why `_frames` stopped
+_FRAME_BYTES = 16  # bytes of a record that are not its data
+_COMPLETE, _TRUNCATED, _BAD_LENGTH, _TOO_LARGE = 0, 1, 2, 3  # why `_frames` stopped
 
 
-class TFRecord:
-    """Reads the wanted features of tf.Examples; a feature that is absent from a record is a missing value."""
+class TFRecordReader:
+    """Reads the wanted features of tf.Examples; a feature that a record lacks is a missing value."""
 
     def __init__(self, wanted: tuple[str, ...], *, block_bytes: int = BLOCK_BYTES) -> None:
         self._examples = ExampleParser(wanted)
@@ -35,14 +35,14 @@ class TFRecord:
 
     def blocks(self, file: str, path: Path) -> Iterator[Block]:
         source = ByteSource(file, path)
-        rest = b""  # read, and not in a block yet: record `number`, at byte `offset` of the file
+        rest = b""  # read, but not in a block yet: record `number`, at byte `offset` of the file
         offset, number = 0, 1
         wanted = self._block_bytes
         while True:
             data = np.frombuffer(rest + source.read(wanted - len(rest)), dtype=np.uint8)
             ended = len(data) < wanted
-            used, state = 0, _WHOLE
-            while state == _WHOLE and used < len(data):
+            used, state = 0, _COMPLETE
+            while state == _COMPLETE and used < len(data):
                 begin = used
                 starts_B, ends_B, used, state = _frames(data, used, self._examples.max_records)
                 if len(starts_B):
@@ -51,42 +51,42 @@ class TFRecord:
             rest = data[used:].tobytes()
             offset += used
             if state in (_BAD_LENGTH, _TOO_LARGE) or (ended and rest) or source.broken:
-                yield _fault(file, number, offset, rest, state, source)
+                yield _error_block(file, number, offset, rest, state, source)
                 return
             if ended:
                 return
-            # A record may be longer than a block. Its length has passed its crc if the crc is there.
+            # A record may be longer than a block. Its length was checked if its crc has been read.
             length = int.from_bytes(rest[:8], "little") if len(rest) >= 12 else 0
-            wanted = max(self._block_bytes, _FRAME + length)
+            wanted = max(self._block_bytes, _FRAME_BYTES + length)
 
     def parse(self, block: Block) -> RawRows:
         records: Records = block.payload
         return self._examples.rows(block, _crc_good(records.data, records.starts_B, records.ends_B))
 
 
-def _fault(file: str, number: int, offset: int, rest: bytes, state: int, source: ByteSource) -> Block:
-    """A block without rows that says why record `number` and what follows cannot be read."""
+def _error_block(file: str, number: int, offset: int, rest: bytes, state: int, source: ByteSource) -> Block:
+    """A block without rows that reports why record `number` and the rest cannot be read."""
     where = f"record {number:,} at byte {offset:,}"
     lost = "it and the rest of the file cannot be read; write the file again"
     if state == _BAD_LENGTH:
         reason, detail = (
             CRC_MISMATCH,
-            f"{where}: its length does not have the crc32c stored behind it, {lost}",
+            f"{where}: its length does not match its crc32c, {lost}",
         )
     elif state == _TOO_LARGE:
         length = int.from_bytes(rest[:8], "little")
-        detail = f"{where} says it is {length:,} bytes long, at most {MAX_RECORD_BYTES:,} are read, {lost}"
+        detail = f"{where} declares {length:,} bytes, at most {MAX_RECORD_BYTES:,} are allowed, {lost}"
         reason = TOO_LARGE
     elif source.broken:
         reason, detail = source.broken.reason, f"{where}: {source.broken.detail}"
     else:
         detail = f"{where}: the file ends {len(rest):,} bytes into it; copy or write the file again"
         reason = TRUNCATED_FILE
-    return Block(file, number, NO_RECORDS, 0, (BadRow(file, number, reason, detail, shown(rest[:1000])),))
+    return Block(file, number, NO_RECORDS, 0, (BadRow(file, number, reason, detail, preview(rest[:1000])),))
 
 
 def _tables() -> NDArray[np.uint64]:
-    """Row k: what a byte does to the crc when k more bytes follow it (slicing-by-8)."""
+    """The tables of slicing-by-8: row k holds the effect of a byte on the crc when k more bytes follow it."""
     tables = np.zeros((8, 256), dtype=np.uint64)
     tables[0] = np.arange(256)
     for _ in range(8):
@@ -138,14 +138,14 @@ def _u32(data: NDArray[np.uint8], pos: int) -> np.uint64:
 def _frames(
     data: NDArray[np.uint8], pos: int, limit: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int, int]:
-    """Spans of at most `limit` records from `pos` on, where the next one begins, and why it stopped there."""
-    most = min(limit, (len(data) - pos) // _FRAME)
-    starts_B = np.empty(most, dtype=np.int64)
-    ends_B = np.empty(most, dtype=np.int64)
-    count, state = 0, _WHOLE
+    """Spans of at most `limit` records from `pos`, the position of the next one, and why the scan stopped."""
+    capacity = min(limit, (len(data) - pos) // _FRAME_BYTES)
+    starts_B = np.empty(capacity, dtype=np.int64)
+    ends_B = np.empty(capacity, dtype=np.int64)
+    count, state = 0, _COMPLETE
     while count < limit and pos < len(data):
         if pos + 12 > len(data):
-            state = _CUT
+            state = _TRUNCATED
             break
         if _masked_crc32c(data, pos, pos + 8) != _u32(data, pos + 8):
             state = _BAD_LENGTH
@@ -156,7 +156,7 @@ def _frames(
             break
         end = pos + 12 + int(length)
         if end + 4 > len(data):
-            state = _CUT
+            state = _TRUNCATED
             break
         starts_B[count], ends_B[count] = pos + 12, end
         count += 1
@@ -168,7 +168,7 @@ def _frames(
 def _crc_good(
     data: NDArray[np.uint8], starts_B: NDArray[np.int64], ends_B: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Whether each record's data have the crc stored behind them."""
+    """Whether each record's data matches its crc."""
     good_B = np.empty(len(starts_B), dtype=np.bool_)
     for b in range(len(starts_B)):
         good_B[b] = _masked_crc32c(data, starts_B[b], ends_B[b]) == _u32(data, ends_B[b])

@@ -21,10 +21,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.features.encoder_kernels import fmix64, log1p
+from clickline.numba_cache import njit
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -53,7 +53,7 @@ _DENSE_COLUMNS = 1 << 20
 _LINEAR, _HUMP, _STAIR, _NOTHING = 0, 1, 2, 3
 
 
-class Model(NamedTuple):
+class ClickModel(NamedTuple):
     """Parameters of the model. Shares are in 1/65536; a slot's `power` is its Zipf exponent less one."""
 
     hours: int
@@ -138,7 +138,7 @@ def _rank(u: float, end: float, power: float, size: int) -> int:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _id(model: Model, row_key: np.uint64, slot: int, hour: int) -> int:
+def _id(model: ClickModel, row_key: np.uint64, slot: int, hour: int) -> int:
     # Selections instead of branches: a processor cannot guess coin flips, and this is the hottest spot.
     more = _hash(row_key, 2 + 2 * slot)
     fresh = np.int64((more >> np.uint64(16)) & np.uint64(0xFFFF)) < model.fresh_shares_S[slot]
@@ -157,7 +157,7 @@ def _id(model: Model, row_key: np.uint64, slot: int, hour: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _count(model: Model, row_key: np.uint64, field: int) -> int:
+def _count(model: ClickModel, row_key: np.uint64, field: int) -> int:
     column = _DENSE_COLUMNS + 2 * field
     missing = model.dense_missing_D[field]
     if missing > 0 and np.int64(_hash(row_key, column + 1) & np.uint64(0xFFFF)) < missing:
@@ -168,7 +168,7 @@ def _count(model: Model, row_key: np.uint64, field: int) -> int:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _count_effect(model: Model, field: int, count: int) -> float:
+def _count_effect(model: ClickModel, field: int, count: int) -> float:
     kind = model.dense_kinds_D[field]
     if kind == _NOTHING:
         return 0.0
@@ -186,13 +186,13 @@ def _count_effect(model: Model, field: int, count: int) -> float:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _identity(model: Model, slot: int, ids_S: Integers) -> np.uint64:
+def _identity(model: ClickModel, slot: int, ids_S: Integers) -> np.uint64:
     """All that is random about an id: its weights and its latent vector are hashes of it."""
     return fmix64(model.slot_keys_S[slot] + np.uint64(ids_S[slot]) * _STEP)
 
 
 @njit(cache=True, nogil=True)
-def _raw_logit(model: Model, turn: int, share: float, ids_S: Integers, dense_D: Integers) -> float:
+def _raw_logit(model: ClickModel, turn: int, share: float, ids_S: Integers, dense_D: Integers) -> float:
     """The logit before it is scaled; `share` of the way from weights number `turn` to the next ones."""
     logit = 0.0
     turned = 1.0 / np.sqrt((1.0 - share) * (1.0 - share) + share * share)
@@ -219,7 +219,7 @@ def _raw_logit(model: Model, turn: int, share: float, ids_S: Integers, dense_D: 
 
 
 @njit(cache=True, nogil=True)
-def _draw_row(model: Model, key: np.uint64, hour: int, ids_S: Integers, dense_D: Integers) -> float:
+def _draw_row(model: ClickModel, key: np.uint64, hour: int, ids_S: Integers, dense_D: Integers) -> float:
     """Fills in the row's values and returns its logit before it is scaled."""
     for slot in range(ids_S.size):
         ids_S[slot] = _id(model, key, slot, hour)
@@ -237,7 +237,7 @@ def _wave(hour: int) -> float:
 
 @njit(cache=True, nogil=True)
 def draw_rows(
-    model: Model,
+    model: ClickModel,
     rows: int,
     first: int,
     ids_BS: Integers,
@@ -266,7 +266,7 @@ def draw_rows(
 
 
 @njit(cache=True, nogil=True)
-def _calibration(model: Model) -> tuple[float, float]:
+def _calibration(model: ClickModel) -> tuple[float, float]:
     """Intercept and slope that give the logit its spread and the clicks their rate, from trial rows."""
     ids_S = np.empty(model.slot_sizes_S.size, np.int64)
     dense_D = np.empty(model.dense_kinds_D.size, np.int64)
@@ -344,7 +344,7 @@ def _normals(bits_N: NDArray[np.uint64]) -> Floats:
     return normals_N
 
 
-def build_model(seed: int, slots: int, dense: int, cardinality: int, hours: int) -> Model:
+def build_model(seed: int, slots: int, dense: int, cardinality: int, hours: int) -> ClickModel:
     """The model of a seed. Sizes and missing rates depend on a field's place only, weights on the seed."""
     own = np.uint64(seed)
     shapes_F3 = _units(_hashes(np.uint64(0), _SHAPE, 3 * (slots + dense))).reshape(-1, 3)
@@ -358,7 +358,7 @@ def build_model(seed: int, slots: int, dense: int, cardinality: int, hours: int)
     meets_before_S = (roles_S == 1) & (places_S % 2 == 0)
     fields_D = np.arange(dense)
     signs_D = _hashes(own, _DENSE_WEIGHTS, dense)
-    model = Model(
+    model = ClickModel(
         hours=hours,
         rows_key=np.uint64(_stream(own, _ROWS)),
         trials_key=np.uint64(_stream(own, _TRIAL_ROWS)),

@@ -22,7 +22,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.data.sample.click_model import START, Model, build_model, draw_rows
+from clickline.data.sample.click_model import START, ClickModel, build_model, draw_rows
 from clickline.data.sample.text_formats import FORMATS, PADDLEREC_SCALES, TextFormat
 from clickline.data.sample.truth import AucCounter, TruthFile
 from clickline.errors import ConfigError, Mistake, StorageError
@@ -221,7 +221,7 @@ class _Blocks(AbstractContextManager["_Blocks"]):
     def __init__(
         self,
         options: SampleOptions,
-        model: Model,
+        model: ClickModel,
         text_format: TextFormat,
         parts: list[_Part],
         block_rows: int | None,

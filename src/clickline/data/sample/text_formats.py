@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from clickline.data.sample.click_model import MISSING_COUNT, MISSING_ID
 from clickline.features.encoder_kernels import fmix64, xxh64
+from clickline.numba_cache import njit
 
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.int64]

@@ -8,8 +8,9 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numba import njit
 from numpy.typing import NDArray
+
+from clickline.numba_cache import njit
 
 _SCHEMA = pa.schema([pa.field("p", pa.float64()), pa.field("label", pa.int8())])
 _GROUP_ROWS = 1 << 17  # fixed, so that the bytes of the file do not depend on how rows arrive

@@ -1,17 +1,17 @@
-"""The file of one shard: written from front to end, read by mapping it.
+"""The file format of a shard of the serving table: written sequentially, read through mmap.
 
     preamble   magic, format number; 64 bytes
     per part   rows (see packed_rows.py), then their directory; each begins at a multiple of 64
     footer     JSON: precision, shard i of n, for each part its shape, counts and where its sections begin,
-               and the SHA-256 of all that stands before the footer
+               and the SHA-256 of everything before the footer
     trailer    length and CRC-32 of the footer, magic
 
-The directory cuts a shard's range of `mix(id)` into equal buckets of about one row. Entry b, a u32, is the number
-of the first row at or after bucket b; so a bucket's rows stand between two neighbouring entries, and an id is found
+The directory splits a shard's range of `mix(id)` into equal buckets of about one row. Entry b, a u32, is the number
+of the first row at or after bucket b; so a bucket's rows are between two neighbouring entries, and an id is found
 with one cache miss in the directory and one in the rows.
 
-The footer comes last because only then the counts are known; where sections begin follows from them, so a footer
-that fits the file's size can not point outside it. Kernels take entries that are too large as the number of rows:
+The footer comes last because the counts are known only then. They determine where sections begin, so a footer that
+matches the file's size cannot point outside it. Kernels clamp entries that are too large to the number of rows:
 whatever the bits are, nothing outside the rows is read.
 """
 
@@ -39,8 +39,8 @@ from clickline.embedding.serving.packed_rows import (
     PartShape,
     Precision,
     RowBlock,
-    is_gone,
-    mixed,
+    is_tombstone,
+    mix_ids,
     pack,
     row_type,
     shard_bounds,
@@ -52,19 +52,19 @@ _MAGIC = b"CLKFROZE"
 _PREAMBLE = struct.Struct("<8sI52x")
 _TRAILER = struct.Struct("<QI4x8s")
 _ALIGN = 64
-_ROWS_A_BUCKET = 1
-_MOST_ROWS = 2**32 - 2  # a directory entry is 32 bits
-_PIECE_ROWS = 1 << 16  # read back at once to make the directory
+_ROWS_PER_BUCKET = 1
+_MAX_ROWS = 2**32 - 2  # a directory entry is 32 bits
+_PIECE_ROWS = 1 << 16  # read back at once to build the directory
 _PIECE_BUCKETS = 1 << 20
-_FOOTER_BYTES = 500  # about
-_MOST_DIM = 1 << 16  # a row of more would be larger than anybody asks for at once
-_MOST_SHARDS = 99_999  # as many digits as a name has
+_FOOTER_BYTES = 500  # an estimate
+_MAX_DIM = 1 << 16  # a longer row would exceed any lookup response
+_MAX_SHARDS = 99_999  # five digits in the file name
 
 
-class Section(NamedTuple):
-    """Where the rows and the directory of a part stand in the file."""
+class FileSection(NamedTuple):
+    """The positions of a part's rows and directory in the file."""
 
-    rows: int  # that hold weights
+    rows: int  # with weights
     tombstones: int
     buckets: int
     rows_at: int
@@ -78,7 +78,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardFile:
-    """A file that was written."""
+    """A written shard file."""
 
     name: str
     size: int
@@ -87,7 +87,7 @@ class ShardFile:
     tombstones: int
 
 
-class Piece(NamedTuple):
+class PackedPiece(NamedTuple):
     """Packed rows of one part and shard."""
 
     part: int
@@ -102,12 +102,14 @@ def shard_name(shard: int, shards: int) -> str:
 def write_shards(
     folder: Path, parts: Sequence[PartShape], precision: Precision, shards: int, blocks: Iterable[RowBlock]
 ) -> tuple[ShardFile, ...]:
-    """Write a table from its rows: part after part, rising in `mix(id)`. Memory does not grow with the rows. Who
-    names the folder also decides when its files are whole, and safe from a power cut."""
+    """Write a table from its rows: part after part, ascending in `mix(id)`. Memory does not grow with the rows. The
+    caller makes the folder's files durable and visible."""
     if shards < 1 or precision not in PRECISIONS:
-        raise ValueError(f"{shards} shards of {precision!r}: at least 1 of {', '.join(PRECISIONS)}")
+        raise ValueError(
+            f"{shards} shards of {precision!r}: at least 1 shard of {', '.join(PRECISIONS)} is required"
+        )
     return write_packed(
-        folder, parts, precision, shards, range(shards), _pieces(parts, precision, shards, blocks)
+        folder, parts, precision, shards, range(shards), _packed_pieces(parts, precision, shards, blocks)
     )
 
 
@@ -117,61 +119,59 @@ def write_packed(
     precision: Precision,
     shards: int,
     wanted: Sequence[int],
-    pieces: Iterable[Piece],
+    pieces: Iterable[PackedPiece],
 ) -> tuple[ShardFile, ...]:
-    """Write the `wanted` ones of `shards` files from packed rows: part after part, shard after shard."""
+    """Write the shards `wanted` of `shards` files from packed rows: part after part, shard after shard."""
     writers = [_Writer(folder, tuple(parts), precision, shard, shards) for shard in wanted]
-    coming = iter(pieces)
-    piece = next(coming, None)
+    remaining = iter(pieces)
+    piece = next(remaining, None)
     for part in range(len(parts)):
         for writer in writers:
             with writer.part(part):
                 while piece is not None and (piece.part, piece.shard) == (part, writer.shard):
                     writer.add(piece.packed_N)
-                    piece = next(coming, None)
+                    piece = next(remaining, None)
     if piece is not None:
-        raise ArtifactError(
-            f"rows of part {piece.part} came out of order, or it is not one of {len(parts)}. Make the table again."
-        )
+        raise ArtifactError(f"rows of part {piece.part} of {len(parts)} are out of order. Publish again.")
     return tuple(writer.finish() for writer in writers)
 
 
 def files_bytes(parts: Sequence[PartShape], precision: Precision, shards: int, rows: Sequence[int]) -> int:
-    """About what the files of a table take together that has so many rows of each part."""
+    """The approximate total size of a table's files with `rows` rows of each part."""
     sections = _lay_out(parts, precision, [(-(-count // shards), 0) for count in rows])
     return shards * ((sections[-1].end if sections else _PREAMBLE.size) + _FOOTER_BYTES + _TRAILER.size)
 
 
-def _pieces(
+def _packed_pieces(
     parts: Sequence[PartShape], precision: Precision, shards: int, blocks: Iterable[RowBlock]
-) -> Iterator[Piece]:
-    """Blocks, packed and cut where shards end."""
+) -> Iterator[PackedPiece]:
+    """Pack blocks and split them at shard boundaries."""
     bounds = shard_bounds(shards)
     part, last = 0, -1
     for block in blocks:
         if not part <= block.part < len(parts):
             raise ArtifactError(
-                f"rows of part {block.part} came after part {part} of {len(parts)}. Make the table again."
+                f"rows of part {block.part} came after part {part} of {len(parts)}. Publish again."
             )
         if block.part > part:
             part, last = block.part, -1
         if not block.ids_N.size:
             continue
-        mixed_N = mixed(block.ids_N)
+        mixed_N = mix_ids(block.ids_N)
         if int(mixed_N[0]) <= last or not (mixed_N[1:] > mixed_N[:-1]).all():
             raise ArtifactError(
-                f"rows of part {part} are out of order, or an id stands there twice. Make the snapshot again."
+                f"rows of part {part} are out of order, or an id occurs twice. Write the snapshot again."
             )
         last = int(mixed_N[-1])
         packed_N = pack(block, parts[part], precision)
-        cuts = [0, *np.searchsorted(mixed_N, bounds).tolist(), packed_N.size]
+        bounds_at = [0, *np.searchsorted(mixed_N, bounds).tolist(), packed_N.size]
         for shard in range(shards):
-            if cuts[shard] < cuts[shard + 1]:
-                yield Piece(part, shard, packed_N[cuts[shard] : cuts[shard + 1]])
+            if bounds_at[shard] < bounds_at[shard + 1]:
+                yield PackedPiece(part, shard, packed_N[bounds_at[shard] : bounds_at[shard + 1]])
 
 
 class _Writer:
-    """One file. It is open only while rows are added: there may be more shards than files a process may open."""
+    """Writes one file. It is open only while rows are added: there may be more shards than file descriptors."""
 
     def __init__(
         self, folder: Path, parts: tuple[PartShape, ...], precision: Precision, shard: int, shards: int
@@ -185,18 +185,18 @@ class _Writer:
         self._size = 0
         self._file: IO[bytes]
         with self._path.open("xb") as self._file:
-            self._put(_PREAMBLE.pack(_MAGIC, FORMAT))
+            self._write(_PREAMBLE.pack(_MAGIC, FORMAT))
 
     @contextmanager
     def part(self, part: int) -> Iterator[None]:
-        """Inside it rows are added; at its end they get their directory."""
+        """A context to add a part's rows in; writes their directory at the end."""
         self._rows = self._tombstones = 0
         kind = row_type(self._parts[part], self._precision)
         with self._path.open("ab+") as self._file:
             yield
-            if self._rows + self._tombstones > _MOST_ROWS:
+            if self._rows + self._tombstones > _MAX_ROWS:
                 raise ArtifactError(
-                    f"{self._path.name} gets {self._rows + self._tombstones} rows; a file holds up to {_MOST_ROWS}. "
+                    f"{self._path.name} has {self._rows + self._tombstones} rows; a file holds at most {_MAX_ROWS}. "
                     "Raise publish.shards."
                 )
             self._counts.append((self._rows, self._tombstones))
@@ -204,14 +204,14 @@ class _Writer:
             self._align()
             self._file.flush()
             for entries in _directory(self._file, section, kind, self._shards):
-                self._put(entries)
+                self._write(entries)
             self._align()
 
     def add(self, packed_N: NDArray[np.void]) -> None:
-        gone = int(is_gone(packed_N).sum())
-        self._tombstones += gone
-        self._rows += packed_N.size - gone
-        self._put(packed_N.view(np.uint8).data)
+        tombstones = int(is_tombstone(packed_N).sum())
+        self._tombstones += tombstones
+        self._rows += packed_N.size - tombstones
+        self._write(packed_N.view(np.uint8).data)
 
     def finish(self) -> ShardFile:
         sections = _lay_out(self._parts, self._precision, self._counts)
@@ -227,8 +227,8 @@ class _Writer:
             sort_keys=True,
         ).encode()
         with self._path.open("ab") as self._file:
-            self._put(footer)
-            self._put(_TRAILER.pack(len(footer), zlib.crc32(footer), _MAGIC))
+            self._write(footer)
+            self._write(_TRAILER.pack(len(footer), zlib.crc32(footer), _MAGIC))
         return ShardFile(
             self._path.name,
             self._size,
@@ -237,26 +237,26 @@ class _Writer:
             sum(tombstones for _, tombstones in self._counts),
         )
 
-    def _put(self, payload: bytes | memoryview) -> None:
+    def _write(self, payload: bytes | memoryview) -> None:
         self._file.write(payload)
         self._digest.update(payload)
         self._size += len(payload)
 
     def _align(self) -> None:
-        self._put(bytes(-self._size % _ALIGN))
+        self._write(bytes(-self._size % _ALIGN))
 
 
 def _lay_out(
     parts: Sequence[PartShape], precision: Precision, counts: Sequence[tuple[int, int]]
-) -> list[Section]:
-    """Where everything stands in a file with so many rows and tombstones of its first parts."""
+) -> list[FileSection]:
+    """The sections of a file, given the (rows, tombstones) counts of its first parts."""
     sections, at = [], _PREAMBLE.size
     for shape, (rows, tombstones) in zip(parts, counts, strict=False):
         entries = rows + tombstones
-        buckets = max(1, entries // _ROWS_A_BUCKET)
+        buckets = max(1, entries // _ROWS_PER_BUCKET)
         directory_at = _aligned(at + entries * row_type(shape, precision).itemsize)
         end = _aligned(directory_at + 4 * (buckets + 1))
-        sections.append(Section(rows, tombstones, buckets, at, directory_at, end))
+        sections.append(FileSection(rows, tombstones, buckets, at, directory_at, end))
         at = end
     return sections
 
@@ -265,14 +265,16 @@ def _aligned(at: int) -> int:
     return -(-at // _ALIGN) * _ALIGN
 
 
-def _directory(file: IO[bytes], section: Section, kind: np.dtype[Any], shards: int) -> Iterator[memoryview]:
-    """The directory of rows that were just written, piece by piece."""
-    bucket = 0  # the next one to say something about
+def _directory(
+    file: IO[bytes], section: FileSection, kind: np.dtype[Any], shards: int
+) -> Iterator[memoryview]:
+    """The directory of the rows just written, in pieces."""
+    bucket = 0  # the next one to write
     for first in range(0, section.entries, _PIECE_ROWS):
         count = min(_PIECE_ROWS, section.entries - first)
         payload = os.pread(file.fileno(), count * kind.itemsize, section.rows_at + first * kind.itemsize)
         ids_N = np.frombuffer(payload, dtype=kind)["id"]
-        within_N = (mixed(ids_N) * np.uint64(shards)) >> np.uint64(32)
+        within_N = (mix_ids(ids_N) * np.uint64(shards)) >> np.uint64(32)
         buckets_N = (within_N * np.uint64(section.buckets)) >> np.uint64(32)
         while bucket <= (stop := int(buckets_N[-1])):
             wanted = np.arange(bucket, min(stop + 1, bucket + _PIECE_BUCKETS), dtype=np.uint64)
@@ -285,7 +287,7 @@ def _directory(file: IO[bytes], section: Section, kind: np.dtype[Any], shards: i
 
 
 class MappedShard:
-    """A file's sections in shared, read-only memory. The memory goes with the last reference to it."""
+    """A file's sections in shared, read-only memory, unmapped with the last reference."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -293,12 +295,12 @@ class MappedShard:
             with path.open("rb") as file:
                 self.size = os.fstat(file.fileno()).st_size
                 if self.size < _PREAMBLE.size + _TRAILER.size:
-                    raise ArtifactError(f"{path} is {self.size} bytes long: it was cut off. {_AGAIN}")
+                    raise ArtifactError(f"{path} is truncated: it has {self.size} bytes. {_REMEDY}")
                 pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise ArtifactError(f"{path} cannot be opened: {error}") from error
         if len(pages) != self.size:
-            raise ArtifactError(f"{path} changed its size while it was opened. {_AGAIN}")
+            raise ArtifactError(f"{path} changed its size while being opened. {_REMEDY}")
         self._bytes = np.frombuffer(pages, dtype=np.uint8)
         footer, footer_at = _read_footer(path, pages)
         try:
@@ -306,20 +308,20 @@ class MappedShard:
             self.shard, self.shards = int(footer["shard"]), int(footer["shards"])
             self.parts = tuple(PartShape(int(part["dim"]), bool(part["wide"])) for part in footer["parts"])
             self.content = str(footer["content"])
-            sections = (Section(**section) for section in footer["sections"])
-            self.sections = tuple(Section(*map(operator.index, section)) for section in sections)
+            sections = (FileSection(**section) for section in footer["sections"])
+            self.sections = tuple(FileSection(*map(operator.index, section)) for section in sections)
             counts = [(section.rows, section.tombstones) for section in self.sections]
-            sound = self.precision in PRECISIONS and 0 <= self.shard < self.shards
-            sound = sound and all(0 < part.dim <= _MOST_DIM for part in self.parts)
-            sound = sound and len(counts) == len(self.parts) and self.shards <= _MOST_SHARDS
-            sound = sound and all(0 <= count <= _MOST_ROWS for both in counts for count in both)
-            expected = tuple(_lay_out(self.parts, self.precision, counts)) if sound else ()
+            valid = self.precision in PRECISIONS and 0 <= self.shard < self.shards
+            valid = valid and all(0 < part.dim <= _MAX_DIM for part in self.parts)
+            valid = valid and len(counts) == len(self.parts) and self.shards <= _MAX_SHARDS
+            valid = valid and all(0 <= count <= _MAX_ROWS for both in counts for count in both)
+            expected = tuple(_lay_out(self.parts, self.precision, counts)) if valid else ()
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ArtifactError(f"the footer of {path} is not one of ours: {error!r}. {_AGAIN}") from error
-        if not sound or self.sections != expected:
-            raise ArtifactError(f"the footer of {path} contradicts itself. {_AGAIN}")
+            raise ArtifactError(f"the footer of {path} is invalid: {error!r}. {_REMEDY}") from error
+        if not valid or self.sections != expected:
+            raise ArtifactError(f"the footer of {path} is inconsistent. {_REMEDY}")
         if (expected[-1].end if expected else _PREAMBLE.size) != footer_at:
-            raise ArtifactError(f"the size of {path} does not fit its rows: {self.size} bytes. {_AGAIN}")
+            raise ArtifactError(f"the size of {path} does not match its rows: {self.size} bytes. {_REMEDY}")
 
     def rows(self, part: int) -> NDArray[np.void]:
         """The packed rows of a part."""
@@ -331,27 +333,27 @@ class MappedShard:
         return address(self._bytes)
 
 
-_AGAIN = "Fetch it again, or publish again."
+_REMEDY = "Fetch it again, or publish again."
 
 
 def _read_footer(path: Path, pages: mmap.mmap) -> tuple[dict[str, Any], int]:
     """The footer and where it begins."""
     magic, number = _PREAMBLE.unpack_from(pages)
     if magic != _MAGIC:
-        raise ArtifactError(f"{path} is not a frozen table. {_AGAIN}")
+        raise ArtifactError(f"{path} is not a serving table. {_REMEDY}")
     if number != FORMAT:
         raise ArtifactError(f"{path} has format {number}; this release reads {FORMAT}. Publish again.")
     size, checksum, magic = _TRAILER.unpack_from(pages, len(pages) - _TRAILER.size)
     footer_at = len(pages) - _TRAILER.size - size
     if magic != _MAGIC or footer_at < _PREAMBLE.size:
-        raise ArtifactError(f"{path} was cut off: its end is not there. {_AGAIN}")
+        raise ArtifactError(f"{path} is truncated: its end is missing. {_REMEDY}")
     text = pages[footer_at : footer_at + size]
     if zlib.crc32(text) != checksum:
-        raise ArtifactError(f"the footer of {path} is damaged. {_AGAIN}")
+        raise ArtifactError(f"the footer of {path} is damaged. {_REMEDY}")
     try:
         footer = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"the footer of {path} is not one of ours: {error}. {_AGAIN}") from error
+        raise ArtifactError(f"the footer of {path} is invalid: {error}. {_REMEDY}") from error
     if not isinstance(footer, dict):
-        raise ArtifactError(f"the footer of {path} is not one of ours: {footer!r:.80}. {_AGAIN}")
+        raise ArtifactError(f"the footer of {path} is invalid: {footer!r:.80}. {_REMEDY}")
     return footer, footer_at

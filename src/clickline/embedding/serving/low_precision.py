@@ -1,7 +1,7 @@
-"""Weights of 16 and 8 bits as kernels read them.
+"""Intrinsics that read 16-bit and 8-bit weights in kernels.
 
-Integer arithmetic instead of the processor's own half floats: those are not everywhere, and this becomes
-vector instructions as well.
+They use integer arithmetic instead of the processor's half floats, which not every processor has; LLVM vectorizes
+it as well.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def _element(builder: Any, bits: int, args: Any) -> Any:
     return builder.load(builder.gep(base, [args[1]]))
 
 
-def _half() -> Any:
-    """An intrinsic `half_at(address, j)`: the j-th half float from an address on, as float32. Finite ones only."""
+def _fp16() -> Any:
+    """An intrinsic `fp16_at(address, j)`: the j-th half float at an address, as float32. Finite values only."""
 
     def load(typing_context: Any, address: Any, j: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -32,10 +32,10 @@ def _half() -> Any:
             bits = builder.zext(_element(builder, 16, args), _WORD)
             magnitude = builder.shl(builder.and_(bits, number(0x7FFF)), number(13))
             normal = builder.add(magnitude, number((127 - 15) << 23))
-            # A subnormal half: as a fraction above a power of two that is then taken away.
-            raised = builder.bitcast(builder.add(magnitude, number((127 - 14) << 23)), _SINGLE)
+            # A subnormal half: as a fraction above a power of two that is then subtracted.
+            shifted = builder.bitcast(builder.add(magnitude, number((127 - 14) << 23)), _SINGLE)
             base = builder.bitcast(number((127 - 14) << 23), _SINGLE)
-            subnormal = builder.bitcast(builder.fsub(raised, base), _WORD)
+            subnormal = builder.bitcast(builder.fsub(shifted, base), _WORD)
             is_normal = builder.icmp_unsigned(">=", magnitude, number(1 << 23))
             sign = builder.shl(builder.and_(bits, number(0x8000)), number(16))
             return builder.bitcast(builder.or_(builder.select(is_normal, normal, subnormal), sign), _SINGLE)
@@ -45,8 +45,8 @@ def _half() -> Any:
     return intrinsic(load)
 
 
-def _tiny() -> Any:
-    """An intrinsic `tiny_at(address, j)`: the j-th signed byte from an address on, as float32."""
+def _int8() -> Any:
+    """An intrinsic `int8_at(address, j)`: the j-th signed byte at an address, as float32."""
 
     def load(typing_context: Any, address: Any, j: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -57,5 +57,5 @@ def _tiny() -> Any:
     return intrinsic(load)
 
 
-half_at = _half()
-tiny_at = _tiny()
+fp16_at = _fp16()
+int8_at = _int8()

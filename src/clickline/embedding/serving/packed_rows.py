@@ -1,13 +1,13 @@
-"""One row of a frozen table: what it holds, and how it is packed.
+"""The packed rows of a serving table.
 
     id 8 │ wide f32, if the part has one · scale f32, with int8 · vector · zeros up to a multiple of 8
 
-Rows stand in the order of `mix(id)`, as in a snapshot. Each shard holds one range of it: shard i of n has
-the ids whose `mix(id) · n >> 64` is i.
+Rows are sorted by `mix(id)`, as in a snapshot. Each shard holds one range of it: shard i of n has the ids whose
+`mix(id) · n >> 64` is i.
 
-A tombstone is a row whose bytes after the id are all 0xFF: NaN where a weight would stand, and no weight is
-NaN. Packing what was unpacked gives the same bytes, so a chain of deltas can be made into a new base without
-changing a score: that is why the scale of int8 has 16 significant bits, so that 127 · scale is exact.
+A tombstone is a row whose bytes after the id are all 0xFF: NaN in place of a weight, and no weight is NaN. Packing
+unpacked rows gives the same bytes, so a chain of deltas can be compacted into a new base without changing a score:
+that is why the scale of int8 has only 16 significant bits, so that 127 · scale is exact.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 ID_BYTES = 8
 _LARGEST_HALF = 65504.0
 _LARGEST_INT8 = np.float32(127)
-_ALL_ZERO = np.float32(1e-30)  # int8 rows below it become zeros: a scale must not lose bits
+_ALL_ZERO = np.float32(1e-30)  # smaller int8 rows become zeros: a scale must not lose bits
 _LARGEST = np.float32(1e38)
 
 
 @dataclass(frozen=True)
 class PartShape:
-    """The rows of all slots of one dim."""
+    """The shape of a part of the table: the rows of all slots of one dim."""
 
     dim: int
     wide: bool
@@ -41,22 +41,24 @@ class PartShape:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Some rows of one part, rising in `mix(id)`. A row that is `gone` is a tombstone: its weights say nothing."""
+    """Some rows of one part, ascending in `mix(id)`. The weights of tombstones have no meaning."""
 
     part: int
     ids_N: NDArray[np.uint64]
-    wide_N: NDArray[np.float32] | None  # None where the part has no wide weights
+    wide_N: NDArray[np.float32] | None  # None if the part has no wide weights
     vector_ND: NDArray[np.float32]
-    gone_N: NDArray[np.bool_]
+    tombstone_N: NDArray[np.bool_]
 
     def select(self, keep_N: NDArray[np.bool_]) -> RowBlock:
-        """The rows that are marked."""
+        """The rows with `keep_N` set."""
         wide_N = None if self.wide_N is None else self.wide_N[keep_N]
-        return RowBlock(self.part, self.ids_N[keep_N], wide_N, self.vector_ND[keep_N], self.gone_N[keep_N])
+        return RowBlock(
+            self.part, self.ids_N[keep_N], wide_N, self.vector_ND[keep_N], self.tombstone_N[keep_N]
+        )
 
 
-def mixed(ids_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """What rows are ordered by."""
+def mix_ids(ids_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The sort key of rows: `index.mix` for an array of ids."""
     return ids_N * GOLDEN
 
 
@@ -86,7 +88,7 @@ def row_type(shape: PartShape, precision: Precision) -> np.dtype[Any]:
 
 
 def row_bytes(shape: PartShape, precision: Precision) -> int:
-    """Bytes of a packed row without its id: what a lookup server sends."""
+    """Bytes of a packed row without its id, as sent by lookup servers."""
     return row_type(shape, precision).itemsize - ID_BYTES
 
 
@@ -98,8 +100,8 @@ def pack(block: RowBlock, shape: PartShape, precision: Precision) -> NDArray[np.
     if block.wide_N is not None:
         packed_N["wide"] = block.wide_N
     vector_ND = block.vector_ND
-    if block.gone_N.any():
-        vector_ND = np.where(block.gone_N[:, None], np.float32(0), vector_ND)
+    if block.tombstone_N.any():
+        vector_ND = np.where(block.tombstone_N[:, None], np.float32(0), vector_ND)
     if precision == "int8":
         scale_N = _scales(vector_ND)
         divisor_N = np.where(scale_N > 0, scale_N, np.float32(np.inf))
@@ -110,30 +112,30 @@ def pack(block: RowBlock, shape: PartShape, precision: Precision) -> NDArray[np.
         packed_N["vector"] = np.clip(vector_ND, -_LARGEST_HALF, _LARGEST_HALF)
     else:
         packed_N["vector"] = vector_ND
-    _payload(packed_N)[block.gone_N] = 0xFF
+    _payload(packed_N)[block.tombstone_N] = 0xFF
     return packed_N
 
 
-def is_gone(packed_N: NDArray[np.void]) -> NDArray[np.bool_]:
+def is_tombstone(packed_N: NDArray[np.void]) -> NDArray[np.bool_]:
     """Which records are tombstones."""
-    marks_N4 = _payload(packed_N)[:, :4]
-    return np.asarray((marks_N4 == 0xFF).all(axis=1))
+    head_N4 = _payload(packed_N)[:, :4]
+    return np.asarray((head_N4 == 0xFF).all(axis=1))
 
 
 def unpack(part: int, packed_N: NDArray[np.void]) -> RowBlock:
     """Records as a block; the weights of tombstones are 0."""
     names = packed_N.dtype.names or ()
-    gone_N = is_gone(packed_N)
+    tombstone_N = is_tombstone(packed_N)
     with np.errstate(invalid="ignore"):  # the NaN of tombstones
         vector_ND = packed_N["vector"].astype(np.float32)
         if "scale" in names:
             vector_ND *= packed_N["scale"][:, None]
-    vector_ND[gone_N] = 0
+    vector_ND[tombstone_N] = 0
     wide_N = None
     if "wide" in names:
         wide_N = packed_N["wide"].astype(np.float32)
-        wide_N[gone_N] = 0
-    return RowBlock(part, packed_N["id"].astype(np.uint64), wide_N, vector_ND, gone_N)
+        wide_N[tombstone_N] = 0
+    return RowBlock(part, packed_N["id"].astype(np.uint64), wide_N, vector_ND, tombstone_N)
 
 
 def _payload(packed_N: NDArray[np.void]) -> NDArray[np.uint8]:
@@ -144,22 +146,24 @@ def _payload(packed_N: NDArray[np.void]) -> NDArray[np.uint8]:
 def _scales(vector_ND: NDArray[np.float32]) -> NDArray[np.float32]:
     largest_N = np.minimum(np.abs(vector_ND).max(axis=1), _LARGEST)
     scale_N = (largest_N / _LARGEST_INT8).astype(np.float32)
-    bits_N = (scale_N.view(np.uint32) + np.uint32(0xFF)) & np.uint32(0xFFFFFF00)  # up: none beyond ±127
+    bits_N = (scale_N.view(np.uint32) + np.uint32(0xFF)) & np.uint32(
+        0xFFFFFF00
+    )  # rounded up: none beyond ±127
     return np.where(largest_N < _ALL_ZERO, np.float32(0), bits_N.view(np.float32))
 
 
 def _check(block: RowBlock, shape: PartShape) -> None:
     rows = block.ids_N.size
-    fits = block.vector_ND.shape == (rows, shape.dim) and block.gone_N.shape == (rows,)
+    fits = block.vector_ND.shape == (rows, shape.dim) and block.tombstone_N.shape == (rows,)
     wide_fits = block.wide_N.shape == (rows,) if block.wide_N is not None else not shape.wide
     if not (fits and wide_fits and (shape.wide or block.wide_N is None)):
-        raise ValueError(f"rows of part {block.part} do not have the shape {shape}: {block}")
+        raise ValueError(f"rows of part {block.part} do not match the shape {shape}: {block}")
     finite_N = np.isfinite(block.vector_ND).all(axis=1)
     if block.wide_N is not None:
         finite_N &= np.isfinite(block.wide_N)
-    finite_N |= block.gone_N
+    finite_N |= block.tombstone_N
     if not finite_N.all():
         raise ArtifactError(
-            f"the row of id {block.ids_N[~finite_N][0]} holds a weight that is not a finite number. "
-            "The model has diverged: train it again, with a lower learning rate."
+            f"the row of id {block.ids_N[~finite_N][0]} has a weight that is not finite. "
+            "The model has diverged: train it again with a lower learning rate."
         )

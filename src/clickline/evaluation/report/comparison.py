@@ -1,4 +1,4 @@
-"""What differs between two documents: measures with intervals, slices, settings. Figures in, figures out."""
+"""Differences between two report documents: metrics with intervals, slices, and settings."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from clickline.artifacts.diff import differing_settings
 
 
 @dataclass(frozen=True)
-class Measure:
-    """One figure of an evaluation and what makes it better."""
+class MetricSpec:
+    """A metric of an evaluation, and which values of it are better."""
 
     key: str
     name: str
     better: Literal["higher", "lower", "near one", ""]
 
-    def gains(self, old: float, new: float) -> bool | None:
-        """Whether the new figure is the better one; None: the same, or neither is."""
+    def is_better(self, old: float, new: float) -> bool | None:
+        """Whether the new value is better; None if they are equal or the metric has no direction."""
         if self.better == "near one":
             old, new = -abs(old - 1), -abs(new - 1)
         elif self.better == "lower":
@@ -27,27 +27,27 @@ class Measure:
         return None if old == new or not self.better else new > old
 
 
-MEASURES = (
-    Measure("auc", "AUC", "higher"),
-    Measure("logloss", "log loss", "lower"),
-    Measure("normalised_entropy", "normalised entropy", "lower"),
-    Measure("calibration", "calibration", "near one"),
-    Measure("ece", "ECE", "lower"),
-    Measure("brier", "Brier score", "lower"),
-    Measure("accuracy", "accuracy", "higher"),
-    Measure("mean_prediction", "mean prediction", ""),
-    Measure("base_rate", "base rate", ""),
+METRICS = (
+    MetricSpec("auc", "AUC", "higher"),
+    MetricSpec("logloss", "log loss", "lower"),
+    MetricSpec("normalised_entropy", "normalised entropy", "lower"),
+    MetricSpec("calibration", "calibration", "near one"),
+    MetricSpec("ece", "ECE", "lower"),
+    MetricSpec("brier", "Brier score", "lower"),
+    MetricSpec("accuracy", "accuracy", "higher"),
+    MetricSpec("mean_prediction", "mean prediction", ""),
+    MetricSpec("base_rate", "base rate", ""),
 )
 
 
 @dataclass(frozen=True)
-class Difference:
-    """New less old, of one measure."""
+class MetricDifference:
+    """The difference of one metric, new minus old."""
 
-    measure: Measure
+    metric: MetricSpec
     old: float
     new: float
-    interval: tuple[float, float] | None  # 95 %, where both have one
+    interval: tuple[float, float] | None  # 95 %, if both have one
     better: bool | None
 
     @property
@@ -55,8 +55,8 @@ class Difference:
         return self.new - self.old
 
     @property
-    def clear(self) -> bool | None:
-        """Whether it is more than chance; None: not known."""
+    def significant(self) -> bool | None:
+        """Whether the difference is more than chance; None if unknown."""
         return None if self.interval is None else self.interval[0] > 0 or self.interval[1] < 0
 
     def to_json(self) -> dict[str, Any]:
@@ -66,68 +66,68 @@ class Difference:
             "change": self.change,
             "interval": self.interval,
             "better": self.better,
-            "clear": self.clear,
+            "clear": self.significant,
         }
 
 
-def difference(old: Mapping[str, Any], new: Mapping[str, Any], measure: Measure) -> Difference | None:
-    """None where one of them was not measured.
+def difference(old: Mapping[str, Any], new: Mapping[str, Any], metric: MetricSpec) -> MetricDifference | None:
+    """The difference of a metric between two evaluations; None if one of them lacks it.
 
-    The interval joins those of the two as if they came of different rows (MOVER). On the same rows errors mostly go
-    together, which makes the true one narrower.
+    The interval combines the two as if they came from different rows (MOVER). On the same rows the errors are mostly
+    correlated, which makes the true interval narrower.
     """
-    a, b = old.get(measure.key), new.get(measure.key)
+    a, b = old.get(metric.key), new.get(metric.key)
     if a is None or b is None:
         return None
     interval = None
-    before, after = (one.get(f"{measure.key}_interval") for one in (old, new))
-    if before is not None and after is not None:
-        (a_low, a_high), (b_low, b_high) = before, after
+    old_interval, new_interval = (one.get(f"{metric.key}_interval") for one in (old, new))
+    if old_interval is not None and new_interval is not None:
+        (a_low, a_high), (b_low, b_high) = old_interval, new_interval
         change = b - a
         interval = (
             change - math.hypot(b - b_low, a_high - a),
             change + math.hypot(b_high - b, a - a_low),
         )
-    return Difference(measure, a, b, interval, measure.gains(a, b))
+    return MetricDifference(metric, a, b, interval, metric.is_better(a, b))
 
 
 @dataclass(frozen=True)
-class MovedSlice:
-    """One value of a slot that both have measured."""
+class SliceDifference:
+    """The differences of one slice that both reports have."""
 
     slot: str
     value: str
-    shows: float
-    differences: Mapping[str, Difference]  # by the measure's key
+    impressions: float
+    differences: Mapping[str, MetricDifference]  # by the metric's key
 
     @property
-    def clear(self) -> bool:
-        return any(one.clear for one in self.differences.values())
+    def significant(self) -> bool:
+        return any(one.significant for one in self.differences.values())
 
     def to_json(self) -> dict[str, Any]:
-        found = {key: one.to_json() for key, one in self.differences.items()}
-        return {"slot": self.slot, "value": self.value, "shows": self.shows, **found}
+        differences = {key: one.to_json() for key, one in self.differences.items()}
+        return {"slot": self.slot, "value": self.value, "shows": self.impressions, **differences}
 
 
-def moved_slices(
+def slice_differences(
     old: Mapping[str, Sequence[Mapping[str, Any]]] | None,
     new: Mapping[str, Sequence[Mapping[str, Any]]] | None,
-) -> list[MovedSlice]:
-    """The slices of both, first what has changed the loss of all rows most."""
-    found = []
+) -> list[SliceDifference]:
+    """The slices that both have, ordered by their effect on the total log loss."""
+    differences = []
     for slot, slices in (new or {}).items():
-        before = {one["id"]: one for one in (old or {}).get(slot) or ()}
+        old_slices = {one["id"]: one for one in (old or {}).get(slot) or ()}
         for one in slices:
-            if one["id"] in before:
-                pairs = {m.key: difference(before[one["id"]], one, m) for m in MEASURES[:4]}
+            if one["id"] in old_slices:
+                pairs = {m.key: difference(old_slices[one["id"]], one, m) for m in METRICS[:4]}
                 known = {key: pair for key, pair in pairs.items() if pair is not None}
-                found.append(MovedSlice(slot, _value(one), one.get("shows") or 0.0, known))
+                differences.append(SliceDifference(slot, _value(one), one.get("shows") or 0.0, known))
 
-    def weight(one: MovedSlice) -> float:
+    def weight(one: SliceDifference) -> float:
         loss = one.differences.get("logloss")
-        return 0.0 if loss is None else abs(loss.change) * one.shows
+        return 0.0 if loss is None else abs(loss.change) * one.impressions
 
-    return sorted(found, key=lambda one: (-weight(one), one.slot, one.value))
+    return sorted(differences, key=lambda one: (-weight(one), one.slot, one.value))
 
 
 def _value(one: Mapping[str, Any]) -> str:
@@ -135,7 +135,7 @@ def _value(one: Mapping[str, Any]) -> str:
 
 
 def config_differences(old: str | None, new: str | None) -> dict[str, tuple[object, object]] | None:
-    """The settings that differ, by dotted path; None where one of the two is not known."""
+    """The settings that differ, by dotted path; None if one of the configs is unknown."""
     if old is None or new is None:
         return None
     return differing_settings(old, new)

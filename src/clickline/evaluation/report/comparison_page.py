@@ -1,4 +1,4 @@
-"""Two evaluations side by side as one page."""
+"""The HTML page that compares two reports."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from html import unescape
 from typing import Any
 
 from clickline.evaluation.report.comparison import (
-    MEASURES,
-    Difference,
-    Measure,
+    METRICS,
+    MetricDifference,
+    MetricSpec,
     config_differences,
     difference,
-    moved_slices,
+    slice_differences,
 )
 from clickline.evaluation.report.html import (
     Html,
     count,
     figure,
-    frame,
+    page_html,
     joined,
     number,
     percent,
@@ -27,60 +27,60 @@ from clickline.evaluation.report.html import (
     table,
     tag,
 )
-from clickline.evaluation.report.page import at, changed, moved_table, name_of
-from clickline.evaluation.report.plots import SHOWN_FIELDS, Document, Figure, overlaid
+from clickline.evaluation.report.page import value_at, change_cell, slice_table, name_of
+from clickline.evaluation.report.plots import MAX_FIELDS, Document, Figure, overlay_figures
 from clickline.storage.storage import Storage
 
-Named = tuple[str, Document]
-"""A document and what it is called."""
+NamedReport = tuple[str, Document]
+"""A document and its name."""
 
 
-def write_comparison(old: Named, new: Named, path: str, storage: Storage) -> None:
-    """Write the page of two documents, whole or not at all. ClicklineError where plotly is not installed."""
+def write_comparison(old: NamedReport, new: NamedReport, path: str, storage: Storage) -> None:
+    """Write the comparison page atomically. Raises ClicklineError if plotly is not installed."""
     storage.put(path, comparison_page(old, new).encode("utf-8", "backslashreplace"))
 
 
 def comparison(old: Document, new: Document) -> dict[str, Any]:
-    """What differs, as figures."""
+    """The differences between two documents as JSON."""
     config = config_differences(old.get("config"), new.get("config"))
     return {
         "same_rows": _same_rows(old, new),
-        "measures": {change.measure.key: change.to_json() for change in _changes(old, new)},
+        "measures": {change.metric.key: change.to_json() for change in _changes(old, new)},
         "config": None if config is None else {key: list(pair) for key, pair in config.items()},
-        "slices": [one.to_json() for one in moved_slices(_slices(old), _slices(new))],
+        "slices": [one.to_json() for one in slice_differences(_slices(old), _slices(new))],
     }
 
 
-def comparison_page(old: Named, new: Named) -> str:
-    """The page: A is the old one, B the new; a difference is B less A."""
+def comparison_page(old: NamedReport, new: NamedReport) -> str:
+    """The page: A is the old report, B the new one; differences are B minus A."""
     (a, before), (b, after) = old, new
-    drawn = overlaid([(f"A, {a}", before), (f"B, {b}", after)])
+    figures = overlay_figures([(f"A, {a}", before), (f"B, {b}", after)])
     parts = [
-        ("measures", "Measures", _measures(before, after)),
-        ("curves", "Curves", _plots("curves", "Curves", _CURVES, (before, after), drawn)),
-        ("time", "Over time", _plots("time", "Over time", _TIMES, (before, after), drawn)),
-        ("fields", "Fields", _fields(before, after, drawn)),
-        ("slices", "Slices", _moved(before, after)),
+        ("measures", "Metrics", _metrics_section(before, after)),
+        ("curves", "Curves", _plots("curves", "Curves", _CURVE_PLOTS, (before, after), figures)),
+        ("time", "Over time", _plots("time", "Over time", _TIME_PLOTS, (before, after), figures)),
+        ("fields", "Fields", _fields(before, after, figures)),
+        ("slices", "Slices", _slice_section(before, after)),
         ("config", "Config", _config(before, after)),
     ]
     top = joined(
         [
-            tag("h1", "Two reports side by side"),
-            tag("dl", _about("A", a, before), _about("B", b, after), class_="keys"),
+            tag("h1", "Comparison of two reports"),
+            tag("dl", _report_card("A", a, before), _report_card("B", b, after), class_="keys"),
             _verdict(before, after),
         ]
     )
-    return frame(f"{a} and {b} · comparison", parts, top, {"report": after, "report-before": before}, drawn)
+    return page_html(f"{a} and {b} · comparison", parts, top, {"report": after, "report-before": before}, figures)
 
 
-def _about(letter: str, name: str, document: Document) -> Html:
+def _report_card(letter: str, name: str, document: Document) -> Html:
     run, gate = document.get("run") or {}, document.get("gate")
-    told = (
-        "the gate was not asked"
+    outcome = (
+        "not checked against the gate"
         if gate is None
-        else f"the gate {'passed' if gate['passed'] else 'refused'} it"
+        else f"{'passed' if gate['passed'] else 'refused by'} the gate"
     )
-    facts = [run.get("project"), str(run.get("created") or "")[:19].replace("T", " "), told]
+    facts = [run.get("project"), str(run.get("created") or "")[:19].replace("T", " "), outcome]
     return tag(
         "div",
         tag("dt", f"{letter}: {name_of(document)}"),
@@ -90,55 +90,55 @@ def _about(letter: str, name: str, document: Document) -> Html:
 
 
 def _verdict(old: Document, new: Document) -> Html:
-    """B against A in one line, by the AUC; and whether they can be compared at all."""
-    changes = {change.measure.key: change for change in _changes(old, new)}
+    """B compared with A in one line, by AUC; and a warning if they cannot be compared."""
+    changes = {change.metric.key: change for change in _changes(old, new)}
     auc = changes.get("auc")
     if auc is None:
-        state, words = "unknown", "One of the two has no AUC, so they cannot be ranked."
-    elif auc.clear is False or auc.better is None:
-        state, words = "unknown", f"Neither ranks clearly better: AUC {signed(auc.change)}{_range(auc)}."
+        state, text = "unknown", "One of the reports has no AUC, so they cannot be ranked."
+    elif auc.significant is False or auc.better is None:
+        state, text = "unknown", f"No significant difference in ranking: AUC {signed(auc.change)}{_range(auc)}."
     elif auc.better:
-        state, words = "passed", f"B ranks better than A: AUC {signed(auc.change)}{_range(auc)}."
+        state, text = "passed", f"B ranks better than A: AUC {signed(auc.change)}{_range(auc)}."
     else:
-        state, words = "refused", f"B ranks worse than A: AUC {signed(auc.change)}{_range(auc)}."
+        state, text = "refused", f"B ranks worse than A: AUC {signed(auc.change)}{_range(auc)}."
     same = _same_rows(old, new)
     warning = (
         None
         if same is not False
         else tag(
             "p",
-            "They were measured on different rows, so part of the difference may come of the rows: ",
+            "They were evaluated on different rows, which may explain part of the difference: ",
             f"A on {_rows(old)}, B on {_rows(new)}.",
         )
     )
     return tag(
-        "section", tag("strong", words), warning, class_=f"verdict {state}", aria_label="The comparison"
+        "section", tag("strong", text), warning, class_=f"verdict {state}", aria_label="The comparison"
     )
 
 
-def _range(change: Difference) -> str:
+def _range(change: MetricDifference) -> str:
     low, high = change.interval or (None, None)
     return "" if low is None else f" (95 %: {signed(low)} to {signed(high)})"
 
 
 def _rows(document: Document) -> str:
-    measured = document.get("evaluation") or {}
-    return f"{count(measured.get('rows'))} with {count(measured.get('clicks'))} clicks"
+    metrics = document.get("evaluation") or {}
+    return f"{count(metrics.get('rows'))} rows with {count(metrics.get('clicks'))} clicks"
 
 
 def _same_rows(old: Document, new: Document) -> bool | None:
-    """Whether the figures come from the same rows, as far as their numbers tell."""
+    """Whether both were evaluated on the same rows, judging by the counts."""
     a, b = old.get("evaluation"), new.get("evaluation")
     if not a or not b:
         return None
     return bool(a["rows"] == b["rows"] and abs(a["clicks"] - b["clicks"]) <= 1e-6 * max(1.0, a["clicks"]))
 
 
-def _changes(old: Document, new: Document) -> list[Difference]:
+def _changes(old: Document, new: Document) -> list[MetricDifference]:
     a, b = old.get("evaluation") or {}, new.get("evaluation") or {}
     own_a, own_b = a.get("own") or {}, b.get("own") or {}
-    found = [difference(a, b, measure) for measure in MEASURES]
-    found += [difference(own_a, own_b, Measure(name, name, "")) for name in own_a]
+    found = [difference(a, b, metric) for metric in METRICS]
+    found += [difference(own_a, own_b, MetricSpec(name, name, "")) for name in own_a]
     return [change for change in found if change is not None]
 
 
@@ -147,16 +147,16 @@ def _slices(document: Document) -> Mapping[str, Any] | None:
     return slices
 
 
-def _measures(old: Document, new: Document) -> Html:
+def _metrics_section(old: Document, new: Document) -> Html:
     changes = _changes(old, new)
     if not changes:
-        return section("measures", "Measures", tag("p", "There is no measure that both have."))
+        return section("measures", "Metrics", tag("p", "The reports have no metric in common."))
     rows = [
         (
-            change.measure.name,
-            _with_interval(change.old, (old["evaluation"] or {}).get(f"{change.measure.key}_interval")),
-            _with_interval(change.new, (new["evaluation"] or {}).get(f"{change.measure.key}_interval")),
-            changed(change),
+            change.metric.name,
+            _with_interval(change.old, (old["evaluation"] or {}).get(f"{change.metric.key}_interval")),
+            _with_interval(change.new, (new["evaluation"] or {}).get(f"{change.metric.key}_interval")),
+            change_cell(change),
             "–"
             if change.interval is None
             else f"{signed(change.interval[0])} to {signed(change.interval[1])}",
@@ -164,11 +164,11 @@ def _measures(old: Document, new: Document) -> Html:
         for change in changes
     ]
     caption = (
-        "In brackets and on the right: 95 % intervals. That of the difference is reckoned as if A and B had other "
-        "rows; on the same rows the true one is as a rule narrower. Where there is none, it may be chance."
+        "In parentheses and on the right: 95 % intervals. The interval of a difference assumes that A and B were evaluated on "
+        "different rows; on the same rows it is usually narrower. A difference without an interval may be due to chance."
     )
-    header = ("measure", "A", "B", "B − A", "95 %")
-    return section("measures", "Measures", tag("div", table(caption, header, rows), class_="card"))
+    header = ("metric", "A", "B", "B − A", "95 %")
+    return section("measures", "Metrics", tag("div", table(caption, header, rows), class_="card"))
 
 
 def _with_interval(value: float, interval: Sequence[float] | None) -> str:
@@ -176,17 +176,17 @@ def _with_interval(value: float, interval: Sequence[float] | None) -> str:
     return f"{number(value)}{between}"
 
 
-_CURVES = {
+_CURVE_PLOTS = {
     "roc": "ROC",
     "precision_recall": "Precision and recall",
     "calibration": "Calibration",
     "gain": "Gain",
     "lift": "Lift",
 }
-_TIMES = {
+_TIME_PLOTS = {
     "hours": "AUC and log loss by hour",
-    "progressive": "Each hour before it was learned",
-    "learning": "Loss, AUC and speed while learning",
+    "progressive": "Progressive validation by hour",
+    "learning": "Loss, AUC and speed during training",
 }
 
 
@@ -195,55 +195,55 @@ def _plots(
     title: str,
     names: Mapping[str, str],
     both: tuple[Document, Document],
-    drawn: Mapping[str, Figure],
+    figures: Mapping[str, Figure],
 ) -> Html:
     plots = [
         figure(
             name,
-            words,
-            f"{_key_number(name, *both)} A is the full line, B the dashed one.",
-            _points(drawn[name]),
-            drawn,
+            text,
+            f"{_key_figure(name, *both)} A is the solid line, B the dashed one.",
+            _points(figures[name]),
+            figures,
         )
-        for name, words in names.items()
-        if name in drawn
+        for name, text in names.items()
+        if name in figures
     ]
     return section(id, title, tag("div", *plots, class_="plots")) if plots else Html("")
 
 
-def _key_number(name: str, old: Document, new: Document) -> str:
-    """What a plot says, in words."""
+def _key_figure(name: str, old: Document, new: Document) -> str:
+    """The key figure of a plot, as text."""
     if name in ("hours", "progressive"):
-        return _hours_won(_hours(old, name), _hours(new, name))
+        return _hours_better(_hours(old, name), _hours(new, name))
 
-    def told(words: str, value: Callable[[Document], str]) -> str:
-        return f"{words}: A {value(old)}, B {value(new)}."
+    def both(text: str, value: Callable[[Document], str]) -> str:
+        return f"{text}: A {value(old)}, B {value(new)}."
 
     if name == "roc":
-        return told("AUC", lambda d: number(_measured(d, "auc")))
+        return both("AUC", lambda d: number(_metric(d, "auc")))
     if name == "calibration":
-        return told("Predicted / real clicks", lambda d: number(_measured(d, "calibration"), 3))
+        return both("Predicted / actual clicks", lambda d: number(_metric(d, "calibration"), 3))
     if name == "precision_recall":
-        return told(
-            "Clicks among the highest scores that hold half of them",
-            lambda d: percent(at(_curve(d, name, "recall"), _curve(d, name, "precision"), 0.5)),
+        return both(
+            "Precision at 50 % recall",
+            lambda d: percent(value_at(_curve(d, name, "recall"), _curve(d, name, "precision"), 0.5)),
         )
     if name == "gain":
-        return told(
-            "Clicks in the best 10 % of shows",
-            lambda d: percent(at(_curve(d, name, "share_of_shows"), _curve(d, name, "share_of_clicks"), 0.1)),
+        return both(
+            "Share of clicks in the top 10 % of impressions",
+            lambda d: percent(value_at(_curve(d, name, "share_of_shows"), _curve(d, name, "share_of_clicks"), 0.1)),
         )
     if name == "lift":
-        return told(
-            "Lift of the best 10 % of shows",
-            lambda d: number(at(_curve(d, "gain", "share_of_shows"), _curve(d, "gain", "lift"), 0.1), 2),
+        return both(
+            "Lift of the top 10 % of impressions",
+            lambda d: number(value_at(_curve(d, "gain", "share_of_shows"), _curve(d, "gain", "lift"), 0.1), 2),
         )
-    return told(
-        "Last loss of what was learned", lambda d: number(_last((d.get("learning") or {}).get("loss")))
+    return both(
+        "Last training loss", lambda d: number(_last((d.get("learning") or {}).get("loss")))
     )
 
 
-def _measured(document: Document, key: str) -> float | None:
+def _metric(document: Document, key: str) -> float | None:
     value: float | None = (document.get("evaluation") or {}).get(key)
     return value
 
@@ -263,26 +263,26 @@ def _hours(document: Document, name: str) -> dict[int, float]:
     return {hour["hour"]: hour["auc"] for hour in hours if hour.get("auc") is not None}
 
 
-def _hours_won(old: Mapping[int, float], new: Mapping[int, float]) -> str:
+def _hours_better(old: Mapping[int, float], new: Mapping[int, float]) -> str:
     both = old.keys() & new.keys()
-    won = sum(new[hour] > old[hour] for hour in both)
-    return f"Of {len(both):,} hours that both have, B ranks better in {won:,}."
+    better = sum(new[hour] > old[hour] for hour in both)
+    return f"B has the higher AUC in {better:,} of {len(both):,} common hours."
 
 
-def _points(drawn: Figure) -> Html:
-    """The values of both, one after the other."""
+def _points(plot: Figure) -> Html:
+    """All points of a plot as a table."""
     rows = [
         (
             unescape(trace["name"]),
             *(number(v) if isinstance(v, float) else "–" if v is None else v for v in point),
         )
-        for trace in drawn["data"]
+        for trace in plot["data"]
         for point in zip(trace["x"], trace["y"], strict=False)
     ]
     return table("All points", ("line", "x", "y"), rows)
 
 
-def _fields(old: Document, new: Document, drawn: Mapping[str, Figure]) -> Html:
+def _fields(old: Document, new: Document, figures: Mapping[str, Figure]) -> Html:
     plots = []
     for id, title, header, values in (
         ("importance", "AUC lost when a field is shuffled", "AUC lost", _importance),
@@ -290,18 +290,18 @@ def _fields(old: Document, new: Document, drawn: Mapping[str, Figure]) -> Html:
     ):
         a, b = values(old), values(new)
         names = dict.fromkeys((*b, *a))
-        moves = {name: b[name] - a[name] for name in names if name in a and name in b}
-        most = max(moves, key=lambda name: abs(moves[name]), default=None)
-        words = (
-            "Only one of the two has it." if most is None else f"Changed most: {most}, {signed(moves[most])}."
+        changes_by_field = {name: b[name] - a[name] for name in names if name in a and name in b}
+        largest = max(changes_by_field, key=lambda name: abs(changes_by_field[name]), default=None)
+        text = (
+            "Only one of the reports has it." if largest is None else f"Largest change: {largest}, {signed(changes_by_field[largest])}."
         )
-        if len(names) > SHOWN_FIELDS:
-            words += f" The plot shows the first {SHOWN_FIELDS}, the table all."
-        rows = [(name, number(a.get(name)), number(b.get(name)), signed(moves.get(name))) for name in names]
+        if len(names) > MAX_FIELDS:
+            text += f" The plot shows the first {MAX_FIELDS} fields, the table all of them."
+        rows = [(name, number(a.get(name)), number(b.get(name)), signed(changes_by_field.get(name))) for name in names]
         shown = table("All fields", ("field", f"{header}, A", f"{header}, B", "B − A"), rows)
-        plots.append(figure(id, title, words, shown, drawn))
-    there = [plot for plot in plots if plot]
-    return section("fields", "Fields", tag("div", *there, class_="plots")) if there else Html("")
+        plots.append(figure(id, title, text, shown, figures))
+    present = [plot for plot in plots if plot]
+    return section("fields", "Fields", tag("div", *present, class_="plots")) if present else Html("")
 
 
 def _importance(document: Document) -> dict[str, float]:
@@ -313,21 +313,21 @@ def _drift(document: Document) -> dict[str, float]:
     return {one["name"]: one["psi"] for one in fields if one.get("psi") is not None}
 
 
-def _moved(old: Document, new: Document) -> Html:
-    moved = moved_slices(_slices(old), _slices(new))
+def _slice_section(old: Document, new: Document) -> Html:
+    differences = slice_differences(_slices(old), _slices(new))
     return (
-        section("slices", "Slices", tag("div", moved_table(moved, "A"), class_="card")) if moved else Html("")
+        section("slices", "Slices", tag("div", slice_table(differences, "A"), class_="card")) if differences else Html("")
     )
 
 
 def _config(old: Document, new: Document) -> Html:
     found = config_differences(old.get("config"), new.get("config"))
     if found is None:
-        return section("config", "Config", tag("p", "One of the two documents does not hold its config."))
+        return section("config", "Config", tag("p", "One of the documents has no config."))
     if not found:
-        return section("config", "Config", tag("p", "The same in both."))
+        return section("config", "Config", tag("p", "Identical in both."))
     rows = [(key, *("–" if value is None else value for value in pair)) for key, pair in found.items()]
     caption = "1 setting differs" if len(found) == 1 else f"{len(found):,} settings differ"
     return section(
-        "config", "Config", tag("div", table(caption, ("setting", "A", "B"), rows, words=3), class_="card")
+        "config", "Config", tag("div", table(caption, ("setting", "A", "B"), rows, text_columns=3), class_="card")
     )

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the figures, in the colours that the reader's system asks for; paper is always light.
+// Draws the figures in the colour scheme of the reader's system; print is always light.
 (() => {
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
   const figures = read("figures");
@@ -23,7 +23,7 @@
       const figure = figures[place.dataset.figure];
       const { data, layout } = structuredClone(dark ? recoloured(figure) : figure);
       if (width) Object.assign(layout, { width, autosize: false });
-      if (touch.matches) layout.dragmode = false; // a finger on a plot scrolls the page
+      if (touch.matches) layout.dragmode = false; // so that touching a plot scrolls the page
       Plotly.react(place, data, layout, { responsive: true, displayModeBar: false });
     }
   };

@@ -1,7 +1,7 @@
-"""A document's plots as Plotly figures: plain dicts, whose values are the document's own.
+"""The plots of a report as Plotly figures: plain dicts with the values of the document.
 
-Every figure is drawn for one model or for several, one over the other. Where a document lacks what a figure needs, the
-figure is left out. Colours are those of the light page; `DARK` says what each becomes on the dark one.
+Each figure overlays one or several models. A figure whose data a document lacks is omitted. Colours are those of the light
+page; `DARK` maps them to those of the dark page.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from clickline.evaluation.binary_metrics import utc_of
+from clickline.evaluation.binary_metrics import hour_to_utc
 
 Document = Mapping[str, Any]
 Figure = dict[str, Any]
 Series = Sequence[tuple[str, Document]]
-"""Models by what they are called; the first is the one that the page is about."""
+"""Names and documents of models; the first is the one that the page is about."""
 
-SHOWN_FIELDS = 30
-"""Bars in a figure of fields; the table beside it has all of them."""
+MAX_FIELDS = 30
+"""Maximum number of bars in a plot by field; the table has all fields."""
 
 DRIFT_SOME, DRIFT_LARGE = 0.1, 0.25
-"""The usual marks of PSI: below the first nothing moved, above the second a lot."""
+"""The usual PSI thresholds: below the first there is little drift, above the second strong drift."""
 
-_TEXT, _GRID, _QUIET = "#1f2a37", "#e4e8ee", "#6b7686"
+_TEXT, _GRID, _MUTED = "#1f2a37", "#e4e8ee", "#6b7686"
 _LINES = ("#2563a8", "#c05717")
 _BANDS = ("rgba(37,99,168,0.16)", "rgba(192,87,23,0.16)")
 _CLICKS, _OTHERS = "#2563a8", "#c3ccd8"
-_CALM, _SOME, _LARGE = "#7d93ad", "#d29a1c", "#c0392b"
+_LITTLE, _SOME, _LARGE = "#7d93ad", "#d29a1c", "#c0392b"
 _CARD = "#ffffff"
 
 DARK = {
     _TEXT: "#e5eaf1",
     _GRID: "#2b3440",
-    _QUIET: "#9aa6b5",
+    _MUTED: "#9aa6b5",
     _LINES[0]: "#74b0f0",
     _LINES[1]: "#f3a064",
     _BANDS[0]: "rgba(116,176,240,0.22)",
     _BANDS[1]: "rgba(243,160,100,0.22)",
     _OTHERS: "#4a5666",
-    _CALM: "#7f93ab",
+    _LITTLE: "#7f93ab",
     _SOME: "#e2b04a",
     _LARGE: "#ef7d70",
     _CARD: "#1a212a",
@@ -50,18 +50,18 @@ _CLEAR = "rgba(0,0,0,0)"
 
 
 def figures(document: Document) -> dict[str, Figure]:
-    """The figures of one document, with the current version's curves over its own."""
+    """The figures of one document, overlaid with those of the current version."""
     current = document.get("current")
     series: list[tuple[str, Document]] = [("this model", document)]
     if current:
         series.append((f"current version {current.get('version')}", current))
-    return overlaid(series)
+    return overlay_figures(series)
 
 
-def overlaid(series: Series) -> dict[str, Figure]:
-    """The figures of several documents, one over the other."""
-    drawn = {name: draw(series) for name, draw in _FIGURES.items()}
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+def overlay_figures(series: Series) -> dict[str, Figure]:
+    """The figures of several documents, overlaid."""
+    figures_by_name = {name: draw(series) for name, draw in _FIGURES.items()}
+    return {name: figure for name, figure in figures_by_name.items() if figure is not None}
 
 
 # ── curves over all rows ───────────────────────────────────────────────────────────────────────
@@ -69,34 +69,34 @@ def overlaid(series: Series) -> dict[str, Figure]:
 
 def _roc(series: Series) -> Figure | None:
     data = [
-        _line(n, f"{name}, AUC {auc:.4f}" if (auc := _measure(document, "auc")) is not None else name,
+        _line(n, f"{name}, AUC {auc:.4f}" if (auc := _metric(document, "auc")) is not None else name,
               curve["false_positive_rate"], curve["true_positive_rate"],
-              "%{x:.1%} of other shows and %{y:.1%} of clicks score higher")
+              "%{x:.1%} of non-clicks and %{y:.1%} of clicks score higher")
         for n, name, document, curve in _curves(series, "roc")
     ]  # fmt: skip
     return _figure(
         data,
-        _axis("shows without a click above the threshold", range=[0, 1], tickformat=".0%"),
-        _axis("clicks above the threshold", range=[0, 1.005], tickformat=".0%"),
-        shapes=[_mark(x0=0, y0=0, x1=1, y1=1)],
+        _axis("false positive rate: non-clicks above the threshold", range=[0, 1], tickformat=".0%"),
+        _axis("true positive rate: clicks above the threshold", range=[0, 1.005], tickformat=".0%"),
+        shapes=[_reference_line(x0=0, y0=0, x1=1, y1=1)],
     )
 
 
 def _precision_recall(series: Series) -> Figure | None:
     data = [
         _line(n, name, curve["recall"], curve["precision"],
-              "of the shows that hold %{x:.1%} of clicks, %{y:.1%} are clicks")
+              "recall %{x:.1%}, precision %{y:.1%}")
         for n, name, _, curve in _curves(series, "precision_recall")
     ]  # fmt: skip
-    rate = _measure(series[0][1], "base_rate")
+    rate = _metric(series[0][1], "base_rate")
     return _figure(
         data,
-        _axis("recall: share of all clicks found", range=[0, 1], tickformat=".0%"),
-        _axis("precision: clicks among them", rangemode="tozero", tickformat=".0%"),
-        shapes=[] if rate is None else [_mark(xref="paper", x0=0, x1=1, y0=rate, y1=rate)],
+        _axis("recall: share of clicks found", range=[0, 1], tickformat=".0%"),
+        _axis("precision: share of clicks among them", rangemode="tozero", tickformat=".0%"),
+        shapes=[] if rate is None else [_reference_line(xref="paper", x0=0, x1=1, y0=rate, y1=rate)],
         annotations=[]
         if rate is None
-        else [_words("base rate", xref="paper", x=0.01, xanchor="left", y=rate)],
+        else [_annotation("base rate", xref="paper", x=0.01, xanchor="left", y=rate)],
     )
 
 
@@ -113,13 +113,13 @@ def _calibration(series: Series) -> Figure | None:
             "showlegend": False,
         }
         data += [
-            {"type": "scatter", "name": _plain(f"{name}, low"), "y": curve["low"], **edge},
-            {"type": "scatter", "name": _plain(f"{name}, high"), "y": curve["high"], **edge, "fill": "tonexty",
+            {"type": "scatter", "name": _escaped(f"{name}, low"), "y": curve["low"], **edge},
+            {"type": "scatter", "name": _escaped(f"{name}, high"), "y": curve["high"], **edge, "fill": "tonexty",
              "fillcolor": _BANDS[n]},
             {**_line(n, name, predicted, curve["observed"], "predicted %{x:.2%}, observed %{y:.2%}"),
              "mode": "lines+markers", "marker": {"size": 6, "color": _LINES[n]}},
         ]  # fmt: skip
-        largest = max([largest, *_known(predicted), *_known(curve["high"])])
+        largest = max([largest, *_not_none(predicted), *_not_none(curve["high"])])
     if not data:
         return None
     scores = (series[0][1].get("curves") or {}).get("scores")
@@ -130,9 +130,9 @@ def _calibration(series: Series) -> Figure | None:
         bar = {"type": "bar", "x": edges[:-1], "width": widths, "offset": 0, "yaxis": "y2"}
         data += [
             {**bar, "name": "clicks", "y": scores["clicks"], "marker": {"color": _CLICKS, "line": {"width": 0}},
-             "hovertemplate": "from %{x:.3f} on: %{y:,.0f} clicks<extra></extra>"},
-            {**bar, "name": "other shows", "y": scores["others"], "marker": {"color": _OTHERS, "line": {"width": 0}},
-             "hovertemplate": "from %{x:.3f} on: %{y:,.0f} other shows<extra></extra>"},
+             "hovertemplate": "from %{x:.3f}: %{y:,.0f} clicks<extra></extra>"},
+            {**bar, "name": "non-clicks", "y": scores["others"], "marker": {"color": _OTHERS, "line": {"width": 0}},
+             "hovertemplate": "from %{x:.3f}: %{y:,.0f} non-clicks<extra></extra>"},
         ]  # fmt: skip
         filled = [
             high
@@ -140,19 +140,19 @@ def _calibration(series: Series) -> Figure | None:
             if clicks or others
         ]
         largest = max([largest, *filled])
-        axes["yaxis2"] = _axis("shows", domain=[0, 0.24], rangemode="tozero", tickformat="~s", nticks=4)
+        axes["yaxis2"] = _axis("impressions", domain=[0, 0.24], rangemode="tozero", tickformat="~s", nticks=4)
     panel = {"domain": [0.32, 1]} if axes else {}
     return _figure(
         data,
         _axis(
-            "predicted probability of a click",
+            "predicted click probability",
             range=[0, min(1.0, largest * 1.04) or 1],
             tickformat=",.2~%",
             anchor="y2" if axes else "y",
         ),
-        _axis("observed share of clicks", rangemode="tozero", tickformat=",.2~%", **panel),
+        _axis("observed click rate", rangemode="tozero", tickformat=",.2~%", **panel),
         **axes,
-        shapes=[_mark(x0=0, y0=0, x1=largest, y1=largest)],
+        shapes=[_reference_line(x0=0, y0=0, x1=largest, y1=largest)],
         height=460 if axes else 380,
         barmode="stack",
         bargap=0,
@@ -162,29 +162,29 @@ def _calibration(series: Series) -> Figure | None:
 def _gain(series: Series) -> Figure | None:
     data = [
         _line(n, name, curve["share_of_shows"], curve["share_of_clicks"],
-              "the best %{x:.1%} of shows hold %{y:.1%} of clicks")
+              "the top %{x:.1%} of impressions get %{y:.1%} of clicks")
         for n, name, _, curve in _curves(series, "gain")
     ]  # fmt: skip
     return _figure(
         data,
-        _axis("share of shows, highest scores first", range=[0, 1], tickformat=".0%"),
-        _axis("share of clicks among them", range=[0, 1.005], tickformat=".0%"),
-        shapes=[_mark(x0=0, y0=0, x1=1, y1=1)],
+        _axis("share of impressions, highest scores first", range=[0, 1], tickformat=".0%"),
+        _axis("share of clicks", range=[0, 1.005], tickformat=".0%"),
+        shapes=[_reference_line(x0=0, y0=0, x1=1, y1=1)],
     )
 
 
 def _lift(series: Series) -> Figure | None:
     data = [
         _line(n, name, curve["share_of_shows"], curve["lift"],
-              "the best %{x:.1%} of shows: %{y:.2f} times the base rate")
+              "the top %{x:.1%} of impressions: %{y:.2f} times the base rate")
         for n, name, _, curve in _curves(series, "gain")
         if curve.get("lift")
     ]  # fmt: skip
     return _figure(
         data,
-        _axis("share of shows, highest scores first", range=[0, 1], tickformat=".0%"),
-        _axis("times the base rate", rangemode="tozero"),
-        shapes=[_mark(x0=0, x1=1, y0=1, y1=1)],
+        _axis("share of impressions, highest scores first", range=[0, 1], tickformat=".0%"),
+        _axis("lift: times the base rate", rangemode="tozero"),
+        shapes=[_reference_line(x0=0, x1=1, y0=1, y1=1)],
     )
 
 
@@ -203,12 +203,12 @@ def _by_hour(series: Sequence[tuple[str, Sequence[Mapping[str, Any]] | None]]) -
     data = []
     for n, (name, hours) in enumerate(series):
         points = _with_gaps([hour for hour in hours or () if hour.get("utc")])
-        for key, axis, words in (("auc", "y", "AUC"), ("logloss", "y2", "log loss")):
+        for key, axis, label in (("auc", "y", "AUC"), ("logloss", "y2", "log loss")):
             if any(point.get(key) is not None for point in points):
                 data.append(
                     {
                         **_line(n, name, [p["utc"] for p in points], [p.get(key) for p in points],
-                                f"%{{x|%Y-%m-%d %H}} h UTC: {words} %{{y:.4f}}"),
+                                f"%{{x|%Y-%m-%d %H}} h UTC: {label} %{{y:.4f}}"),
                         "mode": "lines+markers" if len(points) <= 72 else "lines",
                         "marker": {"size": 5, "color": _LINES[n]},
                         "line": {"width": 1.5, "color": _LINES[n]},
@@ -218,7 +218,7 @@ def _by_hour(series: Sequence[tuple[str, Sequence[Mapping[str, Any]] | None]]) -
                         "error_y": _errors(points, key, n),
                     }
                 )  # fmt: skip
-    if not any(trace["yaxis"] == "y" for trace in data):  # all clicks or none: there is only a loss
+    if not any(trace["yaxis"] == "y" for trace in data):  # all clicks or all non-clicks: there is only a log loss
         for trace in data:
             trace |= {"yaxis": "y", "showlegend": True}
         return _figure(data, _axis("hour (UTC)", type="date"), _axis("log loss"), height=280)
@@ -232,11 +232,11 @@ def _by_hour(series: Sequence[tuple[str, Sequence[Mapping[str, Any]] | None]]) -
 
 
 def _with_gaps(hours: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The hours with an empty point where some are missing: no line is drawn across."""
+    """Insert an empty point where hours are missing, so that no line is drawn across the gap."""
     points: list[Mapping[str, Any]] = list(hours[:1])
     for before, after in pairwise(hours):
         if after["hour"] - before["hour"] > 1:
-            points.append({"utc": utc_of(before["hour"] + 1)})
+            points.append({"utc": hour_to_utc(before["hour"] + 1)})
         points.append(after)
     return points
 
@@ -268,29 +268,29 @@ def _learning(series: Series) -> Figure | None:
     data = []
     speed = False
     for n, (name, document) in enumerate(series):
-        learned = document.get("learning") or {}
-        for key, axis, words in (
-            ("loss", "y", "loss of what was learned %{y:.4f}"),
-            ("auc", "y2", "AUC of what was learned %{y:.4f}"),
+        learning = document.get("learning") or {}
+        for key, axis, label in (
+            ("loss", "y", "training loss %{y:.4f}"),
+            ("auc", "y2", "training AUC %{y:.4f}"),
             ("rows_per_second", "y3", "%{y:,.0f} rows/s"),
         ):
-            if _known(learned.get(key)):
+            if _not_none(learning.get(key)):
                 speed = speed or axis == "y3"
                 data.append(
                     {
-                        **_line(n, name, learned["step"], learned[key], f"step %{{x:,}}: {words}"),
+                        **_line(n, name, learning["step"], learning[key], f"step %{{x:,}}: {label}"),
                         "yaxis": axis,
                         "legendgroup": name,
                         "showlegend": axis == "y",
                     }
                 )
         epochs = document.get("epochs") or []
-        for key, axis, words in (("logloss", "y", "log loss"), ("auc", "y2", "AUC")):
-            if _known([epoch.get(key) for epoch in epochs]) and (data or len(epochs) > 1):
+        for key, axis, label in (("logloss", "y", "log loss"), ("auc", "y2", "AUC")):
+            if _not_none([epoch.get(key) for epoch in epochs]) and (data or len(epochs) > 1):
                 data.append(
                     {
-                        **_line(n, f"{name}, eval rows after an epoch", [e["step"] for e in epochs],
-                                [e.get(key) for e in epochs], f"step %{{x:,}}: {words} of eval rows %{{y:.4f}}"),
+                        **_line(n, f"{name}, eval after each epoch", [e["step"] for e in epochs],
+                                [e.get(key) for e in epochs], f"step %{{x:,}}: eval {label} %{{y:.4f}}"),
                         "mode": "markers" if len(epochs) < 2 else "lines+markers",
                         "line": {"width": 1, "dash": "dot", "color": _LINES[n]},
                         "marker": {"size": 9, "symbol": "diamond", "color": _LINES[n],
@@ -326,59 +326,59 @@ def _importance(series: Series) -> Figure | None:
 
 
 def _drift(series: Series) -> Figure | None:
-    found = [
+    values_by_model = [
         {one["name"]: one["psi"] for one in (document.get("drift") or {}).get("fields") or ()}
         for _, document in series
     ]
     figure = _by_field(
-        [name for name, _ in series], found, "PSI between train and eval rows", "%{customdata}: PSI %{x:.4f}"
+        [name for name, _ in series], values_by_model, "PSI between train and eval rows", "%{customdata}: PSI %{x:.4f}"
     )
     if figure is None:
         return None
-    if sum(map(bool, found)) == 1:  # with two models colours tell them apart
+    if sum(map(bool, values_by_model)) == 1:  # with two models, colours distinguish the models
         for trace in figure["data"]:
             trace["marker"] = {"color": [_drift_colour(psi) for psi in trace["x"]]}
     figure["layout"]["shapes"] = [
-        _mark(x0=mark, x1=mark, yref="paper", y0=0, y1=1) for mark in (DRIFT_SOME, DRIFT_LARGE)
+        _reference_line(x0=threshold, x1=threshold, yref="paper", y0=0, y1=1) for threshold in (DRIFT_SOME, DRIFT_LARGE)
     ]
     figure["layout"]["annotations"] = [
-        _words(words, x=mark, yref="paper", y=0, xanchor="left")
-        for mark, words in ((DRIFT_SOME, "0.1: some"), (DRIFT_LARGE, "0.25: a lot"))
+        _annotation(label, x=threshold, yref="paper", y=0, xanchor="left")
+        for threshold, label in ((DRIFT_SOME, "0.1: some"), (DRIFT_LARGE, "0.25: strong"))
     ]
-    largest = max(psi for values in found for psi in _known(values.values()))
+    largest = max(psi for values in values_by_model for psi in _not_none(values.values()))
     figure["layout"]["xaxis"]["range"] = [0, max(0.32, largest * 1.05)]
     return figure
 
 
 def _drift_colour(psi: float | None) -> str:
     if psi is None or psi < DRIFT_SOME:
-        return _CALM
+        return _LITTLE
     return _SOME if psi < DRIFT_LARGE else _LARGE
 
 
 def _by_field(
-    names: Sequence[str], found: Sequence[Mapping[str, float | None]], title: str, hover: str
+    names: Sequence[str], values_by_model: Sequence[Mapping[str, float | None]], title: str, hover: str
 ) -> Figure | None:
-    """Bars from the largest value down."""
+    """Bars in descending order."""
 
     def height(field: str) -> float:
-        return max(_known(values.get(field) for values in found), default=float("-inf"))
+        return max(_not_none(values.get(field) for values in values_by_model), default=float("-inf"))
 
     fields = sorted(
-        dict.fromkeys(field for values in found for field in values), key=lambda f: (-height(f), f)
+        dict.fromkeys(field for values in values_by_model for field in values), key=lambda f: (-height(f), f)
     )
-    fields = fields[:SHOWN_FIELDS]
+    fields = fields[:MAX_FIELDS]
     data: list[dict[str, Any]] = []
-    for n, (name, values) in enumerate(zip(names, found, strict=True)):
+    for n, (name, values) in enumerate(zip(names, values_by_model, strict=True)):
         if values:
             data.append(
                 {
                     "type": "bar",
                     "orientation": "h",
-                    "name": _plain(name),
+                    "name": _escaped(name),
                     "y": fields,
                     "x": [values.get(field) for field in fields],
-                    "customdata": [_plain(field) for field in fields],
+                    "customdata": [_escaped(field) for field in fields],
                     "marker": {"color": _LINES[n]},
                     "hovertemplate": f"{hover}<extra>%{{fullData.name}}</extra>",
                 }
@@ -393,7 +393,7 @@ def _by_field(
             categoryarray=fields,
             autorange="reversed",
             tickvals=list(range(len(fields))),
-            ticktext=[_plain(_short(field)) for field in fields],
+            ticktext=[_escaped(_short(field)) for field in fields],
             automargin=True,
             showgrid=False,
         ),
@@ -426,12 +426,12 @@ def _curves(series: Series, key: str) -> Iterator[tuple[int, str, Document, Mapp
             yield n, name, document, curve
 
 
-def _measure(document: Document, key: str) -> float | None:
+def _metric(document: Document, key: str) -> float | None:
     value: float | None = (document.get("evaluation") or {}).get(key)
     return value
 
 
-def _known(values: Any) -> list[float]:
+def _not_none(values: Any) -> list[float]:
     return [value for value in values or () if value is not None]
 
 
@@ -439,7 +439,7 @@ def _line(n: int, name: str, x: Sequence[Any], y: Sequence[Any], hover: str) -> 
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": _plain(name),
+        "name": _escaped(name),
         "x": x,
         "y": y,
         "line": {"width": 2.2, "color": _LINES[n], "dash": "dash" if n else "solid"},
@@ -450,18 +450,18 @@ def _line(n: int, name: str, x: Sequence[Any], y: Sequence[Any], hover: str) -> 
 def _figure(data: list[dict[str, Any]], xaxis: Any, yaxis: Any, **layout: Any) -> Figure | None:
     if not data:
         return None
-    shown = sum(trace.get("showlegend", True) for trace in data)
+    legend_items = sum(trace.get("showlegend", True) for trace in data)
     return {
         "data": data,
         "layout": {
             "height": 380,
-            "margin": {"l": 64, "r": 20, "t": 36 if shown > 1 else 14, "b": 50},
+            "margin": {"l": 64, "r": 20, "t": 36 if legend_items > 1 else 14, "b": 50},
             "font": {"family": "system-ui, sans-serif", "size": 13, "color": _TEXT},
             "paper_bgcolor": _CLEAR,
             "plot_bgcolor": _CLEAR,
             "hovermode": "closest",
             "hoverlabel": {"bgcolor": _CARD, "bordercolor": _GRID, "font": {"color": _TEXT}},
-            "showlegend": shown > 1,
+            "showlegend": legend_items > 1,
             "legend": {
                 "orientation": "h",
                 "x": 0,
@@ -479,34 +479,34 @@ def _figure(data: list[dict[str, Any]], xaxis: Any, yaxis: Any, **layout: Any) -
 
 def _axis(title: str, **more: Any) -> dict[str, Any]:
     return {
-        "title": {"text": title, "standoff": 8, "font": {"size": 12.5, "color": _QUIET}},
+        "title": {"text": title, "standoff": 8, "font": {"size": 12.5, "color": _MUTED}},
         "gridcolor": _GRID,
         "linecolor": _GRID,
         "zeroline": False,
-        "zerolinecolor": _QUIET,
-        "tickfont": {"color": _QUIET},
+        "zerolinecolor": _MUTED,
+        "tickfont": {"color": _MUTED},
         "automargin": True,
         **more,
     }
 
 
-def _mark(**place: Any) -> dict[str, Any]:
-    """A line to compare with: chance, the base rate, a threshold."""
-    return {"type": "line", "layer": "between", "line": {"width": 1, "dash": "dot", "color": _QUIET}, **place}
+def _reference_line(**place: Any) -> dict[str, Any]:
+    """A reference line: chance, the base rate, or a threshold."""
+    return {"type": "line", "layer": "between", "line": {"width": 1, "dash": "dot", "color": _MUTED}, **place}
 
 
-def _words(text: str, **place: Any) -> dict[str, Any]:
+def _annotation(text: str, **place: Any) -> dict[str, Any]:
     return {
         "text": text,
         "showarrow": False,
         "yanchor": "bottom",
-        "font": {"size": 12, "color": _QUIET},
+        "font": {"size": 12, "color": _MUTED},
         **place,
     }
 
 
-def _plain(text: str) -> str:
-    """A user's text for Plotly, which takes some tags in texts for its own."""
+def _escaped(text: str) -> str:
+    """Escape a user's text for Plotly, which interprets some tags."""
     return html.escape(text, quote=False)
 
 

@@ -1,13 +1,13 @@
-"""What the model of a config costs on this machine, measured in a process of its own.
+"""Measures the memory and speed of a config's model on this machine, in a separate process.
 
     python -m clickline.pipeline.planning.cost_probe   a JSON line in, a JSON line out
 
-It does what `train` does, in the same order and with the same parts: build, check the export, read windows of rows
-ahead, find, learn, score, write a snapshot. So its memory, less its tables, is that of `train` less its tables. Before
-anything is timed its tables are filled up to the size that is planned, with ids that do not occur.
+The probe does what `train` does, in the same order and with the same code: build, check the export, prefetch windows of
+rows, look up, train, score, write a snapshot. So apart from the tables it uses the same memory as `train`. Before timing, its
+tables are filled to the planned size with ids that do not occur.
 
-Times are the median of several short stretches: a machine that is busy for a moment disturbs some of them, one that is
-always busy all, and then training too.
+Times are the median of several short intervals, so that a machine that is busy for a moment disturbs only some of them. A
+machine that is always busy also slows down training.
 """
 
 from __future__ import annotations
@@ -29,208 +29,208 @@ import numpy as np
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.manifest import digest
 from clickline.config import Config, load_config, resolved
-from clickline.embedding import Tables, save
+from clickline.embedding import Tables, save_snapshot
 from clickline.errors import ClicklineError
-from clickline.evaluation.rolling_metrics import Window
+from clickline.evaluation.rolling_metrics import RollingMetrics
 from clickline.machine import cores
-from clickline.models.from_config import batch_size_of, held_out_of, plan_of
+from clickline.models.from_config import batch_size_of, holdout_share, plan_of
 from clickline.models.model import Model
 from clickline.models.onnx_export import check_export
-from clickline.models.torch_runtime import finds_ahead
+from clickline.models.torch_runtime import should_find_ahead
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 from clickline.training.batches import Batches, Position
-from clickline.training.train_step import Learner
+from clickline.training.train_step import TrainStep
 
-_LONGEST = 600.0  # seconds until it is given up
-_STRETCH = 0.4  # seconds that are timed together, at least
-_STRETCHES = 9
-_MOST_SECONDS = 15.0  # of learning; a step of a large network may take seconds
-_WARM_SECONDS, _WARM_STEPS = 1.0, 8
+_TIMEOUT = 600.0  # seconds
+_INTERVAL = 0.4  # minimum seconds of one measurement
+_INTERVALS = 9
+_MAX_SECONDS = 15.0  # of training; a step of a large network may take seconds
+_WARMUP_SECONDS, _WARMUP_STEPS = 1.0, 8
 _SCORED_ROWS = 1 << 13
 _WINDOWS_READ = 3
-_FILLED_AT_ONCE = 1 << 16
+_FILL_BATCH = 1 << 16
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Figures of a probe. Bytes are of memory; rates are for one row or byte."""
+class ProbeResult:
+    """The measurements of a probe. Bytes are of memory; times are per row or per byte."""
 
-    process_bytes: int  # once the model is built and its export checked
-    working_bytes: (
-        int  # beyond that at the most: windows of rows, a batch and its activations, a snapshot's room
-    )
-    window_rows: int  # of the largest window that was read
-    windows: int  # that were there to read
-    start_seconds: float  # from nothing to the end of the first step
-    learn_seconds: float  # a row
-    read_seconds: float  # a row, with nothing beside it
-    overlap_seconds: float  # a row: what reading it takes from learning that goes on beside it
-    score_seconds: float  # a row
-    write_seconds: float  # a byte of a snapshot
-    filled_ids: int  # in its tables while it was timed
+    process_bytes: int  # after the model is built and its export checked
+    working_bytes: int  # peak beyond that: windows of rows, a batch, its activations, a snapshot's buffers
+    window_rows: int  # of the largest window
+    windows: int  # in the dataset
+    start_seconds: float  # until the end of the first step
+    train_seconds: float  # per row
+    read_seconds: float  # per row, with nothing in parallel
+    overlap_seconds: float  # per row: slowdown of training by reading in parallel
+    score_seconds: float  # per row
+    write_seconds: float  # per byte of a snapshot
+    filled_ids: int  # in the tables during timing
     distinct_ids: int  # in a batch
 
 
 @dataclass(frozen=True)
-class _Asked:
-    config: str  # a file
-    dataset: str  # a folder
-    rows: int  # that an epoch learns
-    fill: list[int]  # ids of each table
-    stretch: float
-    started: float  # when, by the clock
+class _ProbeRequest:
+    """The input of the probe process."""
+
+    config: str  # path
+    dataset: str  # folder
+    rows: int  # trained per epoch
+    fill: list[int]  # ids to fill each table with
+    interval: float
+    started: float  # wall-clock time
 
 
-def measure(
-    config: Config, dataset: Dataset, rows: int, fill: list[int], *, stretch: float = _STRETCH
-) -> Measured:
+def run_probe(
+    config: Config, dataset: Dataset, rows: int, fill: list[int], *, interval: float = _INTERVAL
+) -> ProbeResult:
     """Probe the config's model on rows of the dataset, in a child process."""
     with TemporaryDirectory(prefix="clickline-plan-") as folder:
         path = Path(folder, "resolved.yaml")
         path.write_text(resolved(config))
-        asked = _Asked(str(path), dataset.folder, rows, fill, stretch, time.time())
+        request = _ProbeRequest(str(path), dataset.folder, rows, fill, interval, time.time())
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 [sys.executable, "-m", "clickline.pipeline.planning.cost_probe"],
-                input=json.dumps(asdict(asked)),
+                input=json.dumps(asdict(request)),
                 capture_output=True,
                 text=True,
-                timeout=_LONGEST,
+                timeout=_TIMEOUT,
             )
         except subprocess.TimeoutExpired as error:
             raise ClicklineError(
-                f"the probe did not end within {_LONGEST:.0f} s. Plan with --no-probe, which measures no speed."
+                f"the probe did not finish within {_TIMEOUT:.0f} s. Use --no-probe to plan without measuring."
             ) from error
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
-        if done.returncode < 0:
-            said = f"it was ended by signal {-done.returncode}; most likely there is too little memory"
+    if completed.returncode:
+        message = (completed.stderr.strip().splitlines() or ["no output"])[-1]
+        if completed.returncode < 0:
+            message = f"it was killed by signal {-completed.returncode}, most likely for lack of memory"
         raise ClicklineError(
-            f"the probe failed: {said}. `clickline train` would fail alike; --no-probe plans without measuring."
+            f"the probe failed: {message}. `clickline train` would fail too. Use --no-probe to plan without measuring."
         )
-    answer = json.loads(done.stdout.splitlines()[-1])
+    answer = json.loads(completed.stdout.splitlines()[-1])
     if "error" in answer:
         raise ClicklineError(answer["error"])
-    return Measured(**answer)
+    return ProbeResult(**answer)
 
 
 # ── in the child ───────────────────────────────────────────────────────────────────────────────
 
 
-def _probe(asked: _Asked) -> Measured:
-    config = load_config(asked.config)
-    dataset = Dataset.open(Storage(), asked.dataset)
+def _probe(request: _ProbeRequest) -> ProbeResult:
+    config = load_config(request.config)
+    dataset = Dataset.open(Storage(), request.dataset)
     train, threads = config.train, cores()
-    plan = plan_of(config, dataset.features, asked.rows)
+    plan = plan_of(config, dataset.features, request.rows)
     file = None if config.model.file is None else Path(config.model.file)
-    learner = Learner(Model.build(dataset.features, plan, threads, file))
-    check_export(learner.model.network, learner.model.spec)
-    process = _memory("VmRSS")
-    tables = learner.model.tables
+    train_step = TrainStep(Model.build(dataset.features, plan, threads, file))
+    check_export(train_step.model.network, train_step.model.spec)
+    process_bytes = _memory("VmRSS")
+    tables = train_step.model.tables
     empty = tables.memory_bytes
     batches = Batches(
         dataset,
         Path(dataset.folder),
-        batch_size_of(train, asked.rows),
+        batch_size_of(train, request.rows),
         train.seed,
-        in_time=train.order == "time",
-        held_out=held_out_of(train),
+        time_ordered=train.order == "time",
+        held_out=holdout_share(train),
         negative_sampling=train.negative_sampling,
     )
-    built = time.time() - asked.started
-    for part, ids in enumerate(asked.fill):
+    built = time.time() - request.started
+    for part, ids in enumerate(request.fill):
         _fill(tables, part, ids, plan.seed)
     sizes = {(shard, group): rows for shard, group, rows in dataset.row_groups("train")}
     windows = [sum(sizes[place] for place in window) for window in batches.windows(0)]
-    coming = _Endless(batches)
+    endless = _EndlessBatches(batches)
     began = time.perf_counter()
-    first = next(coming)
-    learner.learn(learner.prepare(first))
+    first_rows = next(endless)
+    train_step.run(train_step.prepare(first_rows))
     start = built + time.perf_counter() - began
-    learn = _learn(learner, first, coming, asked.stretch, finds_ahead(threads))
-    score = _score(learner.model, first)
-    write = _write(tables)
-    peak = _memory("VmHWM")  # what follows holds more windows at once than training does
-    read, overlap = _read(learner, first, batches, learn)
-    return Measured(
-        process_bytes=process - empty,
-        working_bytes=peak - (process - empty) - tables.memory_bytes,
+    train_seconds = _time_training(train_step, first_rows, endless, request.interval, should_find_ahead(threads))
+    score = _time_scoring(train_step.model, first_rows)
+    write = _time_snapshot(tables)
+    peak = _memory("VmHWM")  # before reading, which holds more windows at once than training
+    read, overlap_seconds = _time_reading(train_step, first_rows, batches, train_seconds)
+    return ProbeResult(
+        process_bytes=process_bytes - empty,
+        working_bytes=peak - (process_bytes - empty) - tables.memory_bytes,
         window_rows=max(windows),
         windows=len(windows),
         start_seconds=start,
-        learn_seconds=learn,
+        train_seconds=train_seconds,
         read_seconds=read / windows[0],
-        overlap_seconds=overlap / windows[0],
+        overlap_seconds=overlap_seconds / windows[0],
         score_seconds=score,
         write_seconds=write,
         filled_ids=tables.size,
-        distinct_ids=sum(np.unique(slot.ids_N).size for slot in first.encoded.slots),
+        distinct_ids=sum(np.unique(slot.ids_N).size for slot in first_rows.encoded.slots),
     )
 
 
-class _Endless:
-    """Batches of epoch after epoch."""
+class _EndlessBatches:
+    """An endless iterator over batches, epoch after epoch."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
         self._epoch = 0
-        self._coming: Iterator[tuple[LabelledRows, Position]] = iter(())
+        self._batch_iterator: Iterator[tuple[LabelledRows, Position]] = iter(())
 
     def __next__(self) -> LabelledRows:
         for _ in range(2):
-            for rows, _ in self._coming:
+            for rows, _ in self._batch_iterator:
                 if rows.rows:
                     return rows
-            self._coming = self._batches.epoch(Position(self._epoch))
+            self._batch_iterator = self._batches.epoch(Position(self._epoch))
             self._epoch += 1
-        raise ClicklineError("no row is left to learn. Check train.negative_sampling.")
+        raise ClicklineError("there are no rows to train on. Check train.negative_sampling.")
 
 
 def _fill(tables: Tables, part: int, ids: int, seed: int) -> None:
-    """Put rows into a table for ids that nobody asks for."""
+    """Fill a table with rows of ids that do not occur."""
     table = tables.parts[part]
     random = np.random.default_rng([seed, part])
-    for first in range(0, ids, _FILLED_AT_ONCE):
-        records = np.zeros(min(_FILLED_AT_ONCE, ids - first), dtype=table.layout.record)
+    for start in range(0, ids, _FILL_BATCH):
+        records = np.zeros(min(_FILL_BATCH, ids - start), dtype=table.layout.record)
         records["id"] = random.integers(0, 2**64, records.size, dtype=np.uint64)
-        records["slot"] = random.integers(0, len(tables.members[part]), records.size)
-        table.place(records, candidates=False)
+        records["slot"] = random.integers(0, len(tables.slots_by_table[part]), records.size)
+        table.restore(records, candidates=False)
 
 
-def _learn(learner: Learner, first: LabelledRows, coming: _Endless, stretch: float, ahead: bool) -> float:
-    """Seconds a row, as `train` does it, without the waiting for rows."""
-    window, times = Window(), list[float]()
-    with ThreadPoolExecutor(1) as finder:
-        prepared = learner.prepare(first)
+def _time_training(train_step: TrainStep, first_rows: LabelledRows, endless: _EndlessBatches, interval: float, ahead: bool) -> float:
+    """Seconds per row of training, without waiting for input."""
+    window, times = RollingMetrics(), list[float]()
+    with ThreadPoolExecutor(1) as executor:
+        prepared = train_step.prepare(first_rows)
         began = now = time.perf_counter()
         rows, seconds, steps, warm = 0, 0.0, 0, False
-        while len(times) < _STRETCHES and (not times or now - began < _MOST_SECONDS):
-            following = next(coming)
+        while len(times) < _INTERVALS and (not times or now - began < _MAX_SECONDS):
+            following = next(endless)
             started = time.perf_counter()
-            found = finder.submit(learner.prepare, following) if ahead else None
-            step = learner.learn(prepared)
+            lookup = executor.submit(train_step.prepare, following) if ahead else None
+            step = train_step.run(prepared)
             window.add(prepared.rows.label_B, prepared.rows.weight_B, step.probability_B)
             rows += prepared.rows.rows
-            prepared = learner.prepare(following) if found is None else found.result()
+            prepared = train_step.prepare(following) if lookup is None else lookup.result()
             now = time.perf_counter()
             seconds += now - started
             steps += 1
             if not warm:
                 warm = (
-                    steps >= _WARM_STEPS and now - began > _WARM_SECONDS
-                ) or now - began > _MOST_SECONDS / 3
+                    steps >= _WARMUP_STEPS and now - began > _WARMUP_SECONDS
+                ) or now - began > _MAX_SECONDS / 3
                 rows, seconds = (0, 0.0) if warm else (rows, seconds)
-            elif seconds >= stretch:
+            elif seconds >= interval:
                 times.append(seconds / rows)
                 rows, seconds = 0, 0.0
-        learner.learn(prepared)  # what was found is learned: nothing may be open when a snapshot is taken
+        train_step.run(prepared)  # finish the prepared batch: none may be open during a snapshot
     return median(times)
 
 
-def _read(learner: Learner, rows: LabelledRows, batches: Batches, learn: float) -> tuple[float, float]:
-    """Seconds that a window takes to read, and that its reading takes from learning beside it."""
-    alone, beside = [], []
+def _time_reading(train_step: TrainStep, rows: LabelledRows, batches: Batches, train_seconds: float) -> tuple[float, float]:
+    """Seconds to read a window, and by how much reading it slows down training in parallel."""
+    alone, contended = [], []
     with ThreadPoolExecutor(1) as reader:
         for _ in range(_WINDOWS_READ):
             began = time.perf_counter()
@@ -239,34 +239,34 @@ def _read(learner: Learner, rows: LabelledRows, batches: Batches, learn: float) 
             began, steps = time.perf_counter(), 0
             reading = reader.submit(batches.read_window, 0, 0)
             while not reading.done():
-                learner.learn(learner.prepare(rows))
+                train_step.run(train_step.prepare(rows))
                 steps += 1
-            beside.append(time.perf_counter() - began - steps * rows.rows * learn)
-    return median(alone), max(0.0, median(beside))
+            contended.append(time.perf_counter() - began - steps * rows.rows * train_seconds)
+    return median(alone), max(0.0, median(contended))
 
 
-def _score(model: Model, rows: LabelledRows) -> float:
+def _time_scoring(model: Model, rows: LabelledRows) -> float:
     times = []
-    for _ in range(_STRETCHES):
-        began, done = time.perf_counter(), 0
-        while done < _SCORED_ROWS:
+    for _ in range(_INTERVALS):
+        began, completed = time.perf_counter(), 0
+        while completed < _SCORED_ROWS:
             model.score(rows)
-            done += rows.rows
-        times.append((time.perf_counter() - began) / done)
+            completed += rows.rows
+        times.append((time.perf_counter() - began) / completed)
     return median(times)
 
 
-def _write(tables: Tables) -> float:
+def _time_snapshot(tables: Tables) -> float:
     with TemporaryDirectory(prefix="clickline-plan-") as folder:
         path = Path(folder, "tables.bin")
         began = time.perf_counter()
-        saved = save(tables, path)
+        saved = save_snapshot(tables, path)
         digest(path)
         return (time.perf_counter() - began) / saved.size
 
 
 def _memory(name: str) -> int:
-    """A line of /proc/self/status in bytes; elsewhere the peak, which is what the system tells."""
+    """A field of /proc/self/status in bytes; on other systems, the peak memory."""
     status = Path("/proc/self/status")
     if status.exists():
         (line,) = (line for line in status.read_text().splitlines() if line.startswith(f"{name}:"))
@@ -278,10 +278,10 @@ def _memory(name: str) -> int:
 
 
 def main() -> None:
-    asked = _Asked(**json.loads(sys.stdin.readline()))
-    with redirect_stdout(sys.stderr):  # what a user's network prints
+    request = _ProbeRequest(**json.loads(sys.stdin.readline()))
+    with redirect_stdout(sys.stderr):  # output of a user's network
         try:
-            answer = asdict(_probe(asked))
+            answer = asdict(_probe(request))
         except ClicklineError as error:
             answer = {"error": str(error)}
     sys.stdout.write(json.dumps(answer) + "\n")

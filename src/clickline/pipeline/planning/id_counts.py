@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.config.sections import AdmissionSection, EvictionSection, TrainSection
-from clickline.data.input_blocks import in_order
+from clickline.data.input_blocks import map_in_order
 from clickline.machine import cores
-from clickline.models.from_config import learned_rows
+from clickline.models.from_config import expected_train_rows
 from clickline.pipeline.planning.id_growth import Estimate, extrapolate, occurrences
-from clickline.pipeline.planning.sampling import Looked, sample_of
+from clickline.pipeline.planning.sampling import DataSample, sample_rows
 
 Numbers = NDArray[np.float64]
-Worth = Callable[[Numbers, Numbers], Numbers]  # of shows and clicks of ids: 1, 0, or a chance that they count
+IdFilter = Callable[[Numbers, Numbers], Numbers]  # of shows and clicks of ids: 1, 0, or a chance that they count
 
 
 @dataclass(frozen=True)
@@ -36,47 +36,47 @@ class SlotIdCounts:
 class IdCounter:
     """Counts ids under one setting of training or another; reads a sample of the rows only if it must."""
 
-    def __init__(self, looked: Looked) -> None:
-        self._looked = looked
+    def __init__(self, sample: DataSample) -> None:
+        self._sample = sample
         self._rows = 0  # of the sample, once it was read
         self._slots: list[list[tuple[Numbers, Numbers]]] = []  # what was counted in it
 
     def count(self, train: TrainSection) -> tuple[SlotIdCounts, ...]:
         """The ids that training holds, slot by slot."""
-        looked = self._looked
-        learned = learned_rows(train, looked.train_rows, looked.clicks)
-        names = [slot.name for slot in looked.features.slots]
+        sample = self._sample
+        train_rows = expected_train_rows(train, sample.train_rows, sample.clicks)
+        names = [slot.name for slot in sample.features.slots]
         plain = train.admission == AdmissionSection() and train.eviction is None
-        if looked.distinct is not None and plain and learned == looked.train_rows:
+        if sample.distinct is not None and plain and train_rows == sample.train_rows:
             return tuple(
                 SlotIdCounts(name, ids, ids, ids, ids, 0, ids, 0)
-                for name, ids in zip(names, looked.distinct, strict=True)
+                for name, ids in zip(names, sample.distinct, strict=True)
             )
         self._read()
-        worths = _worths(train)
-        found = []
+        filters = _filters(train)
+        counts = []
         for slot, (name, occurred) in enumerate(zip(names, self._slots, strict=True)):
-            curves = [[float(worth(*both).sum()) for both in occurred] for worth in worths]
+            curves = [[float(score(*both).sum()) for both in occurred] for score in filters]
             factor = 1.0
-            if looked.distinct is not None:  # the sample tells the shares, the dataset the number
-                whole = extrapolate(curves[0], looked.train_rows / self._rows).expected
-                factor = looked.distinct[slot] / max(1.0, whole)
-            scale = max(1, learned) / self._rows
-            found.append(_counts(name, [extrapolate(values, scale) * factor for values in curves]))
-        return tuple(found)
+            if sample.distinct is not None:  # the sample tells the shares, the dataset the number
+                extrapolated = extrapolate(curves[0], sample.train_rows / self._rows).expected
+                factor = sample.distinct[slot] / max(1.0, extrapolated)
+            scale = max(1, train_rows) / self._rows
+            counts.append(_slot_counts(name, [extrapolate(values, scale) * factor for values in curves]))
+        return tuple(counts)
 
     def _read(self) -> None:
         if not self._rows:
-            rows = sample_of(self._looked.dataset)
+            rows = sample_rows(self._sample.dataset)
             slots = range(len(rows.encoded.slots))
             self._slots = [
-                done for _, done in in_order(lambda _, slot: occurrences(rows, slot), slots, cores())
+                done for _, done in map_in_order(lambda _, slot: occurrences(rows, slot), slots, cores())
             ]
             self._rows = rows.rows
 
 
-def _counts(name: str, found: Sequence[Estimate]) -> SlotIdCounts:
-    seen, first, last, kept, counted = found
+def _slot_counts(name: str, counts: Sequence[Estimate]) -> SlotIdCounts:
+    seen, first, last, kept, counted = counts
     distinct = max(1, round(seen.expected))
     return SlotIdCounts(
         name,
@@ -90,33 +90,33 @@ def _counts(name: str, found: Sequence[Estimate]) -> SlotIdCounts:
     )
 
 
-def _worths(train: TrainSection) -> list[Worth]:
+def _filters(train: TrainSection) -> list[IdFilter]:
     """Seen; admitted in the first epoch; admitted in the end; those that stay; candidates that stay."""
     admission, eviction, epochs = train.admission, train.eviction, train.epochs
 
-    def last(shows: Numbers, clicks: Numbers) -> Numbers:
-        return _admitted(admission, shows * epochs)
+    def last(impressions: Numbers, clicks: Numbers) -> Numbers:
+        return _admitted(admission, impressions * epochs)
 
     return [
-        lambda shows, clicks: np.ones_like(shows),
-        lambda shows, clicks: _admitted(admission, shows),
+        lambda impressions, clicks: np.ones_like(impressions),
+        lambda impressions, clicks: _admitted(admission, impressions),
         last,
-        lambda shows, clicks: last(shows, clicks) * _stays(eviction, shows, clicks),
-        lambda shows, clicks: (1.0 - last(shows, clicks)) * _stays(eviction, shows, clicks),
+        lambda impressions, clicks: last(impressions, clicks) * _survives(eviction, impressions, clicks),
+        lambda impressions, clicks: (1.0 - last(impressions, clicks)) * _survives(eviction, impressions, clicks),
     ]
 
 
-def _admitted(rule: AdmissionSection, shows: Numbers) -> Numbers:
+def _admitted(rule: AdmissionSection, impressions: Numbers) -> Numbers:
     """The chance that an id with so many shows was admitted."""
-    trials = np.maximum(0.0, np.floor(shows) - rule.shows + 1)
+    trials = np.maximum(0.0, np.floor(impressions) - rule.min_impressions + 1)
     chance: Numbers = 1.0 - (1.0 - rule.probability) ** trials
     return chance
 
 
-def _stays(rule: EvictionSection | None, shows: Numbers, clicks: Numbers) -> Numbers:
+def _survives(rule: EvictionSection | None, impressions: Numbers, clicks: Numbers) -> Numbers:
     """Whether an id outlives the end of an epoch. When it was seen last is not looked at."""
     if rule is None:
-        return np.ones_like(shows)
-    worth = rule.click_weight * clicks + rule.nonclick_weight * (shows - clicks)
-    stays: Numbers = (worth * rule.decay >= rule.threshold).astype(np.float64)
-    return stays
+        return np.ones_like(impressions)
+    score = rule.click_weight * clicks + rule.nonclick_weight * (impressions - clicks)
+    survives: Numbers = (score * rule.decay >= rule.threshold).astype(np.float64)
+    return survives

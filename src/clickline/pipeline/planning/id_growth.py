@@ -46,13 +46,13 @@ def occurrences(rows: LabelledRows, slot: int) -> list[tuple[NDArray[np.float64]
     ids, found = rows.encoded.slots[slot], []
     for part in PREFIXES:
         count = rows.rows // part
-        few = ids.part(0, count)
+        few = ids.slice(0, count)
         several = None if few.offsets_B1 is None else np.diff(few.offsets_B1)
         order_N = np.argsort(few.ids_N)
         rising_N = few.ids_N[order_N]
         first_D = np.flatnonzero(np.concatenate([[True], rising_N[1:] != rising_N[:-1]])[: rising_N.size])
         totals = []
-        for counts_B in (rows.show_B[:count], rows.click_B[:count]):
+        for counts_B in (rows.impression_B[:count], rows.click_B[:count]):
             counts_N = counts_B if several is None else np.repeat(counts_B, several)
             totals.append(_sums(counts_N[order_N].astype(np.float64), first_D))
         found.append((totals[0], totals[1]))

@@ -20,30 +20,30 @@ from clickline.artifacts.dataset import (
     Shard,
     ShardWriter,
     Split,
-    concat,
+    concat_rows,
     current_id,
     data_identity,
     dataset_folder,
-    finish,
+    finish_dataset,
 )
 from clickline.artifacts.from_config import storage_of
 from clickline.artifacts.manifest import as_json
 from clickline.config import Config
-from clickline.data.input_blocks import Inputs, in_order, open_reader
+from clickline.data.input_blocks import Inputs, map_in_order, reader_from_config
 from clickline.data.labelled_reader import LabelledReader
-from clickline.data.readers import Parquet, Reader
+from clickline.data.readers import ParquetReader, Reader
 from clickline.data.readers import open_reader as reader_of
-from clickline.data.readers.paddlerec_lines import layout_in
+from clickline.data.readers.paddlerec_lines import dense_and_slots_in
 from clickline.data.readers.slot_lines import read_slot_conf, slots_in
-from clickline.data.schema import Layout, layout, named_slots
+from clickline.data.schema import Schema, build_schema, named_slots
 from clickline.errors import ArtifactError, DataError
 from clickline.features import ENCODER_FORMAT, DenseField, FeatureSpec, FieldStatistics, SlotField
 from clickline.machine import cores
 from clickline.progress import Progress, human_size
 from clickline.records import Block, LabelledRows, SourceFile
-from clickline.storage.file_cache import Cache
-from clickline.storage.log_files import DateRange, resolve
-from clickline.storage.redaction import shown
+from clickline.storage.file_cache import FileCache
+from clickline.storage.log_files import DateRange, resolve_files
+from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
 
 SAMPLE_BYTES = 128 << 20  # of raw logs
@@ -53,7 +53,7 @@ _ROW_GROUP_BYTES = 8 << 20  # of input, about as prepare cuts them
 
 
 @dataclass(frozen=True)
-class Looked:
+class DataSample:
     """Rows and ids as far as they are known."""
 
     basis: str  # what the figures come from, in words
@@ -76,7 +76,7 @@ class Looked:
         return self.dataset.splits["train"].rows >= self.train_rows
 
 
-def look(config: Config, scratch: Path, progress: Progress, sample_bytes: int = SAMPLE_BYTES) -> Looked:
+def sample_data(config: Config, scratch: Path, progress: Progress, sample_bytes: int = SAMPLE_BYTES) -> DataSample:
     """The prepared dataset if it was made from these logs as the config says; else a sample of them."""
     storage = storage_of(config)
     dataset = _prepared(storage, config.home)
@@ -92,10 +92,10 @@ def look(config: Config, scratch: Path, progress: Progress, sample_bytes: int = 
     if dataset is None:
         return looked
     note = f"dataset {dataset.id} was made from other logs or with other settings, so it was not used"
-    return Looked(**{**vars(looked), "notes": (*looked.notes, note)})
+    return DataSample(**{**vars(looked), "notes": (*looked.notes, note)})
 
 
-def sample_of(dataset: Dataset) -> LabelledRows:
+def sample_rows(dataset: Dataset) -> LabelledRows:
     """Some of the training rows, from all over the dataset, in their order."""
     groups = list(dataset.row_groups("train"))
     total = sum(rows for _, _, rows in groups)
@@ -103,7 +103,7 @@ def sample_of(dataset: Dataset) -> LabelledRows:
     places = np.unique(np.linspace(0, len(groups) - 1, wanted).astype(int)).tolist()
     shards = dataset.splits["train"].shards
     chosen = [groups[place] for place in places]
-    return concat([dataset.read(Path(dataset.folder, shards[s].file), [g]) for s, g, _ in chosen])
+    return concat_rows([dataset.read(Path(dataset.folder, shards[s].file), [g]) for s, g, _ in chosen])
 
 
 # ── a dataset ──────────────────────────────────────────────────────────────────────────────────
@@ -129,7 +129,7 @@ def _fits(
         if identity.get(key) != content:
             return False
     inputs = {
-        split: [asdict(file) | {"uri": shown(file.uri)} for file in files] for split, files in sources.items()
+        split: [asdict(file) | {"uri": redacted(file.uri)} for file in files] for split, files in sources.items()
     }
     return (
         identity["encoder_format"] == ENCODER_FORMAT
@@ -138,11 +138,11 @@ def _fits(
     )
 
 
-def _of_dataset(dataset: Dataset, notes: tuple[str, ...] = ()) -> Looked:
+def _of_dataset(dataset: Dataset, notes: tuple[str, ...] = ()) -> DataSample:
     train = dataset.splits["train"]
     if not train.rows:
         raise DataError(f"dataset {dataset.id} has no training rows. Check data.train.")
-    return Looked(
+    return DataSample(
         f"dataset {dataset.id}, prepared",
         dataset,
         train.rows,
@@ -165,7 +165,7 @@ def _sources(config: Config, storage: Storage, progress: Progress) -> dict[str, 
     if data.eval is not None:
         asked["eval"] = (data.eval, data.eval_dates)
     return {
-        split: resolve(
+        split: resolve_files(
             storage,
             list(patterns),
             None if dates is None else DateRange(dates.first, dates.last),
@@ -201,8 +201,8 @@ def _of_logs(
     scratch: Path,
     progress: Progress,
     sample_bytes: int,
-) -> Looked:
-    cache = Cache(Path(config.cache.dir), config.cache.size, storage)
+) -> DataSample:
+    cache = FileCache(Path(config.cache.dir), config.cache.size, storage)
     train = sources["train"]
     cutter = _cutter(config)
     progress.begin("sample the logs", total_bytes=sample_bytes)
@@ -211,20 +211,20 @@ def _of_logs(
     features = fields.features.with_statistics(
         {field.name: _any_statistics(field) for field in fields.features.fields if field.needs_statistics}
     )
-    reader = LabelledReader(open_reader(config.data, fields), features, fields.targets, time.time())
+    reader = LabelledReader(reader_from_config(config.data, fields), features, fields.targets, time.time())
     dataset, clicks, values, seconds = _keep(taken, reader, scratch)
     progress.end()
     rows = dataset.splits["train"].rows
     if not rows:
         raise DataError(
-            f"no row of {shown(train[0].uri)} could be used, so there is nothing to plan from. "
+            f"no row of {redacted(train[0].uri)} could be used, so there is nothing to plan from. "
             "Check data.format and data.fields; `clickline prepare` lists what is wrong with each row."
         )
     ratio = sum(file.size for file in sources.get("eval", ())) / max(1, sum(file.size for file in train))
     size = sum(block.size for _, block in taken.blocks)
     read = human_size(size)
     whole = taken.share >= 1
-    return Looked(
+    return DataSample(
         f"all of the raw logs, {read}"
         if whole
         else f"a sample of the raw logs, {read}, {taken.share:.1%} of them",
@@ -247,7 +247,7 @@ def _prepare_seconds(
         shards = max(1, math.ceil(part / data.shard_size))
         total += part * rate * cores() / min(cores(), shards)
     # Fields with statistics, and slots that are to be found, take a pass over the training logs before.
-    passes = bool(features.columns_needing_statistics) + (
+    passes = bool(features.measured_columns) + (
         data.format in ("slots", "paddlerec") and data.slot_conf is None
     )
     return total + passes * size * rate
@@ -263,13 +263,13 @@ def _cutter(config: Config) -> Reader:
     """Cuts files into blocks; of slots and paddlerec what is in them is not known yet."""
     if config.data.format in ("slots", "paddlerec"):
         return reader_of(config.data.format, ())
-    return open_reader(config.data, layout(config.data))
+    return reader_from_config(config.data, build_schema(config.data))
 
 
 def _take(inputs: Inputs, most: int, progress: Progress) -> _Taken:
     """Blocks from the beginnings of files that lie evenly among all; of few bytes, all."""
     files, storage = inputs.files, inputs.storage
-    total = inputs.text_bytes(progress) or sum(file.size for file in files)
+    total = inputs.uncompressed_bytes(progress) or sum(file.size for file in files)
     wanted = len(files)
     if total > most:
         spread = _SPREAD_LOCAL if all(storage.is_local(file.uri) for file in files) else _SPREAD_REMOTE
@@ -306,18 +306,18 @@ def _beginning(inputs: Inputs, most: int, progress: Progress) -> tuple[list[Bloc
 
 def _stored(inputs: Inputs, file: SourceFile, got: Sequence[Block], read: int, total: int) -> float:
     """About how many bytes of the file, as it is stored, some of its blocks came from."""
-    if isinstance(inputs.reader, Parquet):
+    if isinstance(inputs.reader, ParquetReader):
         with inputs.cache.local(file) as path, pq.ParquetFile(path) as parquet:
             rows = sum(block.payload.num_rows for block in got)
             return float(file.size * rows / max(1, parquet.metadata.num_rows))
     return read * sum(other.size for other in inputs.files) / total
 
 
-def _fields(config: Config, storage: Storage, blocks: Sequence[tuple[SourceFile, Block]]) -> Layout:
+def _fields(config: Config, storage: Storage, blocks: Sequence[tuple[SourceFile, Block]]) -> Schema:
     """As prepare finds them, but in the sample alone."""
     data = config.data
     if data.format not in ("slots", "paddlerec"):
-        return layout(data)
+        return build_schema(data)
     slots: set[int] = set()
     dense = 0
     for _, block in blocks:
@@ -326,14 +326,14 @@ def _fields(config: Config, storage: Storage, blocks: Sequence[tuple[SourceFile,
         if data.format == "slots":
             slots |= set(slots_in(block.payload))
         else:
-            most, found = layout_in(block.payload)
+            most, found = dense_and_slots_in(block.payload)
             dense, slots = dense or most, slots | set(found)
     chosen = (
         sorted(slots)
         if data.slot_conf is None
         else read_slot_conf(data.slot_conf, storage.read(data.slot_conf))
     )
-    return layout(data, dict.fromkeys([*chosen, *sorted(named_slots(data.fields))]), dense)
+    return build_schema(data, dict.fromkeys([*chosen, *sorted(named_slots(data.fields))]), dense)
 
 
 def _keep(taken: _Taken, reader: LabelledReader, folder: Path) -> tuple[Dataset, int, int, float]:
@@ -353,13 +353,13 @@ def _keep(taken: _Taken, reader: LabelledReader, folder: Path) -> tuple[Dataset,
     groups = list(_groups(taken.blocks))
     make(0, groups[0][:1])  # loads the kernels
     began = time.perf_counter()
-    made = [done for _, done in in_order(make, groups, cores())]
+    made = [done for _, done in map_in_order(make, groups, cores())]
     seconds = time.perf_counter() - began
     shards = tuple(shard for shard, _, _ in made)
     clicks, values = sum(c for _, c, _ in made), sum(v for _, _, v in made)
     report = {"rows": sum(shard.rows for shard in shards), "clicks": clicks, "slots": []}
     storage = Storage()
-    finish(storage, str(folder), folder.name, reader.features, {}, {"train": Split(shards, report)})
+    finish_dataset(storage, str(folder), folder.name, reader.features, {}, {"train": Split(shards, report)})
     return Dataset.open(storage, str(folder)), clicks, values, seconds
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from torch import nn
 
 from clickline.config import Config
-from clickline.embedding import shadow_bytes, snapshot_bytes, table_bytes
+from clickline.embedding import copy_on_write_bytes, snapshot_bytes, table_bytes
 from clickline.embedding.row_layout import RowLayout
 from clickline.embedding.serving import PartShape, files_bytes
 from clickline.features import FeatureSpec
 from clickline.models.model import Model
-from clickline.pipeline.planning.cost_probe import Measured
+from clickline.pipeline.planning.cost_probe import ProbeResult
 from clickline.pipeline.planning.id_counts import SlotIdCounts
 from clickline.pipeline.planning.plan_result import (
     DenseMemory,
@@ -35,7 +35,7 @@ _SMALL_FILES = 100 * 1024  # manifest and stored config of a version, about
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A model as far as its size goes."""
 
     layouts: tuple[RowLayout, ...]  # of each table
@@ -47,11 +47,11 @@ class Shape:
     layers: int  # numbers that the layers put out for a row
 
     @classmethod
-    def of(cls, model: Model) -> Shape:
+    def of(cls, model: Model) -> ModelShape:
         tables, network = model.tables, model.network
         return cls(
             tuple(part.layout for part in tables.parts),
-            tuple(map(tuple, tables.members)),
+            tuple(map(tuple, tables.slots_by_table)),
             tables.wide_optimizer is not None,
             sum(weight.numel() for weight in network.parameters()),
             sum(buffer.numel() for buffer in network.buffers()),
@@ -68,7 +68,7 @@ class Shape:
         return tuple(PartShape(layout.dim, self.wide) for layout in self.layouts)
 
 
-def tables_memory(shape: Shape, slots: Sequence[SlotIdCounts], batch_ids: int) -> TablesMemory:
+def tables_memory(shape: ModelShape, slots: Sequence[SlotIdCounts], batch_ids: int) -> TablesMemory:
     """Memory of the tables when training ends."""
     found = [
         table_bytes(layout, ids, candidates, batch_ids=batch_ids * len(members) // max(1, len(slots)))
@@ -81,7 +81,7 @@ def tables_memory(shape: Shape, slots: Sequence[SlotIdCounts], batch_ids: int) -
         )
     ]
     return TablesMemory(
-        tuple(layout.places.stride for layout in shape.layouts),
+        tuple(layout.view.stride for layout in shape.layouts),
         sum(part.rows for part in found),
         sum(part.candidates for part in found),
         sum(part.index for part in found),
@@ -90,13 +90,13 @@ def tables_memory(shape: Shape, slots: Sequence[SlotIdCounts], batch_ids: int) -
     )
 
 
-def dense_memory(shape: Shape, batch_size: int) -> DenseMemory:
+def dense_memory(shape: ModelShape, batch_size: int) -> DenseMemory:
     """Weights in single precision, their gradients and Adam's two moments, and what backward needs of a batch."""
     weights = 4 * shape.weights
     return DenseMemory(weights, 3 * weights, 4 * batch_size * (2 * shape.width + 3 * shape.layers))
 
 
-def bytes_of_row(features: FeatureSpec, values_per_row: float) -> float:
+def row_memory(features: FeatureSpec, values_per_row: float) -> float:
     """A row in memory: ids, where those of each slot begin if there may be several, numbers, and five targets."""
     several = sum(slot.multi for slot in features.slots)
     return 8 * (values_per_row + several) + 4 * len(features.dense) + 20
@@ -108,13 +108,13 @@ def _copies(windows: int) -> int:
 
 
 def memory_plan(
-    shape: Shape,
+    shape: ModelShape,
     slots: Sequence[SlotIdCounts],
     batch_size: int,
     row_bytes: float,
     train_rows: int,
     cuts: bool,
-    measured: Measured | None,
+    measured: ProbeResult | None,
 ) -> MemoryPlan:
     """The peak of training. A row takes `row_bytes` in memory; `cuts` says whether a checkpoint is written while rows
     are learned."""
@@ -130,20 +130,20 @@ def memory_plan(
         process, working = measured.process_bytes, measured.working_bytes
         had = _copies(measured.windows) * measured.window_rows * row_bytes
         working += max(0, int(_copies(windows) * window - had))  # a sample may hold less than a window
-    snapshot = shadow_bytes(tables.total) if cuts else 0
+    snapshot = copy_on_write_bytes(tables.total) if cuts else 0
     return MemoryPlan(tables, dense, process, working, snapshot, process + working + tables.total + snapshot)
 
 
-def disk_plan(config: Config, shape: Shape, slots: Sequence[SlotIdCounts], row_bytes: float) -> DiskPlan:
+def disk_plan(config: Config, shape: ModelShape, slots: Sequence[SlotIdCounts], row_bytes: float) -> DiskPlan:
     """Checkpoint and version, as training leaves them."""
     kept = shape.by_table([slot.kept for slot in slots])
     counted = shape.by_table([slot.kept_candidates for slot in slots])
     dense = 4 * (3 * shape.weights + shape.buffers)
     checkpoint = dense + sum(map(snapshot_bytes, shape.layouts, kept, counted))
     publish = config.publish
-    table = files_bytes(shape.parts, publish.precision, publish.shards, kept)
-    network = 4 * shape.weights // (4 if publish.dense == "int8" else 1)
-    version = table + network + int(publish.sample * row_bytes) + _SMALL_FILES
+    table = files_bytes(shape.parts, publish.table_precision, publish.shards, kept)
+    network = 4 * shape.weights // (4 if publish.dense_precision == "int8" else 1)
+    version = table + network + int(publish.sample_rows * row_bytes) + _SMALL_FILES
     return DiskPlan(checkpoint, (config.train.keep_checkpoints + 1) * checkpoint, version, table)
 
 

@@ -1,4 +1,4 @@
-"""The admin port of a lookup server: /metrics for Prometheus, /healthz and /readyz for whoever keeps it running."""
+"""The admin port of a lookup server: /metrics for Prometheus, /healthz and /readyz for probes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from clickline.errors import RequestRefused
-from clickline.serving.auth import Guard
+from clickline.serving.auth import BearerAuth
 from clickline.serving.lookup.lookup_server import LookupServer
-from clickline.serving.lookup.lookup_versions import Follower, OpenVersions
+from clickline.serving.lookup.lookup_versions import ShardFollower, ShardVersions
 
 _REQUEST_SECONDS = 10.0
-_MOST_AT_ONCE = 256  # requests
+_MAX_REQUESTS = 256  # at the same time
 
 
-def exposition(server: LookupServer, versions: OpenVersions, follower: Follower) -> bytes:
-    """What /metrics says."""
+def exposition(server: LookupServer, versions: ShardVersions, follower: ShardFollower) -> bytes:
+    """Render /metrics."""
     registry = CollectorRegistry()
     counts = server.counts()
     for name, meaning, count in (
         ("requests", "Lookups that were answered with rows.", counts.requests),
-        ("keys", "Keys that were asked for.", counts.keys),
+        ("keys", "Keys that were looked up.", counts.keys),
         ("keys_found", "Keys that have a row.", counts.found),
-        ("version_not_here", "Lookups in a version that is not open here.", counts.not_here),
-        ("garbled_connections", "Connections that were ended for what they sent.", server.garbled),
-        ("connections_turned_away", "Connections above the allowed number.", server.turned_away),
+        ("version_not_here", "Lookups in a version that is not open.", counts.not_here),
+        ("garbled_connections", "Connections closed because of a protocol error.", server.protocol_errors),
+        ("connections_turned_away", "Connections rejected above the limit.", server.rejected),
     ):
         Counter(f"clickline_lookup_{name}", meaning, registry=registry).inc(count)
     opened = list(versions.open.values())
@@ -39,7 +39,7 @@ def exposition(server: LookupServer, versions: OpenVersions, follower: Follower)
     for name, meaning, value in (
         ("connections", "Connections that are open.", server.connections),
         ("shard", "The shard that is served.", versions.shard),
-        ("version", "The newest version that is open.", newest(versions)),
+        ("version", "The newest version that is open.", newest_version(versions)),
         ("version_behind", "1 while the current version is not open.", int(current not in versions.open)),
         ("rows", "Rows of the open versions.", sum(one.rows for one in opened)),
         ("mapped_bytes", "Bytes of the open versions' files.", sum(one.bytes for one in opened)),
@@ -49,43 +49,43 @@ def exposition(server: LookupServer, versions: OpenVersions, follower: Follower)
     return generate_latest(registry)
 
 
-def newest(versions: OpenVersions) -> int:
-    """The newest version that is open; 0: none is."""
+def newest_version(versions: ShardVersions) -> int:
+    """The newest open version; 0: none is open."""
     return max((one.number for one in versions.open.values()), default=0)
 
 
-class Admin:
-    """A small HTTP server in threads of its own."""
+class AdminServer:
+    """A small HTTP server for the admin port, in threads."""
 
     def __init__(
         self,
         listening: socket.socket,
-        guard: Guard,
+        auth: BearerAuth,
         tls: ssl.SSLContext | None,
         metrics: Callable[[], bytes],
-        missing: Callable[[], str | None],
+        not_ready_reason: Callable[[], str | None],
         version: Callable[[], int],
     ) -> None:
-        """`listening`: a socket that is bound; it is closed with this. `missing` says why lookups would not be
-        answered, None when they would; `version` is the newest that they are answered from."""
+        """`listening`: a bound socket, closed with the server. `not_ready_reason` returns why lookups would not be answered, or
+        None; `version` is the newest one that is open."""
 
-        places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        slots = threading.BoundedSemaphore(_MAX_REQUESTS)
 
         class Handler(BaseHTTPRequestHandler):
             timeout = _REQUEST_SECONDS
 
             def do_GET(self) -> None:
-                if self.path == "/healthz":  # without a token: it tells nothing, and probes have none
+                if self.path == "/healthz":  # needs no token: it reveals nothing, and probes have none
                     self._respond(200, b"live\n")
                 elif self.path == "/readyz":
-                    why = missing()
-                    words = f"ready\nversion {version()}" if why is None else why
-                    self._respond(200 if why is None else 503, f"{words}\n".encode())
+                    reason = not_ready_reason()
+                    text = f"ready\nversion {version()}" if reason is None else reason
+                    self._respond(200 if reason is None else 503, f"{text}\n".encode())
                 elif self.path != "/metrics":
-                    self._respond(404, b"There is /metrics, /healthz and /readyz.\n")
+                    self._respond(404, b"Not found. Available: /metrics, /healthz and /readyz.\n")
                 else:
                     try:
-                        guard.check(self.headers.get("Authorization", "").encode("latin-1"))
+                        auth.check(self.headers.get("Authorization", "").encode("latin-1"))
                     except RequestRefused as refused:
                         self._respond(401, f"{refused}\n".encode())
                     else:
@@ -99,15 +99,15 @@ class Admin:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *values: Any) -> None:
-                """Probes come every few seconds: nothing to tell."""
+                """Log nothing: probes come every few seconds."""
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
             address_family = listening.family
 
             def process_request(self, request: Any, client_address: Any) -> None:
-                """In a thread of its own: a bounded number of them, whoever connects."""
-                if places.acquire(blocking=False):
+                """Handle each request in a thread, up to a bounded number."""
+                if slots.acquire(blocking=False):
                     super().process_request(request, client_address)
                 else:
                     self.shutdown_request(request)
@@ -116,10 +116,10 @@ class Admin:
                 try:
                     super().process_request_thread(request, client_address)
                 finally:
-                    places.release()
+                    slots.release()
 
             def finish_request(self, request: Any, client_address: Any) -> None:
-                """In the request's own thread, so that a slow handshake holds up nobody else."""
+                """Do the TLS handshake in the request's own thread, so that a slow one delays no other."""
                 request.settimeout(_REQUEST_SECONDS)
                 with suppress(OSError):
                     wrapped = request if tls is None else tls.wrap_socket(request, server_side=True)
@@ -127,7 +127,7 @@ class Admin:
                         super().finish_request(wrapped, client_address)
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """A client that went away."""
+                """Ignore clients that disconnected."""
 
         self._server = Server(listening.getsockname(), Handler, bind_and_activate=False)
         self._server.socket.close()

@@ -1,1 +1,1 @@
-"""One module for each protocol: bytes in, values; scores, bytes out."""
+"""One module per protocol: decodes request bytes to rows, and encodes scores to response bytes."""

@@ -1,7 +1,7 @@
-"""What every door works with: whom a request is for, its rows, and the outputs an answer can be asked for.
+"""Types that all protocols share: the model a request is for, its rows, and the outputs that it can request.
 
-A door for predictions is three functions: `target(body)` says which model is meant, `decode(body, model, limits)`
-makes a `Call`, and `encode(call, answer)` makes the bytes that go back.
+A prediction endpoint is three functions: `target(body)` returns the model, `decode(body, model, limits)` makes a `Call`,
+and `encode(call, answer)` makes the response bytes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from clickline.features import FeatureSpec
 from clickline.records import RequestRows
 
 
-class Model(Protocol):
-    """What a door needs of a scorer."""
+class ServedModel(Protocol):
+    """The part of a scorer that endpoints use."""
 
     @property
     def number(self) -> int: ...
@@ -30,7 +30,7 @@ class Model(Protocol):
 
 
 class Scores(Protocol):
-    """What a door needs of an answer."""
+    """The part of an answer that endpoints use."""
 
     @property
     def version(self) -> int: ...
@@ -42,15 +42,15 @@ class Scores(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the config says of requests."""
+    """Request limits from the config."""
 
     max_rows: int = 10_000
-    ignore_unknown: bool = False  # fields that the model does not have
+    ignore_unknown: bool = False  # ignore fields that the model does not have
 
 
 @dataclass(frozen=True)
 class Target:
-    """The model a request is for; without a version, the current one."""
+    """The model that a request names; without a version, the current one."""
 
     model: str
     version: int | None = None
@@ -61,8 +61,8 @@ class Call:
     """A decoded request."""
 
     rows: RequestRows
-    context: RequestRows | None = None  # of a ranking request: one row that all the rows share
-    details: Any = None  # what the door that made this needs to word its answer
+    context: RequestRows | None = None  # of a ranking request: one row that all candidates share
+    details: Any = None  # what the endpoint needs to encode the answer
 
 
 # ── outputs ────────────────────────────────────────────────────────────────────────────────────
@@ -70,14 +70,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that an answer can hold: [rows, width]."""
+    """A tensor of the answer, of shape [rows, width]."""
 
     width: int
-    whole: bool  # 64-bit integers; else 32-bit floats
-    values: Callable[[Scores], NDArray[Any]]  # its values, row after row
+    is_integer: bool  # 64-bit integers; else 32-bit floats
+    values: Callable[[Scores], NDArray[Any]]  # values, row by row
 
 
-def _both(answer: Scores) -> NDArray[np.float32]:
+def _both_classes(answer: Scores) -> NDArray[np.float32]:
     probabilities_B2 = np.empty((answer.probability_B.size, 2), dtype=np.float32)
     probabilities_B2[:, 0] = 1.0 - answer.probability_B
     probabilities_B2[:, 1] = answer.probability_B
@@ -85,24 +85,24 @@ def _both(answer: Scores) -> NDArray[np.float32]:
 
 
 OUTPUTS = {
-    "probabilities": Output(2, False, _both),  # no click, click
+    "probabilities": Output(2, False, _both_classes),  # no click, click
     "logistic": Output(1, False, lambda answer: answer.probability_B),
     "logits": Output(1, False, lambda answer: answer.logit_B),
     "class_ids": Output(1, True, lambda answer: (answer.probability_B > 0.5).astype(np.int64)),
 }
 
 
-def chosen_outputs(asked: Iterable[str]) -> tuple[str, ...]:
-    """The outputs that a request names, each once; all of them when it names none."""
-    names = tuple(dict.fromkeys(asked))
+def requested_outputs(requested: Iterable[str]) -> tuple[str, ...]:
+    """Return the outputs that a request names, each once; all of them if it names none."""
+    names = tuple(dict.fromkeys(requested))
     for name in names:
         if name not in OUTPUTS:
-            raise RequestRefused("invalid", f'There is no output "{name}". There are: {", ".join(OUTPUTS)}.')
+            raise RequestRefused("invalid", f'There is no output "{name}". Available: {", ".join(OUTPUTS)}.')
     return names or tuple(OUTPUTS)
 
 
-def best(probability_B: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """Places of the `count` highest, best first; of equal ones the first stands first."""
+def top_k(probability_B: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """Indices of the `count` highest probabilities, best first; ties keep their order."""
     return np.argsort(-probability_B, kind="stable")[:count]
 
 
@@ -110,23 +110,23 @@ def best(probability_B: NDArray[np.float32], count: int) -> NDArray[np.int64]:
 
 
 def number_columns(features: FeatureSpec) -> frozenset[str]:
-    """Columns that are numbers and nothing else: what a float or a bucket is made from.
+    """Columns that are only numbers: the sources of floats and buckets.
 
-    Clients send them as 32-bit floats. A column that names a category as well is sent as text: it gives the right id,
-    and read as a number the right float."""
+    Clients send them as 32-bit floats. A column that is also a category is sent as text, which gives the right id and,
+    parsed as a number, the right float."""
     categories = {slot.column for slot in features.slots if slot.source in ("text", "feasign")}
     return frozenset(field.column for field in features.fields) - categories
 
 
-def several_columns(features: FeatureSpec) -> frozenset[str]:
-    """Columns that may hold several values a row."""
+def multi_value_columns(features: FeatureSpec) -> frozenset[str]:
+    """Columns that may hold several values per row."""
     return frozenset(slot.column for slot in features.slots if slot.multi)
 
 
 def version_number(text: str) -> int | None:
-    """A version as a path or a text field gives it; no text is no version."""
+    """Parse a version from a path or a text field; empty text means no version."""
     if not text:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise RequestRefused("invalid", f'The version is "{text[:40]}"; a whole number is allowed.')
+        raise RequestRefused("invalid", f'The version is "{text[:40]}"; it must be a whole number.')
     return int(text)

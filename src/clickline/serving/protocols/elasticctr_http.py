@@ -6,7 +6,7 @@
 A feasign is 64 bits, as a number or as decimal text; 0 is "no value", which its clients send for absent slots.
 A slot is named by its number, its name or its column. In a slot of texts the feasign is the text's hash (XXH64),
 as in ElasticCTR's logs; a field of numbers takes it as the number. A column that is read as text and as a number
-is refused: of a hash nobody can tell the number.
+is refused, because the number cannot be recovered from a hash.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from clickline.errors import Refusal, RequestRefused
-from clickline.serving.protocols.call import OUTPUTS, Call, Limits, Model, Scores
+from clickline.serving.protocols.call import OUTPUTS, Call, Limits, Scores, ServedModel
 from clickline.serving.protocols.http_common import (
     STATUS,
-    Reply,
-    Request,
-    json_reply,
-    number_texts,
+    HttpRequest,
+    HttpResponse,
+    error_response,
+    format_numbers,
+    json_response,
+    method_not_allowed,
     parse_json,
-    refusal,
-    shown,
+    preview,
     similar_name,
     version_header,
-    wrong_method,
 )
 from clickline.serving.protocols.json_rows import RowsBuilder, check_rows, fields_of, kind_name
 
@@ -37,16 +37,16 @@ from clickline.serving.protocols.json_rows import RowsBuilder, check_rows, field
 @dataclass(frozen=True)
 class _Slot:
     column: str
-    hashed: bool  # its values are texts, so a feasign is the hash of one
-    number: bool  # its values are numbers and nothing else
-    both: bool  # its values are texts that are read as numbers, too
+    hashed: bool  # its values are texts, so a feasign is the hash of a text
+    number: bool  # its values are only numbers
+    both: bool  # its values are read both as texts and as numbers
 
 
 _slots: WeakKeyDictionary[Any, Mapping[str, _Slot]] = WeakKeyDictionary()
 
 
-def _slots_of(model: Model) -> Mapping[str, _Slot]:
-    """A model's slots by all that they may be called; a name goes before a number."""
+def _slots_of(model: ServedModel) -> Mapping[str, _Slot]:
+    """Return a model's slots by all their names; a name takes precedence over a number."""
     found = _slots.get(model)
     if found is None:
         slots = model.features.slots
@@ -64,7 +64,7 @@ def _slots_of(model: Model) -> Mapping[str, _Slot]:
     return found
 
 
-def read_inference(request: Request, model: Model, limits: Limits) -> Call:
+def read_inference(request: HttpRequest, model: ServedModel, limits: Limits) -> Call:
     document = parse_json(request.body)
     if type(document) is not dict or type(document.get("instances")) is not list:
         raise RequestRefused("invalid", "the body must be an object with a list of instances.")
@@ -85,42 +85,42 @@ def read_inference(request: Request, model: Model, limits: Limits) -> Call:
             elif not limits.ignore_unknown:
                 hint = similar_name(str(name), known)
                 raise RequestRefused(
-                    "invalid", f"the model has no slot {shown(name)} (instances[{row}]).{hint}"
+                    "invalid", f"the model has no slot {preview(name)} (instances[{row}]).{hint}"
                 )
     builder = RowsBuilder(fields_of(model), len(instances))
     for field, values in given.values():
         if field.number:
             builder.values(field.column, values)
         else:
-            builder.feasigns(field.column, values, field.hashed)
+            builder.feature_ids(field.column, values, field.hashed)
     return Call(builder.build())
 
 
 def _not_a_number(column: str, row: int) -> RequestRefused:
     return RequestRefused(
         "invalid",
-        f"{shown(column)} has a feasign in instances[{row}], but this model reads it as a category and as a number: "
-        "a feasign is a hash of the category, and does not tell the number. Ask by another protocol, which takes the "
-        "value itself (/v1/models/NAME:predict, /v2/models/NAME/infer or gRPC), or leave the slot out, as missing.",
+        f"{preview(column)} has a feasign in instances[{row}], but this model reads it as a category and as a number: "
+        "a feasign is a hash of the category, from which the number cannot be recovered. Use a protocol that takes the "
+        "value itself (/v1/models/NAME:predict, /v2/models/NAME/infer or gRPC), or leave the slot out.",
     )
 
 
-def write_inference(_: None, answer: Scores) -> Reply:
+def write_inference(_: None, answer: Scores) -> HttpResponse:
     both_B2 = OUTPUTS["probabilities"].values(answer)
-    pairs = zip(number_texts(both_B2[:, 0]), number_texts(both_B2[:, 1]), strict=True)
+    pairs = zip(format_numbers(both_B2[:, 0]), format_numbers(both_B2[:, 1]), strict=True)
     rows = b",".join(map(b'{"prob0":%b,"prob1":%b}'.__mod__, pairs))
     body = b'{"predictions":[%b],"err_code":0,"err_msg":""}' % rows
-    return json_reply(body, headers=[version_header(answer)])
+    return json_response(body, headers=[version_header(answer)])
 
 
-def refuse_method(method: str, path: str) -> Reply:
-    """Another method than POST."""
-    return wrong_method(method, path, ("POST",), {"predictions": [], "err_code": 405}, "err_msg")
+def refuse_method(method: str, path: str) -> HttpResponse:
+    """The response to a method other than POST."""
+    return method_not_allowed(method, path, ("POST",), {"predictions": [], "err_code": 405}, "err_msg")
 
 
-def refuse_inference(kind: Refusal, message: str) -> Reply:
-    """A refused request: `err_code` is the HTTP status."""
-    return refusal(kind, message, {"predictions": [], "err_code": STATUS[kind]}, "err_msg")
+def refuse_inference(kind: Refusal, message: str) -> HttpResponse:
+    """An error response; `err_code` is the HTTP status."""
+    return error_response(kind, message, {"predictions": [], "err_code": STATUS[kind]}, "err_msg")
 
 
 def _given_slots(instance: Any, row: int) -> list[dict[str, Any]]:
@@ -137,20 +137,20 @@ def _as_text(name: Any, row: int) -> str:
     if type(name) is int:
         return str(name)
     raise RequestRefused(
-        "invalid", f"slot_name is {kind_name(name)} in instances[{row}]; text or a number is allowed."
+        "invalid", f"slot_name is {kind_name(name)} in instances[{row}]; it must be text or a number."
     )
 
 
 def _feasigns(slot: dict[str, Any], row: int) -> list[int]:
     given = slot.get("feasigns")
     if type(given) is not list:
-        name = shown(slot["slot_name"])
+        name = preview(slot["slot_name"])
         raise RequestRefused(
             "invalid",
-            f"feasigns of slot {name} is {kind_name(given)} in instances[{row}]; a list is allowed.",
+            f"feasigns of slot {name} is {kind_name(given)} in instances[{row}]; it must be a list.",
         )
     for place, value in enumerate(given):
-        if type(value) is not int:  # as JSON has it, an int is one of 64 bits
+        if type(value) is not int:  # the JSON parser returns an int only within 64 bits
             given[place] = _feasign(value, slot["slot_name"], row)
     return given
 
@@ -162,6 +162,6 @@ def _feasign(given: Any, slot: Any, row: int) -> int:
             return value
     raise RequestRefused(
         "invalid",
-        f"slot {shown(slot)} has the feasign {shown(given)} in instances[{row}]; "
-        "a whole number of 64 bits is allowed.",
+        f"slot {preview(slot)} has the feasign {preview(given)} in instances[{row}]; "
+        "it must be a 64-bit whole number.",
     )

@@ -1,10 +1,10 @@
 """The Open Inference Protocol (KServe v2) over HTTP, with the binary tensor data extension.
 
-Tensors stand in the JSON as flat or nested lists, or as bytes after it: the header Inference-Header-Content-Length
-says where the JSON ends, `binary_data_size` how many bytes an input has. A BYTES value there is its length in
-4 bytes and then itself; such texts are never made into Python objects.
+Tensors are flat or nested lists in the JSON, or bytes after it: the header Inference-Header-Content-Length gives the
+length of the JSON, `binary_data_size` the bytes of an input. A binary BYTES value is its length in 4 bytes followed by
+its content; such texts never become Python objects.
 
-Inputs are [N], [N, 1], or [N, K] for a slot with several values; null, NaN and empty text are missing.
+Inputs have shape [N], [N, 1], or [N, K] for a multi-value slot; null, NaN and empty text are missing values.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from typing import Any
 
 import numpy as np
 import orjson
-from numba import njit
 from numpy.typing import NDArray
 
-from clickline.embedding.raw_memory import Whole
+from clickline.embedding.raw_memory import Int
 from clickline.errors import RequestRefused
-from clickline.records import NUMBER
+from clickline.numba_cache import njit
+from clickline.records import FLOAT64
 from clickline.serving.protocols.call import (
     OUTPUTS,
     Call,
     Limits,
-    Model,
     Scores,
+    ServedModel,
     Target,
-    chosen_outputs,
+    multi_value_columns,
     number_columns,
-    several_columns,
+    requested_outputs,
 )
 from clickline.serving.protocols.http_common import (
-    Known,
-    Reply,
-    Request,
+    HttpRequest,
+    HttpResponse,
+    ServerState,
     check_target,
-    json_reply,
+    json_response,
     parse_json,
-    shown,
+    preview,
     version_header,
 )
 from clickline.serving.protocols.json_rows import (
@@ -61,7 +61,7 @@ _DTYPES: Mapping[str, Any] = {
     **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
 }
-_VERSION = version("clickline")  # the package's own name for it would import every stage, says import-linter
+_VERSION = version("clickline")  # importing it from the package would violate the import order
 _HEADER = b"inference-header-content-length"
 
 
@@ -70,11 +70,11 @@ _HEADER = b"inference-header-content-length"
 
 @dataclass(frozen=True)
 class _Details:
-    """What an answer needs of its request."""
+    """What the response needs from the request."""
 
     model: str
     id: str | None
-    outputs: tuple[tuple[str, bool], ...]  # names, and whether they are wanted as bytes
+    outputs: tuple[tuple[str, bool], ...]  # names, and whether they are requested as bytes
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,18 @@ class _Input:
     name: str
     datatype: str
     rows: int
-    each: int  # values a row
+    each: int  # values per row
     data: Any  # from the JSON
-    start: int  # in the body, if the values stand there
+    start: int  # in the body, if the values are binary
     end: int
 
 
-def read_infer(request: Request, model: Model, limits: Limits) -> Call:
+def read_infer(request: HttpRequest, model: ServedModel, limits: Limits) -> Call:
     body = request.body
     split = _json_size(request)
     document = parse_json(body if split is None else body[:split])
     if type(document) is not dict:
-        raise RequestRefused("invalid", f"the request is {kind_name(document)}; an object is allowed.")
+        raise RequestRefused("invalid", f"the request is {kind_name(document)}; it must be an object.")
     details = _details(document, request.target.model)
     inputs = _inputs(document, len(body) if split is None else split, len(body))
     rows = inputs[0].rows
@@ -101,8 +101,8 @@ def read_infer(request: Request, model: Model, limits: Limits) -> Call:
         if given.rows != rows:
             raise RequestRefused(
                 "invalid",
-                f"{shown(given.name)} has {given.rows} rows, but {shown(inputs[0].name)} has {rows}; "
-                "all inputs must have as many.",
+                f"{preview(given.name)} has {given.rows} rows, but {preview(inputs[0].name)} has {rows}; "
+                "all inputs must have the same number.",
             )
     check_rows(rows, limits)
     fields = fields_of(model)
@@ -116,17 +116,17 @@ def read_infer(request: Request, model: Model, limits: Limits) -> Call:
     return Call(builder.build(), details=details)
 
 
-def _json_size(request: Request) -> int | None:
-    """Where the JSON ends and binary data begins; None: there is no binary data."""
+def _json_size(request: HttpRequest) -> int | None:
+    """Return where the JSON ends and binary data begins; None: there is no binary data."""
     text = request.headers.get(_HEADER)
     if text is None:
         return None
     if not text.isdigit() or len(text) > 12 or int(text) > len(request.body):
-        found = shown(text.decode("latin-1"))
+        found = preview(text.decode("latin-1"))
         raise RequestRefused(
             "invalid",
-            f"Inference-Header-Content-Length is {found}; a length within the body's "
-            f"{len(request.body)} bytes is allowed.",
+            f"Inference-Header-Content-Length is {found}; it must be at most the body's "
+            f"{len(request.body)} bytes.",
         )
     return int(text)
 
@@ -134,7 +134,7 @@ def _json_size(request: Request) -> int | None:
 def _details(document: Mapping[str, Any], model: str) -> _Details:
     given_id = document.get("id")
     if type(given_id) not in (str, NoneType):
-        raise RequestRefused("invalid", f"id is {kind_name(given_id)}; text is allowed.")
+        raise RequestRefused("invalid", f"id is {kind_name(given_id)}; it must be text.")
     binary = _parameters(document, "the request").get("binary_data_output", False)
     asked = document.get("outputs") or []
     if type(asked) is not list or not all(
@@ -143,27 +143,29 @@ def _details(document: Mapping[str, Any], model: str) -> _Details:
         raise RequestRefused("invalid", "outputs must be a list of objects with a name.")
     wants = {out["name"]: _parameters(out, out["name"]).get("binary_data", binary) for out in asked}
     return _Details(
-        model, given_id, tuple((name, wants.get(name, binary) is True) for name in chosen_outputs(wants))
+        model, given_id, tuple((name, wants.get(name, binary) is True) for name in requested_outputs(wants))
     )
 
 
 def _inputs(document: Mapping[str, Any], start: int, end: int) -> list[_Input]:
-    """The inputs, each with where its bytes stand; `start`, `end`: where binary data may."""
+    """Parse the inputs; `start` and `end` bound the binary data in the body."""
     given = document.get("inputs")
     if type(given) is not list or not given:
         raise RequestRefused("invalid", "inputs must be a list with at least one tensor.")
     inputs: dict[str, _Input] = {}
     for tensor in given:
         if type(tensor) is not dict or type(tensor.get("name")) is not str:
-            raise RequestRefused("invalid", "each of inputs must be an object with a name.")
+            raise RequestRefused("invalid", "each input must be an object with a name.")
         name = tensor["name"]
         if name in inputs:
-            raise RequestRefused("invalid", f"{shown(name)} stands twice in inputs; once is allowed.")
+            raise RequestRefused(
+                "invalid", f"{preview(name)} is given twice in inputs; it must be given once."
+            )
         one = inputs[name] = _input(tensor, name, start, end)
         start = one.end
     if start != end:
         raise RequestRefused(
-            "invalid", f"{end - start} bytes follow the last input's data; check each binary_data_size."
+            "invalid", f"{end - start} bytes follow the data of the last input; check each binary_data_size."
         )
     return list(inputs.values())
 
@@ -173,7 +175,7 @@ def _input(tensor: Mapping[str, Any], name: str, start: int, end: int) -> _Input
     if type(datatype) is not str or datatype not in _DTYPES:
         allowed = ", ".join(_DTYPES)
         raise RequestRefused(
-            "invalid", f"{shown(name)} has the datatype {shown(datatype)}; allowed: {allowed}."
+            "invalid", f"{preview(name)} has the datatype {preview(datatype)}; allowed: {allowed}."
         )
     shape = tensor.get("shape")
     if (
@@ -184,21 +186,24 @@ def _input(tensor: Mapping[str, Any], name: str, start: int, end: int) -> _Input
     ):
         raise RequestRefused(
             "invalid",
-            f"{shown(name)} has the shape {shown(shape)}; [rows], [rows, 1] or, for several values, "
-            "[rows, values] is allowed.",
+            f"{preview(name)} has the shape {preview(shape)}; it must be [rows], [rows, 1] or, for several values, "
+            "[rows, values].",
         )
     parameters = _parameters(tensor, name)
     if "shared_memory_region" in parameters:
-        raise RequestRefused("invalid", f"{shown(name)} lies in shared memory; send its data in the request.")
+        raise RequestRefused(
+            "invalid",
+            f"{preview(name)} is in shared memory, which is not supported; send its data in the request.",
+        )
     size = parameters.get("binary_data_size")
     data = tensor.get("data")
     if (data is None) == (size is None):
-        raise RequestRefused("invalid", f"{shown(name)} must have either data or a binary_data_size.")
+        raise RequestRefused("invalid", f"{preview(name)} must have either data or a binary_data_size.")
     if size is not None and (type(size) is not int or not 0 <= size <= end - start):
         raise RequestRefused(
             "invalid",
-            f"{shown(name)} has the binary_data_size {shown(size)}, but {end - start} bytes of binary data "
-            "are left. Is Inference-Header-Content-Length right?",
+            f"{preview(name)} has the binary_data_size {preview(size)}, but {end - start} bytes of binary data "
+            "are left. Check Inference-Header-Content-Length.",
         )
     return _Input(name, datatype, shape[0], prod(shape[1:]), data, start, start + (size or 0))
 
@@ -207,7 +212,9 @@ def _parameters(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     parameters = given.get("parameters")
     if type(parameters) not in (dict, NoneType):
         found = kind_name(parameters)
-        raise RequestRefused("invalid", f"the parameters of {shown(name)} are {found}; an object is allowed.")
+        raise RequestRefused(
+            "invalid", f"the parameters of {preview(name)} are {found}; they must be an object."
+        )
     return parameters or {}
 
 
@@ -229,8 +236,8 @@ def _add_json(builder: RowsBuilder, given: _Input) -> None:
         found = f"{len(values)} values" if type(values) is list else kind_name(values)
         raise RequestRefused(
             "invalid",
-            f"{shown(given.name)} has the shape {_shape(given)}, but {found} as data; "
-            f"a list of {given.rows * given.each} values is allowed.",
+            f"{preview(given.name)} has the shape {_shape(given)}, but its data is {found}; "
+            f"it must be a list of {given.rows * given.each} values.",
         )
     dtype = _DTYPES[given.datatype]
     other = set(map(type, values)) - ({str, NoneType} if dtype is None else _JSON_KINDS[dtype.kind])
@@ -238,13 +245,13 @@ def _add_json(builder: RowsBuilder, given: _Input) -> None:
         place = next(place for place, value in enumerate(values) if type(value) in other)
         raise RequestRefused(
             "invalid",
-            f"{shown(given.name)} is said to be {given.datatype}, but is {kind_name(values[place])} in row "
+            f"{preview(given.name)} has the datatype {given.datatype}, but is {kind_name(values[place])} in row "
             f"{place // given.each} (counted from 0).",
         )
     if given.each > 1:
         values = [values[at : at + given.each] for at in range(0, len(values), given.each)]
-    # A float that is said to have 32 bits and comes as text has the text of 32 bits, as among bytes.
-    builder.values(given.name, values, NUMBER if dtype is None else FLOATS.get(dtype.name, NUMBER))
+    # An FP32 category gets the text of a 32-bit float, the same as binary data.
+    builder.values(given.name, values, FLOAT64 if dtype is None else FLOATS.get(dtype.name, FLOAT64))
 
 
 def _add_bytes(builder: RowsBuilder, given: _Input, body: bytes) -> None:
@@ -254,7 +261,7 @@ def _add_bytes(builder: RowsBuilder, given: _Input, body: bytes) -> None:
     if size != count * dtype.itemsize if dtype is not None else size < count * 4:
         raise RequestRefused(
             "invalid",
-            f"{shown(given.name)} has the shape {_shape(given)} as {given.datatype}, but {size} bytes.",
+            f"{preview(given.name)} has the shape {_shape(given)} as {given.datatype}, but {size} bytes.",
         )
     if dtype is not None:
         builder.array(given.name, np.frombuffer(body, dtype, count, given.start), given.each)
@@ -265,7 +272,8 @@ def _add_bytes(builder: RowsBuilder, given: _Input, body: bytes) -> None:
     if place >= 0:
         where = f"in row {place // given.each} (counted from 0)" if place < count else "after the last row"
         raise RequestRefused(
-            "invalid", f"the lengths of the texts in {shown(given.name)} do not fit its {size} bytes {where}."
+            "invalid",
+            f"the lengths of the texts in {preview(given.name)} do not match its {size} bytes {where}.",
         )
     builder.spans(given.name, starts_N, ends_N, given.each)
 
@@ -276,9 +284,9 @@ def _shape(given: _Input) -> str:
 
 @njit(cache=True, nogil=True)
 def walk_texts(
-    data: NDArray[np.uint8], at: Whole, end: Whole, starts_N: NDArray[np.int64], ends_N: NDArray[np.int64]
+    data: NDArray[np.uint8], at: Int, end: Int, starts_N: NDArray[np.int64], ends_N: NDArray[np.int64]
 ) -> int:
-    """Spans of texts that each follow their length in 4 bytes. Returns which one does not fit, -1: all do."""
+    """Find the spans of texts that follow their length in 4 bytes. Returns the first one that does not fit; -1: all fit."""
     for n in range(starts_N.size):
         if end - at < 4:
             return n
@@ -297,7 +305,7 @@ def walk_texts(
 # ── answers ────────────────────────────────────────────────────────────────────────────────────
 
 
-def write_infer(details: _Details, answer: Scores) -> Reply:
+def write_infer(details: _Details, answer: Scores) -> HttpResponse:
     tensors = []
     binary = []
     for name, as_bytes in details.outputs:
@@ -306,7 +314,7 @@ def write_infer(details: _Details, answer: Scores) -> Reply:
         shape = [values_N.size // output.width, output.width]
         tensor: dict[str, Any] = {
             "name": name,
-            "datatype": "INT64" if output.whole else "FP32",
+            "datatype": "INT64" if output.is_integer else "FP32",
             "shape": shape,
         }
         if as_bytes:
@@ -319,44 +327,44 @@ def write_infer(details: _Details, answer: Scores) -> Reply:
     if details.id is not None:
         document["id"] = details.id
     if not binary:
-        return json_reply(document, headers=[version_header(answer)])
+        return json_response(document, headers=[version_header(answer)])
     head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     headers = (
         (b"content-type", b"application/octet-stream"),
         (_HEADER, b"%d" % len(head)),
         version_header(answer),
     )
-    return Reply(200, headers, b"".join([head, *binary]))
+    return HttpResponse(200, headers, b"".join([head, *binary]))
 
 
-# ── pages ──────────────────────────────────────────────────────────────────────────────────────
+# ── metadata and health ──────────────────────────────────────────────────────────────────────────
 
 
-def server(_: Target, known: Known) -> Reply:
-    return json_reply({"name": "clickline", "version": _VERSION, "extensions": ["binary_tensor_data"]})
+def server(_: Target, state: ServerState) -> HttpResponse:
+    return json_response({"name": "clickline", "version": _VERSION, "extensions": ["binary_tensor_data"]})
 
 
-def live(_: Target, known: Known) -> Reply:
-    return json_reply({"live": True})
+def live(_: Target, state: ServerState) -> HttpResponse:
+    return json_response({"live": True})
 
 
-def ready(_: Target, known: Known) -> Reply:
-    is_ready = known.current is not None
-    return json_reply({"ready": is_ready}, 200 if is_ready else 503)
+def ready(_: Target, state: ServerState) -> HttpResponse:
+    is_ready = state.current is not None
+    return json_response({"ready": is_ready}, 200 if is_ready else 503)
 
 
-def model_ready(target: Target, known: Known) -> Reply:
-    if known.current is None and target.model in known.models:
-        return json_reply({"name": target.model, "ready": False}, 503)
-    check_target(target, known)
-    return json_reply({"name": target.model, "ready": True})
+def model_ready(target: Target, state: ServerState) -> HttpResponse:
+    if state.current is None and target.model in state.models:
+        return json_response({"name": target.model, "ready": False}, 503)
+    check_target(target, state)
+    return json_response({"name": target.model, "ready": True})
 
 
-def metadata(target: Target, known: Known) -> Reply:
-    model = check_target(target, known)
+def metadata(target: Target, state: ServerState) -> HttpResponse:
+    model = check_target(target, state)
     numbers = number_columns(model.features)
-    several = several_columns(model.features)
-    return json_reply(
+    several = multi_value_columns(model.features)
+    return json_response(
         {
             "name": target.model,
             "versions": [str(model.number)],
@@ -370,7 +378,11 @@ def metadata(target: Target, known: Known) -> Reply:
                 for name in model.columns
             ],
             "outputs": [
-                {"name": name, "datatype": "INT64" if output.whole else "FP32", "shape": [-1, output.width]}
+                {
+                    "name": name,
+                    "datatype": "INT64" if output.is_integer else "FP32",
+                    "shape": [-1, output.width],
+                }
                 for name, output in OUTPUTS.items()
             ],
         }

@@ -1,31 +1,33 @@
-"""The HTTP port as an OpenAPI document, at /openapi.json; rows in it have the fields of the version that answers."""
+"""The OpenAPI document of the HTTP port, at /openapi.json; its rows have the fields of the current version."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 from typing import Any
 
-from clickline.serving.protocols.call import OUTPUTS, Model, Target, number_columns, several_columns
-from clickline.serving.protocols.http_common import STATUS, Known, Reply, json_reply
+from clickline.serving.protocols.call import OUTPUTS, ServedModel, Target, multi_value_columns, number_columns
+from clickline.serving.protocols.http_common import STATUS, HttpResponse, ServerState, json_response
 
 Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
-_WHOLE: Schema = {"type": "integer"}
+_INTEGER: Schema = {"type": "integer"}
 _NUMBER: Schema = {"type": "number"}
-_YES: Schema = {"type": "boolean"}
+_BOOLEAN: Schema = {"type": "boolean"}
 _NUMBERS: Schema = {"type": "array", "items": _NUMBER}
 _DATATYPES = ["BYTES", "BOOL", *(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64))]
 _DATATYPES += ["FP16", "FP32", "FP64"]
 
 
-def document(_: Target, known: Known) -> Reply:
-    """OpenAPI 3.1. Before the first version a row may have any field."""
+def document(_: Target, state: ServerState) -> HttpResponse:
+    """The OpenAPI 3.1 document. Before the first version is loaded a row may have any field."""
     paths: dict[str, Any] = {
         "/openapi.json": _get("This document.", {"type": "object"}),
         "/v2": _get("The server.", _object(name=_TEXT, version=_TEXT, extensions=_list(_TEXT))),
-        "/v2/health/live": _get("Whether the process answers. Takes no token.", _object(live=_YES)),
-        "/v2/health/ready": _asked_ready("Whether a version is loaded. Takes no token.", _object(ready=_YES)),
+        "/v2/health/live": _get("Liveness of the process. Needs no token.", _object(live=_BOOLEAN)),
+        "/v2/health/ready": _get_ready(
+            "Whether a version is loaded. Needs no token.", _object(ready=_BOOLEAN)
+        ),
         "/ElasticCTRPredictionService/inference": _post(
             "Scores of instances given by slots and feasigns.",
             "SlotInstances",
@@ -37,30 +39,34 @@ def document(_: Target, known: Known) -> Reply:
         paths |= {
             f"/v1/models/{place}": _get("State of the model's version.", _ref("ModelStatus")),
             f"/v1/models/{place}/metadata": _get(
-                "Inputs and outputs, as TensorFlow Serving.", {"type": "object"}
+                "Inputs and outputs, as in TensorFlow Serving.", {"type": "object"}
             ),
             f"/v1/models/{place}:predict": _post("Scores of rows.", "Predict", "Predictions"),
             f"/v1/models/{place}:rank": _post("Scores of candidates that share a context.", "Rank", "Ranked"),
-            f"/v2/models/{place}": _get("Inputs and outputs, as Open Inference.", _ref("ModelMetadata")),
-            f"/v2/models/{place}/ready": _asked_ready("Whether it answers.", _object(name=_TEXT, ready=_YES)),
+            f"/v2/models/{place}": _get(
+                "Inputs and outputs, as in the Open Inference Protocol.", _ref("ModelMetadata")
+            ),
+            f"/v2/models/{place}/ready": _get_ready(
+                "Whether the model is loaded.", _object(name=_TEXT, ready=_BOOLEAN)
+            ),
             f"/v2/models/{place}/infer": _post("Scores of tensors.", "Infer", "Inferred"),
         }
-    names = {"schema": {"type": "string", "enum": list(known.models)} if known.models else _TEXT}
+    names = {"schema": {"type": "string", "enum": list(state.models)} if state.models else _TEXT}
     numbers = {"schema": {"type": "integer", "minimum": 0}}
     for path, methods in paths.items():
-        for about in methods.values():
-            about["parameters"] = [
+        for operation in methods.values():
+            operation["parameters"] = [
                 {"name": name, "in": "path", "required": True, **schema}
                 for name, schema in (("model", names), ("version", numbers))
                 if f"{{{name}}}" in path
             ]
-    return json_reply(
+    return json_response(
         {
             "openapi": "3.1.0",
             "info": {"title": "Clickline model server", "version": version("clickline")},
             "paths": paths,
             "components": {
-                "schemas": _schemas(known.current),
+                "schemas": _schemas(state.current),
                 "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             },
             "security": [{"token": []}, {}],
@@ -68,7 +74,7 @@ def document(_: Target, known: Known) -> Reply:
     )
 
 
-def _schemas(model: Model | None) -> dict[str, Schema]:
+def _schemas(model: ServedModel | None) -> dict[str, Schema]:
     row, columns = _row(model)
     tensor = _object(
         {"data": {"type": "array"}, "parameters": {"type": "object"}},
@@ -80,12 +86,13 @@ def _schemas(model: Model | None) -> dict[str, Schema]:
         slot_name={"type": ["string", "integer"]}, feasigns=_list({"type": ["integer", "string"]})
     )
     answers: dict[str, Any] = {
-        name: {"type": "array", "items": _WHOLE if one.whole else _NUMBER} for name, one in OUTPUTS.items()
+        name: {"type": "array", "items": _INTEGER if one.is_integer else _NUMBER}
+        for name, one in OUTPUTS.items()
     }
     status = _object(version=_TEXT, state=_TEXT, status={"type": "object"})
     return {
         "Error": _object(error=_TEXT),
-        "SlotError": _object(predictions=_list({}), err_code=_WHOLE, err_msg=_TEXT),
+        "SlotError": _object(predictions=_list({}), err_code=_INTEGER, err_msg=_TEXT),
         "Row": row,
         "Columns": columns,
         "Predict": {
@@ -101,7 +108,7 @@ def _schemas(model: Model | None) -> dict[str, Schema]:
             {"context": _ref("Row"), "top_k": {"type": "integer", "minimum": 1}},
             candidates={"oneOf": [{**_list(_ref("Row")), "minItems": 1}, _ref("Columns")]},
         ),
-        "Ranked": _object({"indices": _list(_WHOLE)}, version=_WHOLE, scores=_NUMBERS),
+        "Ranked": _object({"indices": _list(_INTEGER)}, version=_INTEGER, scores=_NUMBERS),
         "Infer": _object(
             {
                 "id": _TEXT,
@@ -113,7 +120,7 @@ def _schemas(model: Model | None) -> dict[str, Schema]:
         "Inferred": _object({"id": _TEXT}, model_name=_TEXT, model_version=_TEXT, outputs=_list(tensor)),
         "SlotInstances": _object(instances={**_list(_object(slots=_list(slots))), "minItems": 1}),
         "SlotPredictions": _object(
-            predictions=_list(_object(prob0=_NUMBER, prob1=_NUMBER)), err_code=_WHOLE, err_msg=_TEXT
+            predictions=_list(_object(prob0=_NUMBER, prob1=_NUMBER)), err_code=_INTEGER, err_msg=_TEXT
         ),
         "ModelStatus": _object(model_version_status=_list(status)),
         "ModelMetadata": _object(
@@ -122,11 +129,11 @@ def _schemas(model: Model | None) -> dict[str, Schema]:
     }
 
 
-def _row(model: Model | None) -> tuple[Schema, Schema]:
-    """A row, and rows as columns. No field must be given: what is absent is missing."""
+def _row(model: ServedModel | None) -> tuple[Schema, Schema]:
+    """Schemas of a row, and of rows as columns. No field is required: absent fields are missing values."""
     if model is None:
         return {"type": "object"}, {"type": "object", "additionalProperties": {"type": "array"}}
-    numbers, several = number_columns(model.features), several_columns(model.features)
+    numbers, several = number_columns(model.features), multi_value_columns(model.features)
     fields: dict[str, Schema] = {}
     for name in model.columns:
         kinds = ["number", "null"] if name in numbers else ["string", "number", "null"]
@@ -150,26 +157,26 @@ def _ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _get(words: str, answer: Schema) -> Schema:
-    return {"get": _operation(words, answer, "Error")}
+def _get(summary: str, answer: Schema) -> Schema:
+    return {"get": _operation(summary, answer, "Error")}
 
 
-def _asked_ready(words: str, answer: Schema) -> Schema:
-    """What is not ready says so in the same words, with 503."""
-    about = _get(words, answer)
-    responses = about["get"]["responses"]
-    responses["503"] = {**responses["200"], "description": "Not yet."}
-    return about
+def _get_ready(summary: str, answer: Schema) -> Schema:
+    """A GET operation that answers 503 with the same schema when not ready."""
+    operation = _get(summary, answer)
+    responses = operation["get"]["responses"]
+    responses["503"] = {**responses["200"], "description": "Not ready."}
+    return operation
 
 
-def _post(words: str, body: str, answer: str, error: str = "Error") -> Schema:
-    about = _operation(words, _ref(answer), error)
-    about["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
-    return {"post": about}
+def _post(summary: str, body: str, answer: str, error: str = "Error") -> Schema:
+    operation = _operation(summary, _ref(answer), error)
+    operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
+    return {"post": operation}
 
 
-def _operation(words: str, answer: Schema, error: str) -> Schema:
+def _operation(summary: str, answer: Schema, error: str) -> Schema:
     kinds = ", ".join(f"{status} {kind}" for kind, status in STATUS.items())
-    refused = {"description": f"Why not: {kinds}.", "content": {"application/json": {"schema": _ref(error)}}}
-    told = {"description": "As asked.", "content": {"application/json": {"schema": answer}}}
-    return {"summary": words, "responses": {"200": told, "default": refused}}
+    refused = {"description": f"Error: {kinds}.", "content": {"application/json": {"schema": _ref(error)}}}
+    answered = {"description": "OK.", "content": {"application/json": {"schema": answer}}}
+    return {"summary": summary, "responses": {"200": answered, "default": refused}}

@@ -1,8 +1,8 @@
-"""Rank over HTTP: what all candidates share once, the candidates, and the best of them back.
+"""Ranking over HTTP: one context that all candidates share, the candidates, and their scores or the best of them.
 
 {"context": {field: value}, "candidates": [{field: value}, …] or {field: [values]}, "top_k": K}
-{"version": N, "scores": […]}                        in the candidates' order, without top_k
-{"version": N, "scores": […], "indices": […]}        the best K, best first; of equal ones the first
+{"version": N, "scores": […]}                        in the order of the candidates, without top_k
+{"version": N, "scores": […], "indices": […]}        the best K, best first; ties keep their order
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from clickline.errors import RequestRefused
-from clickline.serving.protocols.call import Call, Limits, Model, Scores, best
+from clickline.serving.protocols.call import Call, Limits, Scores, ServedModel, top_k
 from clickline.serving.protocols.http_common import (
-    Reply,
-    Request,
-    json_reply,
+    HttpRequest,
+    HttpResponse,
+    json_response,
     parse_json,
-    shown,
+    preview,
     similar_name,
     version_header,
 )
@@ -31,22 +31,22 @@ from clickline.serving.protocols.json_rows import (
 _KEYS = ("context", "candidates", "top_k")
 
 
-def read_rank(request: Request, model: Model, limits: Limits) -> Call:
+def read_rank(request: HttpRequest, model: ServedModel, limits: Limits) -> Call:
     document = parse_json(request.body)
     if type(document) is not dict:
-        raise RequestRefused("invalid", f"the body is {kind_name(document)}; an object is allowed.")
+        raise RequestRefused("invalid", f"the body is {kind_name(document)}; it must be an object.")
     for key in document:
         if key not in _KEYS:
             hint = similar_name(key, _KEYS)
-            raise RequestRefused("invalid", f"{shown(key)} is not allowed; {', '.join(_KEYS)} are.{hint}")
+            raise RequestRefused("invalid", f"{preview(key)} is not allowed; {', '.join(_KEYS)} are.{hint}")
     context = document.get("context", {})
     if type(context) is not dict:
         found = kind_name(context)
-        raise RequestRefused("invalid", f"context is {found}; an object of field: value is allowed.")
+        raise RequestRefused("invalid", f"context is {found}; it must be an object of field: value.")
     candidates = document.get("candidates", [])
     top = document.get("top_k")
     if top is not None and (type(top) is not int or top < 1):
-        raise RequestRefused("invalid", f"top_k is {shown(top)}; a whole number of at least 1 is allowed.")
+        raise RequestRefused("invalid", f"top_k is {preview(top)}; it must be a whole number of at least 1.")
     if type(candidates) is dict:
         rows = rows_from_columns(model, candidates, "candidates", limits)
     else:
@@ -54,12 +54,12 @@ def read_rank(request: Request, model: Model, limits: Limits) -> Call:
     return Call(rows, rows_from_objects(model, [context], "context", limits), top)
 
 
-def write_rank(top: int | None, answer: Scores) -> Reply:
+def write_rank(top: int | None, answer: Scores) -> HttpResponse:
     document: dict[str, Any] = {
         "version": answer.version,
         "scores": np.ascontiguousarray(answer.probability_B),
     }
     if top is not None:
-        best_K = best(answer.probability_B, top)
+        best_K = top_k(answer.probability_B, top)
         document |= {"scores": answer.probability_B[best_K], "indices": best_K}
-    return json_reply(document, headers=[version_header(answer)])
+    return json_response(document, headers=[version_header(answer)])

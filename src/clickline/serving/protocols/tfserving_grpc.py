@@ -13,12 +13,12 @@ from clickline.serving.protocols.call import (
     OUTPUTS,
     Call,
     Limits,
-    Model,
     Scores,
+    ServedModel,
     Target,
-    chosen_outputs,
+    multi_value_columns,
     number_columns,
-    several_columns,
+    requested_outputs,
 )
 from clickline.wire.messages import (
     GetModelMetadataResponse,
@@ -26,8 +26,8 @@ from clickline.wire.messages import (
     ModelSpec,
     SignatureDefMap,
 )
-from clickline.wire.protobuf_writer import block, number, text
-from clickline.wire.request_reader import RequestReader, malformed, pieces
+from clickline.wire.protobuf_writer import bytes_field, encode_varint, string_field
+from clickline.wire.request_reader import RequestReader, malformed, top_level_fields
 
 SIGNATURES = ("serving_default", "predict")
 
@@ -43,41 +43,43 @@ class _Details(NamedTuple):
 
 
 def target(body: bytes) -> Target:
-    """Whom a request of any of the three methods is for: all have the model_spec in field 1."""
-    return target_of(b"".join(piece for _, piece in pieces(body, _SPEC) if isinstance(piece, bytes)))
+    """Return the model that a request names; all three methods have the model_spec in field 1."""
+    return target_of(
+        b"".join(piece for _, piece in top_level_fields(body, _SPEC) if isinstance(piece, bytes))
+    )
 
 
 def target_of(spec_bytes: bytes) -> Target:
-    """Whom a serialized ModelSpec names."""
+    """Return the model that a serialized ModelSpec names."""
     spec = _spec(spec_bytes)
     choice = spec.WhichOneof("version_choice")
     if choice == "version_label":
         raise RequestRefused(
             "invalid",
-            f'model_spec asks for the version labelled "{spec.version_label[:60]}"; versions have numbers only. '
-            "Leave the label out for the current version.",
+            f'model_spec names the version label "{spec.version_label[:60]}"; versions have only numbers. '
+            "Omit the label to use the current version.",
         )
     return Target(spec.name, spec.version.value if choice else None)
 
 
-def decode(body: bytes, model: Model, limits: Limits) -> Call:
-    """The rows of a PredictRequest."""
+def decode(body: bytes, model: ServedModel, limits: Limits) -> Call:
+    """Decode a PredictRequest."""
     spec_bytes, asked = b"", []
-    for field, piece in pieces(body, _SPEC, _FILTER):
+    for field, piece in top_level_fields(body, _SPEC, _FILTER):
         if isinstance(piece, int):
-            continue  # a number where none belongs: an unknown field
+            continue  # a number instead of a message: an unknown field
         if field == _SPEC:
-            spec_bytes += piece  # pieces of one message, as protobuf joins them
+            spec_bytes += piece  # protobuf concatenates the pieces of one message
         else:
             asked.append(piece)
     spec = _spec(spec_bytes)
     signature = spec.signature_name or SIGNATURES[0]
     if signature not in SIGNATURES:
         raise RequestRefused(
-            "invalid", f'There is no signature "{signature[:100]}". There are: {", ".join(SIGNATURES)}.'
+            "invalid", f'There is no signature "{signature[:100]}". Available: {", ".join(SIGNATURES)}.'
         )
     try:
-        outputs = chosen_outputs(name.decode() for name in asked)
+        outputs = requested_outputs(name.decode() for name in asked)
     except UnicodeDecodeError:
         raise malformed(" at output_filter") from None
     reader = RequestReader.of(model.columns)
@@ -86,44 +88,57 @@ def decode(body: bytes, model: Model, limits: Limits) -> Call:
 
 
 def encode(call: Call, answer: Scores) -> bytes:
-    """A PredictResponse."""
+    """Encode a PredictResponse."""
     details: _Details = call.details
     rows = answer.probability_B.size
     parts = []
     for name in details.outputs:
         output = OUTPUTS[name]
         parts.append(_head(name, rows))
-        # Class ids are 0 or 1, and so is each one's varint: the same single byte.
+        # Class ids are 0 or 1, whose varint is the same single byte.
         values = output.values(answer)
-        parts.append(values.astype("u1").tobytes() if output.whole else values.tobytes())
-    parts.append(block(2, spec_bytes(details.model, answer.version, details.signature)))
+        parts.append(values.astype("u1").tobytes() if output.is_integer else values.tobytes())
+    parts.append(bytes_field(2, spec_bytes(details.model, answer.version, details.signature)))
     return b"".join(parts)
 
 
 def spec_bytes(model: str, version: int, signature: str = "") -> bytes:
     """A serialized ModelSpec."""
-    return text(1, model) + block(2, b"\x08" + number(version)) + text(3, signature)
+    return (
+        string_field(1, model) + bytes_field(2, b"\x08" + encode_varint(version)) + string_field(3, signature)
+    )
 
 
 @lru_cache(maxsize=4096)
 def _head(name: str, rows: int) -> bytes:
-    """All of an output's map entry that comes before its values; it depends on how many they are, not on them."""
+    """The bytes of an output's map entry before its values; they depend only on the number of values."""
     output = OUTPUTS[name]
-    dtype, field, size = (_INT64, _INT64_LIST, 1) if output.whole else (_FLOAT, _FLOAT_LIST, 4)
-    shape = b"".join(block(2, b"\x08" + number(dim)) for dim in (rows, output.width))
+    dtype, field, size = (_INT64, _INT64_LIST, 1) if output.is_integer else (_FLOAT, _FLOAT_LIST, 4)
+    shape = b"".join(bytes_field(2, b"\x08" + encode_varint(dim)) for dim in (rows, output.width))
     values = rows * output.width * size
-    tensor = b"\x08" + number(dtype) + block(2, shape) + number(field << 3 | 2) + number(values)
-    entry = block(1, name.encode()) + number(2 << 3 | 2) + number(len(tensor) + values) + tensor
-    return number(1 << 3 | 2) + number(len(entry) + values) + entry
+    tensor = (
+        b"\x08"
+        + encode_varint(dtype)
+        + bytes_field(2, shape)
+        + encode_varint(field << 3 | 2)
+        + encode_varint(values)
+    )
+    entry = (
+        bytes_field(1, name.encode())
+        + encode_varint(2 << 3 | 2)
+        + encode_varint(len(tensor) + values)
+        + tensor
+    )
+    return encode_varint(1 << 3 | 2) + encode_varint(len(entry) + values) + entry
 
 
-# ── what the model is, and how it is ───────────────────────────────────────────────────────────
+# ── metadata and status ────────────────────────────────────────────────────────────────────────
 
 
-def metadata(body: bytes, model: Model) -> bytes:
+def metadata(body: bytes, model: ServedModel) -> bytes:
     """A GetModelMetadataResponse: inputs and outputs of both signatures."""
     spec_bytes, asked = b"", []
-    for field, piece in pieces(body, 1, 2):
+    for field, piece in top_level_fields(body, 1, 2):
         if field == 1 and isinstance(piece, bytes):
             spec_bytes += piece
         elif isinstance(piece, bytes):
@@ -131,9 +146,9 @@ def metadata(body: bytes, model: Model) -> bytes:
     for name in asked:
         if name != "signature_def":
             raise RequestRefused(
-                "invalid", f'There is no metadata field "{name[:60]}". There is: signature_def.'
+                "invalid", f'There is no metadata field "{name[:60]}". Available: signature_def.'
             )
-    numbers, several = number_columns(model.features), several_columns(model.features)
+    numbers, several = number_columns(model.features), multi_value_columns(model.features)
     signatures = SignatureDefMap()
     for name in SIGNATURES:
         signature = signatures.signature_def[name]
@@ -142,7 +157,9 @@ def metadata(body: bytes, model: Model) -> bytes:
             shape = (-1, -1) if column in several else (-1,)
             _describe(signature.inputs[column], column, _FLOAT if column in numbers else _STRING, shape)
         for output, what in OUTPUTS.items():
-            _describe(signature.outputs[output], output, _INT64 if what.whole else _FLOAT, (-1, what.width))
+            _describe(
+                signature.outputs[output], output, _INT64 if what.is_integer else _FLOAT, (-1, what.width)
+            )
     response = GetModelMetadataResponse()
     response.model_spec.name = _spec(spec_bytes).name
     response.model_spec.version.value = model.number
@@ -159,7 +176,7 @@ def _describe(info: ModelSpec, name: str, dtype: int, shape: tuple[int, ...]) ->
 
 
 def status(versions: Mapping[int, str]) -> bytes:
-    """A GetModelStatusResponse: the state of each version, by TensorFlow Serving's word for it."""
+    """A GetModelStatusResponse; the states are names of TensorFlow Serving's enum."""
     response = GetModelStatusResponse()
     states = GetModelStatusResponse.DESCRIPTOR.fields_by_name["model_version_status"].message_type
     for version, state in sorted(versions.items(), reverse=True):

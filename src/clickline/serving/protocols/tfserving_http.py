@@ -9,21 +9,21 @@ from clickline.serving.protocols.call import (
     OUTPUTS,
     Call,
     Limits,
-    Model,
     Scores,
+    ServedModel,
     Target,
+    multi_value_columns,
     number_columns,
-    several_columns,
 )
 from clickline.serving.protocols.http_common import (
-    Known,
-    Reply,
-    Request,
+    HttpRequest,
+    HttpResponse,
+    ServerState,
     check_target,
-    json_reply,
-    number_texts,
+    format_numbers,
+    json_response,
     parse_json,
-    shown,
+    preview,
     version_header,
 )
 from clickline.serving.protocols.json_rows import kind_name, rows_from_columns, rows_from_objects
@@ -33,14 +33,14 @@ _SIGNATURES = ("predict", "serving_default")
 Form = Literal["rows", "columns"]
 
 
-def read_predict(request: Request, model: Model, limits: Limits) -> Call:
+def read_predict(request: HttpRequest, model: ServedModel, limits: Limits) -> Call:
     document = parse_json(request.body)
     if type(document) is not dict:
-        raise RequestRefused("invalid", f"the body is {kind_name(document)}; an object is allowed.")
+        raise RequestRefused("invalid", f"the body is {kind_name(document)}; it must be an object.")
     signature = document.get("signature_name", "")
     if signature not in ("", *_SIGNATURES):
         allowed = " or ".join(_SIGNATURES)
-        raise RequestRefused("invalid", f"signature_name is {shown(signature)}; {allowed} is allowed.")
+        raise RequestRefused("invalid", f"signature_name is {preview(signature)}; it must be {allowed}.")
     if ("instances" in document) == ("inputs" in document):
         raise RequestRefused("invalid", "the body must hold either instances (rows) or inputs (columns).")
     form: Form = "rows" if "instances" in document else "columns"
@@ -51,36 +51,36 @@ def read_predict(request: Request, model: Model, limits: Limits) -> Call:
     return Call(rows, details=form)
 
 
-def write_predict(form: Form, answer: Scores) -> Reply:
+def write_predict(form: Form, answer: Scores) -> HttpResponse:
     outputs = {name: (output.values(answer), output.width) for name, output in OUTPUTS.items()}
     if form == "columns":
         tensors = {name: values.reshape(-1, width) for name, (values, width) in outputs.items()}
-        return json_reply({"outputs": tensors}, headers=[version_header(answer)])
+        return json_response({"outputs": tensors}, headers=[version_header(answer)])
     row = ",".join(f'"{name}":[{",".join(["%b"] * width)}]' for name, (_, width) in outputs.items())
     template = f"{{{row}}}".encode()
     texts = [
-        number_texts(values.reshape(-1, width)[:, place])
+        format_numbers(values.reshape(-1, width)[:, place])
         for values, width in outputs.values()
         for place in range(width)
     ]
     rows = b",".join(map(template.__mod__, zip(*texts, strict=True)))
-    return json_reply(b'{"predictions":[%b]}' % rows, headers=[version_header(answer)])
+    return json_response(b'{"predictions":[%b]}' % rows, headers=[version_header(answer)])
 
 
-def status(target: Target, known: Known) -> Reply:
-    model = check_target(target, known)
+def status(target: Target, state: ServerState) -> HttpResponse:
+    model = check_target(target, state)
     version = {
         "version": str(model.number),
         "state": "AVAILABLE",
         "status": {"error_code": "OK", "error_message": ""},
     }
-    return json_reply({"model_version_status": [version]})
+    return json_response({"model_version_status": [version]})
 
 
-def metadata(target: Target, known: Known) -> Reply:
-    model = check_target(target, known)
+def metadata(target: Target, state: ServerState) -> HttpResponse:
+    model = check_target(target, state)
     numbers = number_columns(model.features)
-    several = several_columns(model.features)
+    several = multi_value_columns(model.features)
     signature = {
         "inputs": {
             name: _tensor(
@@ -89,12 +89,12 @@ def metadata(target: Target, known: Known) -> Reply:
             for name in model.columns
         },
         "outputs": {
-            name: _tensor(name, "DT_INT64" if output.whole else "DT_FLOAT", output.width)
+            name: _tensor(name, "DT_INT64" if output.is_integer else "DT_FLOAT", output.width)
             for name, output in OUTPUTS.items()
         },
         "method_name": "tensorflow/serving/predict",
     }
-    return json_reply(
+    return json_response(
         {
             "model_spec": {"name": target.model, "signature_name": "", "version": str(model.number)},
             "metadata": {"signature_def": {"signature_def": dict.fromkeys(_SIGNATURES, signature)}},
@@ -103,7 +103,7 @@ def metadata(target: Target, known: Known) -> Reply:
 
 
 def _tensor(name: str, dtype: str, width: int | None) -> dict[str, Any]:
-    """A tensor of rows, each of `width` values; None: one value without a dimension of its own."""
+    """Describe a tensor of rows with `width` values each; None: one value without its own dimension."""
     sizes = ["-1"] if width is None else ["-1", str(width)]
     shape = {"dim": [{"size": size, "name": ""} for size in sizes], "unknown_rank": False}
     return {"dtype": dtype, "tensor_shape": shape, "name": f"{name}:0"}

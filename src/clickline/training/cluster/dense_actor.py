@@ -1,4 +1,4 @@
-"""The process that holds the dense part in async mode."""
+"""The Ray actor of the dense parameter server in async mode."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from clickline.artifacts.dataset import Dataset
 from clickline.models.model import Model
 from clickline.models.model_plan import ModelPlan
 from clickline.storage.storage import Storage
-from clickline.training.cluster.dense_parameter_server import Holder
-from clickline.training.cluster.role_log import RoleLog, resident
-from clickline.training.dense_optimizer import Dense
+from clickline.training.cluster.dense_parameter_server import DenseParameterServer
+from clickline.training.cluster.role_log import RoleLog, resident_bytes
+from clickline.training.dense_optimizer import DenseOptimizer
 
 
-class Network:
-    """A holder with its network built and loaded. The driver makes an actor of it."""
+class DenseActor:
+    """Builds and loads the network, and forwards calls to the dense parameter server."""
 
     def __init__(
         self,
         dataset: str,
         plan: ModelPlan,
         model_file: Path | None,
-        staleness: int,
-        scaled: bool,
+        max_staleness: int,
+        scale_lr: bool,
         state: Mapping[str, NDArray[Any]],
         step: int,
         log: Path,
@@ -37,19 +37,19 @@ class Network:
         self._log = RoleLog(log)
         features = Dataset.open(Storage(), dataset).features
         model = Model.build(features, plan, 1, model_file)
-        self._dense = Dense(model.network, plan, model.custom)
+        self._dense = DenseOptimizer(model.network, plan, model.custom)
         self._dense.load_state(state, step=step)
-        self._holder = Holder(self._dense, staleness, scaled)
-        self._log.say(f"network at step {step}, process {os.getpid()}")
+        self._server = DenseParameterServer(self._dense, max_staleness, scale_lr)
+        self._log.write(f"network at step {step}, process {os.getpid()}")
 
-    async def open(self, stream: int, token: int, start: int) -> int:
-        return self._holder.open(stream, token, start)
+    async def open_stream(self, stream: int, token: int, start: int) -> int:
+        return self._server.open_stream(stream, token, start)
 
-    async def close(self, stream: int) -> None:
-        self._holder.close(stream)
+    async def close_stream(self, stream: int) -> None:
+        self._server.close_stream(stream)
 
     async def weights(self, stream: int, token: int) -> tuple[NDArray[np.float32], int]:
-        return await self._holder.weights(stream, token)
+        return await self._server.weights(stream, token)
 
     async def push(
         self,
@@ -61,14 +61,14 @@ class Network:
         version: int,
         rows: int,
     ) -> tuple[NDArray[np.float32], int]:
-        return await self._holder.push(stream, token, sequence, gradient, total, version, rows)
+        return await self._server.push(stream, token, sequence, gradient, total, version, rows)
 
     async def state(self) -> dict[str, NDArray[Any]]:
         return self._dense.state()
 
-    async def where(self) -> tuple[str, int]:
-        """Its machine, and its memory in bytes."""
-        return socket.gethostname(), resident()
+    async def host_and_memory(self) -> tuple[str, int]:
+        """Its host name, and its memory in bytes."""
+        return socket.gethostname(), resident_bytes()
 
     async def step(self) -> int:
         return self._dense.step

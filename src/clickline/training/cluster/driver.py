@@ -1,11 +1,12 @@
-"""The driver of a run: an epoch at a time, cuts, and what is done between epochs.
+"""The driver of a cluster run: trains one epoch at a time, takes checkpoints, and scores and evicts between epochs.
 
-    driver.begin(…)                       shards with the rows of a checkpoint, or none
-    for pause in driver.learn(…):         yields where nothing is under way and a cut is due
-        driver.freeze(…)
+    driver.begin(…)                       embedding servers with the rows of a checkpoint, or empty ones
+    for pause in driver.train_epoch(…):   yields when no batch is in flight and a checkpoint is due
+        driver.begin_snapshots(…)
     driver.score(…), driver.evict(…)      between epochs
 
-What cannot be mended in place is raised as `Lost`: then everything goes back to the last cut, by `begin` again.
+A fault that cannot be repaired in place raises `StateLost`: the caller rolls back to the last checkpoint by calling
+`begin` again.
 """
 
 from __future__ import annotations
@@ -27,196 +28,213 @@ from clickline.progress import Progress
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 from clickline.training.batches import Position
-from clickline.training.cluster.async_epoch import Leasing
-from clickline.training.cluster.embedding_server import ShardState, join_reports
-from clickline.training.cluster.job import Job, Lost, Pause
-from clickline.training.cluster.job_status import Figures
-from clickline.training.cluster.monitor import KEEPER_SECONDS, Watch
-from clickline.training.cluster.sync_epoch import Together
+from clickline.training.cluster.async_epoch import AsyncEpoch
+from clickline.training.cluster.embedding_server import EmbeddingServerState, merge_reports
+from clickline.training.cluster.job import PausePoint, StateLost, TrainingJob
+from clickline.training.cluster.job_status import JobMetrics
+from clickline.training.cluster.monitor import ACTOR_SECONDS, Monitor
+from clickline.training.cluster.sync_epoch import SyncEpoch
 from clickline.training.cluster.work_units import units_of
-from clickline.training.cluster.worker_group import WORK_SECONDS, WorkerGroup, Failed, WorkerHandle
+from clickline.training.cluster.worker_group import WORK_SECONDS, WorkerFailed, WorkerGroup, WorkerHandle
 
 _SCORE_SECONDS = 600.0
-_LOOK_SECONDS = 1.0  # between two looks whether those that write are still there
+_LOOK_SECONDS = 1.0  # between two checks that the embedding servers that write are alive
 
 
 class Driver:
-    """Runs one training job on a cluster. There is one in a run."""
+    """Runs one training job on a cluster. A run has exactly one driver."""
 
-    def __init__(self, job: Job, progress: Progress, tell: Callable[[Figures], None]) -> None:
+    def __init__(self, job: TrainingJob, progress: Progress, report: Callable[[JobMetrics], None]) -> None:
         self._job = job
-        self._watch = Watch(job, progress, tell)
-        self._crew = WorkerGroup(job, self._watch, progress)
-        self._together = Together(self._crew)
+        self._monitor = Monitor(job, progress, report)
+        self._group = WorkerGroup(job, self._monitor, progress)
+        self._sync_epoch = SyncEpoch(self._group)
         self._token = 1
-        self._dense: Mapping[str, NDArray[Any]] = {}  # what it began with
-        self._fresh = True  # and no worker has it yet
+        self._dense: Mapping[str, NDArray[Any]] = {}  # the dense state that the run began with
+        self._unloaded = True  # no worker has loaded it yet
         self._scoring_with: tuple[int, tuple[str, ...]] | None = None
         self.step = 0
 
     def begin(self, restore: Sequence[Path], dense: Mapping[str, NDArray[Any]], step: int, rows: int) -> None:
-        """Hold what a checkpoint holds; workers follow when there is something to do."""
-        self._together.begin()
-        self._crew.begin(restore, dense, step, rows)
-        self._dense, self.step, self._fresh, self._scoring_with = dense, step, True, None
+        """Start the stateful actors from a checkpoint's state; workers start when there is work."""
+        self._sync_epoch.begin()
+        self._group.begin(restore, dense, step, rows)
+        self._dense, self.step, self._unloaded, self._scoring_with = dense, step, True, None
 
-    def restarted(self, lost: Lost) -> None:
-        """Everything goes back to the last cut. Raises ClusterError when that was done too often."""
+    def roll_back(self, lost: StateLost) -> None:
+        """Prepare to restart from the last checkpoint. Raises ClusterError after too many restarts."""
         if not lost.decided:
-            self._crew.count_restart(lost)
-        self._watch.restarted()
+            self._group.count_restart(lost)
+        self._monitor.restarted()
 
     def close(self, state: Literal["done", "stopped", "failed"], message: str = "") -> None:
-        """End everything that was started."""
-        self._watch.write(state, message=message)
-        self._watch.log.close()
-        self._crew.end_roles()
-        self._crew.close()
+        """Stop everything that was started and write the final status."""
+        self._monitor.write(state, message=message)
+        self._monitor.log.close()
+        self._group.stop_all()
+        self._group.close()
 
-    def words(self) -> str:
-        """The roles in one line."""
-        return self._watch.words()
+    def summary(self) -> str:
+        """All processes in one line."""
+        return self._monitor.summary()
 
     # ── an epoch ───────────────────────────────────────────────────────────────────────────────
 
-    def learn(
-        self, start: Position, units: Mapping[str, Any] | None, cut_due: Callable[[int], bool]
-    ) -> Iterator[Pause]:
-        """Learn to the end of the epoch; yields at each pause where a cut is due. Raises Lost."""
-        self._crew.await_workers(self._job.rules.min)
+    def train_epoch(
+        self, start: Position, units: Mapping[str, Any] | None, checkpoint_due: Callable[[int], bool]
+    ) -> Iterator[PausePoint]:
+        """Train to the end of the epoch; yields at each pause for a checkpoint. Raises StateLost."""
+        self._group.await_workers(self._job.rules.min)
         yield from (
-            self._learn_together(start, cut_due) if self._job.sync else self._lease(start, units, cut_due)
+            self._train_sync(start, checkpoint_due)
+            if self._job.sync
+            else self._train_async(start, units, checkpoint_due)
         )
 
-    def _learn_together(self, start: Position, cut_due: Callable[[int], bool]) -> Iterator[Pause]:
-        yield from self._together.learn(start, self.step, self._load, cut_due, self._moved)
+    def _train_sync(self, start: Position, checkpoint_due: Callable[[int], bool]) -> Iterator[PausePoint]:
+        yield from self._sync_epoch.run(start, self.step, self._load_initial, checkpoint_due, self._set_step)
 
-    def _lease(
-        self, start: Position, units: Mapping[str, Any] | None, cut_due: Callable[[int], bool]
-    ) -> Iterator[Pause]:
+    def _train_async(
+        self, start: Position, units: Mapping[str, Any] | None, checkpoint_due: Callable[[int], bool]
+    ) -> Iterator[PausePoint]:
         settings = self._job.batches
         dataset = Dataset.open(Storage(), self._job.dataset)
-        all_units = units_of(dataset, settings["seed"], start.epoch, in_time=settings["in_time"])
-        leasing = Leasing(self._crew, all_units, units, self._token)
+        all_units = units_of(dataset, settings["seed"], start.epoch, time_ordered=settings["time_ordered"])
+        async_epoch = AsyncEpoch(self._group, all_units, units, self._token)
         try:
-            yield from leasing.learn(start, cut_due, self._moved, self.step)
+            yield from async_epoch.run(start, checkpoint_due, self._set_step, self.step)
         finally:
-            self._token = leasing.leases.next_token
+            self._token = async_epoch.leases.next_token
 
-    def tell(self) -> None:
-        """The figures as they are now."""
-        self._watch.settle(self._crew, self.step)
+    def report(self) -> None:
+        """Poll all processes now and report the metrics."""
+        self._monitor.refresh(self._group, self.step)
 
-    def _moved(self, step: int) -> None:
+    def _set_step(self, step: int) -> None:
         self.step = step
 
-    def _load(self, member: WorkerHandle) -> None:
-        """The first worker of the first group gets what the run began with."""
-        self._crew.ask(member, member.actor.load.remote(self._dense, self.step))
-        self._fresh = False
+    def _load_initial(self, worker: WorkerHandle) -> None:
+        """Load the dense state that the run began with into the first worker of the first group."""
+        self._group.worker_result(worker, worker.actor.load_state.remote(self._dense, self.step))
+        self._unloaded = False
 
-    # ── cuts ───────────────────────────────────────────────────────────────────────────────────
+    # ── checkpoints ────────────────────────────────────────────────────────────────────────────
 
     def dense_state(self) -> dict[str, NDArray[Any]]:
-        """Network and optimizer as they are, while nothing is under way."""
-        crew = self._crew
-        if crew.network is not None:
-            found: dict[str, NDArray[Any]] = crew.keepers([crew.network.state.remote()])[0]
-            return found
-        if self._fresh:
+        """Network and optimizer state, while no batch is in flight."""
+        group = self._group
+        if group.dense_server is not None:
+            state: dict[str, NDArray[Any]] = group.actor_results([group.dense_server.state.remote()])[0]
+            return state
+        if self._unloaded:
             return dict(self._dense)
-        for member in crew.here():
+        for worker in group.started_workers():
             try:
-                step, state = crew.ask(member, member.actor.state.remote())
-            except Failed:
+                step, state = group.worker_result(worker, worker.actor.state.remote())
+            except WorkerFailed:
                 continue
-            if step == self.step:  # not one that came when the epoch was over
+            if step == self.step:  # not a worker that joined after the epoch ended
                 return dict(state)
-        crew.act_on_losses()
-        raise Lost("no worker is left that has the network, so everything goes back to the last cut")
+        group.handle_losses()
+        raise StateLost("no worker is left that has the network, so everything goes back to the last cut")
 
-    def hours(self) -> list[HourlyCounts]:
-        """How well rows were predicted before they were learned, since the last time; without those of lost workers."""
-        counted = []
-        for member in self._crew.here():
+    def hourly_counts(self) -> list[HourlyCounts]:
+        """Prediction counts of rows before they were trained on, since the last call; without those of lost workers."""
+        counts = []
+        for worker in self._group.started_workers():
             try:
-                counted.append(self._crew.ask(member, member.actor.hours.remote()))
-            except Failed:
+                counts.append(self._group.worker_result(worker, worker.actor.take_hourly_counts.remote()))
+            except WorkerFailed:
                 continue
-        return counted
+        return counts
 
-    def freeze(self, folder: Path, share: float) -> dict[str, Any]:
-        """Every shard cuts now and begins to write its part; for each part what will answer with its digest."""
+    def begin_snapshots(self, folder: Path, share: float) -> dict[str, Any]:
+        """Let every embedding server snapshot its tables now and begin writing; by file name, the ref of its digest."""
         names = part_names(self._job.shards)
-        shards = self._crew.embedding_servers
-        begun = self._crew.keepers(
-            [shard.freeze.remote(folder / name, share) for shard, name in zip(shards, names, strict=True)]
+        shards = self._group.embedding_servers
+        started = self._group.actor_results(
+            [
+                shard.begin_snapshot.remote(folder / name, share)
+                for shard, name in zip(shards, names, strict=True)
+            ]
         )
-        if not all(begun):
-            raise ClusterError("a cut was asked for while a batch was under way. Please report this.")
-        return {name: shard.written.remote() for shard, name in zip(shards, names, strict=True)}
+        if not all(started):
+            raise ClusterError(
+                "a checkpoint was requested while a batch was in flight. Please report this bug."
+            )
+        return {name: shard.snapshot_digest.remote() for shard, name in zip(shards, names, strict=True)}
 
-    def written(self, parts: Mapping[str, Any]) -> dict[str, str]:
-        """The digests of the parts, once all are on disk. Any thread may wait here."""
+    def await_snapshots(self, parts: Mapping[str, Any]) -> dict[str, str]:
+        """The digests of the files, once all are on disk. May be called from any thread."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
-        writing, shards = list(parts.values()), self._crew.embedding_servers
+        writing, shards = list(parts.values()), self._group.embedding_servers
         until = time.monotonic() + WORK_SECONDS
         try:
             while ray.wait(writing, num_returns=len(writing), timeout=_LOOK_SECONDS)[1]:
-                self._crew.check_cluster()
-                ray.get([shard.state.remote() for shard in shards], timeout=KEEPER_SECONDS)
+                self._group.check_cluster()
+                ray.get([shard.state.remote() for shard in shards], timeout=ACTOR_SECONDS)
                 if time.monotonic() > until:
-                    raise Lost(f"a shard has not written its part within {WORK_SECONDS:,.0f} s")
+                    raise StateLost(
+                        f"an embedding server did not write its snapshot within {WORK_SECONDS:,.0f} s"
+                    )
             return dict(zip(parts, ray.get(writing), strict=True))
-        except RayTaskError as error:  # the disk is full, most likely
+        except RayTaskError as error:  # most likely the disk is full
             raise error.cause from None
         except RayError as error:
-            raise Lost("a shard was lost while it wrote its part") from error
+            raise StateLost("an embedding server was lost while it wrote its snapshot") from error
 
-    def cut_done(self, step: int, seconds: float, stalled: float) -> None:
-        self._watch.cut_done(step, seconds, stalled)
+    def checkpoint_written(self, step: int, seconds: float, stalled: float) -> None:
+        self._monitor.checkpoint_written(step, seconds, stalled)
 
     # ── between epochs ─────────────────────────────────────────────────────────────────────────
 
-    def states(self) -> list[ShardState]:
-        states: list[ShardState] = self._crew.keepers([shard.state.remote() for shard in self._crew.embedding_servers])
-        return states
+    def shard_states(self) -> list[EmbeddingServerState]:
+        shard_states: list[EmbeddingServerState] = self._group.actor_results(
+            [shard.state.remote() for shard in self._group.embedding_servers]
+        )
+        return shard_states
 
     def slots(self) -> tuple[SlotReport, ...]:
-        return join_reports([state.slots for state in self.states()])
+        return merge_reports([state.slots for state in self.shard_states()])
 
     def decay(self, rate: float) -> None:
-        self._crew.keepers([shard.decay.remote(rate) for shard in self._crew.embedding_servers], WORK_SECONDS)
+        self._group.actor_results(
+            [shard.decay.remote(rate) for shard in self._group.embedding_servers], WORK_SECONDS
+        )
 
     def evict(self, rule: Eviction, now_hour: int) -> tuple[SlotReport, ...]:
-        shards = self._crew.embedding_servers
-        gone = self._crew.keepers([shard.evict.remote(rule, now_hour) for shard in shards], WORK_SECONDS)
-        return join_reports(gone)
+        shards = self._group.embedding_servers
+        evicted = self._group.actor_results(
+            [shard.evict.remote(rule, now_hour) for shard in shards], WORK_SECONDS
+        )
+        return merge_reports(evicted)
 
     def score(self, rows: LabelledRows) -> NDArray[np.float32]:
-        """Click probabilities before calibration; the workers share the rows."""
-        crew = self._crew
+        """Click probabilities before calibration, computed by all workers in parallel."""
+        group = self._group
         while True:
-            team = crew.await_workers()
+            team = group.await_workers()
             try:
-                self._refresh(team)
+                self._load_current(team)
                 bounds = [rows.rows * rank // len(team) for rank in range(len(team) + 1)]
-                asked = [
-                    (member, member.actor.score.remote(rows.part(first, last)))
-                    for member, first, last in zip(team, bounds, bounds[1:], strict=False)
+                requests = [
+                    (worker, worker.actor.score.remote(rows.slice(first, last)))
+                    for worker, first, last in zip(team, bounds, bounds[1:], strict=False)
                 ]
-                return np.concatenate([crew.ask(member, ref, _SCORE_SECONDS) for member, ref in asked])
-            except Failed:
-                crew.look_for_losses()  # those that are left score it again
+                return np.concatenate(
+                    [group.worker_result(worker, ref, _SCORE_SECONDS) for worker, ref in requests]
+                )
+            except WorkerFailed:
+                group.find_losses()  # the remaining workers score the rows again
 
-    def _refresh(self, team: Sequence[WorkerHandle]) -> None:
-        """Every worker scores with the network as it is now."""
-        key = self.step, tuple(member.name for member in team)
+    def _load_current(self, team: Sequence[WorkerHandle]) -> None:
+        """Make sure that every worker has the current network."""
+        key = self.step, tuple(worker.name for worker in team)
         if key == self._scoring_with:
             return
         state = self.dense_state()
-        for member in team:
-            self._crew.ask(member, member.actor.load.remote(state, self.step))
-        self._fresh, self._scoring_with = False, key
+        for worker in team:
+            self._group.worker_result(worker, worker.actor.load_state.remote(state, self.step))
+        self._unloaded, self._scoring_with = False, key

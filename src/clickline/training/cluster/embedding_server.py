@@ -1,10 +1,11 @@
-"""A shard: its part of the sparse rows, and the order in which it takes what workers say.
+"""An embedding server: one shard of the embedding tables, which applies the batches of each stream in order.
 
-A batch of a stream may come in several parts, one from each worker of a group. It is found, counted and answered when
-all parts have asked, and applied when all have pushed: as one batch, with one optimizer step an id. A batch may be
-asked for early; it is answered when the one before it is applied, so that nobody learns from rows of the past.
+A batch of a stream may come in several parts, one from each worker of a process group. Its ids are looked up, counted
+and answered when all parts have been pulled, and its gradients applied when all parts have been pushed: as one batch,
+with one optimizer step per id. A batch may be pulled ahead; it is answered when the previous one is applied, so that
+no worker trains on outdated rows.
 
-The class knows nothing of Ray but that its methods run in one event loop; the driver makes an actor of it.
+The class knows nothing of Ray except that its methods run in one event loop; the driver runs it as an async actor.
 """
 
 from __future__ import annotations
@@ -21,39 +22,39 @@ from typing import Any, NamedTuple
 
 from clickline.embedding import (
     Eviction,
-    Found,
-    Gradients,
-    Reply,
-    Request,
-    Saved,
+    LookupReply,
+    LookupRequest,
+    RowGradients,
+    ShardLookup,
     ShardTables,
     SlotReport,
     Snapshot,
+    SnapshotFile,
     Tables,
-    freeze,
+    begin_snapshot,
     inner_shards,
-    load,
+    load_snapshot,
 )
 from clickline.errors import Fenced
-from clickline.training.cluster.role_log import RoleLog, resident
-from clickline.training.cluster.streams import Stream, Streams
+from clickline.training.cluster.role_log import RoleLog, resident_bytes
+from clickline.training.cluster.streams import BatchStream, BatchStreams
 
 
 @dataclass(frozen=True)
-class ShardSpec:
-    """What a shard is made from."""
+class EmbeddingServerSpec:
+    """Constructor arguments of an embedding server."""
 
     number: int
     of: int
-    tables: Mapping[str, Any]  # what `Tables` are made from
+    tables: Mapping[str, Any]  # arguments of `Tables`
     threads: int
-    restore: tuple[Path, ...]  # the parts of the checkpoint it begins with
-    rows: int  # that were learned before it
+    restore: tuple[Path, ...]  # the table files of the checkpoint to restore
+    rows: int  # trained before it started
     log: Path
 
 
-class Place(NamedTuple):
-    """Which part of which batch: how a worker signs what it sends."""
+class PartKey(NamedTuple):
+    """Identifies one part of one batch; every message of a worker carries it."""
 
     stream: int
     token: int
@@ -62,196 +63,197 @@ class Place(NamedTuple):
     parts: int
 
 
-class ShardState(NamedTuple):
-    """What a shard holds."""
+class EmbeddingServerState(NamedTuple):
+    """State of one embedding server."""
 
     ids: int
-    memory: int  # bytes of the process, without what its tables hold free for new ids
+    memory: int  # bytes of the process, without the tables' free space for new ids
     node: str
     newest_hour: int
-    rows: int  # that were learned, each once
+    rows: int  # trained, each counted once
     slots: tuple[SlotReport, ...]
 
 
 @dataclass
 class _Batch:
-    """A batch of which some parts have come."""
+    """A batch of which some parts have arrived."""
 
-    answered: asyncio.Future[tuple[Reply, ...]]
-    requests: dict[int, Request] = field(default_factory=dict)
-    gradients: dict[int, Gradients] = field(default_factory=dict)
+    answered: asyncio.Future[tuple[LookupReply, ...]]
+    requests: dict[int, LookupRequest] = field(default_factory=dict)
+    gradients: dict[int, RowGradients] = field(default_factory=dict)
     rows: int = 0
-    found: Found | None = None
+    found: ShardLookup | None = None
 
 
-class Shard:
-    """Rows of the ids that belong to it; every batch counted once and applied once."""
+class EmbeddingServer:
+    """Holds the rows of its ids; every batch is counted once and applied once."""
 
-    def __init__(self, spec: ShardSpec) -> None:
+    def __init__(self, spec: EmbeddingServerSpec) -> None:
         self._log = RoleLog(spec.log)
         tables = Tables(**spec.tables, threads=spec.threads)
         if spec.restore:
-            load(tables, spec.restore, keep=inner_shards(spec.number, spec.of))
+            load_snapshot(tables, spec.restore, keep=inner_shards(spec.number, spec.of))
         self._tables = ShardTables(tables, spec.number, spec.of)
         self._inner = tables
-        self._streams = Streams()
+        self._streams = BatchStreams()
         self._batches: dict[tuple[int, int], _Batch] = {}
-        self._moved = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._rows = spec.rows
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="cut")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._snapshot: Snapshot | None = None
-        self._writing: Future[Saved] | None = None
+        self._writing: Future[SnapshotFile] | None = None
         self._node = socket.gethostname()
-        self._log.say(f"shard {spec.number} of {spec.of} with {tables.size:,} ids, process {os.getpid()}")
+        self._log.write(f"shard {spec.number} of {spec.of} with {tables.size:,} ids, process {os.getpid()}")
 
-    # ── owners ─────────────────────────────────────────────────────────────────────────────────
+    # ── streams ────────────────────────────────────────────────────────────────────────────────
 
-    async def open(self, stream: int, token: int, start: int) -> tuple[int, int]:
-        """Give a stream to a new owner; how many batches of it were counted, and applied. What the owner before had
-        begun is dropped, and whatever it still sends is refused."""
+    async def open_stream(self, stream: int, token: int, start: int) -> tuple[int, int]:
+        """Give a stream to a new owner; returns how many of its batches were counted and applied. Unfinished batches of
+        the previous owner are dropped, and its messages are refused from now on."""
         opened = self._streams.open(stream, token, start)
-        dropped = Fenced(f"stream {stream} was given to token {token} meanwhile.")
+        fenced = Fenced(f"stream {stream} was given to token {token} in the meantime.")
         for key in [key for key in self._batches if key[0] == stream]:
             batch = self._batches.pop(key)
             if not batch.answered.done():
-                batch.answered.set_exception(dropped)
-                batch.answered.exception()  # whoever waits gets it; if nobody does, that is no news
-        await self._move()
-        self._log.say(f"stream {stream}: token {token} from batch {opened.applied} on")
-        return opened.found, opened.applied
+                batch.answered.set_exception(fenced)
+                batch.answered.exception()  # marks it as retrieved: perhaps no call waits for it
+        await self._notify()
+        self._log.write(f"stream {stream}: token {token}, next batch {opened.applied}")
+        return opened.counted, opened.applied
 
-    async def close(self, stream: int) -> None:
-        """The stream is learned: nothing is taken for it any more."""
+    async def close_stream(self, stream: int) -> None:
+        """Close a finished stream: its messages are refused from now on."""
         self._streams.close(stream)
-        await self._move()
+        await self._notify()
 
     # ── batches ────────────────────────────────────────────────────────────────────────────────
 
-    async def pull(self, place: Place, request: Request) -> Reply:
-        """The rows of one part of a batch; its ids are counted and created with those of the other parts."""
-        stream = await self._turn(place)
-        if place.sequence < stream.applied:  # done before a fault, here but not everywhere
-            return self._tables.look(request)
-        batch = self._batch(place)
-        batch.requests[place.part] = request
-        if len(batch.requests) == place.parts:
-            count = stream.found == place.sequence
-            with self._whole_or_gone():
-                batch.found = self._tables.find([batch.requests[p] for p in range(place.parts)], count=count)
+    async def pull(self, key: PartKey, request: LookupRequest) -> LookupReply:
+        """The rows for one part of a batch; its ids are counted and created together with those of the other parts."""
+        stream = await self._wait_turn(key)
+        if key.sequence < stream.applied:  # applied before a fault, here but not on every server
+            return self._tables.lookup(request)
+        batch = self._batch(key)
+        batch.requests[key.part] = request
+        if len(batch.requests) == key.parts:
+            count = stream.counted == key.sequence
+            with self._exit_without_memory():
+                batch.found = self._tables.find([batch.requests[p] for p in range(key.parts)], count=count)
                 if count:
-                    stream.found += 1
+                    stream.counted += 1
                 batch.answered.set_result(self._tables.replies(batch.found))
-        return (await asyncio.shield(batch.answered))[place.part]
+        return (await asyncio.shield(batch.answered))[key.part]
 
-    async def push(self, place: Place, gradients: Gradients, rows: int, factor: float) -> None:
-        """Learn one part of a batch; with the last part all of it. A repeated push changes nothing."""
-        stream = self._owned(place)
-        if place.sequence < stream.applied:
+    async def push(self, key: PartKey, gradients: RowGradients, rows: int, factor: float) -> None:
+        """Take the gradients of one part of a batch; the last part applies them all. A repeated push changes
+        nothing."""
+        stream = self._owned_stream(key)
+        if key.sequence < stream.applied:
             return
-        batch = self._batch(place)
-        if place.part in batch.gradients:
+        batch = self._batch(key)
+        if key.part in batch.gradients:
             return
-        batch.gradients[place.part] = gradients
+        batch.gradients[key.part] = gradients
         batch.rows += rows
-        if len(batch.gradients) < place.parts:
+        if len(batch.gradients) < key.parts:
             return
-        assert batch.found is not None  # who pushes has pulled
-        with self._whole_or_gone():
-            self._tables.apply(batch.found, [batch.gradients[p] for p in range(place.parts)], factor)
+        assert batch.found is not None  # a push follows its pull
+        with self._exit_without_memory():
+            self._tables.apply(batch.found, [batch.gradients[p] for p in range(key.parts)], factor)
         self._rows += batch.rows
         stream.applied += 1
-        del self._batches[place.stream, place.sequence]
-        await self._move()
+        del self._batches[key.stream, key.sequence]
+        await self._notify()
 
-    async def look(self, request: Request) -> Reply:
-        """Rows to score with; nothing is counted or created."""
-        return self._tables.look(request)
+    async def lookup(self, request: LookupRequest) -> LookupReply:
+        """The rows for scoring; nothing is counted or created."""
+        return self._tables.lookup(request)
 
     @contextmanager
-    def _whole_or_gone(self) -> Iterator[None]:
-        """Without memory a batch may be half counted or half learned, which nobody can take back: then this shard
-        ends, and everything goes back to the last cut."""
+    def _exit_without_memory(self) -> Iterator[None]:
+        """Exit if memory runs out: the batch may be half counted or half applied, which cannot be undone, so training
+        rolls back to the last checkpoint."""
         try:
             yield
         except MemoryError:
-            self._log.say("no memory for a batch: this shard ends, since its rows may be half learned")
+            self._log.write("out of memory in a batch: exiting, because its rows may be half updated")
             os._exit(1)
 
-    def _owned(self, place: Place) -> Stream:
-        """The stream that is the sender's. That one was refused is worth a line: it is how a late one is known."""
+    def _owned_stream(self, key: PartKey) -> BatchStream:
+        """The stream, if the sender owns it. A refused message is logged: it shows that a fenced worker was alive."""
         try:
-            return self._streams.of(place.stream, place.token)
+            return self._streams.owned_by(key.stream, key.token)
         except Fenced as error:
-            self._log.say(f"refused part {place.part} of batch {place.sequence}: {error}")
+            self._log.write(f"refused part {key.part} of batch {key.sequence}: {error}")
             raise
 
-    async def _turn(self, place: Place) -> Stream:
-        """Wait until the batches before it are applied."""
-        async with self._moved:
+    async def _wait_turn(self, key: PartKey) -> BatchStream:
+        """Wait until all earlier batches of the stream are applied."""
+        async with self._changed:
             while True:
-                stream = self._owned(place)
-                if place.sequence <= stream.applied:
+                stream = self._owned_stream(key)
+                if key.sequence <= stream.applied:
                     return stream
-                await self._moved.wait()
+                await self._changed.wait()
 
-    async def _move(self) -> None:
-        async with self._moved:
-            self._moved.notify_all()
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
-    def _batch(self, place: Place) -> _Batch:
-        key = place.stream, place.sequence
-        if key not in self._batches:
-            self._batches[key] = _Batch(asyncio.get_running_loop().create_future())
-        return self._batches[key]
+    def _batch(self, key: PartKey) -> _Batch:
+        batch_key = key.stream, key.sequence
+        if batch_key not in self._batches:
+            self._batches[batch_key] = _Batch(asyncio.get_running_loop().create_future())
+        return self._batches[batch_key]
 
-    # ── cuts ───────────────────────────────────────────────────────────────────────────────────
+    # ── snapshots ──────────────────────────────────────────────────────────────────────────────
 
-    async def freeze(self, path: Path, share: float) -> bool:
-        """Cut here and now, and begin to write; False while a batch is counted and not learned."""
+    async def begin_snapshot(self, path: Path, share: float) -> bool:
+        """Snapshot the tables now and begin to write; False while a batch is counted but not applied."""
         if self._streams.in_flight:
             return False
-        await self.forget_cut()
-        self._snapshot = freeze(self._inner, share=share)
+        await self.discard_snapshot()
+        self._snapshot = begin_snapshot(self._inner, share=share)
         self._writing = self._writer.submit(_write, self._snapshot, path)
         return True
 
-    async def written(self) -> str:
-        """The SHA-256 of the part, once it is on disk."""
+    async def snapshot_digest(self) -> str:
+        """The SHA-256 of the written file, once it is on disk."""
         assert self._writing is not None
         saved = await asyncio.wrap_future(self._writing)
         self._snapshot = self._writing = None
-        self._log.say(f"wrote {saved.rows:,} rows, {saved.size:,} bytes")
+        self._log.write(f"wrote {saved.rows:,} rows, {saved.size:,} bytes")
         return saved.sha256
 
-    async def hurry(self) -> None:
-        """Somebody waits for the part."""
+    async def unthrottle(self) -> None:
+        """Write the snapshot at full speed: the caller waits for it."""
         if self._snapshot is not None:
-            self._snapshot.hurry()
+            self._snapshot.unthrottle()
 
-    async def forget_cut(self) -> None:
-        """Nobody will use the part that is being written."""
+    async def discard_snapshot(self) -> None:
+        """Wait for an abandoned snapshot to finish and forget it."""
         if self._writing is not None and self._snapshot is not None:
-            self._snapshot.hurry()
+            self._snapshot.unthrottle()
             await asyncio.wait([asyncio.wrap_future(self._writing)])
         self._snapshot = self._writing = None
 
-    # ── all of it ──────────────────────────────────────────────────────────────────────────────
+    # ── whole tables ───────────────────────────────────────────────────────────────────────────
 
     async def decay(self, rate: float) -> None:
         self._inner.decay(rate)
 
     async def evict(self, rule: Eviction, now_hour: int) -> tuple[SlotReport, ...]:
-        await self.hurry()
+        await self.unthrottle()
         if self._writing is not None:
             await asyncio.wait([asyncio.wrap_future(self._writing)])
-        gone = self._inner.evict(rule, now_hour)
-        self._log.say(f"forgot {sum(slot.ids + slot.candidates for slot in gone):,} ids")
-        return gone
+        evicted = self._inner.evict(rule, now_hour)
+        self._log.write(f"evicted {sum(slot.ids + slot.candidates for slot in evicted):,} ids")
+        return evicted
 
-    async def state(self) -> ShardState:
-        return ShardState(
+    async def state(self) -> EmbeddingServerState:
+        return EmbeddingServerState(
             self._inner.size,
-            resident() - max(0, self._inner.memory_bytes - self._inner.needed_bytes),
+            resident_bytes() - max(0, self._inner.memory_bytes - self._inner.needed_bytes),
             self._node,
             self._tables.newest_hour,
             self._rows,
@@ -259,15 +261,15 @@ class Shard:
         )
 
 
-def _write(snapshot: Snapshot, path: Path) -> Saved:
+def _write(snapshot: Snapshot, path: Path) -> SnapshotFile:
     saved = snapshot.write(path)
-    with path.open("rb") as file:  # on disk before anybody says so
+    with path.open("rb") as file:  # durable before it is reported
         os.fsync(file.fileno())
     return saved
 
 
-def join_reports(reports: Sequence[tuple[SlotReport, ...]]) -> tuple[SlotReport, ...]:
-    """What all shards together say of every slot."""
+def merge_reports(reports: Sequence[tuple[SlotReport, ...]]) -> tuple[SlotReport, ...]:
+    """Sum the reports of all embedding servers, slot by slot."""
     return tuple(
         SlotReport(slots[0].name, sum(s.ids for s in slots), sum(s.candidates for s in slots))
         for slots in zip(*reports, strict=True)

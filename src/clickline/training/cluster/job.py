@@ -1,4 +1,4 @@
-"""What there is to train on a cluster, and what the parts of the driver tell each other; plain values."""
+"""The description of a cluster training job and the values that the driver's parts exchange."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 from clickline.embedding import Eviction
 from clickline.models.model_plan import ModelPlan
 from clickline.training.batches import Position
-from clickline.training.cluster.policy import Rules
+from clickline.training.cluster.policy import PolicyRules
 
 
 @dataclass(frozen=True)
-class Job:
-    """A training run."""
+class TrainingJob:
+    """Everything that defines a cluster training job."""
 
     home: Path
     run: Path
-    address: str | None  # of the cluster; None: one of our own
+    address: str | None  # of the Ray cluster; None: an embedded one
     dataset: str
     batches: Mapping[str, Any]  # settings of `Batches`
     plan: ModelPlan
-    tables: Mapping[str, Any]  # what `Tables` are made from
+    tables: Mapping[str, Any]  # arguments of `Tables`
     model_file: Path | None
     sync: bool
-    staleness: int
-    staleness_rate: bool
-    rules: Rules
+    max_staleness: int
+    scale_lr_by_staleness: bool
+    rules: PolicyRules
     shards: int
     worker_cpus: float
     worker_memory: int | None  # bytes to reserve
@@ -36,23 +36,23 @@ class Job:
     shard_memory: int | None
     eviction: Eviction | None
     total_rows: int
-    group_seconds: float = 30.0  # after which a silent member of a group is lost
+    group_seconds: float = 30.0  # after which a silent worker of a process group is lost
 
     @property
     def threads(self) -> int:
-        """Of a worker."""
+        """Threads of one worker."""
         return max(1, int(self.worker_cpus))
 
 
-class Pause(NamedTuple):
-    """A moment at which nothing is under way and everybody waits."""
+class PausePoint(NamedTuple):
+    """A point at which all workers are paused and no batch is in flight."""
 
     position: Position
-    units: Mapping[str, Any] | None  # async: which units are done and begun
+    units: Mapping[str, Any] | None  # async: progress of the leases
 
 
-class Lost(Exception):
-    """State is gone that only the last cut has. `decided`: the policy has counted it, and its reason was told."""
+class StateLost(Exception):
+    """State was lost that only the last checkpoint has. `decided`: the policy has counted and reported it."""
 
     def __init__(self, reason: str, *, decided: bool = False) -> None:
         super().__init__(reason)

@@ -1,12 +1,12 @@
-"""Where a running driver and other processes meet: plain files.
+"""The status of a cluster run in plain files, shared by its driver and other commands.
 
-    <home>/cluster.json          which run is the newest
-    <run>/cluster/lock           held by the driver as long as it lives; holds its pid and host
-                  status.json    how far it is; only the driver writes it
-                  scale.json     how many workers `clickline scale` asks for; only the driver removes it
-                  logs/          a file a role: driver.log, worker-3.log, shard-0.log, network.log
+    <home>/cluster.json          the newest run
+    <run>/cluster/lock           held by the driver while it lives; contains its pid and host
+                  status.json    progress; only the driver writes it
+                  scale.json     workers requested by `clickline scale`; only the driver removes it
+                  logs/          one file per process: driver.log, worker-3.log, shard-0.log, network.log
 
-A wish of `clickline scale` outlives a driver that is killed, and ends with one that ends by itself.
+A request of `clickline scale` survives a driver that is killed and is removed by one that ends by itself.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any, Literal
 
 from clickline.errors import ClusterError
 from clickline.storage.atomic import put_atomically
-from clickline.storage.file_lock import holder_of, sign, take
+from clickline.storage.file_lock import acquire, read_owner, write_owner
 
 EVENTS = 20
 
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """A process that computes."""
+    """State of one worker."""
 
     name: str  # worker-3
     node: str
@@ -42,8 +42,8 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True)
-class ShardStatus:
-    """A process that holds sparse rows, or the network (then it has no ids)."""
+class ServerStatus:
+    """State of one stateful actor: an embedding server, or the dense parameter server, which has no ids."""
 
     name: str  # shard-0, network
     node: str
@@ -54,7 +54,7 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class LeaseCounts:
-    """Units of the epoch."""
+    """Work units of the epoch by state."""
 
     todo: int
     open: int
@@ -62,18 +62,18 @@ class LeaseCounts:
 
 
 @dataclass(frozen=True)
-class CutStatus:
-    """The last checkpoint of everything at once."""
+class CheckpointStatus:
+    """The last checkpoint."""
 
     step: int
     at: str
     seconds: float  # to write it
-    stalled: float = 0.0  # of these, how long nobody learned
+    stalled: float = 0.0  # of these, how long training stood still
 
 
 @dataclass(frozen=True)
-class Figures:
-    """How training is doing."""
+class JobMetrics:
+    """Progress and metrics of training."""
 
     step: int = 0
     rows: int = 0
@@ -97,37 +97,37 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Status:
-    """What people want to know of a cluster run while it runs. Times are UTC, as ISO 8601."""
+class JobStatus:
+    """Status of a cluster run, as `clickline status` shows it. Times are UTC in ISO 8601."""
 
     state: Literal["starting", "waiting", "running", "done", "stopped", "failed"]
     mode: Literal["sync", "async"]
-    generation: int = 0  # how often it went back to a cut
+    generation: int = 0  # number of rollbacks to a checkpoint
     workers: tuple[WorkerStatus, ...] = ()
-    shards: tuple[ShardStatus, ...] = ()
-    network: ShardStatus | None = None
+    shards: tuple[ServerStatus, ...] = ()
+    network: ServerStatus | None = None
     leases: LeaseCounts | None = None
-    last_cut: CutStatus | None = None
-    figures: Figures = Figures()
+    last_cut: CheckpointStatus | None = None
+    figures: JobMetrics = JobMetrics()
     events: tuple[Event, ...] = ()  # the newest last
-    most: int | None = None  # workers: train.workers.max
-    message: str = ""  # what it waits for, or why it failed
+    most: int | None = None  # train.workers.max
+    message: str = ""  # what the job waits for, or why it failed
 
 
 # ── the driver's side ──────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
-def driving(home: Path, run: Path) -> Iterator[None]:
-    """Be the one driver of a run, which becomes the newest of its home. Raises ClusterError if another one is."""
+def driver_lock(home: Path, run: Path) -> Iterator[None]:
+    """Hold the driver lock of a run and make it the newest run of its home. Raises ClusterError if it is taken."""
     folder = run / "cluster"
-    logs_of(run).mkdir(parents=True, exist_ok=True)
-    held = take(folder / "lock")
+    logs_folder(run).mkdir(parents=True, exist_ok=True)
+    held = acquire(folder / "lock")
     if held is None:
-        raise _is_taken(run)
+        raise _already_running(run)
     try:
-        sign(held, {"pid": os.getpid(), "host": socket.gethostname()})
-        (folder / "status.json").unlink(missing_ok=True)  # of the driver before
+        write_owner(held, {"pid": os.getpid(), "host": socket.gethostname()})
+        (folder / "status.json").unlink(missing_ok=True)  # of the previous driver
         put_atomically(home / "cluster.json", json.dumps({"run": os.path.relpath(run, home)}).encode())
         try:
             yield
@@ -137,8 +137,8 @@ def driving(home: Path, run: Path) -> Iterator[None]:
         os.close(held)
 
 
-def write_status(run: Path, status: Status) -> None:
-    """Put it in place of the one before, whole. A full disk is no reason to stop: then the one before stays."""
+def write_status(run: Path, status: JobStatus) -> None:
+    """Replace the status file atomically. On a full disk the previous one stays, and training continues."""
     document = {
         **asdict(status),
         "events": [asdict(event) for event in status.events[-EVENTS:]],
@@ -147,87 +147,89 @@ def write_status(run: Path, status: Status) -> None:
         "host": socket.gethostname(),
         "updated_at": _now(),
     }
-    hidden = run / "cluster" / ".status.json.new"  # the holder of the lock is alone here
+    hidden = run / "cluster" / ".status.json.new"  # only the lock holder writes here
     with suppress(OSError):
         hidden.write_text(json.dumps(document, indent=1))
         hidden.replace(hidden.with_name("status.json"))
 
 
-def asked_workers(run: Path) -> int | None:
-    """How many workers `clickline scale` asks for."""
+def requested_workers(run: Path) -> int | None:
+    """The number of workers requested by `clickline scale`."""
     asked = _document(run / "cluster" / "scale.json").get("workers")
     return asked if isinstance(asked, int) else None
 
 
-# ── the others' ────────────────────────────────────────────────────────────────────────────────
+# ── other commands ─────────────────────────────────────────────────────────────────────────────
 
 
 def newest_run(home: Path) -> Path | None:
-    """The folder of the cluster run that was begun last."""
+    """The folder of the cluster run that was started last."""
     name = _document(home / "cluster.json").get("run")
     return home / name if isinstance(name, str) else None
 
 
-def logs_of(run: Path) -> Path:
+def logs_folder(run: Path) -> Path:
     return run / "cluster" / "logs"
 
 
 def read_status(home: Path) -> dict[str, Any] | None:
     """The status of the newest cluster run, as a document; None if there was none.
 
-    `alive` says whether its driver is; `asked` how many workers `clickline scale` asks for. The state is `lost` if
-    the driver is gone without a word."""
+    `alive`: whether its driver is alive; `asked`: workers requested by `clickline scale`. The state is `lost` if the
+    driver died without writing a final status."""
     run = newest_run(home)
     if run is None:
         return None
-    holder = holder_of(run / "cluster" / "lock")  # first: a driver writes its last status before it goes
+    holder = read_owner(
+        run / "cluster" / "lock"
+    )  # first: a driver writes its final status before it releases the lock
     document = {"state": "starting", "run": run.name, **_document(run / "cluster" / "status.json")}
     if holder is not None and document.get("pid", holder.get("pid")) != holder.get("pid"):
         document = {
             "state": "starting",
             "run": run.name,
-        }  # it wrote nothing yet: that is of the driver before
+        }  # the file is of the previous driver
     if holder is None and document["state"] in ("starting", "waiting", "running"):
         document["state"] = "lost"
     document.update({key: holder[key] for key in ("pid", "host") if holder and key in holder})
-    return {**document, "alive": holder is not None, "folder": str(run), "asked": asked_workers(run)}
+    return {**document, "alive": holder is not None, "folder": str(run), "asked": requested_workers(run)}
 
 
-def ask_workers(home: Path, workers: int) -> dict[str, Any]:
-    """Tell the driver that is alive to go on with so many workers; returns its status. Raises ClusterError."""
+def request_workers(home: Path, workers: int) -> dict[str, Any]:
+    """Request a number of workers from the running driver; returns its status. Raises ClusterError."""
     status = read_status(home)
     if status is None:
         raise ClusterError(
-            f"no training on a cluster was begun in {home}. `clickline train` begins one, with train.mode: cluster."
+            f"no cluster training was started in {home}. `clickline train` with train.mode: cluster starts one."
         )
     if not status["alive"]:
-        ended = "was lost without a word" if status["state"] == "lost" else f"is {status['state']}"
+        ended = "died without a final status" if status["state"] == "lost" else f"is {status['state']}"
         raise ClusterError(
-            f"no training runs on a cluster: run {status['run']} {ended}. `clickline train` goes on with it; "
-            "train.workers says with how many workers."
+            f"no cluster training is running: run {status['run']} {ended}. `clickline train` resumes it; "
+            "train.workers sets the number of workers."
         )
-    most = status.get("most")
-    if most is not None and workers > most:
+    max_workers = status.get("most")
+    if max_workers is not None and workers > max_workers:
         raise ClusterError(
-            f"run {status['run']} was started with train.workers.max {most}, and {workers} are asked for. "
-            f"Ask for at most {most}, or stop it and start it again with a higher one: it goes on where it was."
+            f"run {status['run']} was started with train.workers.max {max_workers}, and {workers} were requested. "
+            f"Request at most {max_workers}, or restart the run with a higher limit: it resumes where it was."
         )
-    wish = {"workers": workers, "at": _now()}
-    put_atomically(Path(status["folder"], "cluster", "scale.json"), json.dumps(wish).encode())
+    request = {"workers": workers, "at": _now()}
+    put_atomically(Path(status["folder"], "cluster", "scale.json"), json.dumps(request).encode())
     return status
 
 
-def _is_taken(run: Path) -> ClusterError:
-    holder = holder_of(run / "cluster" / "lock")
-    who = f" by pid {holder['pid']} on {holder['host']}" if holder else ""
+def _already_running(run: Path) -> ClusterError:
+    holder = read_owner(run / "cluster" / "lock")
+    owner = f" by pid {holder['pid']} on {holder['host']}" if holder else ""
     return ClusterError(
-        f"run {run.name} is being trained already{who}. `clickline status` shows how far it is; "
-        "end that process before you start another one."
+        f"run {run.name} is already being trained{owner}. `clickline status` shows its progress; "
+        "stop that process before you start another one."
     )
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Empty when there is none, or what a power cut left of it."""
+    """The JSON document; empty if the file is missing or damaged, for example by a power failure."""
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Who learns which unit of an epoch: each is to do, leased, or done, and is finished exactly once.
+"""Leases of the work units of an epoch: each unit is queued, leased or done, and is finished exactly once.
 
-A lease has a token, and tokens only rise. When a worker is lost, its units return; when one takes far longer than
-the others and nothing else is left to do, an idle worker gets its unit. Either way the unit's next lease has a higher
-token, and the one before finishes nothing any more.
+A lease has a token, and tokens only increase. When a worker is lost, its units return to the queue; when a lease takes
+far longer than the others and the queue is empty, an idle worker gets its unit. Either way the next lease of the unit
+has a higher token, and the earlier lease can no longer finish it.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from clickline.training.cluster.work_units import Unit
+from clickline.training.cluster.work_units import WorkUnit
 
-PATIENCE_SECONDS = 30.0  # nobody is a straggler before
-_TIMES_MEDIAN = 3.0
+PATIENCE_SECONDS = 30.0  # no lease is a straggler earlier
+_MEDIAN_FACTOR = 3.0
 
 
 @dataclass(frozen=True)
-class Lease:
-    """A unit in the hands of one worker."""
+class WorkLease:
+    """A unit that is leased to one worker."""
 
-    unit: Unit
+    unit: WorkUnit
     token: int
-    start_batch: int  # the batches before are learned
+    start_batch: int  # earlier batches are trained
     worker: str
     since: float
-    batches_done: int  # as the worker told, from the unit's beginning
-    taken_from: str | None = None  # the worker that was too slow
+    batches_done: int  # reported by the worker, from the beginning of the unit
+    taken_from: str | None = None  # the straggler that had the unit
 
 
 class Leases:
-    """The units of one epoch. `token` is the first that is given out: higher than any before, whoever gave it."""
+    """The units of one epoch. `token` is the first to be issued: higher than any issued before in the run."""
 
     def __init__(
-        self, units: Sequence[Unit], token: int = 1, *, patience_seconds: float = PATIENCE_SECONDS
+        self, units: Sequence[WorkUnit], token: int = 1, *, patience_seconds: float = PATIENCE_SECONDS
     ) -> None:
         self._units = {unit.number: unit for unit in units}
         self._todo = sorted((unit.number, 0) for unit in units)  # (unit, next batch), in order
-        self._open: dict[int, Lease] = {}  # by token
+        self._open: dict[int, WorkLease] = {}  # by token
         self._done: set[int] = set()
         self._token = token
-        self._seconds: list[float] = []  # that whole units took
+        self._seconds: list[float] = []  # durations of complete units
         self._patience = patience_seconds
 
     @property
@@ -55,7 +55,7 @@ class Leases:
         return len(self._todo)
 
     @property
-    def open(self) -> tuple[Lease, ...]:
+    def open(self) -> tuple[WorkLease, ...]:
         return tuple(self._open.values())
 
     @property
@@ -66,9 +66,9 @@ class Leases:
     def all_done(self) -> bool:
         return len(self._done) == len(self._units)
 
-    def grant(self, worker: str, now: float, ready: int | None = None) -> Lease | None:
-        """Work for an idle worker: the unit it has `ready` if that is still to do, else the first there is, else that
-        of the slowest straggler; None if there is none."""
+    def grant(self, worker: str, now: float, ready: int | None = None) -> WorkLease | None:
+        """A lease for an idle worker: its prefetched unit `ready` if that is still queued, else the first in the queue,
+        else the unit of the slowest straggler; None if there is none."""
         if self._todo:
             at = next((at for at, (number, _) in enumerate(self._todo) if number == ready), 0)
             number, batch = self._todo.pop(at)
@@ -80,49 +80,49 @@ class Leases:
         return None
 
     def fence(self) -> int:
-        """A token that nobody holds, above all others: whoever has an earlier one is refused."""
+        """A new highest token without a lease: holders of earlier tokens are refused."""
         self._token += 1
         return self._token - 1
 
-    def coming(self, taken: Set[int]) -> Unit | None:
-        """The first unit to do that is not among those others make ready for."""
+    def next_unit(self, taken: Set[int]) -> WorkUnit | None:
+        """The first queued unit that no other worker prefetches."""
         return next((self._units[number] for number, _ in self._todo if number not in taken), None)
 
     def progress(self, token: int, batches_done: int) -> bool:
-        """How far a lease is; False if it is fenced or finished."""
+        """Record the progress of a lease; False if it is fenced or finished."""
         lease = self._open.get(token)
         if lease is None:
             return False
         self._open[token] = replace(lease, batches_done=max(lease.batches_done, batches_done))
         return True
 
-    def finished(self, token: int, now: float) -> bool:
-        """The unit is learned; False if the lease is fenced: then another one counts."""
+    def finish(self, token: int, now: float) -> bool:
+        """Mark the unit as done; False if the lease is fenced and another one counts."""
         lease = self._open.pop(token, None)
         if lease is None:
             return False
         self._done.add(lease.unit.number)
-        if lease.start_batch == 0:  # a part of a unit says nothing of how long one takes
+        if lease.start_batch == 0:  # the time of a partial unit says nothing about a whole one
             self._seconds.append(now - lease.since)
         return True
 
-    def lost(self, worker: str) -> list[Unit]:
-        """The units that a lost worker had; they are to do again, from the batch they were at."""
+    def release(self, worker: str) -> list[WorkUnit]:
+        """Return the units of a worker to the queue, to resume at their last reported batch."""
         returned = [lease for lease in self._open.values() if lease.worker == worker]
         for lease in returned:
             del self._open[lease.token]
             insort(self._todo, (lease.unit.number, lease.batches_done))
         return [lease.unit for lease in returned]
 
-    def stragglers(self, now: float) -> list[Lease]:
-        """Leases that take far longer than units did, the slowest first."""
+    def stragglers(self, now: float) -> list[WorkLease]:
+        """Leases that take far longer than finished units did, the slowest first."""
         usual = median(self._seconds) if self._seconds else 0.0
-        limit = max(self._patience, _TIMES_MEDIAN * usual)
+        limit = max(self._patience, _MEDIAN_FACTOR * usual)
         slow = [lease for lease in self._open.values() if now - lease.since > limit]
         return sorted(slow, key=lambda lease: (lease.since, lease.token))
 
     def to_json(self) -> dict[str, Any]:
-        """For a cut: what is done, and the batch at which each unit that was begun goes on."""
+        """For a checkpoint: the finished units, and the batch at which each started unit resumes."""
         begun = [*self._todo, *((lease.unit.number, lease.batches_done) for lease in self._open.values())]
         return {
             "done": sorted(self._done),
@@ -133,14 +133,14 @@ class Leases:
     @classmethod
     def from_json(
         cls,
-        units: Sequence[Unit],
+        units: Sequence[WorkUnit],
         document: Mapping[str, Any],
         token: int = 1,
         *,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> Leases:
-        """As they were at the cut, with nobody holding any. What is given out is at least `token`: leases that were
-        granted after the cut, and that it does not know, must stay fenced."""
+        """The state at the checkpoint, with no open lease. Issued tokens are at least `token`: leases that were granted
+        after the checkpoint must stay fenced."""
         leases = cls(units, max(token, document["next_token"]), patience_seconds=patience_seconds)
         leases._done = set(document["done"])
         begun = {int(number): batch for number, batch in document["begun"].items()}
@@ -149,8 +149,10 @@ class Leases:
         )
         return leases
 
-    def _lease(self, unit: Unit, worker: str, batch: int, now: float, taken_from: str | None = None) -> Lease:
-        lease = Lease(unit, self._token, batch, worker, now, batch, taken_from)
+    def _lease(
+        self, unit: WorkUnit, worker: str, batch: int, now: float, taken_from: str | None = None
+    ) -> WorkLease:
+        lease = WorkLease(unit, self._token, batch, worker, now, batch, taken_from)
         self._token += 1
         self._open[lease.token] = lease
         return lease

@@ -1,11 +1,11 @@
-"""What to do about what was seen: a decision, with its reason in words. Nothing here acts, waits or looks.
+"""Pure policy: an observation of the cluster in, a decision with its reason out. Nothing here acts, waits or polls.
 
-workers lost, one is left        Resize   the others go on
-a shard, the network, all lost   Restart  from the last cut
-one place fails again and again  GiveUp
-room for more, or more asked     Resize   up, not too often
-less asked                       Resize   down
-no room to begin                 Keep     and GiveUp when it takes too long
+workers lost, at least one remains           Resize   continue with the others
+a stateful actor or all workers lost         Restart  from the last checkpoint
+the same location fails repeatedly           GiveUp
+free capacity, or more workers requested     Resize   up, not too often
+fewer workers requested                      Resize   down
+no capacity to start                         Keep     and GiveUp after a while
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Literal
 from clickline.distributed.session import ROOM_SECONDS
 from clickline.progress import human_size
 
-GROW_SECONDS = 10.0  # between two steps of growth
-_LONGEST_GROW_SECONDS = 60.0
-_CALM_SECONDS = 60.0  # without a loss, then growth is quick again
-_FORGET_SHARE, _GIVE_UP_SHARE = 0.85, 0.95
-_RESTARTS = 3  # times `crashes`: how often everything may go back to the same cut
+GROW_SECONDS = 10.0  # between two increases
+_MAX_GROW_SECONDS = 60.0
+_CALM_SECONDS = 60.0  # without a loss, after which growth is fast again
+_EVICT_SHARE, _GIVE_UP_SHARE = 0.85, 0.95
+_RESTARTS = 3  # times `max_failures`: how often training may roll back to the same checkpoint
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Go on as it is."""
+    """Change nothing."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Resize:
-    """Go on with so many workers, from where it is."""
+    """Continue with this number of workers, without a rollback."""
 
     workers: int
     reason: str
@@ -42,21 +42,21 @@ class Resize:
 
 @dataclass(frozen=True)
 class Restart:
-    """Go back to the last cut, and on from there."""
+    """Roll back to the last checkpoint and resume from there."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """End with an error; the checkpoints stay."""
+    """Fail the run; its checkpoints stay."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Forget:
-    """Let a shard evict by the rule of train.eviction, now."""
+class Evict:
+    """Let an embedding server evict ids now, by the rule of train.eviction."""
 
     shard: int
     reason: str
@@ -64,206 +64,215 @@ class Forget:
 
 Decision = Keep | Resize | Restart | GiveUp
 
-Why = Literal["crashed", "preempted", "straggling", "partitioned", "out_of_memory"]
-"""preempted: its node left. That says nothing against the place it was at, and spends no budget."""
+LossReason = Literal["crashed", "preempted", "straggling", "partitioned", "out_of_memory"]
+"""preempted: its node left. That does not count as a failure of its location."""
 
 
 @dataclass(frozen=True)
-class Loss:
-    """A process that is gone, or is given up."""
+class LostProcess:
+    """A process that is gone or was given up."""
 
     role: Literal["worker", "shard", "network"]
     name: str
-    why: Why
-    place: str = ""  # what it was at: "step 120", "unit 3, batch 17"; empty: nothing yet
-    error: str = ""  # its last words
+    reason: LossReason
+    location: str = ""  # "step 120" or "unit 3, batch 17"; empty: it had not begun
+    error: str = ""  # its last error
 
     def __str__(self) -> str:
-        place = f" at {self.place}" if self.place else ""
-        words = f" ({self.error.strip().splitlines()[-1]})" if self.error.strip() else ""
-        return f"{self.name} {_WHY[self.why]}{place}{words}"
+        location = f" at {self.location}" if self.location else ""
+        error = f" ({self.error.strip().splitlines()[-1]})" if self.error.strip() else ""
+        return f"{self.name} {_REASONS[self.reason]}{location}{error}"
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the driver sees. `lost` is what it had not told before."""
+class Observation:
+    """The cluster as the driver sees it. `lost` has only new losses."""
 
     workers: int  # alive
-    room: int  # how many more the cluster could start now
-    lost: tuple[Loss, ...] = ()
-    restart: str = ""  # why everything has to go back to the last cut, where no loss tells
-    asked: int | None = None  # by `clickline scale`
-    learned: int = 0  # rows: what shows progress
-    cut: int = 0  # step of the last cut
-    has: str = ""  # what the cluster has, in words: "4 CPUs, 1 of them free"
+    free_slots: int  # more workers that fit now
+    lost: tuple[LostProcess, ...] = ()
+    restart: str = ""  # why training must roll back, if no loss explains it
+    requested: int | None = None  # by `clickline scale`
+    trained_rows: int = 0  # a measure of progress
+    checkpoint_step: int = 0  # of the last checkpoint
+    capacity: str = ""  # "4 CPUs, 1 of them free"
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What the config says."""
+class PolicyRules:
+    """The limits from the config."""
 
     min: int = 1
     max: int | None = None
-    crashes: int = 3
-    each: str = ""  # what one worker asks for, in words: "1 CPU and 2.0 GiB"
+    max_failures: int = 3
+    worker_size: str = ""  # what one worker requests: "1 CPU and 2.0 GiB"
     room_seconds: float = ROOM_SECONDS
 
 
 @dataclass(frozen=True)
-class Past:
-    """What later decisions depend on; give back the one you got."""
+class PolicyState:
+    """What later decisions depend on; pass the returned one to the next call."""
 
-    failures: Mapping[str, int] = field(default_factory=dict)  # by place
+    failures: Mapping[str, int] = field(default_factory=dict)  # by location
     lost_at: float = float("-inf")
     grow_after: float = float("-inf")
     grow_seconds: float = GROW_SECONDS
-    waits_since: float | None = None  # for room
+    waiting_since: float | None = None  # for capacity
 
 
-def decide(rules: Rules, past: Past, seen: Seen, now: float) -> tuple[Decision, Past]:
-    """What to do now, and what to remember of it."""
-    if seen.lost:
-        past = _with_losses(past, seen, now)
-        return _after_losses(rules, past, seen), past
-    if seen.restart:
-        past = replace(past, failures=Counter(past.failures) + Counter([_since_cut(seen)]))
-        return _too_often(rules, past, seen, seen.restart) or Restart(seen.restart), past
-    if seen.workers == 0:
-        return _begin(rules, past, seen, now)
-    past = replace(past, waits_since=None)
-    most = _most(rules, seen)
-    if most is not None and seen.workers > most:
-        by = "`clickline scale` asks for" if most == seen.asked else "train.workers.max is"
-        return Resize(most, f"{by} {_workers(most)}, and {seen.workers} run"), past
-    wanted = _at_most(seen.workers + seen.room, most)
-    if wanted > seen.workers and now >= past.grow_after:
-        reason = f"the cluster has room: from {seen.workers} to {_workers(wanted)}"
-        if seen.asked is not None:
-            reason += f"; `clickline scale` asks for {seen.asked}"
-        return Resize(wanted, reason), replace(past, grow_after=now + past.grow_seconds)
-    return Keep(), past
+def decide(
+    rules: PolicyRules, state: PolicyState, observed: Observation, now: float
+) -> tuple[Decision, PolicyState]:
+    """The decision, and the state for the next call."""
+    if observed.lost:
+        state = _count_losses(state, observed, now)
+        return _after_losses(rules, state, observed), state
+    if observed.restart:
+        state = replace(state, failures=Counter(state.failures) + Counter([_since_checkpoint(observed)]))
+        return _too_often(rules, state, observed, observed.restart) or Restart(observed.restart), state
+    if observed.workers == 0:
+        return _start(rules, state, observed, now)
+    state = replace(state, waiting_since=None)
+    limit = _limit(rules, observed)
+    if limit is not None and observed.workers > limit:
+        by = "`clickline scale` requests" if limit == observed.requested else "train.workers.max is"
+        return Resize(limit, f"{by} {_workers(limit)}, and {observed.workers} run"), state
+    workers = _capped(observed.workers + observed.free_slots, limit)
+    if workers > observed.workers and now >= state.grow_after:
+        reason = f"the cluster has capacity: from {observed.workers} to {_workers(workers)}"
+        if observed.requested is not None:
+            reason += f"; `clickline scale` requests {observed.requested}"
+        return Resize(workers, reason), replace(state, grow_after=now + state.grow_seconds)
+    return Keep(), state
 
 
-def decide_memory(seen: MemorySeen, *, evicts: bool) -> Keep | Forget | GiveUp:
-    """What to do about a shard's memory; `evicts`: train.eviction is set."""
-    share = seen.used / seen.limit
-    may_forget = evicts and not seen.forgot
-    found = f"shard {seen.shard} uses {human_size(seen.used)} of {human_size(seen.limit)} ({share:.0%})"
-    if share >= _GIVE_UP_SHARE and not may_forget:
-        forget = "forget more ids (train.eviction)" if evicts else "set train.eviction to forget old ids"
+def decide_memory(observed: MemoryUse, *, evicts: bool) -> Keep | Evict | GiveUp:
+    """What to do about the memory of an embedding server; `evicts`: train.eviction is set."""
+    share = observed.used / observed.limit
+    may_evict = evicts and not observed.evicted
+    sizes = f"{human_size(observed.used)} of {human_size(observed.limit)}"
+    usage = f"embedding server {observed.shard} uses {sizes} ({share:.0%})"
+    if share >= _GIVE_UP_SHARE and not may_evict:
+        advice = "evict more ids (train.eviction)" if evicts else "set train.eviction to evict old ids"
         return GiveUp(
-            f"{found}, and the system would kill it soon. Raise train.shards, give each more memory "
-            f"(cluster.shard.memory), admit fewer ids (train.admission), or {forget}; "
-            "the same command then goes on from the last checkpoint"
+            f"{usage}, and the kernel would soon kill it. Raise train.embedding_servers, give each more memory "
+            f"(cluster.embedding_server.memory), admit fewer ids (train.admission), or {advice}; "
+            "the same command then resumes from the last checkpoint"
         )
-    if share >= _FORGET_SHARE and may_forget:
-        return Forget(seen.shard, f"{found}: it forgets ids by train.eviction")
-    if share >= _FORGET_SHARE and not evicts:
-        return Keep(
-            f"{found}; training ends at {_GIVE_UP_SHARE:.0%}. train.eviction, which would make room, is not set"
-        )
+    if share >= _EVICT_SHARE and may_evict:
+        return Evict(observed.shard, f"{usage}: it evicts ids by train.eviction")
+    if share >= _EVICT_SHARE and not evicts:
+        return Keep(f"{usage}; training ends at {_GIVE_UP_SHARE:.0%}. Set train.eviction to evict old ids")
     return Keep()
 
 
 @dataclass(frozen=True)
-class MemorySeen:
-    """A shard's memory, in bytes."""
+class MemoryUse:
+    """Memory of an embedding server, in bytes."""
 
     shard: int
     used: int
     limit: int
-    forgot: bool = False  # it has evicted since it was crowded, and is crowded still
+    evicted: bool = False  # it has evicted ids and is still crowded
 
 
-_WHY = {
+_REASONS = {
     "crashed": "crashed",
     "preempted": "left with its node",
-    "straggling": "no longer moved",
-    "partitioned": "was cut off",
+    "straggling": "stopped making progress",
+    "partitioned": "became unreachable",
     "out_of_memory": "ran out of memory",
 }
 
 
-def _with_losses(past: Past, seen: Seen, now: float) -> Past:
-    failed = {_failure(loss, seen) for loss in seen.lost if loss.why != "preempted"}
-    if failed and (seen.workers == 0 or any(loss.role != "worker" for loss in seen.lost)):
-        failed.add(_since_cut(seen))  # everything goes back to it
-    if not failed:  # nodes come and go: no reason to grow slowly
-        return past
-    failures = Counter(past.failures)
+def _count_losses(state: PolicyState, observed: Observation, now: float) -> PolicyState:
+    failed = {_failure(loss, observed) for loss in observed.lost if loss.reason != "preempted"}
+    if failed and (observed.workers == 0 or any(loss.role != "worker" for loss in observed.lost)):
+        failed.add(_since_checkpoint(observed))  # training rolls back to it
+    if not failed:  # nodes come and go: not a reason to grow slowly
+        return state
+    failures = Counter(state.failures)
     failures.update(failed)
-    calm = now - past.lost_at >= _CALM_SECONDS
-    wait = GROW_SECONDS if calm else min(2 * past.grow_seconds, _LONGEST_GROW_SECONDS)
-    return replace(past, failures=failures, lost_at=now, grow_after=now + wait, grow_seconds=wait)
+    calm = now - state.lost_at >= _CALM_SECONDS
+    wait = GROW_SECONDS if calm else min(2 * state.grow_seconds, _MAX_GROW_SECONDS)
+    return replace(state, failures=failures, lost_at=now, grow_after=now + wait, grow_seconds=wait)
 
 
-def _since_cut(seen: Seen) -> str:
-    return f"the work after the cut at step {seen.cut:,}"
+def _since_checkpoint(observed: Observation) -> str:
+    return f"training after the checkpoint of step {observed.checkpoint_step:,}"
 
 
-def _failure(loss: Loss, seen: Seen) -> str:
-    """What counts as the same failure: the same place, or having come no further before there was one."""
-    return loss.place or f"starting, with {seen.learned:,} rows learned,"
+def _failure(loss: LostProcess, observed: Observation) -> str:
+    """The key by which failures are counted: the location, or the progress so far if it had none."""
+    return loss.location or f"starting, with {observed.trained_rows:,} rows trained,"
 
 
-def _after_losses(rules: Rules, past: Past, seen: Seen) -> Decision:
-    told = "; ".join(str(loss) for loss in seen.lost)
-    for loss in seen.lost:
-        place = _failure(loss, seen)
-        if loss.why != "preempted" and past.failures[place] >= rules.crashes:
+def _after_losses(rules: PolicyRules, state: PolicyState, observed: Observation) -> Decision:
+    losses = "; ".join(str(loss) for loss in observed.lost)
+    for loss in observed.lost:
+        location = _failure(loss, observed)
+        if loss.reason != "preempted" and state.failures[location] >= rules.max_failures:
             return GiveUp(
-                f"{place} failed {past.failures[place]} times with no progress between (cluster.crashes is "
-                f"{rules.crashes}). The last time: {loss}"
+                f"{location} failed {state.failures[location]} times without progress in between "
+                f"(cluster.max_failures is {rules.max_failures}). The last failure: {loss}"
             )
-    if (over := _too_often(rules, past, seen, told)) is not None:
+    if (over := _too_often(rules, state, observed, losses)) is not None:
         return over
-    if any(loss.role != "worker" for loss in seen.lost):
-        return Restart(f"{told}: what it held is gone, so everything goes back to the last cut")
-    if seen.workers == 0:
-        return Restart(f"{told}: no worker is left, so everything goes back to the last cut")
-    below = f", below train.workers.min {rules.min}" if seen.workers < rules.min else ""
-    verb = "goes" if seen.workers == 1 else "go"
-    return Resize(seen.workers, f"{told}: {_workers(seen.workers)} {verb} on{below}")
+    if any(loss.role != "worker" for loss in observed.lost):
+        return Restart(f"{losses}: its state is gone, so training rolls back to the last checkpoint")
+    if observed.workers == 0:
+        return Restart(f"{losses}: no worker is left, so training rolls back to the last checkpoint")
+    below = f", below train.workers.min {rules.min}" if observed.workers < rules.min else ""
+    verb = "continues" if observed.workers == 1 else "continue"
+    return Resize(observed.workers, f"{losses}: {_workers(observed.workers)} {verb}{below}")
 
 
-def _too_often(rules: Rules, past: Past, seen: Seen, told: str) -> GiveUp | None:
-    again = past.failures.get(_since_cut(seen), 0)
-    if again < _RESTARTS * rules.crashes:
+def _too_often(rules: PolicyRules, state: PolicyState, observed: Observation, losses: str) -> GiveUp | None:
+    restarts = state.failures.get(_since_checkpoint(observed), 0)
+    if restarts < _RESTARTS * rules.max_failures:
         return None
     return GiveUp(
-        f"{_since_cut(seen)} was begun {again} times and never came to another cut. The last time: {told}"
+        f"{_since_checkpoint(observed)} was started {restarts} times and never reached another checkpoint. "
+        f"The last failure: {losses}"
     )
 
 
-def _begin(rules: Rules, past: Past, seen: Seen, now: float) -> tuple[Decision, Past]:
-    most = _most(rules, seen)
-    least = _at_most(rules.min, most)
-    if seen.room >= least:
-        wanted = _at_most(seen.room, most)
-        reason = f"the cluster has room: begins with {_workers(wanted)}"
-        begun = replace(past, waits_since=None, grow_after=max(past.grow_after, now + past.grow_seconds))
-        return Resize(wanted, reason), begun
-    since = now if past.waits_since is None else past.waits_since
-    past = replace(past, waits_since=since)
-    each = f" of {rules.each}{' each' if least > 1 else ''}" if rules.each else ""
-    has = f" It has {seen.has}." if seen.has else ""
-    missing = f"{_workers(least)}{each} must fit to begin, and the cluster has room for {seen.room}.{has}"
+def _start(
+    rules: PolicyRules, state: PolicyState, observed: Observation, now: float
+) -> tuple[Decision, PolicyState]:
+    limit = _limit(rules, observed)
+    minimum = _capped(rules.min, limit)
+    if observed.free_slots >= minimum:
+        workers = _capped(observed.free_slots, limit)
+        reason = f"the cluster has capacity: starting with {_workers(workers)}"
+        started = replace(
+            state, waiting_since=None, grow_after=max(state.grow_after, now + state.grow_seconds)
+        )
+        return Resize(workers, reason), started
+    since = now if state.waiting_since is None else state.waiting_since
+    state = replace(state, waiting_since=since)
+    worker_size = f" of {rules.worker_size}{' each' if minimum > 1 else ''}" if rules.worker_size else ""
+    capacity = f" It has {observed.capacity}." if observed.capacity else ""
+    missing = (
+        f"{_workers(minimum)}{worker_size} must fit before training starts, and the cluster has capacity for "
+        f"{observed.free_slots}.{capacity}"
+    )
     if now - since >= rules.room_seconds:
         return GiveUp(
-            f"{missing} Waited {now - since:,.0f} s for more. Add nodes, or lower train.workers.min, "
+            f"{missing} Waited {now - since:,.0f} s for capacity. Add nodes, or lower train.workers.min, "
             "cluster.worker.cpus or cluster.worker.memory"
-        ), past
-    return Keep(f"waits for room: {missing}"), past
+        ), state
+    return Keep(f"waiting for capacity: {missing}"), state
 
 
-def _most(rules: Rules, seen: Seen) -> int | None:
-    """How many workers there may be; None: any number."""
-    bounds = [bound for bound in (rules.max, seen.asked) if bound is not None]
+def _limit(rules: PolicyRules, observed: Observation) -> int | None:
+    """The most workers allowed; None: any number."""
+    bounds = [bound for bound in (rules.max, observed.requested) if bound is not None]
     return min(bounds) if bounds else None
 
 
-def _at_most(count: int, most: int | None) -> int:
-    return count if most is None else min(count, most)
+def _capped(count: int, limit: int | None) -> int:
+    return count if limit is None else min(count, limit)
 
 
 def _workers(count: int) -> str:

@@ -1,4 +1,4 @@
-"""What a role of a cluster run tells of itself: lines in a file of its own that all machines see, and its memory."""
+"""The log file and memory use of one process of a cluster run; the file is on storage that all machines see."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 class RoleLog:
-    """Lines with their time, each whole: a role may die at any moment."""
+    """Timestamped lines, each written at once: the process may die at any moment."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", buffering=1, encoding="utf-8")
 
-    def say(self, message: str) -> None:
+    def write(self, message: str) -> None:
         stamp = datetime.now(UTC).isoformat(timespec="microseconds").removesuffix("+00:00")
         self._file.write("".join(f"{stamp}Z {line}\n" for line in message.splitlines()))
 
@@ -22,7 +22,7 @@ class RoleLog:
         self._file.close()
 
 
-def resident() -> int:
-    """Bytes of memory that this process has."""
+def resident_bytes() -> int:
+    """Resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

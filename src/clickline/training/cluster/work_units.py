@@ -1,4 +1,4 @@
-"""What there is to learn in an epoch, as ordered units of work: pure arithmetic, the same for any number of workers."""
+"""The ordered work units of an epoch: pure arithmetic, the same for any number of workers."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from clickline.training.batches import windows
 
 
 @dataclass(frozen=True)
-class Unit:
+class WorkUnit:
     """A window of `Batches`: what one worker leases with `sync: false`."""
 
     epoch: int
     number: int
     row_groups: tuple[tuple[int, int], ...]  # (shard, row group) of the dataset
-    rows: int  # as stored; those held out or sampled away are among them
+    rows: int  # as stored, including rows that are held out or sampled away
 
 
-def units_of(dataset: Dataset, seed: int, epoch: int, *, in_time: bool = False) -> list[Unit]:
-    """The units of an epoch, in the order in which local training learns them."""
+def units_of(dataset: Dataset, seed: int, epoch: int, *, time_ordered: bool = False) -> list[WorkUnit]:
+    """The units of an epoch, in the order of local training."""
     rows = {(shard, group): count for shard, group, count in dataset.row_groups("train")}
     return [
-        Unit(epoch, number, tuple(window), sum(rows[place] for place in window))
-        for number, window in enumerate(windows(dataset, seed, epoch, in_time=in_time))
+        WorkUnit(epoch, number, tuple(window), sum(rows[place] for place in window))
+        for number, window in enumerate(windows(dataset, seed, epoch, time_ordered=time_ordered))
     ]
 
 
-def share(rows: int, worker: int, of: int) -> slice:
-    """Which of a batch's rows worker 0 … of - 1 takes with `sync: true`; none, where there are fewer than workers."""
+def row_share(rows: int, worker: int, of: int) -> slice:
+    """The rows of a batch that worker 0 … of - 1 computes with `sync: true`; none if there are fewer rows than
+    workers."""
     return slice(rows * worker // of, rows * (worker + 1) // of)

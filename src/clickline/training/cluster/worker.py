@@ -1,10 +1,11 @@
-"""A worker: computes batches whose rows live in shards, with a group (sync) or by itself (async).
+"""A worker computes batches whose embedding rows live in embedding servers, with a process group (sync) or alone
+(async).
 
-A step: the replies of its pulls become the network's input; the next batch is asked for; forward and backward; the
-gradients by id are pushed; the dense gradients are summed over the group, or go to the network's holder. Everything
-that it sends is signed with a place (streams.py), so that after a fault another worker can do it again.
+A step: pulled rows become the network's input; the next batch is pulled ahead; forward and backward; row gradients are
+pushed to the embedding servers; dense gradients are all-reduced over the group, or pushed to the dense parameter
+server. Every message carries a `PartKey` (see streams.py), so that another worker can repeat it after a fault.
 
-The driver makes a threaded actor of it: `together` or `unit` runs in one thread while others ask, pause or feed it.
+The driver runs it as a threaded Ray actor: `run_sync` or `run_unit` runs in one thread, other calls in the others.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from clickline.artifacts.dataset import Dataset
-from clickline.embedding import Asked, RemoteTables, Reply
+from clickline.embedding import LookupReply, PendingLookup, RemoteTables
 from clickline.errors import Fenced
 from clickline.evaluation.binary_metrics import HourlyCounts
-from clickline.evaluation.rolling_metrics import Window
+from clickline.evaluation.rolling_metrics import RollingMetrics
 from clickline.models.model import Model
 from clickline.models.model_plan import ModelPlan
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 from clickline.training.batches import Batches, Position
-from clickline.training.cluster.embedding_server import Place
-from clickline.training.cluster.process_group import Group, Meeting, PeerLost
-from clickline.training.cluster.role_log import RoleLog, resident
-from clickline.training.cluster.row_exchange import Closed, Exchange, Portion
-from clickline.training.dense_optimizer import ASKED, LOSS, TOTAL, Dense, Diverged
+from clickline.training.cluster.embedding_server import PartKey
+from clickline.training.cluster.process_group import PeerLost, ProcessGroup, Rendezvous
+from clickline.training.cluster.role_log import RoleLog, resident_bytes
+from clickline.training.cluster.row_exchange import ExchangeClosed, LocalBatch, RowExchange
+from clickline.training.dense_optimizer import LOSS, PAUSE_REQUESTED, TOTAL_WEIGHT, DenseOptimizer, Diverged
 
 SYNC_STREAM = 0
 _SCORED_ROWS = 8192
@@ -51,20 +52,20 @@ _SCORED_ROWS = 8192
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker is made from."""
+    """Constructor arguments of a worker."""
 
     name: str
-    dataset: str  # its folder
+    dataset: str  # the dataset's folder
     batches: Mapping[str, Any]  # settings of `Batches`
     plan: ModelPlan
     model_file: Path | None
     threads: int
-    group_seconds: float  # after which a silent member of the group is lost
+    group_seconds: float  # after which a silent peer of the process group is lost
     log: Path
 
 
-class UnitLease(NamedTuple):
-    """A unit that is this worker's: window `unit` of `epoch` from batch `start` on."""
+class LeasedUnit(NamedTuple):
+    """A work unit leased to this worker: window `unit` of `epoch`, from batch `start` on."""
 
     stream: int
     token: int
@@ -73,78 +74,76 @@ class UnitLease(NamedTuple):
     start: int
 
 
-class Ended(NamedTuple):
-    """Why a worker's work ended."""
+class WorkResult(NamedTuple):
+    """How `run_sync` or `run_unit` ended."""
 
-    why: Literal["done", "paused", "broken", "diverged"]
+    outcome: Literal["done", "paused", "broken", "diverged"]
     step: int  # sync: the next step; async: the next batch of the unit
     error: str = ""
 
 
-class Report(NamedTuple):
-    """How a worker is doing."""
+class WorkerReport(NamedTuple):
+    """State of one worker, as polled by the monitor."""
 
-    at: str
+    location: str
     step: int  # of the network
-    rows: int  # computed, ever
+    rows: int  # computed since it started
     memory: int
     auc: float | None
     loss: float | None
-    doing: str  # one of those below, the last it began with
-    seconds: dict[str, float]  # spent, by what
+    phase: str  # the current phase, as passed to `_timed`
+    seconds: dict[str, float]  # spent in each phase
 
 
 @dataclass(frozen=True)
-class _Pulled:
-    """A batch that was asked for."""
+class _PulledBatch:
+    """A batch whose rows were requested."""
 
     rows: LabelledRows
-    asked: Asked
-    place: Place
+    asked: PendingLookup
+    key: PartKey
     replies: list[Any]
 
 
-class Worker:
-    """One process that computes."""
+class TrainWorker:
+    """The Ray actor that computes batches."""
 
-    def __init__(self, spec: WorkerSpec, shards: Sequence[Any], network: Any | None) -> None:
+    def __init__(self, spec: WorkerSpec, shards: Sequence[Any], dense_server: Any | None) -> None:
         self._log = RoleLog(spec.log)
         self._spec = spec
         self._shards = list(shards)
-        self._network = network
+        self._dense_server = dense_server
         dataset = Dataset.open(Storage(), spec.dataset)
         self._batches = Batches(dataset, Path(spec.dataset), **spec.batches)
         self._model = Model.build(dataset.features, spec.plan, spec.threads, spec.model_file)
-        self._dense = Dense(self._model.network, spec.plan, self._model.custom)
+        self._dense = DenseOptimizer(self._model.network, spec.plan, self._model.custom)
         wide = self._model.tables.wide_optimizer is not None
         self._tables = RemoteTables(spec.plan.slots, wide=wide, shards=len(shards), threads=spec.threads)
         self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._meeting: Meeting | None = None
-        self._group: Group | None = None
-        self._exchange: Exchange | None = None
-        self._portions: Iterator[Portion] | None = None
-        self._waiting: dict[tuple[int, int], list[tuple[int, int, LabelledRows | Exception]]] = {}
+        self._rendezvous: Rendezvous | None = None
+        self._group: ProcessGroup | None = None
+        self._exchange: RowExchange | None = None
+        self._local_batches: Iterator[LocalBatch] | None = None
+        self._early: dict[tuple[int, int], list[tuple[int, int, LabelledRows | Exception]]] = {}
         self._recent: deque[tuple[int, Position]] = deque(maxlen=8)
         self._pause = threading.Event()
-        self._window = Window()
-        self._in_time = bool(spec.batches["in_time"])
-        self._hours = (
-            HourlyCounts()
-        )  # rows of the first epoch as they were predicted, until somebody asks for them
+        self._window = RollingMetrics()
+        self._time_ordered = bool(spec.batches["time_ordered"])
+        self._hours = HourlyCounts()  # predictions of the first epoch, until they are taken
         self._rows = 0
-        self._at = "start"
-        self._doing = ""
+        self._location = "start"
+        self._phase = ""
         self._seconds: dict[str, float] = {}
         self._reading: dict[tuple[int, int], Future[LabelledRows]] = {}  # by epoch and unit
-        self._working_at = -1, -1
+        self._current_unit = -1, -1
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read")
-        self._guard = threading.Lock()
-        self._log.say(f"{spec.name}, process {os.getpid()}")
+        self._lock = threading.Lock()
+        self._log.write(f"{spec.name}, process {os.getpid()}")
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────
 
-    def load(self, state: Mapping[str, NDArray[Any]], step: int) -> None:
-        """Be where the dense state was taken."""
+    def load_state(self, state: Mapping[str, NDArray[Any]], step: int) -> None:
+        """Load a dense state and its step."""
         self._dense.load_state(state, step=step)
 
     def state(self) -> tuple[int, dict[str, NDArray[Any]]]:
@@ -153,69 +152,76 @@ class Worker:
     def step(self) -> int:
         return self._dense.step
 
-    def places(self) -> dict[int, Position]:
-        """Where the last steps were, and where the next one is."""
+    def positions(self) -> dict[int, Position]:
+        """Positions of the last steps and of the next one, by step."""
         return dict(self._recent)
 
-    def where(self) -> str:
-        """Which machine it is on; the first answer says that it is there."""
+    def hostname(self) -> str:
+        """The machine it runs on; the first answer means that it has started."""
         return socket.gethostname()
 
-    def hours(self) -> HourlyCounts:
-        """How well rows were predicted before they were learned, since the last time this was asked."""
+    def take_hourly_counts(self) -> HourlyCounts:
+        """Prediction counts of rows before they were trained on, since the last call."""
         counted, self._hours = self._hours, HourlyCounts()
         return counted
 
-    def report(self) -> Report:
+    def report(self) -> WorkerReport:
         auc, loss = self._window.measure()
-        doing, exchange = self._doing, self._exchange
-        if doing == "read" and exchange is not None and not exchange.is_waited_for:
-            doing = "rows"  # that another one reads
-        return Report(
-            self._at, self._dense.step, self._rows, resident(), auc, loss, doing, dict(self._seconds)
+        phase, exchange = self._phase, self._exchange
+        if phase == "read" and exchange is not None and not exchange.blocks_group:
+            phase = "rows"  # another worker reads them
+        return WorkerReport(
+            self._location,
+            self._dense.step,
+            self._rows,
+            resident_bytes(),
+            auc,
+            loss,
+            phase,
+            dict(self._seconds),
         )
 
     def pause(self) -> None:
-        """End at the next place where nothing is under way: with the group, all of it."""
+        """Stop at the next point where no batch is in flight; in sync mode the whole group stops."""
         self._pause.set()
 
-    # ── with a group ───────────────────────────────────────────────────────────────────────────
+    # ── sync ───────────────────────────────────────────────────────────────────────────────────
 
-    def meet(self) -> str:
-        """Open the group's meeting point here."""
-        self._meeting = Group.host(self._address)
-        return self._meeting.name
+    def open_rendezvous(self) -> str:
+        """Open the rendezvous of a new process group on this machine."""
+        self._rendezvous = Rendezvous(self._address)
+        return self._rendezvous.name
 
-    def leave(self, generation: int | None = None) -> None:
-        """Be in no group any more; or not in that one."""
+    def leave_group(self, generation: int | None = None) -> None:
+        """Leave the process group, or only that of `generation`."""
         if generation is not None and (self._group is None or self._group.generation != generation):
             return
         if self._exchange is not None:
             self._exchange.close()
         if self._group is not None:
             self._group.close()
-        self._group = self._exchange = self._portions = None
+        self._group = self._exchange = self._local_batches = None
 
-    def join(
-        self, generation: int, rank: int, peers: Sequence[Any], meeting: str, source: int, start: Position
+    def join_group(
+        self, generation: int, rank: int, peers: Sequence[Any], rendezvous: str, source: int, start: Position
     ) -> str:
-        """Form a group with `peers`, take the dense state of member `source`, and begin to read from `start` on. Why
-        it was not formed; empty: it was."""
+        """Form a process group with `peers`, receive the dense state of rank `source`, and begin to read at `start`.
+        Returns why the group was not formed; empty: it was."""
         try:
-            self._join(generation, rank, peers, meeting, source, start)
-        except PeerLost as error:  # that is nothing against this one
-            self._log.say(f"generation {generation} was not formed: {error}")
-            self.leave()
+            self._join_group(generation, rank, peers, rendezvous, source, start)
+        except PeerLost as error:  # not a fault of this worker
+            self._log.write(f"generation {generation} was not formed: {error}")
+            self.leave_group()
             return str(error)
         return ""
 
-    def _join(
-        self, generation: int, rank: int, peers: Sequence[Any], meeting: str, source: int, start: Position
+    def _join_group(
+        self, generation: int, rank: int, peers: Sequence[Any], rendezvous: str, source: int, start: Position
     ) -> None:
-        self.leave()
+        self.leave_group()
         self._pause.clear()
-        self._group = Group(
-            meeting,
+        self._group = ProcessGroup(
+            rendezvous,
             generation,
             rank,
             len(peers),
@@ -223,98 +229,102 @@ class Worker:
             timeout=self._spec.group_seconds,
         )
         if len(peers) > 1:
-            mine = _pack(self._dense.state(), self._dense.step) if rank == source else None
-            state, step = _unpack(self._group.share(mine, source))
+            packed = _pack(self._dense.state(), self._dense.step) if rank == source else None
+            state, step = _unpack(self._group.broadcast(packed, source))
             if rank != source:
                 self._dense.load_state(state, step=step)
 
-        def send(member: int, number: int, total: int, rows: LabelledRows) -> None:
-            sent = peers[member].take.remote(generation, start.epoch, number, total, rows)
-            refused = partial(self._refused, peers[member], generation, start.epoch, number)
-            sent.future().add_done_callback(refused)
+        def send(peer: int, number: int, total: int, rows: LabelledRows) -> None:
+            sent = peers[peer].receive_rows.remote(generation, start.epoch, number, total, rows)
+            check_sent = partial(self._check_sent, peers[peer], generation, start.epoch, number)
+            sent.future().add_done_callback(check_sent)
 
-        with self._guard:
-            self._exchange = exchange = Exchange(self._batches, start, rank, len(peers), send)
-            for early in self._waiting.pop((generation, start.epoch), []):
-                exchange.take(*early)
-            self._waiting.clear()
-        self._portions = self._exchange.portions()
-        self._log.say(f"member {rank} of {len(peers)} in generation {generation}, from {start}")
+        with self._lock:
+            self._exchange = exchange = RowExchange(self._batches, start, rank, len(peers), send)
+            for waiting in self._early.pop((generation, start.epoch), []):
+                exchange.receive(*waiting)
+            self._early.clear()
+        self._local_batches = self._exchange.local_batches()
+        self._log.write(f"rank {rank} of {len(peers)} in generation {generation}, from {start}")
 
-    def take(self, generation: int, epoch: int, number: int, total: int, rows: LabelledRows) -> None:
-        """Rows that another member has read for this one."""
-        came: LabelledRows | Exception
+    def receive_rows(self, generation: int, epoch: int, number: int, total: int, rows: LabelledRows) -> None:
+        """Receive rows that another worker has read for this one."""
+        received: LabelledRows | Exception
         try:
-            came = rows.take(np.arange(rows.rows))  # what came by Ray cannot be written, nor be PyTorch's
-        except Exception as error:  # noqa: BLE001 - raised where the rows are waited for
-            came = error
-        self._hand_in(generation, epoch, number, total, came)
+            received = rows.take(
+                np.arange(rows.rows)
+            )  # arrays from Ray are read-only, which PyTorch does not support
+        except Exception as error:  # noqa: BLE001 - raised where the rows are awaited
+            received = error
+        self._deliver(generation, epoch, number, total, received)
 
-    def miss(self, generation: int, epoch: int, number: int, why: str) -> None:
-        """Rows that another member has read for this one, but could not hand over."""
-        self._hand_in(
+    def rows_failed(self, generation: int, epoch: int, number: int, why: str) -> None:
+        """Report that rows another worker has read for this one could not be sent."""
+        self._deliver(
             generation, epoch, number, 0, RuntimeError(f"the rows of window {number} did not arrive: {why}")
         )
 
-    def _hand_in(
+    def _deliver(
         self, generation: int, epoch: int, number: int, total: int, rows: LabelledRows | Exception
     ) -> None:
-        with self._guard:
+        with self._lock:
             group = self._group
             if self._exchange is None or group is None or group.generation < generation:
-                self._waiting.setdefault((generation, epoch), []).append((number, total, rows))
+                self._early.setdefault((generation, epoch), []).append((number, total, rows))
             elif group.generation == generation:
-                self._exchange.take(number, total, rows)
+                self._exchange.receive(number, total, rows)
 
-    def _refused(self, peer: Any, generation: int, epoch: int, number: int, sent: Future[None]) -> None:
-        """Rows were handed over, or were not. Then the one who waits for them must hear of it: it would wait for ever,
-        and the others for its part of the batch. One that is gone the driver sees by itself."""
+    def _check_sent(self, peer: Any, generation: int, epoch: int, number: int, sent: Future[None]) -> None:
+        """If sending rows failed, notify the peer: it would wait forever, and the others for its part of the batch. The
+        driver itself notices a peer that is gone."""
         error = sent.exception()
         if error is None or isinstance(error, RayActorError):
             return
-        self._log.say(f"window {number} was not handed over: {error}")
+        self._log.write(f"window {number} was not sent: {error}")
         last = (str(error).strip().splitlines() or [""])[-1]
-        # Not from the thread of Ray that calls this.
-        self._reader.submit(peer.miss.remote, generation, epoch, number, f"{type(error).__name__}: {last}")
+        # Not on Ray's callback thread.
+        self._reader.submit(
+            peer.rows_failed.remote, generation, epoch, number, f"{type(error).__name__}: {last}"
+        )
 
-    def together(self, step: int, token: int) -> Ended:
-        """Learn with the group from `step` on, until the epoch ends, a pause is agreed on, or somebody is lost."""
+    def run_sync(self, step: int, token: int) -> WorkResult:
+        """Train with the group from `step` until the epoch ends, the group pauses, or a process is lost."""
         try:
-            return self._together(step, token)
-        except (PeerLost, Fenced, Closed, RayError) as error:
+            return self._run_sync(step, token)
+        except (PeerLost, Fenced, ExchangeClosed, RayError) as error:
             if isinstance(error, RayTaskError) and not isinstance(error, Fenced):
                 raise
-            self._log.say(f"broken at {self._at}: {error}")
-            group = self._group  # another thread may leave it meanwhile
+            self._log.write(f"broken at {self._location}: {error}")
+            group = self._group  # another thread may leave it in the meantime
             if group is not None:
                 group.close()
-            return Ended("broken", self._dense.step, f"{type(error).__name__}: {error}")
+            return WorkResult("broken", self._dense.step, f"{type(error).__name__}: {error}")
         except Exception as error:
-            error.add_note(self._at)  # the place that fails
+            error.add_note(self._location)  # where it failed
             raise
 
-    def _together(self, step: int, token: int) -> Ended:
-        group, portions = self._group, self._portions
-        if group is None or portions is None:
-            raise Closed("the group broke before it began")
+    def _run_sync(self, step: int, token: int) -> WorkResult:
+        group, local_batches = self._group, self._local_batches
+        if group is None or local_batches is None:
+            raise ExchangeClosed("the group broke before it started")
 
-        def ask(portion: Portion | None, number: int) -> tuple[Portion, _Pulled] | None:
-            if portion is None:
+        def pull(local_batch: LocalBatch | None, number: int) -> tuple[LocalBatch, _PulledBatch] | None:
+            if local_batch is None:
                 return None
-            place = Place(SYNC_STREAM, token, number, group.rank, group.size)
-            return portion, self._pull(portion.rows, place)
+            key = PartKey(SYNC_STREAM, token, number, group.rank, group.size)
+            return local_batch, self._pull(local_batch.rows, key)
 
-        coming = ask(self._next(portions), step)
+        coming = pull(self._next(local_batches), step)
         pushed: list[Any] = []
         stopping = False
         while coming is not None:
-            portion, pulled = coming
-            self._at = f"step {step}"
-            self._recent += [(step, portion.position), (step + 1, portion.after)]
+            local_batch, pulled = coming
+            self._location = f"step {step}"
+            self._recent += [(step, local_batch.position), (step + 1, local_batch.after)]
             replies = self._get("pull", pulled.replies)
-            self._get("ack", pushed)  # done, or the pulls would not have been answered; errors are told here
+            self._get("ack", pushed)  # complete, or the pull would not have been answered; raises errors
             inputs_BI, wide_B = self._pool(pulled, replies)
-            coming = None if stopping else ask(self._next(portions), step + 1)
+            coming = None if stopping else pull(self._next(local_batches), step + 1)
             with self._timed("compute"):
                 computed = self._dense.compute(pulled.rows, inputs_BI, wide_B, rank=group.rank)
             if computed.finite:
@@ -323,81 +333,81 @@ class Worker:
                 )
             with self._timed("sum"):
                 gradient = self._dense.gradient()
-                gradient[ASKED] = self._pause.is_set()
-                group.sum(gradient)
+                gradient[PAUSE_REQUESTED] = self._pause.is_set()
+                group.all_reduce(gradient)
             if not np.isfinite(gradient[LOSS]):
                 if not computed.finite:
-                    raise Diverged(computed.mean, pulled.rows)
-                return Ended("diverged", step)
-            with self._timed("learn"):
-                if self._dense.step == step:  # else it was learned before a fault, and only the rows are not
-                    self._dense.learn(gradient, float(gradient[TOTAL]))
-            self._tell(pulled.rows, computed.logit_B, portion.position.epoch)
+                    raise Diverged(computed.mean_loss, pulled.rows)
+                return WorkResult("diverged", step)
+            with self._timed("update"):
+                if self._dense.step == step:  # otherwise only the rows still lack this step, after a fault
+                    self._dense.update(gradient, float(gradient[TOTAL_WEIGHT]))
+            self._record(pulled.rows, computed.logit_B, local_batch.position.epoch)
             step += 1
             if stopping:
                 self._get("ack", pushed)
                 self._pause.clear()
-                return Ended("paused", step)
-            stopping = bool(gradient[ASKED])
+                return WorkResult("paused", step)
+            stopping = bool(gradient[PAUSE_REQUESTED])
         self._get("ack", pushed)
-        return Ended("done", step)
+        return WorkResult("done", step)
 
-    def _next(self, portions: Iterator[Portion]) -> Portion | None:
-        """The next batch that has rows; a window that has lost all of its rows is no step."""
+    def _next(self, local_batches: Iterator[LocalBatch]) -> LocalBatch | None:
+        """The next batch that has rows; a window whose rows were all sampled away is no step."""
         with self._timed("read"):
-            for portion in portions:
-                if portion.of:
-                    return portion
+            for local_batch in local_batches:
+                if local_batch.total_rows:
+                    return local_batch
         return None
 
-    # ── alone ──────────────────────────────────────────────────────────────────────────────────
+    # ── async ──────────────────────────────────────────────────────────────────────────────────
 
     def read_ahead(self, epoch: int, unit: int) -> None:
-        """Read a unit that will most likely be leased next."""
-        with self._guard:
-            self._unit_rows(epoch, unit)
-            for other in [key for key in self._reading if key not in (self._working_at, (epoch, unit))]:
-                del self._reading[other]  # another worker was quicker
+        """Prefetch the unit that will probably be leased next."""
+        with self._lock:
+            self._read_unit(epoch, unit)
+            for other in [key for key in self._reading if key not in (self._current_unit, (epoch, unit))]:
+                del self._reading[other]  # another worker got that unit
 
-    def unit(self, lease: UnitLease) -> Ended:
-        """Learn the batches of a unit until it ends, a pause is asked for, or the lease is another's."""
+    def run_unit(self, lease: LeasedUnit) -> WorkResult:
+        """Train the batches of a unit until it ends, a pause is requested, or the lease is lost."""
         try:
-            return self._unit(lease)
+            return self._run_unit(lease)
         except (Fenced, RayError) as error:
             if isinstance(error, RayTaskError) and not isinstance(error, Fenced):
                 raise
-            self._log.say(f"broken at {self._at}: {error}")
-            return Ended("broken", lease.start, f"{type(error).__name__}: {error}")
+            self._log.write(f"broken at {self._location}: {error}")
+            return WorkResult("broken", lease.start, f"{type(error).__name__}: {error}")
         except Exception as error:
-            error.add_note(self._at)  # the place that fails
+            error.add_note(self._location)  # where it failed
             raise
 
-    def _unit(self, lease: UnitLease) -> Ended:
-        network = self._network
-        assert network is not None
+    def _run_unit(self, lease: LeasedUnit) -> WorkResult:
+        dense_server = self._dense_server
+        assert dense_server is not None
         with self._timed("read"):
-            with self._guard:
-                self._working_at = lease.epoch, lease.unit
-                reading = self._unit_rows(lease.epoch, lease.unit)
+            with self._lock:
+                self._current_unit = lease.epoch, lease.unit
+                reading = self._read_unit(lease.epoch, lease.unit)
             rows = reading.result()
-        fresh = network.weights.remote(lease.stream, lease.token)
-        places = self._batches.places(lease.epoch, lease.unit, rows.rows) if rows.rows else []
+        fresh = dense_server.weights.remote(lease.stream, lease.token)
+        slices = self._batches.batch_slices(lease.epoch, lease.unit, rows.rows) if rows.rows else []
 
-        def ask(batch: int) -> _Pulled | None:
-            if batch >= len(places) or (batch > lease.start and self._pause.is_set()):
+        def pull(batch: int) -> _PulledBatch | None:
+            if batch >= len(slices) or (batch > lease.start and self._pause.is_set()):
                 return None
-            start, stop, _, _ = places[batch]
-            place = Place(lease.stream, lease.token, batch, 0, 1)
-            return self._pull(rows.part(start, stop), place)
+            start, stop, _, _ = slices[batch]
+            key = PartKey(lease.stream, lease.token, batch, 0, 1)
+            return self._pull(rows.slice(start, stop), key)
 
         batch = lease.start
-        coming = ask(batch)
+        coming = pull(batch)
         pushed: list[Any] = []
         while coming is not None:
             pulled = coming
-            self._at = f"unit {lease.unit}, batch {batch}"
+            self._location = f"unit {lease.unit}, batch {batch}"
             replies = self._get("pull", pulled.replies)
-            coming = ask(batch + 1)
+            coming = pull(batch + 1)
             inputs_BI, wide_B = self._pool(pulled, replies)
             with self._timed("weights"):
                 weights, version = ray.get(fresh)
@@ -406,61 +416,63 @@ class Worker:
             with self._timed("compute"):
                 computed = self._dense.compute(pulled.rows, inputs_BI, wide_B, rank=lease.unit)
             if not computed.finite:
-                raise Diverged(computed.mean, pulled.rows)
-            self._get("ack", pushed)  # of the batch before: errors are told here
+                raise Diverged(computed.mean_loss, pulled.rows)
+            self._get("ack", pushed)  # of the previous batch; raises errors
             pushed = self._push(
                 pulled, computed.grad_inputs_BI, computed.grad_wide_B, self._row_factor(version)
             )
-            fresh = network.push.remote(
+            fresh = dense_server.push.remote(
                 lease.stream,
                 lease.token,
                 batch,
                 self._dense.gradient(),
-                computed.total,
+                computed.total_weight,
                 version,
                 pulled.rows.rows,
             )
-            self._tell(pulled.rows, computed.logit_B, lease.epoch)
+            self._record(pulled.rows, computed.logit_B, lease.epoch)
             batch += 1
         self._get("ack", [*pushed, fresh])
-        if batch < len(places):
-            return Ended("paused", batch)
-        with self._guard:
+        if batch < len(slices):
+            return WorkResult("paused", batch)
+        with self._lock:
             self._reading.pop((lease.epoch, lease.unit), None)
-        return Ended("done", batch)
+        return WorkResult("done", batch)
 
     def resume(self) -> None:
-        """A pause is over."""
+        """Clear a pause request."""
         self._pause.clear()
 
-    def _unit_rows(self, epoch: int, unit: int) -> Future[LabelledRows]:
+    def _read_unit(self, epoch: int, unit: int) -> Future[LabelledRows]:
         key = epoch, unit
         if key not in self._reading:
             self._reading[key] = self._reader.submit(self._batches.read_window, epoch, unit)
         return self._reading[key]
 
-    # ── a step's parts ─────────────────────────────────────────────────────────────────────────
+    # ── phases of a step ───────────────────────────────────────────────────────────────────────
 
-    def _pull(self, rows: LabelledRows, place: Place) -> _Pulled:
-        with self._timed("ask"):
+    def _pull(self, rows: LabelledRows, key: PartKey) -> _PulledBatch:
+        with self._timed("request"):
             custom = self._model.custom
             if custom is not None and custom.feed is not None and rows.rows:
                 rows = custom.feed(rows)
-            asked = self._tables.ask(
+            asked = self._tables.begin_lookup(
                 rows.encoded.slots,
                 rows.rows,
-                shows_B=rows.show_B,
+                impressions_B=rows.impression_B,
                 clicks_B=rows.click_B,
                 hours_B=rows.event_hour_B,
                 count=True,
             )
             sent = [
-                shard.pull.remote(place, request)
+                shard.pull.remote(key, request)
                 for shard, request in zip(self._shards, asked.requests, strict=True)
             ]
-        return _Pulled(rows, asked, place, sent)
+        return _PulledBatch(rows, asked, key, sent)
 
-    def _pool(self, pulled: _Pulled, replies: list[Reply]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _pool(
+        self, pulled: _PulledBatch, replies: list[LookupReply]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         with self._timed("pool"):
             inputs_BI, wide_B = self._model.buffers(pulled.rows)
             self._tables.pool(pulled.asked, replies, inputs_BI, wide_B)
@@ -468,7 +480,7 @@ class Worker:
 
     def _push(
         self,
-        pulled: _Pulled,
+        pulled: _PulledBatch,
         grad_inputs_BI: NDArray[np.float32],
         grad_wide_B: NDArray[np.float32],
         factor: float,
@@ -476,47 +488,47 @@ class Worker:
         with self._timed("push"):
             gradients = self._tables.gradients(pulled.asked, grad_inputs_BI, grad_wide_B)
             return [
-                shard.push.remote(pulled.place, part, pulled.rows.rows, factor)
+                shard.push.remote(pulled.key, part, pulled.rows.rows, factor)
                 for shard, part in zip(self._shards, gradients, strict=True)
             ]
 
     def _row_factor(self, step: int) -> float:
         return self._spec.plan.row_schedule.factor(step)
 
-    def _get(self, what: str, refs: list[Any]) -> list[Any]:
-        with self._timed(what):
-            found: list[Any] = ray.get(refs)
-        return found
+    def _get(self, phase: str, refs: list[Any]) -> list[Any]:
+        with self._timed(phase):
+            values: list[Any] = ray.get(refs)
+        return values
 
-    def _tell(self, rows: LabelledRows, logit_B: NDArray[np.float32], epoch: int) -> None:
+    def _record(self, rows: LabelledRows, logit_B: NDArray[np.float32], epoch: int) -> None:
         if rows.rows:
             probability_B = self._model.probabilities(torch.from_numpy(logit_B))
             self._window.add(rows.label_B, rows.weight_B, probability_B)
-            if self._in_time and epoch == 0:
+            if self._time_ordered and epoch == 0:
                 self._hours.add(rows.event_hour_B, rows.label_B, rows.weight_B, probability_B)
             self._rows += rows.rows
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def _timed(self, phase: str) -> Iterator[None]:
         began = time.perf_counter()
-        self._doing = what
+        self._phase = phase
         try:
             yield
         finally:
-            self._seconds[what] = self._seconds.get(what, 0.0) + time.perf_counter() - began
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - began
 
     # ── scoring ────────────────────────────────────────────────────────────────────────────────
 
     def score(self, rows: LabelledRows) -> NDArray[np.float32]:
-        """Click probabilities before calibration, without learning anything."""
+        """Click probabilities before calibration; trains nothing."""
         rows = rows.take(np.arange(rows.rows))
         self._model.network.eval()
         probability_B = np.empty(rows.rows, dtype=np.float32)
         for start in range(0, rows.rows, _SCORED_ROWS):
-            part = rows.part(start, min(start + _SCORED_ROWS, rows.rows))
-            asked = self._tables.ask(part.encoded.slots, part.rows, count=False)
+            part = rows.slice(start, min(start + _SCORED_ROWS, rows.rows))
+            asked = self._tables.begin_lookup(part.encoded.slots, part.rows, count=False)
             replies = ray.get(
-                [shard.look.remote(r) for shard, r in zip(self._shards, asked.requests, strict=True)]
+                [shard.lookup.remote(r) for shard, r in zip(self._shards, asked.requests, strict=True)]
             )
             inputs_BI, wide_B = self._model.buffers(part)
             self._tables.pool(asked, replies, inputs_BI, wide_B)
@@ -527,9 +539,9 @@ class Worker:
 
 
 def _pack(state: Mapping[str, NDArray[Any]], step: int) -> bytes:
-    room = io.BytesIO()
-    np.savez(room, allow_pickle=False, **state, **{"/step": np.array(step)})
-    return room.getvalue()
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **state, **{"/step": np.array(step)})
+    return buffer.getvalue()
 
 
 def _unpack(data: bytes) -> tuple[dict[str, NDArray[Any]], int]:

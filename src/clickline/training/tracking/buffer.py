@@ -1,4 +1,4 @@
-"""What was not sent yet: bounded in memory, and as lines of JSON when it must outlive the process."""
+"""Values that are not sent yet: bounded in memory, and stored as JSON lines when they must outlive the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Point:
-    """The metrics of one step. The time is that of the call, so sending a point again makes no second one."""
+    """The metrics of one step. The time is that of the call, so sending a point again adds no duplicate."""
 
     step: int
     time_ms: int
@@ -26,8 +26,8 @@ class Point:
 
 
 @dataclass
-class Parcel:
-    """What is sent together, in this order: parameters, points, artifacts."""
+class Payload:
+    """Values that are sent together, in this order: parameters, points, artifacts."""
 
     params: dict[str, str] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
@@ -37,29 +37,29 @@ class Parcel:
         return bool(self.params or self.points or self.artifacts)
 
     def to_lines(self) -> str:
-        """One JSON document a line."""
+        """One JSON document per line."""
         documents: list[dict[str, Any]] = [{"params": self.params}] if self.params else []
         documents += [point.to_json() for point in self.points]
         documents += [{"artifact": path} for path in self.artifacts]
         return "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents)
 
     @classmethod
-    def from_lines(cls, lines: Iterable[str]) -> Parcel:
+    def from_lines(cls, lines: Iterable[str]) -> Payload:
         """The reverse of `to_lines`. Raises ValueError, KeyError or TypeError for anything else."""
-        parcel = cls()
+        payload = cls()
         for document in map(json.loads, lines):
             if "params" in document:
-                parcel.params.update(document["params"])
+                payload.params.update(document["params"])
             elif "artifact" in document:
-                parcel.artifacts.append(document["artifact"])
+                payload.artifacts.append(document["artifact"])
             else:
                 values = {name: float(x) for name, x in document["values"].items()}
-                parcel.points.append(Point(document["step"], document["time_ms"], values))
-        return parcel
+                payload.points.append(Point(document["step"], document["time_ms"], values))
+        return payload
 
 
-class Buffer:
-    """First in, first out. Holds `capacity` points and drops the oldest beyond; drops nothing else."""
+class TrackingBuffer:
+    """A FIFO of values to send. Holds up to `capacity` points, then drops the oldest; never drops anything else."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -67,7 +67,7 @@ class Buffer:
         self._points: deque[Point] = deque()
         self._params: dict[str, str] = {}
         self._artifacts: list[str] = []
-        self._lock = threading.Lock()  # held for a few operations in memory, never while something is sent
+        self._lock = threading.Lock()  # held for a few operations in memory, never while sending
 
     def add_params(self, params: Mapping[str, str]) -> None:
         with self._lock:
@@ -82,8 +82,8 @@ class Buffer:
         with self._lock:
             self._artifacts.append(path)
 
-    def take(self, values: int | None = None) -> Parcel:
-        """Remove the oldest points, of about `values` values or all, with what goes before and after them."""
+    def take(self, values: int | None = None) -> Payload:
+        """Remove the oldest points, with about `values` values or all, and the parameters and artifacts around them."""
         with self._lock:
             params, self._params = self._params, {}
             points: list[Point] = []
@@ -94,14 +94,14 @@ class Buffer:
             artifacts: list[str] = []
             if not self._points:
                 artifacts, self._artifacts = self._artifacts, []
-            return Parcel(params, points, artifacts)
+            return Payload(params, points, artifacts)
 
-    def put_back(self, parcel: Parcel) -> None:
-        """Before all that came since."""
+    def put_back(self, payload: Payload) -> None:
+        """Return a payload to the front of the buffer."""
         with self._lock:
-            self._params = {**parcel.params, **self._params}
-            self._points.extendleft(reversed(parcel.points))
-            self._artifacts = parcel.artifacts + self._artifacts
+            self._params = {**payload.params, **self._params}
+            self._points.extendleft(reversed(payload.points))
+            self._artifacts = payload.artifacts + self._artifacts
             self._shrink()
 
     def _shrink(self) -> None:

@@ -1,10 +1,10 @@
-"""The other process: takes parcels from our side and puts them into MLflow. The only place that imports mlflow.
+"""The sender process: receives payloads from the tracker and logs them to MLflow. The only place that imports mlflow.
 
     python -P -m clickline.training.tracking.mlflow_sender FD
 
-FD is one end of a pair of sockets. The first message says which run it is about; each one after it is a parcel,
-answered by {"refused": [...]}, or by {"failed": why} if nothing may be taken for sent. It ends when the other
-end is closed, also by kill -9. What mlflow prints goes nowhere: standard output and error are closed off.
+FD is one end of a socket pair. The first message names the run; each following message is a payload, answered by
+{"refused": [...]}, or by {"failed": why} if nothing counts as sent. The process ends when the other end is closed, also
+by kill -9. Standard output and error are discarded, so whatever mlflow prints goes nowhere.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from clickline.storage.atomic import hidden_name
+from clickline.storage.atomic import temporary_name
 
-# How a run is found again: the key is made once for each run folder, so two machines that train the same
-# thing into one server keep their runs apart.
+# Identifies a run: the key is generated once per run folder, so two machines that train the same config with one server
+# have separate runs.
 _KEY_TAG = "clickline.key"
-# The most that one request to MLflow may hold.
-_MOST_METRICS, _MOST_PARAMS = 1000, 100
-_REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST"}
+# MLflow's limits per request.
+_MAX_METRICS, _MAX_PARAMS = 1000, 100
+_REJECTED_CODES = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST"}
 
 
 @dataclass(frozen=True)
 class _Run:
-    """An MLflow run that is there, and what it held when it was opened."""
+    """An open MLflow run, and its content when it was opened."""
 
     client: Any
     id: str
@@ -39,44 +39,44 @@ class _Run:
     last_step: dict[str, int]  # by metric
 
 
-class Store:
-    """One run in one MLflow store, wherever that is."""
+class MlflowStore:
+    """One run in one MLflow store, local or remote."""
 
     def __init__(self, uri: str, experiment: str, run_name: str, key: str, artifacts: str | None) -> None:
         self._uri = uri
         self._experiment = experiment
         self._run_name = run_name
         self._key = key
-        self._artifacts = artifacts  # where a new experiment keeps its files; None: the server decides
+        self._artifacts = artifacts  # location of a new experiment's files; None: the server decides
         self._run: _Run | None = None
 
-    def answer(self, parcel: dict[str, Any]) -> dict[str, Any]:
-        """Put a parcel into the run. Sent again after a failure it adds nothing twice."""
+    def handle(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Log a payload to the run. Sending it again after a failure adds no duplicates."""
         try:
-            return {"refused": self._accept(parcel)}
-        except Exception as error:  # noqa: BLE001  stores raise what they like; all of it is an answer
-            self._run = None  # look again next time: it may be another server's, or gone
+            return {"refused": self._log_payload(payload)}
+        except Exception as error:  # noqa: BLE001  stores raise all kinds of errors; each becomes an answer
+            self._run = None  # look it up again next time: it may be on another server, or deleted
             return {"failed": _reason(error)}
 
-    def _accept(self, parcel: dict[str, Any]) -> list[str]:
+    def _log_payload(self, payload: dict[str, Any]) -> list[str]:
         if self._run is None:
             self._run = self._open()
         run = self._run
-        refused = self._log_params(run, parcel["params"]) + self._log_points(run, parcel["points"])
-        for path in parcel["artifacts"]:
+        refused = self._log_params(run, payload["params"]) + self._log_points(run, payload["points"])
+        for path in payload["artifacts"]:
             if Path(path).exists():
                 run.client.log_artifact(run.id, path)
             else:
-                refused.append(f"{path} is no longer there")
-        if parcel["status"]:
-            run.client.set_terminated(run.id, parcel["status"])
+                refused.append(f"{path} no longer exists")
+        if payload["status"]:
+            run.client.set_terminated(run.id, payload["status"])
         return refused
 
     def _open(self) -> _Run:
         from mlflow import MlflowClient
 
         if self._uri.startswith("sqlite:///"):
-            _make_database(Path(self._uri.removeprefix("sqlite:///").partition("?")[0]))
+            _create_database(Path(self._uri.removeprefix("sqlite:///").partition("?")[0]))
         client = MlflowClient(tracking_uri=self._uri)
         experiment = client.get_experiment_by_name(self._experiment)
         if experiment is None:
@@ -95,7 +95,7 @@ class Store:
 
     @staticmethod
     def _log_params(run: _Run, given: dict[str, str]) -> list[str]:
-        """MLflow never changes a parameter; the new value of one that a resumed run changed becomes a tag."""
+        """MLflow parameters cannot change; if a resumed run changes one, its new value becomes a tag."""
         from mlflow.entities import Param, RunTag
 
         params = {_name(name): value for name, value in given.items()}
@@ -106,16 +106,16 @@ class Store:
             if run.params.get(name, value) != value
         ]
         refused = []
-        for some in _slices(new, _MOST_PARAMS):
-            refused += _try(lambda some=some: run.client.log_batch(run.id, params=some))
-        for some in _slices(changed, _MOST_PARAMS):
-            refused += _try(lambda some=some: run.client.log_batch(run.id, tags=some))
+        for chunk in _chunks(new, _MAX_PARAMS):
+            refused += _reasons_rejected(lambda chunk=chunk: run.client.log_batch(run.id, params=chunk))
+        for chunk in _chunks(changed, _MAX_PARAMS):
+            refused += _reasons_rejected(lambda chunk=chunk: run.client.log_batch(run.id, tags=chunk))
         run.params.update(params)
         return refused
 
     @staticmethod
     def _log_points(run: _Run, points: list[dict[str, Any]]) -> list[str]:
-        """Steps the run held when it was opened are left out: a resumed training walks over them again."""
+        """Skip steps that the run had when it was opened: resumed training repeats them."""
         from mlflow.entities import Metric
 
         metrics = [
@@ -125,61 +125,61 @@ class Store:
             if point["step"] > run.last_step.get(_name(name), -1)
         ]
         refused = []
-        for some in _slices(metrics, _MOST_METRICS):
-            refused += _try(lambda some=some: run.client.log_batch(run.id, metrics=some))
+        for chunk in _chunks(metrics, _MAX_METRICS):
+            refused += _reasons_rejected(lambda chunk=chunk: run.client.log_batch(run.id, metrics=chunk))
         return refused
 
 
-def _make_database(path: Path) -> None:
-    """Make a SQLite store that is not there yet, under another name first.
+def _create_database(path: Path) -> None:
+    """Create a missing SQLite store, under a temporary name first.
 
-    MLflow walks through all its migrations to make one. That takes seconds, and a database left in the middle of
-    them is of no use to anybody ever after.
+    MLflow runs all its migrations to create one. That takes seconds, and a database that is left in the middle of them
+    is unusable.
     """
     from mlflow import MlflowClient
 
     if path.exists():
         return
-    hidden = path.with_name(hidden_name(path.name))
+    hidden = path.with_name(temporary_name(path.name))
     try:
         MlflowClient(tracking_uri=f"sqlite:///{hidden}").search_experiments(max_results=1)
-        with suppress(FileExistsError):  # another training has made it meanwhile
+        with suppress(FileExistsError):  # another training run created it in the meantime
             path.hardlink_to(hidden)
     finally:
         hidden.unlink(missing_ok=True)
 
 
-def _slices(things: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(things), size):
-        yield things[start : start + size]
+def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
-def _try(call: Any) -> list[str]:
-    """Make the call; what the store will never take is returned as a reason, so that the rest gets through."""
+def _reasons_rejected(call: Any) -> list[str]:
+    """Make the call; returns the reason if the store will never accept it, so that the rest is still sent."""
     from mlflow.exceptions import MlflowException
 
     try:
         call()
     except MlflowException as error:
-        if error.error_code not in _REFUSALS:
+        if error.error_code not in _REJECTED_CODES:
             raise
         return [_first_line(error)]
     return []
 
 
 def _name(name: str) -> str:
-    """MLflow takes letters, digits and a few signs."""
+    """MLflow accepts letters, digits and a few symbols."""
     return re.sub(r"[^\w./ -]", "_", name)
 
 
 def _reason(error: BaseException) -> str:
     from requests import exceptions
 
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, exceptions.Timeout | exceptions.ConnectionError):
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, exceptions.Timeout | exceptions.ConnectionError):
             return "it does not answer"
-        link = link.__cause__ or link.__context__
+        cause = cause.__cause__ or cause.__context__
     return _first_line(error)
 
 
@@ -191,12 +191,12 @@ def _first_line(error: BaseException) -> str:
 def main() -> None:
     connection = Connection(int(sys.argv[1]))
     try:
-        store = Store(**json.loads(connection.recv_bytes()))
+        store = MlflowStore(**json.loads(connection.recv_bytes()))
         while True:
-            answer = store.answer(json.loads(connection.recv_bytes()))
+            answer = store.handle(json.loads(connection.recv_bytes()))
             connection.send_bytes(json.dumps(answer).encode())
     except (EOFError, ConnectionError):
-        pass  # whoever started us is done, or dead
+        pass  # the parent process has finished or died
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The process that speaks MLflow, seen from ours.
+"""Controls the child process that talks to MLflow.
 
-A process and not only a thread: importing mlflow and making its tables is seconds of pure Python, which in a
-thread would take the interpreter's lock from the training steps; a request that hangs can be ended from outside;
-and what mlflow prints, logs or warns of can never reach our standard output.
+A process and not just a thread: importing mlflow and creating its tables takes seconds of pure Python, which in a
+thread would hold the GIL during training steps; a request that hangs can be killed from outside; and whatever mlflow
+prints, logs or warns about can never reach our standard output.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-# One answer may take as long as the tables of a new database on a busy machine. A server that takes a
-# connection and says nothing is given up much earlier, by the timeout of the requests themselves.
+# Long enough to create the tables of a new database on a busy machine. A server that accepts a connection but does not
+# answer is given up much earlier, by the timeout of the requests themselves.
 _ANSWER_SECONDS = 120.0
-_END_SECONDS = 2.0
-_TOO_SLOW = "it is slow, and the run is over"
+_STOP_SECONDS = 2.0
+_TOO_SLOW = "it was too slow, and the run is over"
 _SETTINGS = {
     "GIT_PYTHON_REFRESH": "quiet",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the tracker tries again itself
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the tracker retries by itself
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
-    "OMP_NUM_THREADS": "1",  # the cores belong to the training
-    "PYTHONWARNINGS": "ignore",  # mlflow gives some, and must not fail where the user made them errors
+    "OMP_NUM_THREADS": "1",  # leave the cores to training
+    "PYTHONWARNINGS": "ignore",  # mlflow raises some, and must not fail if the user made them errors
 }
 
 
-class Child:
-    """Started when first asked, and again after it died."""
+class SenderProcess:
+    """The child process; started at the first request, and again after it died."""
 
     def __init__(self) -> None:
-        self.target: Mapping[str, str | None] = {}  # which run it is about; to be set before it is asked
+        self.target: Mapping[str, str | None] = {}  # which run it is for; set before the first request
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._ended = False
-        self._lock = threading.Lock()  # between asking, in the tracker's thread, and `kill`
+        self._closed = False
+        self._lock = threading.Lock()  # between `request`, in the tracker's thread, and `kill`
 
-    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one message, or {"failed": why}. Not for two threads at once."""
+    def request(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one message, or {"failed": why}. Not thread-safe."""
         try:
             connection = self._started()
             if connection is None:
@@ -54,45 +54,45 @@ class Child:
                 return answer
             why = f"no answer in {_ANSWER_SECONDS:.0f} s"
         except (EOFError, OSError) as error:
-            ended = f"the process that sends to it ended early ({type(error).__name__})"
-            why = _TOO_SLOW if self._ended else ended
+            failure = f"the sender process ended early ({type(error).__name__})"
+            why = _TOO_SLOW if self._closed else failure
         self._stop(kill=True)
         return {"failed": why}
 
-    def end(self) -> None:
-        """Let it go: it ends by itself when nobody can ask any more."""
+    def close(self) -> None:
+        """Close the connection; the process then ends by itself."""
         with self._lock:
-            self._ended = True
+            self._closed = True
         self._stop(kill=False)
 
     def kill(self) -> None:
-        """From any thread: end it at once; an answer that is waited for becomes a failure."""
+        """Kill the process, from any thread; a pending request fails."""
         with self._lock:
-            self._ended = True
+            self._closed = True
             if self._process is not None:
                 self._process.kill()
 
     def _started(self) -> Connection | None:
         with self._lock:
-            if self._ended:
+            if self._closed:
                 return None
             if self._connection is None:
-                self._connection, theirs = Pipe()
-                with theirs:
+                self._connection, child_end = Pipe()
+                with child_end:
                     self._process = subprocess.Popen(
                         [
                             sys.executable,
                             "-P",
                             "-m",
                             "clickline.training.tracking.mlflow_sender",
-                            str(theirs.fileno()),
+                            str(child_end.fileno()),
                         ],
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
-                        pass_fds=[theirs.fileno()],
+                        pass_fds=[child_end.fileno()],
                         env={**os.environ, **_SETTINGS},
-                        start_new_session=True,  # Ctrl-C is for the training, which then says how the run ended
+                        start_new_session=True,  # Ctrl-C is for training, which then reports how the run ended
                     )
                 self._connection.send_bytes(json.dumps(self.target).encode())
             return self._connection
@@ -107,7 +107,7 @@ class Child:
             if kill:
                 process.kill()
             try:
-                process.wait(_END_SECONDS)
+                process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -1,4 +1,4 @@
-"""Learning-rate factors at the steps where they can be known by hand."""
+"""Learning-rate factors at steps where they can be computed by hand."""
 
 from __future__ import annotations
 

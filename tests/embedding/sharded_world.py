@@ -1,4 +1,4 @@
-"""Sparse tables in several places, all in one process: what a driver with workers and shards does."""
+"""Sharded tables in one process: what a driver with workers and embedding servers does."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding import (
-    Asked,
-    Found,
-    Gradients,
+    LookupReply,
+    LookupRequest,
+    PendingLookup,
     RemoteTables,
-    Reply,
-    Request,
+    RowGradients,
+    ShardLookup,
     ShardTables,
     SlotShape,
     Tables,
 )
 from clickline.records import SlotIds
 
-Message = TypeVar("Message", Request, Reply, Gradients)
+Message = TypeVar("Message", LookupRequest, LookupReply, RowGradients)
 
 
 class Batch(NamedTuple):
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
     slots: list[SlotIds]
     rows: int
-    shows_B: NDArray[np.uint32]
+    impressions_B: NDArray[np.uint32]
     clicks_B: NDArray[np.uint32]
     hours_B: NDArray[np.int32]
     grad_BI: NDArray[np.float32]
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
         return Batch(
             slots,
             last - first,
-            self.shows_B[first:last],
+            self.impressions_B[first:last],
             self.clicks_B[first:last],
             self.hours_B[first:last],
             self.grad_BI[first:last],
@@ -50,7 +50,7 @@ class Batch(NamedTuple):
         )
 
     def counts(self) -> dict[str, Any]:
-        return {"shows_B": self.shows_B, "clicks_B": self.clicks_B, "hours_B": self.hours_B}
+        return {"impressions_B": self.impressions_B, "clicks_B": self.clicks_B, "hours_B": self.hours_B}
 
 
 def batch_of(
@@ -61,8 +61,8 @@ def batch_of(
     multi: Sequence[int] = (),
     strays: float = 0.1,
 ) -> Batch:
-    """Random ids, skewed; the slots of `multi` have none to four a row. `strays` is the share of ids that are of the
-    first slot, wherever they stand."""
+    """Random ids, skewed; the slots in `multi` have zero to four per row. `strays` is the share of ids that belong to
+    the first slot, whatever slot they are in."""
     drawn = []
     for s in range(len(slots)):
         sizes = rng.integers(0, 5, rows) if s in multi else np.ones(rows, dtype=np.int64)
@@ -82,10 +82,10 @@ def batch_of(
     )
 
 
-def learn_locally(
+def train_locally(
     tables: Tables, batch: Batch, factor: float = 1.0
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """One step of local tables; the inputs it pooled."""
+    """One step of local tables; returns the pooled inputs."""
     inputs_BI = np.full((batch.rows, tables.width), np.nan, dtype=np.float32)
     wide_B = np.full(batch.rows, np.nan, dtype=np.float32)
     lookup = tables.gather(batch.slots, inputs_BI, wide_B, **batch.counts(), train=True)
@@ -94,15 +94,15 @@ def learn_locally(
 
 
 def as_sent(message: Message) -> Message:
-    """A message as it arrives in another process: its arrays are copies that nobody may write to."""
+    """A message as it arrives in another process: its arrays are read-only copies."""
     arrays = [array.copy() for array in message]
     for array in arrays:
         array.flags.writeable = False
     return type(message)(*arrays)  # type: ignore[arg-type]
 
 
-class Parted:
-    """Workers and shards that talk to each other as over a wire."""
+class ShardedTables:
+    """Workers and shards that exchange messages as over a network."""
 
     def __init__(self, tables: Sequence[Tables], *, threads: int = 1) -> None:
         first = tables[0]
@@ -112,51 +112,57 @@ class Parted:
         )
         self.width = first.width
 
-    def ask(self, batch: Batch, parts: int = 1, *, count: bool = True) -> tuple[list[Batch], list[Asked]]:
-        cuts = [batch.rows * part // parts for part in range(parts + 1)]
-        pieces = [batch.part(cuts[p], cuts[p + 1]) for p in range(parts)]
+    def begin_lookup(
+        self, batch: Batch, parts: int = 1, *, count: bool = True
+    ) -> tuple[list[Batch], list[PendingLookup]]:
+        bounds = [batch.rows * part // parts for part in range(parts + 1)]
+        pieces = [batch.part(bounds[p], bounds[p + 1]) for p in range(parts)]
         counted = [piece.counts() if count else {} for piece in pieces]
-        asked = [
-            self.remote.ask(piece.slots, piece.rows, **counts, count=count)
+        pending = [
+            self.remote.begin_lookup(piece.slots, piece.rows, **counts, count=count)
             for piece, counts in zip(pieces, counted, strict=True)
         ]
-        return pieces, asked
+        return pieces, pending
 
-    def find(self, asked: Sequence[Asked], *, count: bool = True) -> list[Found]:
+    def find(self, pending: Sequence[PendingLookup], *, count: bool = True) -> list[ShardLookup]:
         return [
-            shard.find([as_sent(one.requests[number]) for one in asked], count=count)
+            shard.find([as_sent(one.requests[number]) for one in pending], count=count)
             for number, shard in enumerate(self.shards)
         ]
 
     def pool(
-        self, asked: Sequence[Asked], found: Sequence[Found]
+        self, pending: Sequence[PendingLookup], lookups: Sequence[ShardLookup]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        replies = [shard.replies(one) for shard, one in zip(self.shards, found, strict=True)]
+        replies = [shard.replies(one) for shard, one in zip(self.shards, lookups, strict=True)]
         inputs, wides = [], []
-        for part, one in enumerate(asked):
+        for part, one in enumerate(pending):
             inputs_BI = np.full((one.rows, self.width), np.nan, dtype=np.float32)
             wide_B = np.full(one.rows, np.nan, dtype=np.float32)
-            self.remote.pool(one, [as_sent(mine[part]) for mine in replies], inputs_BI, wide_B)
+            self.remote.pool(one, [as_sent(of_shard[part]) for of_shard in replies], inputs_BI, wide_B)
             inputs.append(inputs_BI)
             wides.append(wide_B)
         return np.concatenate(inputs), np.concatenate(wides)
 
     def apply(
-        self, pieces: Sequence[Batch], asked: Sequence[Asked], found: Sequence[Found], factor: float = 1.0
+        self,
+        pieces: Sequence[Batch],
+        pending: Sequence[PendingLookup],
+        lookups: Sequence[ShardLookup],
+        factor: float = 1.0,
     ) -> None:
         gradients = [
             self.remote.gradients(one, piece.grad_BI, piece.grad_wide_B)
-            for piece, one in zip(pieces, asked, strict=True)
+            for piece, one in zip(pieces, pending, strict=True)
         ]
-        for number, (shard, one) in enumerate(zip(self.shards, found, strict=True)):
-            shard.apply(one, [as_sent(mine[number]) for mine in gradients], factor)
+        for number, (shard, one) in enumerate(zip(self.shards, lookups, strict=True)):
+            shard.apply(one, [as_sent(of_shard[number]) for of_shard in gradients], factor)
 
-    def learn(
+    def train(
         self, batch: Batch, parts: int = 1, factor: float = 1.0
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """One whole step; the inputs that were pooled."""
-        pieces, asked = self.ask(batch, parts)
-        found = self.find(asked)
-        pooled = self.pool(asked, found)
-        self.apply(pieces, asked, found, factor)
+        """One full training step; returns the pooled inputs."""
+        pieces, pending = self.begin_lookup(batch, parts)
+        lookups = self.find(pending)
+        pooled = self.pool(pending, lookups)
+        self.apply(pieces, pending, lookups, factor)
         return pooled

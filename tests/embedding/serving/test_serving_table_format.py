@@ -1,4 +1,4 @@
-"""Files of frozen tables: what is written is what is read, and damage is named, never followed."""
+"""Files of serving tables: rows are read as written, and damage is reported, never followed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from table_model import blocks_of, fp32_row, packed_rows, random_content, write_content
 
-from clickline.embedding.serving import FrozenTables, PartShape, RowBlock, shards_of, write_shards
-from clickline.embedding.serving.packed_rows import mixed, pack, unpack
+from clickline.embedding.serving import PartShape, RowBlock, ServingTable, shards_of, write_shards
+from clickline.embedding.serving.packed_rows import mix_ids, pack, unpack
 from clickline.errors import ArtifactError
 
 PARTS = [PartShape(5, True), PartShape(1, False)]
@@ -34,7 +34,7 @@ def test_every_id_is_in_its_shard_and_only_there(shards: int, tmp_path: Path) ->
         data = (tmp_path / file.name).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file.size, file.sha256)
     some = sorted({0, shards // 2, shards - 1})
-    with FrozenTables.open([tmp_path]) as whole, FrozenTables.open([tmp_path], shards=some) as part:
+    with ServingTable.open([tmp_path]) as whole, ServingTable.open([tmp_path], shards=some) as part:
         assert (whole.rows, whole.parts, whole.precision) == (1002, tuple(PARTS), "fp32")
         for p, shape in enumerate(PARTS):
             ids = list(content[p])
@@ -53,7 +53,7 @@ def test_every_id_is_in_its_shard_and_only_there(shards: int, tmp_path: Path) ->
 def test_empty_tables(precision: str, tmp_path: Path) -> None:
     for name, parts in (("rows", PARTS), ("parts", [])):
         folder = write_content(tmp_path / name, parts, [{} for _ in parts], 2, precision)
-        with FrozenTables.open([folder, folder, folder]) as tables:
+        with ServingTable.open([folder, folder, folder]) as tables:
             assert tables.rows == 0
             for part in range(len(parts)):
                 assert packed_rows(tables, part, [0, 1, 2**64 - 1]) == [None] * 3
@@ -61,12 +61,12 @@ def test_empty_tables(precision: str, tmp_path: Path) -> None:
 
 
 def test_ids_that_all_fall_into_one_bucket_are_found(tmp_path: Path) -> None:
-    """No hash spreads these: they follow each other in mix(id)."""
+    """Ids with consecutive mix(id), which no bucket separates."""
     inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)
     first = 7 << 60
     content = [{(first + n) * inverse % 2**64: (float(n), (1.0,) * 5) for n in range(3000)}]
     write_content(tmp_path / "t", PARTS[:1], content, 3)
-    with FrozenTables.open([tmp_path / "t"]) as tables:
+    with ServingTable.open([tmp_path / "t"]) as tables:
         found = packed_rows(tables, 0, list(content[0]))
         assert found == [fp32_row(PARTS[0], weights) for weights in content[0].values()]
         assert packed_rows(tables, 0, [(first - 1) * inverse % 2**64, (first + 3000) * inverse % 2**64]) == [
@@ -76,7 +76,7 @@ def test_ids_that_all_fall_into_one_bucket_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_packing_what_was_unpacked_changes_nothing(precision) -> None:  # type: ignore[no-untyped-def]
+def test_packing_unpacked_rows_gives_the_same_bytes(precision) -> None:  # type: ignore[no-untyped-def]
     rng = np.random.default_rng(0)
     for dim in (1, 2, 9, 16):
         rows = 4000
@@ -86,7 +86,7 @@ def test_packing_what_was_unpacked_changes_nothing(precision) -> None:  # type: 
         block = RowBlock(0, np.arange(rows, dtype=np.uint64), None, vector, rng.random(rows) < 0.1)
         packed = pack(block, PartShape(dim, False), precision)
         back = unpack(0, packed)
-        assert np.array_equal(back.gone_N, block.gone_N)
+        assert np.array_equal(back.tombstone_N, block.tombstone_N)
         assert pack(back, PartShape(dim, False), precision).tobytes() == packed.tobytes()
 
 
@@ -104,7 +104,7 @@ def block(ids: list[int], part: int = 0, value: float = 1.0) -> RowBlock:
 
 def in_order(count: int) -> list[int]:
     ids = np.arange(count, dtype=np.uint64)
-    return ids[np.argsort(mixed(ids))].tolist()
+    return ids[np.argsort(mix_ids(ids))].tolist()
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -118,21 +118,23 @@ def in_order(count: int) -> list[int]:
         [block([3, 3])],
         [
             block([1], 1),
-            RowBlock(2, *(getattr(block([1]), name) for name in ("ids_N", "wide_N", "vector_ND", "gone_N"))),
+            RowBlock(
+                2, *(getattr(block([1]), name) for name in ("ids_N", "wide_N", "vector_ND", "tombstone_N"))
+            ),
         ],
     ],
     ids=["falling", "twice", "blocks", "parts", "same", "no such part"],
 )
-def test_rows_out_of_order_are_refused(blocks: list[RowBlock], shards: int, tmp_path: Path) -> None:
+def test_rows_out_of_order_are_rejected(blocks: list[RowBlock], shards: int, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"order|came after"):
         write_shards(tmp_path, PARTS, "fp32", shards, blocks)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_no_numbers_are_refused(value: float, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"id 5 .* not a finite number"):
+def test_weights_that_are_not_finite_are_rejected(value: float, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"id 5 .* not finite"):
         write_shards(tmp_path, PARTS, "fp32", 1, [block([5], 0, value)])
-    with pytest.raises(ArtifactError, match=r"id 5 .* not a finite number"):
+    with pytest.raises(ArtifactError, match=r"id 5 .* not finite"):
         write_shards(tmp_path, PARTS, "int8", 1, [block([5], 1, value)])
 
 
@@ -142,18 +144,18 @@ def table(folder: Path) -> tuple[Path, bytes]:
     return path, path.read_bytes()
 
 
-def test_a_file_that_was_cut_is_refused_wherever(tmp_path: Path) -> None:
+def test_a_truncated_file_is_rejected_at_any_length(tmp_path: Path) -> None:
     path, whole = table(tmp_path / "t")
     for size in [*range(0, 130), *range(130, len(whole), 97), *range(len(whole) - 400, len(whole))]:
         path.write_bytes(whole[:size])
-        with pytest.raises(ArtifactError, match=r"cut off|cannot be opened|footer|size"):
-            FrozenTables.open([path.parent])
+        with pytest.raises(ArtifactError, match=r"truncated|cannot be opened|footer|size"):
+            ServingTable.open([path.parent])
     path.write_bytes(whole + bytes(64))
-    with pytest.raises(ArtifactError, match="cut off"):
-        FrozenTables.open([path.parent])
+    with pytest.raises(ArtifactError, match="truncated"):
+        ServingTable.open([path.parent])
 
 
-def test_every_flipped_bit_of_the_footer_is_noticed(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_the_footer_is_detected(tmp_path: Path) -> None:
     path, whole = table(tmp_path / "t")
     (length,) = np.frombuffer(whole[-24:-16], "<u8")
     begin = len(whole) - 24 - int(length)
@@ -162,11 +164,11 @@ def test_every_flipped_bit_of_the_footer_is_noticed(tmp_path: Path) -> None:
         damaged[at] ^= 1 << (at % 8)
         path.write_bytes(damaged)
         with pytest.raises(ArtifactError):
-            FrozenTables.open([path.parent])
+            ServingTable.open([path.parent])
 
 
 def with_footer(whole: bytes, change) -> bytes:  # type: ignore[no-untyped-def]
-    """The file with another footer, whose checksum is right."""
+    """The file with a changed footer and a valid checksum."""
     (length,) = np.frombuffer(whole[-24:-16], "<u8")
     begin = len(whole) - 24 - int(length)
     footer = json.loads(whole[begin:-24])
@@ -200,38 +202,38 @@ def set_section(key: str, value: object):  # type: ignore[no-untyped-def]
         lambda footer: ["a list"],
     ],
 )  # fmt: skip
-def test_a_footer_that_lies_is_refused(change, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_an_inconsistent_footer_is_rejected(change, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path, whole = table(tmp_path / "t")
     changed = with_footer(whole, change)
     path.write_bytes(changed)
     if json.loads(changed[-24 - int(np.frombuffer(changed[-24:-16], "<u8")[0]) : -24]) == json.loads(
         whole[-24 - int(np.frombuffer(whole[-24:-16], "<u8")[0]) : -24]
     ):
-        FrozenTables.open([path.parent]).close()  # the value it had
+        ServingTable.open([path.parent]).close()  # the original value
         return
-    with pytest.raises(ArtifactError, match=r"footer|size|expected is shard"):
-        FrozenTables.open([path.parent])
+    with pytest.raises(ArtifactError, match=r"footer|size|expected shard"):
+        ServingTable.open([path.parent])
 
 
-def test_another_format_and_another_file_are_named(tmp_path: Path) -> None:
+def test_another_format_and_another_file_are_rejected(tmp_path: Path) -> None:
     path, whole = table(tmp_path / "t")
     path.write_bytes(whole[:8] + b"\7" + whole[9:])
     with pytest.raises(ArtifactError, match="format 7; this release reads 1"):
-        FrozenTables.open([path.parent])
+        ServingTable.open([path.parent])
     path.write_bytes(b"PAR1" + whole[4:])
-    with pytest.raises(ArtifactError, match="is not a frozen table"):
-        FrozenTables.open([path.parent])
+    with pytest.raises(ArtifactError, match="is not a serving table"):
+        ServingTable.open([path.parent])
     path.unlink()
-    with pytest.raises(ArtifactError, match="holds no table"):
-        FrozenTables.open([path.parent])
+    with pytest.raises(ArtifactError, match="has no table"):
+        ServingTable.open([path.parent])
     path.write_bytes(whole)
     path.rename(path.with_name("table-00001-of-00002.bin"))
     with pytest.raises(ArtifactError, match=r"table-00000-of-00002\.bin cannot be opened"):
-        FrozenTables.open([path.parent])
-    with pytest.raises(ArtifactError, match="expected is shard 1"):
-        FrozenTables.open([path.parent], shards=[1])
+        ServingTable.open([path.parent])
+    with pytest.raises(ArtifactError, match="expected shard 1"):
+        ServingTable.open([path.parent], shards=[1])
     with pytest.raises(ValueError, match=r"has 0 … 1"):
-        FrozenTables.open([path.parent], shards=[2])
+        ServingTable.open([path.parent], shards=[2])
 
 
 WILD = """
@@ -247,8 +249,8 @@ print("done")
 """
 
 
-def test_a_directory_of_random_bits_is_never_followed_outside(tmp_path: Path) -> None:
-    """The checksum of the whole file is the caller's; without it lookups may miss, but never crash."""
+def test_a_random_directory_never_leads_outside_the_rows(tmp_path: Path) -> None:
+    """The caller verifies the file's checksum; with a damaged directory lookups may miss, but never crash."""
     path, whole = table(tmp_path / "t")
     (length,) = np.frombuffer(whole[-24:-16], "<u8")
     footer = json.loads(whole[-24 - int(length) : -24])
@@ -270,7 +272,7 @@ def test_a_directory_of_random_bits_is_never_followed_outside(tmp_path: Path) ->
 
 
 def many(rows: int, dim: int) -> Iterator[RowBlock]:
-    """Rows in order without a list of them: mix(id) rises in equal steps."""
+    """Generate rows in order: mix(id) grows in equal steps."""
     inverse, step = np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64)), np.uint64(2**64 // rows)
     for first in range(0, rows, 1 << 14):
         mixed_N = np.arange(first, min(rows, first + (1 << 14)), dtype=np.uint64) * step
@@ -284,7 +286,7 @@ def many(rows: int, dim: int) -> Iterator[RowBlock]:
         )
 
 
-def test_memory_of_building_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+def test_memory_for_writing_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     peaks = []
     for rows in (500_000, 2_000_000):
         tracemalloc.start()
@@ -296,14 +298,14 @@ def test_memory_of_building_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_of_a_gibibyte_opens_at_once(tmp_path: Path) -> None:
+def test_a_file_of_one_gibibyte_opens_instantly(tmp_path: Path) -> None:
     (file,) = write_shards(tmp_path, [PartShape(60, True)], "fp32", 1, many(4_200_000, 60))
     assert file.size > 1 << 30
     small = write_content(tmp_path / "small", PARTS[:1], [{1: (1.0, (1.0,) * 5)}])
-    with FrozenTables.open([small]) as tables:
+    with ServingTable.open([small]) as tables:
         packed_rows(tables, 0, [1])  # loads the kernel
     began = time.perf_counter()
-    with FrozenTables.open([tmp_path]) as tables:
+    with ServingTable.open([tmp_path]) as tables:
         ids_N = next(many(4_200_000, 60)).ids_N
         found_N = np.empty(ids_N.size, bool)
         assert (

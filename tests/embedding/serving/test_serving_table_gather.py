@@ -1,4 +1,4 @@
-"""A frozen table gives, to the bit, what the tables gave that it was made from."""
+"""A serving table gives bit for bit the inputs of the tables it was made from."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ import numpy as np
 import pytest
 from table_model import blocks_of, packed_rows, random_content, write_content
 
-from clickline.embedding import AdaGrad, Admission, Eviction, Ftrl, Sgd, SlotShape, Tables, freeze, save
-from clickline.embedding.jagged_ids import bags_of
+from clickline.embedding import (
+    AdaGrad,
+    Admission,
+    Eviction,
+    Ftrl,
+    Sgd,
+    SlotShape,
+    Tables,
+    begin_snapshot,
+    save_snapshot,
+)
+from clickline.embedding.jagged_ids import to_jagged
 from clickline.embedding.serving import (
-    FrozenTables,
     PartShape,
+    ServingTable,
     gather_plan,
     pool,
     shards_of,
@@ -35,7 +45,7 @@ SLOTS = [
 
 
 def draw(rng: np.random.Generator, rows: int, vocabulary: int = 60) -> list[SlotIds]:
-    """One id a row in the first and the fourth slot, 0 to 4 in the others."""
+    """One id per row in the first and the fourth slot, 0 to 4 in the others."""
     slots = []
     for s in range(len(SLOTS)):
         salt = np.uint64((s + 1) << 40)
@@ -47,7 +57,7 @@ def draw(rng: np.random.Generator, rows: int, vocabulary: int = 60) -> list[Slot
     return slots
 
 
-def learn(tables: Tables, rng: np.random.Generator, steps: int = 4, vocabulary: int = 40) -> None:
+def train(tables: Tables, rng: np.random.Generator, steps: int = 4, vocabulary: int = 40) -> None:
     for _ in range(steps):
         rows = int(rng.integers(1, 80))
         inputs, wide = np.empty((rows, tables.width), np.float32), np.empty(rows, np.float32)
@@ -56,7 +66,7 @@ def learn(tables: Tables, rng: np.random.Generator, steps: int = 4, vocabulary: 
         tables.apply(lookup, gradient, rng.normal(size=rows).astype(np.float32))
 
 
-def frozen(path: Path, folder: Path, shards: int, precision: str = "fp32") -> None:
+def write_serving_table(path: Path, folder: Path, shards: int, precision: str = "fp32") -> None:
     reader = SnapshotReader(path)
     folder.mkdir()
     write_shards(folder, snapshot_parts(reader), precision, shards, snapshot_blocks(reader))  # type: ignore[arg-type]
@@ -66,14 +76,14 @@ def plan_of(path: Path, chosen: list[int], columns: dict[int, int]):  # type: ig
     """The plan for some slots, with the default rows of the snapshot."""
     reader = SnapshotReader(path)
     slots = {}
-    for part, members in enumerate(reader.members):
+    for part, members in enumerate(reader.slots_by_table):
         for s, row in zip(members, reader.tables[part].defaults_S, strict=True):
             wide = row["wide"] if snapshot_parts(reader)[part].wide else 0
             slots[s] = (part, columns[s], SLOTS[s].pooling, float(wide), row["vector"].tolist())
     return gather_plan(snapshot_parts(reader), [slots[s] for s in chosen])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.generation.parametrize("seed", range(6))
 def test_gather_equals_the_tables_it_was_made_from(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     wide = [None, Ftrl(l1=0.01), AdaGrad()][seed % 3]
@@ -84,14 +94,14 @@ def test_gather_equals_the_tables_it_was_made_from(seed: int, tmp_path: Path) ->
         admission=Admission(1 + seed % 2),
         seed=seed,
     )
-    learn(tables, rng)
-    save(tables, tmp_path / "snapshot")
-    frozen(tmp_path / "snapshot", tmp_path / "table", shards=[1, 3, 16][seed % 3])
+    train(tables, rng)
+    save_snapshot(tables, tmp_path / "snapshot")
+    write_serving_table(tmp_path / "snapshot", tmp_path / "table", shards=[1, 3, 16][seed % 3])
     columns = dict(enumerate(np.cumsum([0, *(slot.dim for slot in SLOTS)]).tolist()))
     plan = plan_of(tmp_path / "snapshot", list(range(len(SLOTS))), columns)
-    with FrozenTables.open([tmp_path / "table"]) as opened:
+    with ServingTable.open([tmp_path / "table"]) as opened:
         for rows in (1, 2, 127, 128, 129, 300):
-            batch = draw(rng, rows)  # a third of the ids were never learned
+            batch = draw(rng, rows)  # a third of the ids are unknown
             expected, expected_wide = (
                 np.full((2, rows, tables.width + 3), 7, np.float32)[0],
                 np.empty(rows, np.float32),
@@ -99,21 +109,21 @@ def test_gather_equals_the_tables_it_was_made_from(seed: int, tmp_path: Path) ->
             tables.gather(batch, expected, expected_wide, train=False)
             inputs, wide_B = np.full((rows, tables.width + 3), 7, np.float32), np.full(rows, 5, np.float32)
             misses = np.full(len(SLOTS), 100, np.int64)
-            opened.gather(plan, bags_of(batch, rows), rows, inputs, wide_B, misses)
+            opened.gather(plan, to_jagged(batch, rows), rows, inputs, wide_B, misses)
             assert inputs.tobytes() == expected.tobytes()
             assert wide_B.tobytes() == expected_wide.tobytes()
             for s, ids in enumerate(batch):
-                part = next(p for p, members in enumerate(tables.members) if s in members)
+                part = next(p for p, members in enumerate(tables.slots_by_table) if s in members)
                 found = packed_rows(opened, part, ids.ids_N.tolist())
                 assert misses[s] == 100 + found.count(None)
 
 
-def test_slots_of_a_call_may_be_some_of_all_in_any_place(tmp_path: Path) -> None:
+def test_a_plan_may_have_some_slots_in_any_column(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     tables = Tables(SLOTS, embedding_optimizer=Sgd(0.1))
-    learn(tables, rng)
-    save(tables, tmp_path / "snapshot")
-    frozen(tmp_path / "snapshot", tmp_path / "table", 2)
+    train(tables, rng)
+    save_snapshot(tables, tmp_path / "snapshot")
+    write_serving_table(tmp_path / "snapshot", tmp_path / "table", 2)
     chosen, columns = [4, 0, 5], {4: 20, 0: 2, 5: 11, 1: 0, 2: 0, 3: 0}
     plan = plan_of(tmp_path / "snapshot", chosen, columns)
     assert plan.width == 24
@@ -121,8 +131,8 @@ def test_slots_of_a_call_may_be_some_of_all_in_any_place(tmp_path: Path) -> None
     expected, wide = np.empty((50, tables.width), np.float32), np.empty(50, np.float32)
     tables.gather(batch, expected, wide, train=False)
     inputs, misses = np.full((50, 30), -1, np.float32), np.zeros(3, np.int64)
-    with FrozenTables.open([tmp_path / "table"]) as opened:
-        opened.gather(plan, bags_of([batch[s] for s in chosen], 50), 50, inputs, wide, misses)
+    with ServingTable.open([tmp_path / "table"]) as opened:
+        opened.gather(plan, to_jagged([batch[s] for s in chosen], 50), 50, inputs, wide, misses)
     starts = np.cumsum([0, *(slot.dim for slot in SLOTS)])
     untouched = np.ones(30, bool)
     for s in chosen:
@@ -132,7 +142,7 @@ def test_slots_of_a_call_may_be_some_of_all_in_any_place(tmp_path: Path) -> None
     assert (inputs[:, untouched] == -1).all()
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("fp16", 2**-11), ("int8", 0.5 / 126)])
+@pytest.generation.parametrize(("precision", "bound"), [("fp16", 2**-11), ("int8", 0.5 / 126)])
 def test_lower_precision_costs_at_most_its_rounding(precision: str, bound: float, tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     parts = [PartShape(9, True), PartShape(2, False)]
@@ -151,9 +161,9 @@ def test_lower_precision_costs_at_most_its_rounding(precision: str, bound: float
             np.zeros(301, np.float32),
             np.zeros(2, np.int64),
         )
-        with FrozenTables.open([tmp_path / name]) as opened:
+        with ServingTable.open([tmp_path / name]) as opened:
             assert opened.rows == sum(map(len, content))
-            opened.gather(plan, bags_of(slots, 301), 301, inputs, wide, misses)
+            opened.gather(plan, to_jagged(slots, 301), 301, inputs, wide, misses)
         got[name] = inputs, wide
         assert misses.tolist() == [0, 1]
     assert got["exact"][1].tobytes() == got["packed"][1].tobytes()  # wide weights stay exact
@@ -165,8 +175,8 @@ def test_lower_precision_costs_at_most_its_rounding(precision: str, bound: float
     assert not np.array_equal(exact, packed)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_rows_got_from_another_machine_pool_alike(precision: str, tmp_path: Path) -> None:
+@pytest.generation.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_rows_fetched_from_another_machine_pool_the_same(precision: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     parts = [PartShape(9, True), PartShape(3, True)]
     content = random_content(rng, parts, 200)
@@ -177,81 +187,81 @@ def test_rows_got_from_another_machine_pool_alike(precision: str, tmp_path: Path
         SlotIds(np.array([*list(content[1])[:100], *range(20)], dtype=np.uint64), offsets),
         SlotIds(np.array([*list(content[0])[:30], *range(10)], dtype=np.uint64)),
     ]
-    bags = bags_of(slots, 40)
-    with FrozenTables.open([tmp_path / "t"]) as opened:
+    jagged = to_jagged(slots, 40)
+    with ServingTable.open([tmp_path / "t"]) as opened:
         inputs, wide, misses = np.zeros((40, 12), np.float32), np.zeros(40, np.float32), np.zeros(2, np.int64)
-        opened.gather(plan, bags, 40, inputs, wide, misses)
-    shard_N = np.empty(bags.ids_N.size, np.int64)
-    shards_of(bags.ids_N, 3, shard_N)
+        opened.gather(plan, jagged, 40, inputs, wide, misses)
+    shard_N = np.empty(jagged.ids_N.size, np.int64)
+    shards_of(jagged.ids_N, 3, shard_N)
     assert set(shard_N) == {0, 1, 2}
-    place_N, kept = np.zeros(bags.ids_N.size, np.int64), []
+    address_N, kept = np.zeros(jagged.ids_N.size, np.int64), []
     for shard in range(3):
-        with FrozenTables.open([tmp_path / "t"], shards=[shard]) as server:
+        with ServingTable.open([tmp_path / "t"], shards=[shard]) as server:
             for s, part in ((0, 1), (1, 0)):
                 mine = np.flatnonzero(shard_N == shard)
-                mine = mine[(mine >= bags.starts_S1[s]) & (mine < bags.starts_S1[s + 1])]
+                mine = mine[(mine >= jagged.starts_S1[s]) & (mine < jagged.starts_S1[s + 1])]
                 width = server.row_bytes(part)
-                room = np.empty(3 + mine.size * width, np.uint8)  # as in a frame: not aligned
-                rows_NW, found_N = room[3:].reshape(-1, width), np.empty(mine.size, np.bool_)
-                ids = np.frombuffer(b"x" + bags.ids_N[mine].tobytes(), np.uint64, offset=1)
+                buffer = np.empty(3 + mine.size * width, np.uint8)  # as in a frame: not aligned
+                rows_NW, found_N = buffer[3:].reshape(-1, width), np.empty(mine.size, np.bool_)
+                ids = np.frombuffer(b"x" + jagged.ids_N[mine].tobytes(), np.uint64, offset=1)
                 server.find(part, ids, rows_NW, found_N)
-                kept.append(room)
-                place_N[mine[found_N]] = rows_NW.ctypes.data + np.flatnonzero(found_N) * width
+                kept.append(buffer)
+                address_N[mine[found_N]] = rows_NW.ctypes.data + np.flatnonzero(found_N) * width
     again, wide_again, misses_again = np.zeros_like(inputs), np.zeros_like(wide), np.zeros_like(misses)
-    pool(parts, precision, plan, bags, 40, place_N, again, wide_again, misses_again)  # type: ignore[arg-type]
+    pool(parts, precision, plan, jagged, 40, address_N, again, wide_again, misses_again)  # type: ignore[arg-type]
     assert again.tobytes() == inputs.tobytes() and wide_again.tobytes() == wide.tobytes()
     assert misses_again.tolist() == misses.tolist() == [20, 10]
 
 
 def test_deltas_of_snapshots_follow_training(tmp_path: Path) -> None:
-    """Rows come, change, are evicted and come back; only admitted ones are in the table."""
+    """Rows are created, changed, evicted and created again; only admitted ids are in the table."""
     rng = np.random.default_rng(6)
     tables = Tables(SLOTS, embedding_optimizer=Sgd(0.1), admission=Admission(2))
-    learn(tables, rng)
-    snapshot = freeze(tables)
+    train(tables, rng)
+    snapshot = begin_snapshot(tables)
     snapshot.write(tmp_path / "0")
     folders = [tmp_path / "table0"]
-    frozen(tmp_path / "0", folders[0], 3)
-    mark = snapshot.mark
+    write_serving_table(tmp_path / "0", folders[0], 3)
+    generation = snapshot.generation
     for turn in range(1, 5):
-        learn(tables, rng, 2, 20 + 20 * turn)
+        train(tables, rng, 2, 20 + 20 * turn)
         tables.evict(Eviction(threshold=0.8 * turn))
-        learn(tables, rng, 1)
-        snapshot = freeze(tables, since=mark)
-        mark = snapshot.mark
+        train(tables, rng, 1)
+        snapshot = begin_snapshot(tables, since=generation)
+        generation = snapshot.generation
         snapshot.write(tmp_path / str(turn))
         folders.append(tmp_path / f"table{turn}")
-        frozen(tmp_path / str(turn), folders[-1], 3)
+        write_serving_table(tmp_path / str(turn), folders[-1], 3)
         blocks = list(snapshot_blocks(tmp_path / str(turn)))
-        assert any(block.gone_N.any() for block in blocks)
+        assert any(block.tombstone_N.any() for block in blocks)
         columns = dict(enumerate(np.cumsum([0, *(slot.dim for slot in SLOTS)]).tolist()))
         plan = plan_of(tmp_path / str(turn), list(range(len(SLOTS))), columns)
         batch = draw(rng, 200, 120)
         expected, expected_wide = np.empty((200, tables.width), np.float32), np.empty(200, np.float32)
         tables.gather(batch, expected, expected_wide, train=False)
         inputs, wide, misses = np.empty_like(expected), np.empty_like(expected_wide), np.zeros(6, np.int64)
-        with FrozenTables.open(folders, work=tmp_path / "work") as opened:
-            opened.gather(plan, bags_of(batch, 200), 200, inputs, wide, misses)
+        with ServingTable.open(folders, work=tmp_path / "work") as opened:
+            opened.gather(plan, to_jagged(batch, 200), 200, inputs, wide, misses)
             assert opened.rows == sum(report.ids for report in tables.report())
         assert inputs.tobytes() == expected.tobytes() and wide.tobytes() == expected_wide.tobytes()
 
 
-def test_a_torn_snapshot_gives_no_rows(tmp_path: Path) -> None:
+def test_a_damaged_snapshot_gives_no_rows(tmp_path: Path) -> None:
     tables = Tables(SLOTS)
-    learn(tables, np.random.default_rng(7))
-    save(tables, tmp_path / "whole")
+    train(tables, np.random.default_rng(7))
+    save_snapshot(tables, tmp_path / "whole")
     whole = (tmp_path / "whole").read_bytes()
     for damaged in (whole[:-1], whole[: len(whole) // 2], whole[:5000] + b"\1" + whole[5001:], b""):
         (tmp_path / "torn").write_bytes(damaged)
-        with pytest.raises(ArtifactError, match="torn"):
+        with pytest.raises(ArtifactError, match="damaged"):
             list(snapshot_blocks(tmp_path / "torn"))
 
 
-def test_buffers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_invalid_buffers_are_rejected(tmp_path: Path) -> None:
     parts = [PartShape(2, True)]
     write_content(tmp_path / "t", parts, [{1: (1.0, (2.0, 3.0))}])
     plan = gather_plan(parts, [(0, 1, "sum", 0.0, [0.0, 0.0])])
-    bags = bags_of([SlotIds(np.array([1, 2], np.uint64))], 2)
+    jagged = to_jagged([SlotIds(np.array([1, 2], np.uint64))], 2)
 
     def arrays() -> dict[str, np.ndarray]:
         return {
@@ -260,8 +270,8 @@ def test_buffers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             "misses_S": np.zeros(1, np.int64),
         }
 
-    opened = FrozenTables.open([tmp_path / "t"])
-    opened.gather(plan, bags, 2, **arrays())
+    opened = ServingTable.open([tmp_path / "t"])
+    opened.gather(plan, jagged, 2, **arrays())
     for wrong in (
         {"inputs_BI": np.zeros((2, 2), np.float32)},
         {"inputs_BI": np.zeros((3, 3), np.float32)},
@@ -269,23 +279,23 @@ def test_buffers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         {"inputs_BI": np.zeros((2, 6), np.float32)[:, ::2]},
         {"wide_B": np.zeros(3, np.float32)},
         {"misses_S": np.zeros(2, np.int64)},
-        {"bags": bags_of([SlotIds(np.array([1], np.uint64))], 1)},
-        {"bags": bags_of([SlotIds(np.array([1], np.uint64), np.array([0, 1]))], 1)},
-        {"bags": bags_of([SlotIds(np.array([1, 2], np.uint64))] * 2, 2)},
+        {"bags": to_jagged([SlotIds(np.array([1], np.uint64))], 1)},
+        {"bags": to_jagged([SlotIds(np.array([1], np.uint64), np.array([0, 1]))], 1)},
+        {"bags": to_jagged([SlotIds(np.array([1, 2], np.uint64))] * 2, 2)},
     ):
-        with pytest.raises(ValueError, match=r"needed|expected|given|ids"):
-            opened.gather(**{"plan": plan, "bags": bags, "rows": 2, **arrays(), **wrong})
+        with pytest.raises(ValueError, match=r"required|expected|got|ids"):
+            opened.gather(**{"plan": plan, "bags": jagged, "rows": 2, **arrays(), **wrong})
     with pytest.raises(ValueError, match="expected"):
         opened.find(0, np.zeros(1, np.uint64), np.zeros((1, 8), np.uint8), np.zeros(1, bool))
     with pytest.raises(ValueError, match="column"):
         gather_plan(parts, [(0, 1, "sum", 0.0, [0.0])])
     opened.close()
     with pytest.raises(ValueError, match="closed"):
-        opened.gather(plan, bags, 2, **arrays())
+        opened.gather(plan, jagged, 2, **arrays())
 
 
 def test_blocks_come_in_the_order_of_the_table(tmp_path: Path) -> None:
-    """The helper of these tests does too: otherwise write_shards would refuse it."""
+    """So do the blocks of these tests' helper: write_shards would reject them otherwise."""
     content = random_content(np.random.default_rng(0), [PartShape(1, False)], 100)
     blocks = list(blocks_of([PartShape(1, False)], content))
     assert len(blocks) == 15 and sum(block.ids_N.size for block in blocks) == 100

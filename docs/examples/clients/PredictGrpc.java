@@ -6,7 +6,7 @@ import inference.Inference.ModelInferRequest;
 import io.grpc.ManagedChannelBuilder;
 import java.util.concurrent.TimeUnit;
 
-public class AskGrpc {
+public class PredictGrpc {
     static ModelInferRequest.InferInputTensor texts(String name, String... values) {
         var column = InferTensorContents.newBuilder();
         for (String value : values) {

@@ -1,4 +1,4 @@
-"""clickline data: the local copies of remote logs."""
+"""clickline cache: the local copies of remote logs."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clickline.cli.console import emit, note, table, watching
+from clickline.cli.console import emit, note, show_progress, table
 from clickline.cli.options import ConfigFile, Json, Overrides, Quiet
 from clickline.progress import Progress, human_size
 
 if TYPE_CHECKING:
     from clickline.config import Config
     from clickline.records import SourceFile
-    from clickline.storage.file_cache import Cache
+    from clickline.storage.file_cache import FileCache
     from clickline.storage.storage import Storage
 
-data = typer.Typer(help="Show, fetch or remove the local copies of remote logs.", no_args_is_help=False)
+cache = typer.Typer(help="Show, prefetch or clear the local copies of remote logs.", no_args_is_help=False)
 
 Which = Annotated[
     Literal["train", "eval"] | None,
-    typer.Argument(metavar="train|eval", help="Only these logs.", show_default="both"),
+    typer.Argument(metavar="train|eval", help="Only this split.", show_default="both"),
 ]
 
 
-@data.command()
+@cache.command()
 def status(
     which: Which = None,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Show how much of the logs is here."""
+    """Show how much of the logs is cached."""
     from clickline.errors import HourNotReady
 
-    config, storage, cache = _open(config_file, overrides)
+    config, storage, files = _open(config_file, overrides)
     rows: list[dict[str, object]] = []
     for name in _splits(config, which):
         try:
-            found = cache.status(_files(config, storage, name, Progress()))
-        except HourNotReady as late:
-            note(str(late))
+            cached = files.status(_split_files(config, storage, name, Progress()))
+        except HourNotReady as error:
+            note(str(error))
             rows.append({"name": name, "phase": "Waiting"})
             continue
         rows.append(
             {
                 "name": name,
-                "files": found.files,
-                "total_bytes": found.total_bytes,
-                "cached_bytes": found.cached_bytes,
-                "available_bytes": found.available_bytes,
-                "phase": found.phase,
+                "files": cached.files,
+                "total_bytes": cached.total_bytes,
+                "cached_bytes": cached.cached_bytes,
+                "available_bytes": cached.available_bytes,
+                "phase": cached.phase,
             }
         )
     if as_json:
@@ -72,57 +72,57 @@ def status(
     )
 
 
-@data.command()
-def warm(
+@cache.command()
+def prefetch(
     which: Which = None,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch the logs that are not here yet."""
-    with watching(as_json=as_json, quiet=quiet) as progress:
-        config, storage, cache = _open(config_file, overrides)
-        files = [_files(config, storage, name, progress) for name in _splits(config, which)]
-        cache.warm([file for of in files for file in of], progress)
+    """Download the logs that are not cached yet."""
+    with show_progress(as_json=as_json, quiet=quiet) as progress:
+        config, storage, files = _open(config_file, overrides)
+        splits = [_split_files(config, storage, name, progress) for name in _splits(config, which)]
+        files.prefetch([file for split in splits for file in split], progress)
     status(which, config_file, overrides, as_json)
 
 
-@data.command()
+@cache.command()
 def clear(
     which: Which = None,
     config_file: ConfigFile = Path("clickline.yaml"),
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Remove the local copies of the logs; those that running work uses stay."""
-    config, storage, cache = _open(config_file, overrides)
-    files = [_files(config, storage, name, Progress()) for name in _splits(config, which)]
-    cleared = cache.clear([file for of in files for file in of])
+    """Remove the local copies of the logs; copies in use by a running process stay."""
+    config, storage, files = _open(config_file, overrides)
+    splits = [_split_files(config, storage, name, Progress()) for name in _splits(config, which)]
+    cleared = files.clear([file for split in splits for file in split])
     if as_json:
         emit({"files": cleared.files, "bytes": cleared.size, "in_use": cleared.in_use})
         return
-    kept = f"; {cleared.in_use} in use and kept" if cleared.in_use else ""
+    kept = f"; kept {cleared.in_use} in use" if cleared.in_use else ""
     typer.echo(f"removed {cleared.files} copies, {human_size(cleared.size)}{kept}")
 
 
-def _open(config_file: Path, overrides: list[str] | None) -> tuple[Config, Storage, Cache]:
+def _open(config_file: Path, overrides: list[str] | None) -> tuple[Config, Storage, FileCache]:
     from clickline.config import load_config
-    from clickline.storage.file_cache import Cache
+    from clickline.storage.file_cache import FileCache
     from clickline.storage.storage import Storage
 
     config = load_config(config_file, overrides or ())
-    credentials = config.storage.credentials
+    credentials = config.storage.credentials_file
     storage = Storage(config.storage.options, Path(credentials) if credentials else None)
-    return config, storage, Cache(Path(config.cache.dir), config.cache.size, storage)
+    return config, storage, FileCache(Path(config.cache.dir), config.cache.size, storage)
 
 
 def _splits(config: Config, which: Literal["train", "eval"] | None) -> list[str]:
-    there = ["train"] if config.data.eval is None else ["train", "eval"]
-    return [name for name in there if which in (None, name)]
+    splits = ["train"] if config.data.eval is None else ["train", "eval"]
+    return [name for name in splits if which in (None, name)]
 
 
-def _files(config: Config, storage: Storage, split: str, progress: Progress) -> list[SourceFile]:
+def _split_files(config: Config, storage: Storage, split: str, progress: Progress) -> list[SourceFile]:
     from clickline.data.prepare.run import find_split
 
     return find_split(config, storage, split, progress)
