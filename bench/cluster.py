@@ -1,8 +1,8 @@
-"""Training on a cluster of one machine beside local training, what a step costs by roles, and what a cut costs.
+"""Training on a single-machine cluster compared with local training, the cost of a step by role, and of a checkpoint.
 
 python bench/cluster.py                     all parts, into docs/benchmarks.md
-python bench/cluster.py speed costs cuts    those parts
-python bench/cluster.py --try               tiny and printed only: does everything still run?
+python bench/cluster.py speed costs cuts    some parts
+python bench/cluster.py --try               a smoke test, printed only
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHAPES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 2))
 
 
 class Training(Contestant):
-    """A run that learns steps when it is told to."""
+    """A training run that runs steps on request."""
 
     def ask(self, line: str) -> dict[str, object]:
         assert self._process.stdin is not None
@@ -39,13 +39,13 @@ class Training(Contestant):
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()  # it ends its cluster
+        self._process.stdin.close()  # it stops its cluster
         self._process.wait(60)
 
 
 @contextmanager
 def world(rows: int) -> Iterator[Path]:
-    """A prepared dataset in a folder of its own."""
+    """A project with a prepared dataset, in a temporary folder."""
     home = Path(tempfile.mkdtemp(prefix="clickline-bench-"))
     try:
         (home / "clickline.yaml").write_text(CONFIG)
@@ -137,19 +137,19 @@ def cuts(home: Path, steps: int, write: bool) -> None:
     usual = min(plain, again)
     publish(
         "cluster-cuts",
-        "Cuts of a running cluster",
-        f"4 cuts in {steps} steps of 2 workers + 2 shards, each written to disk while training goes on. "
+        "Checkpoints of a running cluster",
+        f"4 checkpoints in {steps} steps of 2 workers + 2 shards, each written to disk while training continues. "
         "`python bench/run.py cluster`",
         [
-            Row("a step without cuts", f"{usual * 1000:.1f} ms"),
-            Row("a step, cuts among them", f"{each * 1000:.1f} ms", f"{usual / each:.2f}"),
+            Row("a step without checkpoints", f"{usual * 1000:.1f} ms"),
+            Row("a step, including checkpoints", f"{each * 1000:.1f} ms", f"{usual / each:.2f}"),
             Row(
-                "training stands still, of the time",
+                "share of time that training is stalled",
                 f"{seen['stalled'] / seen['seconds']:.2%}",  # type: ignore[operator]
                 goal="< 5 %",
             ),
         ],
-        f"A cut every {each * steps / 4:.1f} s here; the default is every 5 minutes.",
+        f"A checkpoint every {each * steps / 4:.1f} s here; the default is every 5 minutes.",
         write=write,
     )
 

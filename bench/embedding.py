@@ -1,8 +1,8 @@
-"""The sparse tables alone: find, pool and apply, on one thread and two, small and large; and training steps
-with a dense network while a snapshot is written.
+"""The embedding tables alone: find, pool and apply, with one and two threads, small and large; and training steps with a
+dense network while a snapshot is written.
 
 python bench/embedding.py            1 M and 10 M ids
-python bench/embedding.py 50000000   that size beside 1 M; 50 M needs 7 GiB
+python bench/embedding.py 50000000   that size and 1 M; 50 M needs 7 GiB
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def batch(numbers: np.ndarray) -> list[SlotIds]:
 
 
 def measure(ids: int, threads: int, steps: int = 40) -> Figures:
-    """The best of some steps on uniformly drawn ids, the hardest case for caches."""
+    """The best of several steps on uniformly drawn ids, the worst case for caches."""
     tables, slowest = filled(ids, threads)
     rng = np.random.default_rng(0)
     inputs, wide = np.zeros((ROWS, SLOTS * DIM + DENSE), np.float32), np.zeros(ROWS, np.float32)
@@ -70,7 +70,7 @@ def measure(ids: int, threads: int, steps: int = 40) -> Figures:
 
 
 def filled(ids: int, threads: int) -> tuple[Tables, float]:
-    """Tables with that many ids, and the longest find on the way."""
+    """Tables filled with `ids` ids, and the longest find meanwhile."""
     tables = Tables([SlotShape(str(s), DIM) for s in range(SLOTS)], threads=threads)
     inputs, wide = np.zeros((ROWS, SLOTS * DIM), np.float32), np.zeros(ROWS, np.float32)
     growth = []
@@ -84,22 +84,22 @@ def filled(ids: int, threads: int) -> tuple[Tables, float]:
 
 
 @dataclass
-class Written:
-    alone: float  # seconds a step
+class SnapshotCost:
+    alone: float  # seconds per step
     beside: float
-    slowest: float  # the longest step beside the writer
-    seconds: float  # how long it wrote
-    shadows: float  # most memory of rows kept for the snapshot, as a share of the tables' own
+    slowest: float  # the longest step while writing
+    seconds: float  # duration of writing
+    shadows: float  # peak memory of copied rows, as a share of the tables' memory
 
 
-def write_beside(ids: int, skew: float, steps: int = 100) -> Written:
-    """Whole training steps, before and after a snapshot and while it is written."""
+def time_snapshot(ids: int, skew: float, steps: int = 100) -> SnapshotCost:
+    """Whole training steps before, during and after writing a snapshot."""
     tables, _ = filled(ids, 2)
     own = tables.memory_bytes
     step = trainer(tables, ids, skew)
     for _ in range(10):
         step()
-    before = seconds_a_step(step, steps)
+    before = seconds_per_step(step, steps)
     beside, shadows = [], 0
     with tempfile.TemporaryDirectory() as folder:
         snapshot = begin_snapshot(tables, share=SHARE)
@@ -110,12 +110,12 @@ def write_beside(ids: int, skew: float, steps: int = 100) -> Written:
             step()
             beside.append(time.perf_counter() - began)
             shadows = max(shadows, tables.memory_bytes - own)
-    alone = (before + seconds_a_step(step, steps)) / 2
-    return Written(alone, float(np.mean(beside)), max(beside), sum(beside), shadows / own)
+    alone = (before + seconds_per_step(step, steps)) / 2
+    return SnapshotCost(alone, float(np.mean(beside)), max(beside), sum(beside), shadows / own)
 
 
 def trainer(tables: Tables, ids: int, skew: float) -> Callable[[], None]:
-    """A step of a Wide & Deep network on ids drawn as ids · u^skew: 1 is uniform, above it some come often."""
+    """A training step of Wide & Deep on ids drawn as ids · u^skew: 1 is uniform, larger values are skewed."""
     torch.set_num_threads(2)
     rng = np.random.default_rng(0)
     widths = (SLOTS * DIM + DENSE, *HIDDEN)
@@ -139,7 +139,7 @@ def trainer(tables: Tables, ids: int, skew: float) -> Callable[[], None]:
     return step
 
 
-def seconds_a_step(step: Callable[[], None], steps: int) -> float:
+def seconds_per_step(step: Callable[[], None], steps: int) -> float:
     began = time.perf_counter()
     for _ in range(steps):
         step()
@@ -167,21 +167,21 @@ def main() -> None:
         rows.append(Row(f"{ids // 10**6} M ids, memory", f"{got.bytes_per_id:.0f} bytes an id", "", "≤ 171"))
         rows.append(Row(f"{ids // 10**6} M ids, longest step while growing", f"{got.slowest_growth:.2f} s", "", "< 1 s"))  # fmt: skip
     for skew, name in ((1.0, "uniform ids"), (4.0, "skewed ids")):
-        told = write_beside(10_000_000, skew)
+        cost = time_snapshot(10_000_000, skew)
         figure = (
-            f"{told.beside * 1e3:.1f} ms a step instead of {told.alone * 1e3:.1f}, longest {told.slowest * 1e3:.0f} ms; "
-            f"{told.seconds:.0f} s to write, {told.shadows:.0%} more memory meanwhile"
+            f"{cost.beside * 1e3:.1f} ms a step instead of {cost.alone * 1e3:.1f}, longest {cost.slowest * 1e3:.0f} ms; "
+            f"{cost.seconds:.0f} s to write, {cost.shadows:.0%} more memory meanwhile"
         )
         rows.append(
-            Row(f"10 M ids, steps while a snapshot is written, {name}", figure, f"{told.alone / told.beside:.2f}", "≥ 0.95")
+            Row(f"10 M ids, steps while a snapshot is written, {name}", figure, f"{cost.alone / cost.beside:.2f}", "≥ 0.95")
         )  # fmt: skip
     publish(
         "embedding",
-        "Sparse tables alone",
+        "Embedding tables alone",
         f"`python bench/embedding.py` ({ROWS} rows x {SLOTS} slots, dim {DIM}, AdaGrad, FTRL for the wide part, "
         "ids drawn uniformly; best of 40 steps).",
         rows,
-        "Finding counts shows and clicks and numbers the distinct ids; the dense part of a step is not in these.",
+        "Finding counts impressions and clicks and numbers the distinct ids; the dense part of a step is not included.",
     )
 
 

@@ -1,8 +1,8 @@
-"""Following hours: 200 of them in a world that drifts, and how soon an hour is in the answers.
+"""Follow mode: 200 hours of drifting data, and the time until an hour is served.
 
 python bench/follow.py               both parts, into docs/benchmarks.md and docs/images/follow.svg
-python bench/follow.py hours         that part alone, printed only; or freshness
-python bench/follow.py --try         few hours and printed only: does everything still run?
+python bench/follow.py hours         one part, printed only: hours or freshness
+python bench/follow.py --try         a smoke test with few hours, printed only
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured: for real, or only to see that everything runs."""
+    """The size of a benchmark: real, or a smoke test."""
 
     hours: int
-    rows: int  # an hour
+    rows: int  # per hour
     fresh_hours: int
     fresh_rows: int
 
@@ -73,8 +73,8 @@ TRY = Size(30, 2_000, 2, 5_000)
 # ── 200 hours ──────────────────────────────────────────────────────────────────────────────────
 
 
-def make_world(folder: Path, hours: int, rows: int, seed: int = 0) -> None:
-    """Hours with their truth, and a config that follows them."""
+def make_project(folder: Path, hours: int, rows: int, seed: int = 0) -> None:
+    """Generate hours with their true probabilities, and a config to follow them."""
     from clickline.data.sample.generate import SampleOptions, generate
     from clickline.progress import Progress
 
@@ -88,32 +88,32 @@ def make_world(folder: Path, hours: int, rows: int, seed: int = 0) -> None:
 
 
 def follow_all(folder: Path, hours: int, overrides: Sequence[str]) -> None:
-    """Follow, in a process that does nothing else. Its memory after each hour goes to memory.json, the model of the
-    first day to embedding/serving/."""
+    """Follow all hours in this process. Its memory after each hour is written to memory.json, the model after the first
+    day to frozen/."""
     from clickline.config import load_config
     from clickline.pipeline.follow import follow
     from clickline.progress import Progress
 
-    class Enough(Exception):
+    class Stop(Exception):
         pass
 
     memory: list[int] = []
-    learned: set[str] = set()
+    trained: set[str] = set()
 
     class Watcher(Progress):
         def stage(self, name: str, state: str, facts: Mapping[str, Any] | None = None) -> None:
             last = None if facts is None else facts.get("last")
-            if name != "follow" or not last or last["hour"] in learned:
+            if name != "follow" or not last or last["hour"] in trained:
                 return
-            learned.add(last["hour"])
+            trained.add(last["hour"])
             memory.append(resident_bytes())
             if len(memory) == DAY:
                 newest = max((folder / "home/runs/follow").glob("step-*"))
                 shutil.copytree(newest, folder / "frozen" / newest.name)
             if len(memory) == hours:
-                raise Enough
+                raise Stop
 
-    with suppress(Enough):
+    with suppress(Stop):
         follow(load_config(folder / "clickline.yaml", overrides), Watcher())
     (folder / "memory.json").write_text(json.dumps(memory))
 
@@ -123,12 +123,12 @@ def resident_bytes() -> int:
 
 
 @dataclass(frozen=True)
-class Followed:
-    """What became of the hours, one value an hour each."""
+class FollowResult:
+    """Results of the hours, one value per hour."""
 
-    live_H: np.ndarray  # AUC of the model that had seen nothing of the hour
-    frozen_H: np.ndarray  # of the model after the first day; NaN before
-    best_H: np.ndarray  # of the true chances
+    live_H: np.ndarray  # AUC of the model before it was trained on the hour
+    frozen_H: np.ndarray  # AUC of the model after the first day; NaN before
+    best_H: np.ndarray  # AUC of the true probabilities
     resident_H: np.ndarray  # bytes of the process
     records: list[dict[str, Any]]
 
@@ -136,14 +136,14 @@ class Followed:
         return statistics.median(record["seconds"] for record in self.records[DAY:])
 
 
-def run_hours(folder: Path, hours: int, *overrides: str) -> Followed:
-    """Follow the hours of a world that was made; then score them by the frozen model and by the truth."""
+def run_hours(folder: Path, hours: int, *overrides: str) -> FollowResult:
+    """Follow the hours of a project; then score them with the frozen model and with the true probabilities."""
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import follow; "
     code += f"follow.follow_all(follow.Path({str(folder)!r}), {hours}, {list(overrides)!r})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=1800)
     records = [json.loads(path.read_text()) for path in sorted((folder / "home/follow/hours").glob("*.json"))]
     assert len(records) == hours, records[-1]
-    return Followed(
+    return FollowResult(
         np.array([record["progressive"]["auc"] for record in records]),
         frozen_aucs(folder, hours),
         best_aucs(folder, hours),
@@ -155,15 +155,15 @@ def run_hours(folder: Path, hours: int, *overrides: str) -> Followed:
 def frozen_aucs(folder: Path, hours: int) -> np.ndarray:
     from clickline.artifacts.checkpoint import latest_checkpoint
     from clickline.config import load_config
-    from clickline.data.prepare.hour_dataset import prune_hours, prepare_hour
+    from clickline.data.prepare.hour_dataset import prepare_hour, prune_hours
     from clickline.evaluation.evaluator import evaluate_rows
     from clickline.models.model import open_checkpoint
     from clickline.progress import Progress
 
     config = load_config(folder / "clickline.yaml", [f"home={folder / 'home-frozen'}"])
-    found = latest_checkpoint(folder / "frozen")
-    assert found is not None
-    model = open_checkpoint(found, 2)
+    checkpoint = latest_checkpoint(folder / "frozen")
+    assert checkpoint is not None
+    model = open_checkpoint(checkpoint, 2)
     aucs_H = np.full(hours, np.nan)
     for hour in range(DAY, hours):
         data = prepare_hour(config, FIRST_HOUR + hour, model.features, Progress()).dataset
@@ -177,7 +177,7 @@ def frozen_aucs(folder: Path, hours: int) -> np.ndarray:
 
 
 def best_aucs(folder: Path, hours: int) -> np.ndarray:
-    """Of the chances that the clicks were drawn with: no model can be better."""
+    """AUC of the true probabilities, which no model can exceed."""
     import pyarrow.parquet as pq
 
     from clickline.evaluation.binary_metrics import MetricCounts
@@ -192,12 +192,14 @@ def best_aucs(folder: Path, hours: int) -> np.ndarray:
     return np.array(aucs)
 
 
-def report_hours(made: Followed, bound: str) -> list[Row]:
-    hours = len(made.records)
+def report_hours(result: FollowResult, bound: str) -> list[Row]:
+    hours = len(result.records)
     rows = []
     last = min(2 * DAY, hours - DAY)
     for name, part in (("day 2", slice(DAY, 2 * DAY)), (f"the last {last} hours", slice(-last, None))):
-        live, frozen, best = (float(line[part].mean()) for line in (made.live_H, made.frozen_H, made.best_H))
+        live, frozen, best = (
+            float(line[part].mean()) for line in (result.live_H, result.frozen_H, result.best_H)
+        )
         rows += [
             Row(f"{name}: best reachable", f"AUC {best:.4f}"),
             Row(
@@ -211,13 +213,13 @@ def report_hours(made: Followed, bound: str) -> list[Row]:
                 f"{(frozen - 0.5) / (best - 0.5):.0%}; {live - frozen:.4f} below the one that follows",
             ),
         ]
-    most = max(record["memory"] for record in made.records)
-    gone = sum(record["evicted"] for record in made.records)
-    day, end = (made.resident_H[at] / 2**20 for at in (DAY - 1, -1))
-    ids = [made.records[at]["ids"] for at in (DAY - 1, -1)]
+    peak = max(record["memory"] for record in result.records)
+    evicted = sum(record["evicted"] for record in result.records)
+    day, end = (result.resident_H[at] / 2**20 for at in (DAY - 1, -1))
+    ids = [result.records[at]["ids"] for at in (DAY - 1, -1)]
     rows += [
-        Row("sparse tables, most after any hour", f"{most / 2**20:.1f} MiB", "", f"≤ {bound}"),
-        Row("ids after a day, at the end", f"{ids[0]:,}, {ids[1]:,}; {gone:,} went"),
+        Row("sparse tables, most after any hour", f"{peak / 2**20:.1f} MiB", "", f"≤ {bound}"),
+        Row("ids after a day, at the end", f"{ids[0]:,}, {ids[1]:,}; {evicted:,} evicted"),
         Row(
             "memory of the process after a day, at the end",
             f"{day:.0f} MiB, {end:.0f} MiB",
@@ -225,8 +227,8 @@ def report_hours(made: Followed, bound: str) -> list[Row]:
             "flat",
         ),
         Row(
-            f"an hour of {made.records[0]['rows']:,} rows: prepared, scored, learned, judged, published",
-            f"{made.seconds():.2f} s (median)",
+            f"an hour of {result.records[0]['rows']:,} rows: prepared, scored, trained, evaluated, published",
+            f"{result.seconds():.2f} s (median)",
         ),
     ]
     return rows
@@ -246,8 +248,8 @@ home: home
 
 
 def freshness(folder: Path, hours: int, rows: int) -> list[float]:
-    """Seconds from an hour's donefile to the first answer by the version that knows it, for each hour but the first:
-    `clickline up --follow` with its defaults in processes of its own, and a client that asks all the time."""
+    """Seconds from the donefile of an hour to the first response by its version, for each hour but the first. Runs
+    `clickline up --follow` with its defaults and a client that polls continuously."""
     import clickline
     from clickline.data.sample.generate import SampleOptions, generate
     from clickline.progress import Progress
@@ -258,49 +260,49 @@ def freshness(folder: Path, hours: int, rows: int) -> list[float]:
     for name, port in ports.items():
         text = text.replace(name, port)
     (folder / "clickline.yaml").write_text(text)
-    coming = sorted((folder / "coming").glob("2*/*"))
-    line = (coming[-1] / "part-00000.tsv").read_text().partition("\n")[0].split("\t")[1:]
-    asked = {
+    source = sorted((folder / "coming").glob("2*/*"))
+    line = (source[-1] / "part-00000.tsv").read_text().partition("\n")[0].split("\t")[1:]
+    row = {
         **{f"I{n + 1}": float(value or "nan") for n, value in enumerate(line[:13])},
         **{f"C{n + 1}": value for n, value in enumerate(line[13:])},
     }
-    (folder / "logs" / coming[0].parent.name).mkdir(parents=True)  # a source that is there, and still empty
+    (folder / "logs" / source[0].parent.name).mkdir(parents=True)  # the source exists and is still empty
     program = Path(sys.executable).with_name("clickline")
     with (folder / "up.log").open("wb") as log:
         up = subprocess.Popen([program, "up", "--follow"], cwd=folder, stdout=log, stderr=log)
-    took: list[float] = []
+    seconds: list[float] = []
     try:
         with clickline.Client(f"127.0.0.1:{ports['GRPC']}") as client:
-            for number, hour in enumerate(coming, start=1):
-                time.sleep(random.uniform(0, 5))  # at no special moment between two looks
+            for number, hour in enumerate(source, start=1):
+                time.sleep(random.uniform(0, 5))  # at a random time between two polls
                 began = arrive(hour, folder / "logs" / hour.parent.name / hour.name)
                 deadline = began + 180
-                while answering(client, asked) < number:
+                while served_version(client, row) < number:
                     if up.poll() is not None or time.time() > deadline:
                         raise RuntimeError(f"no version {number}:\n{(folder / 'up.log').read_text()[-3000:]}")
                     time.sleep(0.02)
-                took.append(time.time() - began)
-                print(f"  hour {number} of {hours}: {took[-1]:.1f} s", flush=True)
+                seconds.append(time.time() - began)
+                print(f"  hour {number} of {hours}: {seconds[-1]:.1f} s", flush=True)
     finally:
         up.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             up.wait(60)
         up.kill()
         up.wait()
-    return took[1:]
+    return seconds[1:]
 
 
-def arrive(coming: Path, target: Path) -> float:
-    """Let an hour arrive; when it was complete."""
+def arrive(source: Path, target: Path) -> float:
+    """Let an hour arrive; returns the time when it was complete."""
     target.mkdir(parents=True)
-    for file in coming.glob("part-*"):
+    for file in source.glob("part-*"):
         file.rename(target / file.name)
     (target / "donefile").touch()
     return time.time()
 
 
-def answering(client: Any, row: Mapping[str, Any]) -> int:
-    """The version that answers; 0: none yet."""
+def served_version(client: Any, row: Mapping[str, Any]) -> int:
+    """The version that serves; 0 if none does yet."""
     from clickline.errors import ClicklineError
 
     try:
@@ -309,11 +311,11 @@ def answering(client: Any, row: Mapping[str, Any]) -> int:
         return 0
 
 
-def report_freshness(took: Sequence[float], rows: int) -> list[Row]:
+def report_freshness(seconds: Sequence[float], rows: int) -> list[Row]:
     return [
         Row(
-            f"an hour of {rows:,} rows: donefile to the first answer by its version",
-            f"{statistics.median(took):.1f} s (median of {len(took)}), longest {max(took):.1f} s",
+            f"an hour of {rows:,} rows: donefile to the first response by its version",
+            f"{statistics.median(seconds):.1f} s (median of {len(seconds)}), longest {max(seconds):.1f} s",
             "",
             "≤ 30 s",
         )
@@ -325,27 +327,27 @@ def report_freshness(took: Sequence[float], rows: int) -> list[Row]:
 WIDTH, HEIGHT = 760, 340
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 40, 44
 COLOURS = {"best reachable": "#8a8f98", "follows": "#2a9d57", "frozen after day 1": "#d9622b"}
-SMOOTHED = 6
+WINDOW = 6
 
 
-def smoothed(values_H: np.ndarray) -> np.ndarray:
-    """The mean of each hour and those before it, six of them."""
-    return np.array([values_H[max(0, h - SMOOTHED + 1) : h + 1].mean() for h in range(values_H.size)])
+def moving_average(values_H: np.ndarray) -> np.ndarray:
+    """The moving average over six hours."""
+    return np.array([values_H[max(0, h - WINDOW + 1) : h + 1].mean() for h in range(values_H.size)])
 
 
-def plot(made: Followed) -> str:
-    """Three lines as SVG; colours that are read on white and on black alike, and no background of its own."""
-    hours = made.live_H.size
+def plot(result: FollowResult) -> str:
+    """Three lines as SVG, in colours that are readable on white and on black."""
+    hours = result.live_H.size
     lines = {
-        "best reachable": smoothed(made.best_H),
-        "follows": smoothed(made.live_H),
-        "frozen after day 1": np.concatenate([np.full(DAY, np.nan), smoothed(made.frozen_H[DAY:])]),
+        "best reachable": moving_average(result.best_H),
+        "follows": moving_average(result.live_H),
+        "frozen after day 1": np.concatenate([np.full(DAY, np.nan), moving_average(result.frozen_H[DAY:])]),
     }
-    # The very first hours, before anything is learned, would press all the others together.
-    first = SMOOTHED
-    shown = np.concatenate([line[first:] for line in lines.values()])
-    low = np.floor(np.nanmin(shown) * 50) / 50
-    high = np.ceil(np.nanmax(shown) * 50) / 50
+    # The first hours, before anything is trained, would compress the scale.
+    first = WINDOW
+    visible = np.concatenate([line[first:] for line in lines.values()])
+    low = np.floor(np.nanmin(visible) * 50) / 50
+    high = np.ceil(np.nanmax(visible) * 50) / 50
 
     def across(hour: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * hour / (hours - 1)
@@ -356,7 +358,7 @@ def plot(made: Followed) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         'font-size="12" fill="#7d838c">',
-        f"<title>AUC of {hours} hours, each scored before it is learned</title>",
+        f"<title>AUC of {hours} hours, each scored before training</title>",
     ]
     for auc in np.arange(low, high + 1e-9, 0.02):
         y = f"{down(auc):.1f}"
@@ -373,7 +375,7 @@ def plot(made: Followed) -> str:
     parts += [
         f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="#7d838c"/>',
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">hours followed</text>',
-        f'<text x="8" y="{TOP - 22}">AUC, mean of {SMOOTHED} hours</text>',
+        f'<text x="8" y="{TOP - 22}">AUC, mean of {WINDOW} hours</text>',
     ]
     at = 230
     for name, line_H in lines.items():
@@ -399,17 +401,17 @@ def main() -> None:
     parts = chosen.parts
     unknown = set(parts) - {"hours", "freshness"}
     if unknown:
-        arguments.error(f"no part is called {', '.join(unknown)}: there are hours and freshness")
+        arguments.error(f"unknown part {', '.join(unknown)}: choose hours or freshness")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         if "hours" in parts:
             world = Path(folder, "world")
-            make_world(world, size.hours, size.rows)
-            made = run_hours(world, size.hours)
-            rows += report_hours(made, MEMORY)
+            make_project(world, size.hours, size.rows)
+            result = run_hours(world, size.hours)
+            rows += report_hours(result, MEMORY)
             image = Path(tempfile.gettempdir(), "follow.svg") if chosen.only_try else IMAGE
             image.parent.mkdir(exist_ok=True)
-            image.write_text(plot(made))
+            image.write_text(plot(result))
             print(f"drawn: {image}", flush=True)
         if "freshness" in parts:
             fresh = Path(folder, "fresh")
@@ -417,14 +419,14 @@ def main() -> None:
             rows += report_freshness(freshness(fresh, size.fresh_hours, size.fresh_rows), size.fresh_rows)
     how = (
         f"`python bench/follow.py` ({size.hours} synthetic hours of {size.rows:,} rows, {SLOTS} slots of up to "
-        f"{CARDINALITY:,} ids and {DENSE} numbers; half of a slot's weights turn every 12 hours, a fifth of the values "
-        "of large slots are ids born in the last hours; each hour is scored before it is learned). Freshness: "
+        f"{CARDINALITY:,} ids and {DENSE} dense fields; half of a slot's weights change every 12 hours, a fifth of the values "
+        "of large slots are ids new in the last hours; each hour is scored before training). Freshness: "
         f"{size.fresh_rows:,} rows in the Criteo layout, `clickline up --follow` with default settings on the same "
-        "machine as the client that asks."
+        "machine as the client."
     )
     publish(
         "follow",
-        "Continuous learning",
+        "Continuous training",
         how,
         rows,
         "![AUC by hour](images/follow.svg)",

@@ -1,4 +1,4 @@
-"""The frozen sparse table: building, opening, lookups on one core; base alone and under an overlay of deltas.
+"""The serving table: building, opening, and lookups on one core; a base alone and with deltas.
 
 python bench/frozen.py          10 M rows, dim 9 and a wide weight
 python bench/frozen.py --try    1 M rows, and nothing is written to docs/benchmarks.md
@@ -20,9 +20,9 @@ from clickline.embedding.index import mix
 from clickline.embedding.jagged_ids import to_jagged
 from clickline.embedding.raw_memory import Int, i64_at, prefetch, u64_at
 from clickline.embedding.serving import (
-    ServingTable,
     PartShape,
     RowBlock,
+    ServingTable,
     delta_blocks,
     gather_plan,
     merged_blocks,
@@ -32,14 +32,14 @@ from clickline.records import SlotIds
 from measure import Row, publish
 
 PART = PartShape(9, True)
-SLOTS, KEYS = 26, 2600  # a ranking request: 100 candidates of 26 ids
-SPREAD = np.uint64(0xD1342543DE82EF95)  # odd: different numbers give different ids
+SLOTS, KEYS = 26, 2600  # a ranking request: 100 candidates with 26 ids each
+SPREAD = np.uint64(0xD1342543DE82EF95)  # odd, so that distinct numbers give distinct ids
 ROUNDS = 7
 T = TypeVar("T")
 
 
 def rows_of(ids: np.ndarray, seed: int, gone: float = 0.0) -> Iterator[RowBlock]:
-    """Random rows of these ids, in order."""
+    """Random rows with these ids, in order."""
     rng = np.random.default_rng(seed)
     ids = ids[np.argsort(mix_all(ids))]
     for first in range(0, ids.size, 1 << 15):
@@ -54,7 +54,7 @@ def mix_all(ids: np.ndarray) -> np.ndarray:
 
 @njit(nogil=True)
 def read_at_random(rows: Int, count: Int, stride: Int, ids_N: np.ndarray) -> np.uint64:
-    """The limit: whole rows at places that are known beforehand, with as many cache misses under way."""
+    """The limit: reads whole rows at known addresses, with the same number of concurrent cache misses."""
     total = np.uint64(0)
     ids, last = u64_at(ids_N.ctypes.data), ids_N.size
     for n in range(last + 16):
@@ -73,7 +73,7 @@ def read_at_random(rows: Int, count: Int, stride: Int, ids_N: np.ndarray) -> np.
 
 
 def rate(work: dict[str, Callable[[], object]], keys: int) -> dict[str, float]:
-    """Keys a second of each, the best of some rounds taken in turns."""
+    """Keys/s of each, the best of several alternating rounds."""
     best = dict.fromkeys(work, float("inf"))
     for _ in range(ROUNDS):
         for name, run in work.items():
@@ -84,7 +84,7 @@ def rate(work: dict[str, Callable[[], object]], keys: int) -> dict[str, float]:
 
 
 def lookups(tables: ServingTable, ids: np.ndarray, absent: np.ndarray, call: int) -> dict[str, float]:
-    """Rates for calls of that many keys: hits, misses, a mixture, pooling, and the limit."""
+    """Keys/s for calls of `call` keys: hits, misses, a mixture, pooling, and the limit."""
     rng = np.random.default_rng(call)
     calls = max(4, 2_000_000 // call)
     hits = [ids[rng.integers(0, ids.size, call)] for _ in range(calls)]
@@ -93,7 +93,9 @@ def lookups(tables: ServingTable, ids: np.ndarray, absent: np.ndarray, call: int
     rows_NW, found_N = np.empty((call, tables.row_bytes(0)), np.uint8), np.empty(call, bool)
     rows = call // SLOTS
     plan = gather_plan([PART], [(0, PART.dim * s, "sum", 0.0, [0.0] * PART.dim) for s in range(SLOTS)])
-    batches = [to_jagged([SlotIds(hit[s * rows : (s + 1) * rows]) for s in range(SLOTS)], rows) for hit in hits]
+    batches = [
+        to_jagged([SlotIds(hit[s * rows : (s + 1) * rows]) for s in range(SLOTS)], rows) for hit in hits
+    ]
     inputs_BI, wide_B = np.zeros((rows, SLOTS * PART.dim + 13), np.float32), np.zeros(rows, np.float32)
     misses_S = np.zeros(SLOTS, np.int64)
     packed_N = tables.levels[0][0].rows(0)
@@ -147,7 +149,7 @@ def main() -> None:
                     "< 1 s for 1 GiB",
                 )
             )
-            lookups(tables, ids[:1000], absent, KEYS)  # loads the kernels, and the file into the cache
+            lookups(tables, ids[:1000], absent, KEYS)  # loads the kernels and caches the file
             for call in (KEYS, 104_000):
                 got = lookups(tables, ids, absent, call)
                 for what in ("hits", "misses", "mixed", "pooled"):
@@ -169,16 +171,16 @@ def main() -> None:
                 lines += chain(folder, tables, ids, absent)
     publish(
         "frozen",
-        "Frozen sparse table, one core",
+        "Serving table, one core",
         f"`python bench/frozen.py` ({count // 10**6} M rows, dim {PART.dim} and a wide weight, keys drawn uniformly; best of {ROUNDS} rounds in turns).",
         lines,
-        "Bare reads fetch whole rows at places known beforehand: what the memory allows.",
+        "Bare reads fetch whole rows at known addresses: the limit of the memory.",
         write=not trying,
     )  # fmt: skip
 
 
 def chain(folder: Path, base: ServingTable, ids: np.ndarray, absent: np.ndarray) -> list[Row]:
-    """A base under 8 deltas of 100k ids: merging, lookups, what changed, compaction."""
+    """A base with 8 deltas of 100k ids: merging, lookups, delta computation, compaction."""
     rng, folders = np.random.default_rng(1), [folder / "fp32"]
     for n in range(8):
         chosen = np.unique(np.concatenate([rng.choice(ids, 90_000), rng.choice(absent, 10_000)]))

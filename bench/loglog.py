@@ -1,4 +1,4 @@
-"""Lines over a logarithmic grid as SVG: how costs grow. Panels side by side, one a unit."""
+"""Log-log line charts as SVG, which show how costs grow. One panel per unit."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Points = Sequence[tuple[float, float]]
 WIDE, TALL = 330, 250  # of a panel's grid
 LEFT, RIGHT, TOP, BOTTOM = 62, 24, 44, 46
 KEY = 17  # a line of the legend
-GREY = "#7d838c"  # read on white and on black alike, and so are the colours
+GREY = "#7d838c"  # readable on white and on black, like the colours
 COLOURS = ("#2f81f7", "#d29922", "#2da44e", "#e5534b", "#a371f7", "#39a0a8")
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Costs of one unit. A line that doubles when its input does is as steep as the dotted one."""
+    """Costs in one unit. A line that grows linearly is as steep as the dotted one."""
 
     title: str
     lines: Mapping[str, Points]  # both numbers above 0
-    shown: Callable[[float], str]  # a cost in words
+    shown: Callable[[float], str]  # formats a cost
 
 
 def figure(title: str, across: str, shown: Callable[[float], str], panels: Sequence[Panel]) -> str:
-    """The whole image. `across` names what all panels are drawn over, `shown` puts a value of it into words."""
+    """The whole image. `across` is the title of the x axis, `shown` formats its values."""
     panels = [panel for panel in panels if any(panel.lines.values())]
     keys = max((len(panel.lines) for panel in panels), default=0)
     height = TOP + TALL + BOTTOM + keys * KEY + 8
@@ -98,7 +98,7 @@ def _proportional(
     at_x: Callable[[float], float],
     at_y: Callable[[float], float],
 ) -> str:
-    """A dotted line of costs that grow as the input does, through the panel's lower left."""
+    """A dotted line of linear growth, from the panel's lower left corner."""
     end = min(high_x, low_x * high / low)
     return (
         f'<path d="M{at_x(low_x):.1f} {at_y(low):.1f}L{at_x(end):.1f} {at_y(low * end / low_x):.1f}" '

@@ -1,7 +1,7 @@
 """The lookup server beside Redis: 2,600 keys a request, rows of 40 bytes, the same number of clients.
 
 python bench/lookup.py          1 M rows, 1, 2 and 4 clients; writes docs/benchmarks.md
-python bench/lookup.py --try    a short look, printed alone
+python bench/lookup.py --try    a short run, printed only
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 
 from clickline.artifacts.registry import Registry
 from clickline.embedding.jagged_ids import to_jagged
-from clickline.embedding.serving import ServingTable, PartShape, RowBlock, gather_plan, write_shards
+from clickline.embedding.serving import PartShape, RowBlock, ServingTable, gather_plan, write_shards
 from clickline.embedding.serving.packed_rows import mix_ids
 from clickline.records import SlotIds
 from clickline.scoring.lookup_pool import LookupPool
@@ -39,16 +39,16 @@ from measure import Row, publish
 ROWS, KEYS, DIM = 1_000_000, 2600, 9
 PARTS = (PartShape(DIM, True),)
 WIDTH = 4 + 4 * DIM  # bytes of a row
-DIFFERENT = 32  # requests that a client sends in turn
+REQUESTS = 32  # requests that a client sends in turn
 SPREAD = np.uint64(0xD1342543DE82EF95)  # odd: different numbers give different ids
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What clients got from a server."""
+    """Throughput and latency of a server."""
 
-    keys: float  # a second, all clients together
-    p50: float  # seconds a request took
+    keys: float  # per second, all clients together
+    p50: float  # seconds of a request
     p99: float
 
 
@@ -58,12 +58,12 @@ def ids_of(rows: int) -> np.ndarray:
 
 def wanted(rows: int, seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
-    return [rng.integers(1, rows + 1, KEYS).astype(np.uint64) * SPREAD for _ in range(DIFFERENT)]
+    return [rng.integers(1, rows + 1, KEYS).astype(np.uint64) * SPREAD for _ in range(REQUESTS)]
 
 
 @contextmanager
 def table(rows: int, shards: int = 1) -> Iterator[Path]:
-    """A folder whose registry has one version of so many rows."""
+    """Create a folder whose registry has one version with this many rows."""
     with tempfile.TemporaryDirectory(prefix="bench-lookup-") as name:
         folder = Path(name)
         registry = Registry(Storage(), str(folder / "registry"))
@@ -87,7 +87,7 @@ def table(rows: int, shards: int = 1) -> Iterator[Path]:
 
 @contextmanager
 def lookup_server(folder: Path, shard: int = 0) -> Iterator[tuple[str, int]]:
-    """`clickline lookup` on the registry of `table`: host and port."""
+    """Start `clickline lookup` on the registry of `table`; yields host and port."""
     command = (
         "from pathlib import Path; import sys; from clickline.cli.lookup import lookup; "
         "lookup(int(sys.argv[1]), 0, Path(sys.argv[2]), sys.argv[3:], True)"
@@ -106,12 +106,12 @@ def lookup_server(folder: Path, shard: int = 0) -> Iterator[tuple[str, int]]:
     ) as server:
         try:
             assert server.stdout is not None
-            told = ""
+            output = ""
             for line in server.stdout:
-                told += line
+                output += line
                 if line == "}\n":
                     break
-            host, _, port = json.loads(told)["address"].rpartition(":")
+            host, _, port = json.loads(output)["address"].rpartition(":")
             yield host, int(port)
         finally:
             server.send_signal(signal.SIGTERM)
@@ -120,7 +120,7 @@ def lookup_server(folder: Path, shard: int = 0) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def redis_server(rows: int = ROWS) -> Iterator[tuple[str, int]]:
-    """A real Redis that holds as many rows: host and port."""
+    """Start a real Redis with the same number of rows; yields host and port."""
     port = free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
@@ -130,10 +130,10 @@ def redis_server(rows: int = ROWS) -> Iterator[tuple[str, int]]:
             ids = ids_of(rows)
             for first in range(0, rows, 10_000):
                 piece = ids[first : first + 10_000]
-                words = [b"MSET"]
+                parts = [b"MSET"]
                 for id in piece.tolist():
-                    words += [struct.pack("<Q", id), row]
-                connection.sendall(resp(words))
+                    parts += [struct.pack("<Q", id), row]
+                connection.sendall(resp(parts))
                 assert receive(connection, bytearray(5), 5) == 5
             connection.close()
             yield "127.0.0.1", port
@@ -142,9 +142,9 @@ def redis_server(rows: int = ROWS) -> Iterator[tuple[str, int]]:
             server.wait(20)
 
 
-def resp(words: Sequence[bytes]) -> bytes:
+def resp(parts: Sequence[bytes]) -> bytes:
     """A Redis command."""
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
 
 
 def lookups(rows: int, client: int) -> tuple[list[bytes], int]:
@@ -167,17 +167,19 @@ def mgets(rows: int, client: int) -> tuple[list[bytes], int]:
 
 
 def rate(
-    address: tuple[str, int], rows: int, clients: int, seconds: float, *, greet: bool, requests=lookups
+    address: tuple[str, int], rows: int, clients: int, seconds: float, *, handshake: bool, requests=lookups
 ) -> Rate:
-    """Clients of one process each send a request, wait for the whole answer, send the next. Both servers get the same
-    client: what an answer says is not looked at."""
+    """Each client is a process that sends a request, waits for the whole answer, and sends the next. Both servers get the
+    same client, which does not read the content of answers."""
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for client in range(clients):
             pid = os.fork()
             if pid == 0:
                 try:
-                    _client(address, requests(rows, client), seconds, greet, Path(folder, f"{client}.npy"))
+                    _client(
+                        address, requests(rows, client), seconds, handshake, Path(folder, f"{client}.npy")
+                    )
                 finally:
                     os._exit(0)
             processes.append(pid)
@@ -192,12 +194,12 @@ def rate(
 
 
 def _client(
-    address: tuple[str, int], requests: tuple[list[bytes], int], seconds: float, greet: bool, result: Path
+    address: tuple[str, int], requests: tuple[list[bytes], int], seconds: float, handshake: bool, result: Path
 ) -> None:
     frames, size = requests
     connection = connect(*address)
     room = bytearray(size)
-    if greet:
+    if handshake:
         connection.sendall(hello(None))
         receive(connection, room, HEADER.size)
         receive(connection, room, HEADER.unpack_from(room)[0])
@@ -206,9 +208,9 @@ def _client(
     warm = time.perf_counter() + 0.3
     n = 0
     while (began := time.perf_counter()) < until:
-        connection.sendall(frames[n % DIFFERENT])
+        connection.sendall(frames[n % REQUESTS])
         if receive(connection, room, size) != size:
-            raise RuntimeError("the server ended the connection")
+            raise RuntimeError("the server closed the connection")
         if began > warm:
             times.append(time.perf_counter() - began)
         n += 1
@@ -248,15 +250,15 @@ def free_port() -> int:
 def compare(
     rows: int = ROWS, seconds: float = 3.0, clients: Sequence[int] = (1, 2, 4), turns: int = 3
 ) -> list[Row]:
-    """Both servers in turns, the best of each; what `bench/serve.py` may print as well."""
+    """Measure both servers in turns; the best of each."""
     lines = []
     with table(rows) as folder, lookup_server(folder) as ours, redis_server(rows) as theirs:
         for count in clients:
             best: dict[str, Rate] = {}
             for _ in range(turns):
                 for name, got in (
-                    ("ours", rate(ours, rows, count, seconds, greet=True)),
-                    ("redis", rate(theirs, rows, count, seconds, greet=False, requests=mgets)),
+                    ("ours", rate(ours, rows, count, seconds, handshake=True)),
+                    ("redis", rate(theirs, rows, count, seconds, handshake=False, requests=mgets)),
                 ):
                     if name not in best or got.keys > best[name].keys:
                         best[name] = got
@@ -272,8 +274,8 @@ def compare(
 
 
 def gathers(rows: int = ROWS, seconds: float = 2.0) -> list[Row]:
-    """What a predictor does for 100 candidates of 26 slots: from mapped files, from two lookup servers, and with hot rows
-    kept. Ids drawn so that some come often, as they do in logs; about half are distinct."""
+    """The gather of a predictor for 100 candidates with 26 slots: from mapped files, from two lookup servers, and with a
+    cache of hot rows. Ids are skewed as in logs; about half are distinct."""
     rng = np.random.default_rng(1)
     plan = gather_plan(PARTS, [(0, DIM * s, "sum", 0.0, [0.0] * DIM) for s in range(26)])
     batches = []
@@ -328,9 +330,9 @@ def main() -> None:
         "lookup",
         "Lookup server",
         f"`python bench/lookup.py` ({ROWS:,} rows of {WIDTH} bytes, {KEYS:,} keys a request drawn uniformly; a client is a "
-        "process with one connection and sends the next request when it has the whole answer; best of 3 runs in turns).",
+        "process with one connection and sends the next request after the whole answer; best of 3 runs in turns).",
         rows,
-        "Clients and server share the machine's cores. The client is the same code for both and does not look at the rows.",
+        "Clients and server share the machine's cores. The client is the same code for both and does not read the rows.",
         write=not short,
     )
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: peers' environments, alternating runs, and the page the results go to."""
+"""Shared by all benchmarks: environments of peers, alternating runs, and the results page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEERS = ROOT / ".venv-peers"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: what ran, how fast, and its ratio to the line it is compared with."""
+    """One row of a table: what ran, how fast, and its ratio to the baseline."""
 
     name: str
     figure: str
@@ -31,11 +31,11 @@ class Row:
 
 
 def peer_python(name: str) -> Path:
-    """The interpreter of a peer's own environment, made on first use from bench/peers/NAME.txt."""
+    """The Python interpreter of a peer's environment, which is created on first use from bench/peers/NAME.txt."""
     python = PEERS / name / "bin" / "python"
     ready = PEERS / name / "ready"
     if not ready.exists():
-        print(f"making the environment of {name} in {python.parents[1].relative_to(ROOT)} …", flush=True)
+        print(f"creating the environment of {name} in {python.parents[1].relative_to(ROOT)} …", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(PEERS / name)], check=True)
         listed = ROOT / "bench" / "peers" / f"{name}.txt"
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", str(listed)], check=True)
@@ -44,7 +44,7 @@ def peer_python(name: str) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Free ports."""
     with ExitStack() as held:
         found = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in found:
@@ -53,7 +53,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def run_peer(name: str, script: str, *arguments: str) -> float:
-    """Seconds that a peer's script reports for itself (its start and imports left out)."""
+    """Seconds reported by a peer's script, without its start and imports."""
     command = [str(peer_python(name)), str(ROOT / "bench" / "peers" / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -62,7 +62,7 @@ def run_peer(name: str, script: str, *arguments: str) -> float:
 
 
 def alternate(runs: Mapping[str, Callable[[], float]], times: int) -> dict[str, float]:
-    """The best of `times` runs of each, taken in turns so that a busy neighbour hits all alike."""
+    """The best of `times` runs of each, alternating, so that other load affects all equally."""
     best = {name: float("inf") for name in runs}
     for turn in range(times):
         for name, run in runs.items():
@@ -72,7 +72,7 @@ def alternate(runs: Mapping[str, Callable[[], float]], times: int) -> dict[str, 
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """A description of this machine."""
     model = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -86,7 +86,7 @@ def machine() -> str:
 def publish(
     section: str, title: str, how: str, rows: list[Row], notes: str = "", *, write: bool = True
 ) -> None:
-    """Print a table and put it into docs/benchmarks.md in place of the one before; without `write`, print alone."""
+    """Print a table and replace it in docs/benchmarks.md; without `write`, only print it."""
     lines = [f"## {title}", "", f"Measured {date.today():%Y-%m-%d} on {machine()}. {how}", ""]
     lines += ["| what | figure | ratio | goal |", "|---|---|---|---|"]
     lines += [f"| {row.name} | {row.figure} | {row.ratio} | {row.goal} |" for row in rows]

@@ -1,4 +1,4 @@
-"""Prepare and sample: rows a second beside bare parsing (Polars) and beside FuxiCTR's preprocessing."""
+"""Prepare and sample: rows/s compared with bare parsing (Polars) and with FuxiCTR's preprocessing."""
 
 from __future__ import annotations
 

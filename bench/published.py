@@ -1,4 +1,4 @@
-"""A published version to serve: Wide & Deep with a million ids, made without training, and requests of raw fields."""
+"""A published version to serve: Wide & Deep with a million ids, created without training, and requests with raw fields."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ FEATURES = FeatureSpec(
     slots=tuple(SlotField(f"C{n}", f"C{n}", n) for n in range(1, SLOTS + 1)),
 )
 CONTEXT = (*(f"I{n}" for n in range(1, 8)), *(f"C{n}" for n in range(1, 14)))
-"""The user's half of a ranking request; the other half is the candidate's."""
+"""The user's fields of a ranking request; the others are the candidate's."""
 
 CANDIDATE = tuple(name for name in FEATURES.columns if name not in CONTEXT)
 
 
 def text(slot: int, value: int) -> bytes:
-    """A category as Criteo has them: eight hexadecimal digits."""
+    """A category in the format of Criteo: eight hexadecimal digits."""
     return f"{(slot * 0x9E3779B1 + value * 0x85EBCA77) & 0xFFFFFFFF:08x}".encode()
 
 
@@ -59,7 +59,7 @@ def rows_of(values_SB: np.ndarray, seed: int) -> LabelledRows:
 
 
 class Live:
-    """A model in memory, as continuous training has one, that can be published again and again."""
+    """A model in memory, as in continuous training, that can be published repeatedly."""
 
     def __init__(self, folder: Path, ids: int = 1_000_000, *settings: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ class Live:
             self.touch(np.tile(np.arange(start, stop), (SLOTS, 1)))
 
     def touch(self, values_SB: np.ndarray) -> None:
-        """Learn something about these categories."""
+        """Update the rows of these categories."""
         rows = rows_of(values_SB, 0)
         inputs_BI, wide_B = self.model.buffers(rows)
         lookup = self.model.tables.gather(rows.encoded.slots, inputs_BI, wide_B, train=True)
@@ -90,7 +90,7 @@ class Live:
         )
 
     def publish(self) -> PublishResult:
-        """All there is at first; later what has changed since."""
+        """Publish the whole table at first, later a delta."""
         began = time.monotonic()
         snapshot = begin_snapshot(self.model.tables, since=self._generation)
         path = self.folder / f"snapshot-{snapshot.generation}.bin"
@@ -126,7 +126,7 @@ def predict_body(rows: int, values: int, seed: int) -> bytes:
 
 
 def rank_body(rows: int, values: int, seed: int) -> bytes:
-    """One user and so many candidates."""
+    """A RankRequest with one user and `rows` candidates."""
     request = RankRequest()
     request.model_spec.name = "ads"
     rng = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
-"""Every benchmark, one after the other. Run it on a machine that does nothing else.
+"""Runs the benchmarks, one after the other. Use an otherwise idle machine.
 
 python bench/run.py                 all of them
-python bench/run.py train quality   those
+python bench/run.py train quality   some of them
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAMES = ("prepare", "embedding", "frozen", "lookup", "serve", "train", "quality"
 chosen = sys.argv[1:] or NAMES
 unknown = [name for name in chosen if name not in NAMES]
 if unknown:
-    sys.exit(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(NAMES)}")
-del sys.argv[1:]  # the benchmarks have arguments of their own
+    sys.exit(f"unknown benchmark {', '.join(unknown)}: choose from {', '.join(NAMES)}")
+del sys.argv[1:]  # the benchmarks parse their own arguments
 for name in chosen:
     runpy.run_path(str(Path(__file__).with_name(f"{name}.py")), run_name="__main__")

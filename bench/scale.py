@@ -1,11 +1,11 @@
-"""How costs grow on this machine: with rows, ids, dim and shards. Sizes grow until the largest, or until time is up.
+"""How costs grow on this machine with rows, ids, dim and shards. Sizes grow up to the largest, or until the time is up.
 
 python bench/scale.py                                 1 M to 100 M rows and ids, one hour; into docs/benchmarks.md
 python bench/scale.py --rows 10000000 --seconds 600   up to that, in that time
-python bench/scale.py --try                           tiny, and nothing is written
+python bench/scale.py --try                           a smoke test, printed only
 
-One line is printed for each finished step. What was measured is kept in FOLDER/results.json: the same command goes on
-behind it. When every size was measured it is removed. All other files go with their step.
+One line is printed for each finished step. Results are stored in FOLDER/results.json, from which the same command resumes; it
+is removed when all sizes are measured. All other files are removed with their step.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 python bench/serve.py                          all parts, into docs/benchmarks.md
 python bench/serve.py ranking single           those parts: ranking, single, batch, batching, latency, freshness
-python bench/serve.py ranking --peers kserve   beside those peers only, printed only
-python bench/serve.py --try                    very short turns and printed only: does everything still run?
+python bench/serve.py ranking --peers kserve   only beside those peers, printed only
+python bench/serve.py --try                    very short turns and printed only, as a smoke test
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import clickline
 from clickline.wire.messages import PredictResponse
 from measure import ROOT, Row, free_ports, publish
 from peers.serving.load import write_bodies
-from peers.serving.servers import PEERS, Door, Peer, Server, start_peer
+from peers.serving.servers import PEERS, Endpoint, Peer, Server, start_peer
 from published import Live, predict_body, rank_body
 
 CORES = 2
@@ -39,9 +39,9 @@ WIDTH = SLOTS * DIM + DENSE
 NETWORK = f"Wide & Deep, {SLOTS} slots, dim {DIM}, {DENSE} dense, {'-'.join(map(str, HIDDEN))}"
 CANDIDATES, BATCH = 100, 512
 CONNECTIONS = 8
-PREDICT = Door("grpc", "/tensorflow.serving.PredictionService/Predict")
+PREDICT = Endpoint("grpc", "/tensorflow.serving.PredictionService/Predict")
 DELTA_IDS = 100_000
-OPEN_CONNECTIONS = 64  # of the open loop: more than are ever under way, so that nothing waits in the client
+OPEN_CONNECTIONS = 64  # of the open loop: more than are ever in flight, so that nothing waits in the client
 REQUESTS = 32  # different ones, sent in turn
 LOAD = ROOT / "bench" / "peers" / "serving" / "load.py"
 BARE = ROOT / "bench" / "peers" / "serving" / "bare.py"
@@ -52,11 +52,11 @@ INTEL_FP32, INTEL_INT8 = 10_800, 41_900
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured: for real, or only to see that everything runs."""
+    """How much is measured: for real, or as a smoke test."""
 
     turns: int
     seconds: float  # of one turn of one contestant
-    first: float  # seconds of load that are not counted, before the turns
+    first: float  # seconds of warm-up load before the turns
     write: bool
 
 
@@ -69,7 +69,7 @@ TRY = Size(1, 0.5, 0.5, False)
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests that lie ready, and what their answers look like."""
+    """Prepared requests, and the form of their answers."""
 
     kind: str  # grpc | http | raw
     call: Mapping[str, object]
@@ -78,27 +78,27 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A server under test; `traffic` gives the requests of so many rows."""
+    """A server under test; `traffic` returns requests with the given number of rows."""
 
     server: Server
     traffic: Callable[[int], Traffic]
 
 
-def through(door: Door, port: int, bodies: list[bytes]) -> Traffic:
-    """Requests to a door; the first one is asked by a real client, to know how long answers are."""
-    return Traffic(door.kind, door.call(len(door.ask(port, bodies[0]))), bodies)
+def traffic_to(endpoint: Endpoint, port: int, bodies: list[bytes]) -> Traffic:
+    """Requests to an endpoint; a real client sends the first one to measure the length of answers."""
+    return Traffic(endpoint.kind, endpoint.call(len(endpoint.ask(port, bodies[0]))), bodies)
 
 
 def ours(folder: Path, precision: str, *settings: str) -> Contestant:
-    """`clickline serve` with the same network and a table of a million ids; it gets raw fields."""
+    """`clickline serve` with the same network and a table of a million ids; it receives raw fields."""
     live = Live(folder, 1_000_000, f"publish.dense_precision={precision}")
     live.publish()
     server = serving(live, precision, *settings)
-    rank = Door("grpc", "/clickline.v1.Ranking/Rank")
+    rank = Endpoint("grpc", "/clickline.v1.Ranking/Rank")
 
     def traffic(rows: int) -> Traffic:
-        door, body = (rank, rank_body) if rows == CANDIDATES else (PREDICT, predict_body)
-        return through(door, server.port, [body(rows, live.values, seed) for seed in range(REQUESTS)])
+        endpoint, body = (rank, rank_body) if rows == CANDIDATES else (PREDICT, predict_body)
+        return traffic_to(endpoint, server.port, [body(rows, live.values, seed) for seed in range(REQUESTS)])
 
     return Contestant(server, traffic)
 
@@ -121,7 +121,7 @@ def serving(live: Live, precision: str, *more: str) -> Server:
 
 
 def rows_of_floats(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ready-made embeddings: what the peers are sent."""
+    """Ready-made embeddings, which are sent to the peers."""
     rng = np.random.default_rng(seed)
     return rng.normal(size=(rows, WIDTH)).astype(np.float32), rng.normal(size=rows).astype(np.float32)
 
@@ -129,19 +129,19 @@ def rows_of_floats(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def contestant(peer: Peer) -> Contestant:
     def traffic(rows: int) -> Traffic:
         bodies = [peer.protocol.encode(*rows_of_floats(rows, seed)) for seed in range(REQUESTS)]
-        return through(peer.protocol.door, peer.server.port, bodies)
+        return traffic_to(peer.protocol.endpoint, peer.server.port, bodies)
 
     return Contestant(peer.server, traffic)
 
 
 def export() -> bytes:
-    """The network of all contestants; its weights follow from the seed alone."""
+    """The network of all contestants; its weights depend only on the seed."""
     from clickline.models.network_spec import NetworkSpec
     from clickline.models.onnx_export import export_onnx
-    from clickline.models.registry import build
+    from clickline.models.registry import build_network
 
     spec = NetworkSpec(dims=(DIM,) * SLOTS, dense=DENSE, hidden=HIDDEN)
-    return export_onnx(build("wide_deep", spec, seed=0), spec)
+    return export_onnx(build_network("wide_deep", spec, seed=0), spec)
 
 
 # ── load ───────────────────────────────────────────────────────────────────────────────────────
@@ -149,14 +149,14 @@ def export() -> bytes:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn measured; times in seconds, processor time in cores."""
+    """Measurements of one turn; times in seconds, CPU time in cores."""
 
     rate: float  # requests a second
     p50: float
     p99: float
     client: float
     server: float
-    late: float = 0.0  # open loop: requests that were due and could not be started
+    late: float = 0.0  # open loop: requests that could not be started when due
 
 
 def send(
@@ -168,7 +168,7 @@ def send(
     warm_up: float = 0.3,
     rate: float | None = None,
 ) -> Turn:
-    """One turn, by a load process of its own."""
+    """Run one turn in a separate load process."""
     with tempfile.TemporaryDirectory() as folder:
         bodies = Path(folder, "bodies")
         write_bodies(bodies, traffic.bodies)
@@ -183,14 +183,14 @@ def send(
         )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{server.name}: {done.stderr.strip()[-1500:]}")
-    told = json.loads(done.stdout)
+    measured = json.loads(done.stdout)
     used = (server.cpu_seconds() - before) / (seconds + warm_up)
-    return Turn(told["rate"], told["p50"], told["p99"], told["cpu"], used, told["late"])
+    return Turn(measured["rate"], measured["p50"], measured["p99"], measured["cpu"], used, measured["late"])
 
 
 @dataclass
 class Result:
-    """The turns of one contestant with requests of so many rows, or why there are none."""
+    """The turns of one contestant with requests of `rows` rows, or why there are none."""
 
     name: str
     rows: int
@@ -213,7 +213,7 @@ class Result:
 
 
 def compete(size: Size, contestants: Mapping[str, Contestant], rows: int) -> dict[str, Result]:
-    """Everyone in turns, one at a time."""
+    """Measure all contestants in turns, one at a time."""
     results, ready = {}, {}
     for name, one in contestants.items():
         results[name] = Result(f"{one.server.name} ({one.server.version})", rows)
@@ -238,7 +238,7 @@ def compete(size: Size, contestants: Mapping[str, Contestant], rows: int) -> dic
 
 
 def bare(network: Path, rows: int, seconds: float) -> float:
-    """Batches a second of the network in two processes, without any server."""
+    """Batches per second of the network in two processes, without a server."""
     command = [sys.executable, str(BARE), str(rows), str(seconds)]
     variables = {**os.environ, "SERVED_NETWORK": str(network)}
     running = [
@@ -256,7 +256,7 @@ def bare(network: Path, rows: int, seconds: float) -> float:
 def started(
     folder: Path, network: bytes, peers: Sequence[str]
 ) -> Iterator[tuple[dict[str, Contestant], dict[str, str]]]:
-    """Ours and the peers, all running (an idle one takes no processor time); and why some are not."""
+    """Start ours and the peers (an idle one uses no CPU time); yields them, and why some could not be started."""
     file = folder / "network.onnx"
     file.write_bytes(network)
     sent = rows_of_floats(CANDIDATES, seed=0)
@@ -273,7 +273,7 @@ def started(
                     running[name] = contestant(start_peer(name, folder / name, file, *sent, logit_B))
             except (NotImplementedError, RuntimeError, OSError, subprocess.SubprocessError) as error:
                 missing[name] = str(error)
-                print(f"  left out: {error}", flush=True)
+                print(f"  skipped: {error}", flush=True)
                 continue
             stack.callback(running[name].server.stop)
         yield running, missing
@@ -290,33 +290,33 @@ def logits(network: bytes, inputs_BI: np.ndarray, wide_B: np.ndarray) -> np.ndar
 
 
 def requests(size: Size, parts: Sequence[str], peers: Sequence[str]) -> dict[str, dict[str, Result]]:
-    """`ranking`, `single`, `batch` and `latency`, which share the servers. Gives what was measured of each."""
+    """`ranking`, `single`, `batch` and `latency`, which share the servers. Returns the results of each."""
     beside = peers if {"ranking", "single"} & set(parts) else ()
-    told: dict[str, dict[str, Result]] = {}
+    results: dict[str, dict[str, Result]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder, network = Path(name), export()
         with started(folder, network, beside) as (running, missing):
             tables = partial(table, size, folder / "network.onnx", missing)
             if "ranking" in parts:
-                told["ranking"] = compete(size, running, CANDIDATES)
+                results["ranking"] = compete(size, running, CANDIDATES)
                 tables(
-                    told["ranking"], "serve-ranking", f"Ranking: one user and {CANDIDATES} candidates a request", "≥ 3x",
+                    results["ranking"], "serve-ranking", f"Ranking: one user and {CANDIDATES} candidates a request", "≥ 3x",
                     "python bench/serve.py ranking",
                 )  # fmt: skip
             if "single" in parts:
-                told["single"] = compete(size, running, 1)
+                results["single"] = compete(size, running, 1)
                 tables(
-                    told["single"], "serve-single", "Requests of one row", "≥ 2x", "python bench/serve.py single"
+                    results["single"], "serve-single", "Requests of one row", "≥ 2x", "python bench/serve.py single"
                 )  # fmt: skip
             if "ours" in running:
                 if "batch" in parts:
-                    told["batch"] = batches(size, folder, running)
+                    results["batch"] = batches(size, folder, running)
                 if "batching" in parts:
-                    told["batching"] = batching(size, folder, running["ours"])
+                    results["batching"] = batching(size, folder, running["ours"])
                 if "latency" in parts:
-                    ranked = told.get("ranking") or compete(size, {"ours": running["ours"]}, CANDIDATES)
-                    told["latency"] = {"ours": latency(size, running["ours"], ranked["ours"])}
-    return told
+                    ranked = results.get("ranking") or compete(size, {"ours": running["ours"]}, CANDIDATES)
+                    results["latency"] = {"ours": latency(size, running["ours"], ranked["ours"])}
+    return results
 
 
 def table(
@@ -366,22 +366,22 @@ def table(
         section,
         title,
         f"`{command}` ({NETWORK}; ONNX Runtime, one thread a process; {CONNECTIONS} connections in one client process, each "
-        f"with one request under way; best of {size.turns} turns of {size.seconds:g} s, one server at a time, all in one run "
+        f"with one request in flight; best of {size.turns} turns of {size.seconds:g} s, one server at a time, all in one run "
         f"on {CORES} cores).",
         rows,
-        "Ours is sent raw fields and encodes them and looks up their vectors; the peers are sent the finished floats. All "
-        "answer from the same network, and each gave its logits right before it was measured. Each peer is asked in the "
-        "leanest documented way we found: MLServer, KServe and PyTriton by gRPC (Open Inference Protocol, raw contents; MLServer as one "
-        "element of bytes, because it makes a list of every float tensor), BentoML and TorchServe by HTTP with plain bytes. "
-        "PyTriton may batch what waits. None writes a line for each request. "
-        "KServe answers gRPC from one process only; two of it on one port is not a feature of KServe, but shows what two "
-        "cores give it. The client speaks HTTP/1.1 and HTTP/2 itself and sends requests that lie ready.",
+        "Ours receives raw fields, encodes them and looks up their vectors; the peers receive the finished floats. All "
+        "use the same network, and the logits of each were verified before it was measured. Each peer is called in the "
+        "fastest documented way we found: MLServer, KServe and PyTriton over gRPC (Open Inference Protocol, raw contents; MLServer as one "
+        "element of bytes, because it makes a list of every float tensor), BentoML and TorchServe over HTTP with plain bytes. "
+        "PyTriton may batch queued requests. None writes a log line for each request. "
+        "KServe serves gRPC from one process only; two processes on one port are not a feature of KServe, but show what two "
+        "cores give it. The client implements HTTP/1.1 and HTTP/2 itself and sends prepared requests.",
         write=size.write,
     )
 
 
 def batches(size: Size, folder: Path, running: Mapping[str, Contestant]) -> dict[str, Result]:
-    """Requests of 512 rows, ours alone, beside what Intel has published."""
+    """Requests of 512 rows, only ours, beside the figures that Intel published."""
     results = compete(size, {name: one for name, one in running.items() if name.startswith("ours")}, BATCH)
     limit = bare(folder / "network.onnx", BATCH, max(0.3, size.seconds / 2)) * BATCH / CORES
     rows = []
@@ -404,14 +404,14 @@ def batches(size: Size, folder: Path, running: Mapping[str, Contestant]) -> dict
         f"`python bench/serve.py batch` ({NETWORK}; {CONNECTIONS} connections; best of {size.turns} turns of {size.seconds:g} s; "
         f"a core is half of what the machine with {CORES} cores answered, client included).",
         rows,
-        "Intel's figures are for its own Wide & Deep, its own machines and no server around it; they are stated for scale.",
+        "Intel's figures are for its own Wide & Deep, its own machines and no server around it; they are given for comparison.",
         write=size.write,
     )
     return results
 
 
 def batching(size: Size, folder: Path, alone: Contestant) -> dict[str, Result]:
-    """Requests of one row, each scored alone and scored together with others."""
+    """Requests of one row, scored alone and in batches."""
     together = ours(folder / "batching", "fp32", "batching.rows=64", "batching.max_wait_ms=1")
     rows, results = [], {}
     try:
@@ -429,7 +429,7 @@ def batching(size: Size, folder: Path, alone: Contestant) -> dict[str, Result]:
         together.server.stop()
     publish(
         "serve-batching",
-        "Small requests scored together",
+        "Batching of small requests",
         f"`python bench/serve.py batching` (`serve.batching: {{rows: 64, max_wait_ms: 1}}` beside none, requests of one row; best of "
         f"{size.turns} turns of {size.seconds:g} s).",
         rows,
@@ -439,7 +439,7 @@ def batching(size: Size, folder: Path, alone: Contestant) -> dict[str, Result]:
 
 
 def latency(size: Size, mine: Contestant, ranked: Result) -> Result:
-    """Ours at half of what it can do: requests start at fixed moments, whether or not others are answered."""
+    """Ours at half of its peak: requests start at fixed times, whether or not others have been answered."""
     rate = ranked.best.rate / 2
     traffic = mine.traffic(CANDIDATES)
     result = Result(mine.server.name, CANDIDATES)
@@ -465,7 +465,7 @@ def latency(size: Size, mine: Contestant, ranked: Result) -> Result:
 
 
 def freshness(size: Size) -> list[float]:
-    """From the moment a trained model is handed to publish, to the first answer by the new version."""
+    """Time from publishing a trained model to the first answer by the new version."""
     seconds = []
     with tempfile.TemporaryDirectory() as name:
         live = Live(Path(name))
@@ -517,19 +517,19 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; none: ''")
-    parser.add_argument("--try", dest="only_try", action="store_true", help="tiny, and nothing is written")
-    asked = parser.parse_args()
-    peers = [name for name in asked.peers.split(",") if name]
-    if unknown := [name for name in asked.parts if name not in PARTS]:
-        parser.error(f"no part is called {', '.join(unknown)}: there are {', '.join(PARTS)}")
+    parser.add_argument("--try", dest="only_try", action="store_true", help="smoke test, nothing is written")
+    arguments = parser.parse_args()
+    peers = [name for name in arguments.peers.split(",") if name]
+    if unknown := [name for name in arguments.parts if name not in PARTS]:
+        parser.error(f"unknown part {', '.join(unknown)}; available: {', '.join(PARTS)}")
     if unknown := [name for name in peers if name not in PEERS]:
-        parser.error(f"no peer is called {', '.join(unknown)}: there are {', '.join(PEERS)}")
-    size = TRY if asked.only_try else REAL
+        parser.error(f"unknown peer {', '.join(unknown)}; available: {', '.join(PEERS)}")
+    size = TRY if arguments.only_try else REAL
     if peers != list(PEERS):
         size = Size(size.turns, size.seconds, size.first, write=False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that every server is stopped too
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # for the servers too
-    parts = asked.parts or PARTS
+    parts = arguments.parts or PARTS
     print(f"serve: {', '.join(parts)}", flush=True)
     if set(parts) - {"freshness"}:
         requests(size, parts, peers)

@@ -1,8 +1,8 @@
-"""Training Wide & Deep: rows a second beside the peers and the limit, growth to 50 M ids, start, checkpoints.
+"""Training Wide & Deep: rows/s compared with peers and with the limit, growth to 50 M ids, start, checkpoints.
 
 python bench/train.py                      all parts, into docs/benchmarks.md
-python bench/train.py speed growth         those parts: speed, growth, start, checkpoints
-python bench/train.py --try                tiny and printed only: does everything still run?
+python bench/train.py speed growth         some parts: speed, growth, start, checkpoints
+python bench/train.py --try                a smoke test, printed only
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NETWORK = "26 slots, dim 9, 13 dense, 512-256-128-32, batch 4096"
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured: for real, or only to see that everything runs."""
+    """The size of a benchmark: real, or a smoke test."""
 
     turns: int
     seconds: float  # of one turn of one contestant
@@ -49,7 +49,7 @@ TRY = Size(1, 0.0, 50_000, 100_000, 200_000, 100_000, False)
 
 
 class Contestant:
-    """A process that learns batches when it is told to, and is idle otherwise."""
+    """A process that trains on batches on request, and is idle otherwise."""
 
     def __init__(self, title: str, environment: str | None, script: str, *arguments: object) -> None:
         self.title = title
@@ -61,19 +61,19 @@ class Contestant:
         )
         print(f"  starting {title} …", flush=True)
         line = self._answer()
-        while not line.startswith("ready"):  # what the library has to say
+        while not line.startswith("ready"):  # skip output of the library
             line = self._answer()
         self.facts: dict[str, Any] = json.loads(line.removeprefix("ready"))
         self._steps = 1
 
     def warm_up(self, seconds: float) -> None:
-        """Take the first steps, and find out how many a turn should have."""
+        """Run the first steps and choose the number of steps per turn."""
         self._run(3 if seconds else 1)
         if seconds:
             self._steps = max(2, round(3 * seconds / self._run(3)))
 
     def turn(self) -> float:
-        """Seconds for a million rows."""
+        """Run one turn; returns the seconds per million rows."""
         return self._run(self._steps) / (self._steps * ROWS) * MILLION
 
     def _run(self, steps: int) -> float:
@@ -100,13 +100,13 @@ class Contestant:
 def contest(
     size: Size, entries: dict[str, tuple[Any, ...]]
 ) -> Iterator[tuple[dict[str, Contestant], dict[str, float]]]:
-    """Every contestant in memory, then turns; gives them and the best rows a second of each."""
+    """Start all contestants, run them in turns, and yield them with the best rows/s of each."""
     with ExitStack() as stack:
         contestants = {}
         for name, entry in entries.items():
             try:
                 contestants[name] = Contestant(name, *entry)
-            except subprocess.CalledProcessError as error:  # its environment, or rather the lack of one
+            except subprocess.CalledProcessError as error:  # its environment could not be created
                 print(f"  left out: {error}", flush=True)
                 continue
             stack.callback(contestants[name].close)
@@ -170,11 +170,11 @@ def speed(size: Size) -> None:
             line(fit_middle, ours_middle, "≥ 15x"),
             line(step_middle, ours_middle),
         ],
-        "Every one starts from batches that lie ready in memory. Ours counts shows and clicks of every id on the way "
-        "and finds rows by 64-bit ids; the others are handed row numbers of tables of a fixed size. The dense network "
-        "alone has no gradient for its input. FuxiCTR is measured without its data loader; it gives each number a "
-        "vector too, so its first layer is wider (351 inputs, not 247). DeepCTR-Torch's `fit` is what its users call, "
-        "with its defaults: a data loader, and L2 over all weights.",
+        "All start from batches in memory. Ours also counts impressions and clicks of every id and looks up rows by 64-bit "
+        "ids; the others get row numbers of fixed-size tables. The dense network alone computes no gradient for its "
+        "input. FuxiCTR is measured without its data loader; it also embeds each number, so its first layer is wider "
+        "(351 inputs, not 247). DeepCTR-Torch's `fit` is what its users call, with its defaults: a data loader, and L2 "
+        "over all weights.",
         write=size.write,
     )
 
@@ -199,8 +199,8 @@ def growth(size: Size) -> None:
             )
         )
     for name in names:
-        told = facts[name]
-        used = f"{told['table_bytes'] / told['ids']:.0f} bytes an id"
+        results = facts[name]
+        used = f"{results['table_bytes'] / results['ids']:.0f} bytes per id"
         rows.append(Row(f"{name}, table", used, "", "≤ 171, 1.5x the payload"))
     largest = facts[names[-1]]
     rows += [
@@ -223,7 +223,7 @@ def growth(size: Size) -> None:
 
 
 def start(size: Size) -> None:
-    """The whole command on a single batch, so the first step is somewhere inside."""
+    """The whole command on a single batch, including its first step."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_rows(folder / "rows.tsv", ROWS, 1000)
@@ -249,9 +249,9 @@ def start(size: Size) -> None:
 
 
 def checkpoints(size: Size) -> None:
-    """The trainer with a checkpoint always being written beside one that writes only the last."""
+    """Training with continuous checkpoints compared with a single final one."""
     values = size.checkpointed // 26
-    first, rows = values * 4, values * 12  # the first ones show 98 % of the values
+    first, rows = values * 4, values * 12  # the first rows contain 98 % of the values
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_rows(folder / "rows.tsv", rows, values)
@@ -259,13 +259,13 @@ def checkpoints(size: Size) -> None:
         clickline(config, "prepare")
         runs: dict[str, list[dict[str, Any]]] = {"1d": [], "0s": []}
         for _ in range(2 if size.seconds else 1):
-            for every, told in runs.items():
+            for every, results in runs.items():
                 shutil.rmtree(folder / "home" / "runs", ignore_errors=True)
                 script = str(ROOT / "bench" / "peers" / "train_checkpoints.py")
                 done = run([sys.executable, script, str(config), every, str(first)])
-                told.append(json.loads(done.splitlines()[-1]))
-                print(f"  checkpoint_every: {every}: {told[-1]}", flush=True)
-    never, always = (min(told, key=lambda one: one["seconds"]) for told in runs.values())
+                results.append(json.loads(done.splitlines()[-1]))
+                print(f"  checkpoint_every: {every}: {results[-1]}", flush=True)
+    never, always = (min(results, key=lambda one: one["seconds"]) for results in runs.values())
     lost = always["seconds"] - never["seconds"]
     each = lost / max(1, always["checkpoints"])
     counted = always["rows"]
@@ -297,7 +297,7 @@ def checkpoints(size: Size) -> None:
 
 
 def write_rows(file: Path, rows: int, values: int) -> None:
-    """Criteo lines with numbers of one digit and categories of eight, `values` different ones a slot."""
+    """Write Criteo lines with one-digit numbers and eight-digit categories, `values` distinct ones per slot."""
     rng = np.random.default_rng(0)
     with file.open("wb") as out:
         for first in range(0, rows, 1 << 16):
@@ -338,13 +338,13 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--try", dest="only_try", action="store_true", help="tiny, and nothing is written")
-    asked = parser.parse_args()
-    if unknown := [name for name in asked.parts if name not in PARTS]:
-        parser.error(f"no part is called {', '.join(unknown)}: there are {', '.join(PARTS)}")
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # for the contestants too
-    for name in asked.parts or PARTS:
+    options = parser.parse_args()
+    if unknown := [name for name in options.parts if name not in PARTS]:
+        parser.error(f"unknown part {', '.join(unknown)}: choose from {', '.join(PARTS)}")
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # inherited by the contestants
+    for name in options.parts or PARTS:
         print(f"train: {name}", flush=True)
-        PARTS[name](TRY if asked.only_try else REAL)
+        PARTS[name](TRY if options.only_try else REAL)
 
 
 if __name__ == "__main__":

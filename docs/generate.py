@@ -186,8 +186,7 @@ def _errors() -> Iterator[str]:
     yield ""
     yield "| error | meaning | exit code |"
     yield "|---|---|---|"
-    for name in errors.__all__:
-        kind = getattr(errors, name)
+    for name, kind in sorted(vars(errors).items()):
         if isinstance(kind, type) and issubclass(kind, errors.ClicklineError):
             # Only the class decides, so an instance without a message will do.
             code = exit_code(kind.__new__(kind))

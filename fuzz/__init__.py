@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of everything that reads what others wrote. `docs/fuzzing.md` says how to run it."""
+"""Coverage-guided fuzzing of all code that reads untrusted bytes. `docs/fuzzing.md` explains how to run it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__: list[str] = []
 
-# The writers of record formats, the doors' models and the tables are the tests' own.
+# The writers of record formats, the test models and the tables come from the tests.
 _TESTS = Path(__file__).parents[1] / "tests"
 for _folder in (_TESTS, _TESTS / "serving" / "protocols", _TESTS / "embedding" / "serving"):
     if str(_folder) not in sys.path:

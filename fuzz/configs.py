@@ -1,4 +1,4 @@
-"""The YAML loader: any text is a config or a list of mistakes; it runs nothing, and grows to nothing large."""
+"""The YAML loader: any text is a config or a list of errors; it executes nothing and needs little memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP/2 side of the gRPC port: any bytes, in any pieces, end in frames or in the end of the connection."""
+"""The HTTP/2 side of the gRPC port: any bytes, in any pieces, lead to frames or to a closed connection."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from hpack import Encoder
 
-from clickline.serving.http2 import PREFACE, BufferedBytes, Connection, Stream
+from clickline.serving.http2 import PREFACE, BufferedBytes, Http2Connection, Stream
 from fuzz.target import Choices, Target
 
-_MOST = 4096
+_MAX_MESSAGE = 4096
 
 
 class _Transport:
@@ -45,13 +45,13 @@ class _Transport:
     resume_reading = pause_reading
 
 
-class _Service:
-    """Answers each call with what it was sent."""
+class _EchoHandler:
+    """Answers each call with its own message."""
 
-    max_message_bytes = _MOST
+    max_message_bytes = _MAX_MESSAGE
 
     def __init__(self) -> None:
-        self.buffered = BufferedBytes(4 * _MOST)
+        self.buffered = BufferedBytes(4 * _MAX_MESSAGE)
 
     def on_open(self, stream: Stream) -> None:
         stream.streaming = stream.path == "/stream"
@@ -59,7 +59,7 @@ class _Service:
             stream.refuse(5, "é" * 50 + stream.path)
 
     def on_message(self, stream: Stream, message: bytes) -> None:
-        assert len(message) <= _MOST
+        assert len(message) <= _MAX_MESSAGE
         if stream.streaming:
             stream.send(message)
         else:
@@ -75,20 +75,20 @@ class _Service:
 def _http2(data: bytes) -> None:
     choices = Choices(data)
     size = choices.one_of([1 << 20, 1, 9, 100])
-    greeted = choices.number(8) > 0
-    content = (PREFACE if greeted else b"") + choices.rest()
-    service, transport = _Service(), _Transport()
-    connection = Connection(service, set())
+    with_preface = choices.number(8) > 0
+    content = (PREFACE if with_preface else b"") + choices.rest()
+    handler, transport = _EchoHandler(), _Transport()
+    connection = Http2Connection(handler, set())
     connection.connection_made(transport)
     for at in range(0, len(content), size):
         if transport.ended:
             break
         connection.data_received(content[at : at + size])
-        # What is half here is bounded, and so is what lies ready to be sent.
-        assert service.buffered.bytes <= 64 * _MOST and transport.written < 1 << 26
+        # Buffered input and queued output are bounded.
+        assert handler.buffered.bytes <= 64 * _MAX_MESSAGE and transport.written < 1 << 26
     connection.check_timeouts(0.0)
     connection.connection_lost(None)
-    assert service.buffered.bytes == 0
+    assert handler.buffered.bytes == 0
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

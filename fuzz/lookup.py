@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 from table_model import random_content, write_content
 
-from clickline.embedding.serving import ServingTable, PartShape
+from clickline.embedding.serving import PartShape, ServingTable
 from clickline.scoring.lookup_connection import LookupConnection
 from clickline.serving.lookup.lookup_server import _Connection
 from clickline.serving.lookup.lookup_versions import ShardVersion, ShardVersions
@@ -20,15 +20,15 @@ from clickline.wire.frames import (
     MAX_MESSAGE,
     OK,
     STATUS,
-    ReceiveBuffer,
     ProtocolError,
+    ReceiveBuffer,
     answer_bytes,
-    status_request,
     hello,
     lookup_keys_at,
     read_json,
-    read_versions,
     read_message,
+    read_versions,
+    status_request,
     write_lookup_header,
 )
 from fuzz.target import Choices, Target, scratch
@@ -38,7 +38,7 @@ _SIZE = answer_bytes([2, 1], [16, 8])
 
 
 class _Socket:
-    """Gives its bytes in pieces, then ends; takes whatever is sent."""
+    """Delivers its bytes in pieces, then closes; discards what is sent."""
 
     def __init__(self, data: bytes, size: int) -> None:
         self._data = data
@@ -69,7 +69,7 @@ def _versions() -> ShardVersions:
 
 
 def _lookup(data: bytes) -> None:
-    """What a server does with a connection."""
+    """A server reads a connection."""
     choices = Choices(data)
     size, token = choices.one_of([1 << 20, 1, 7]), choices.one_of([None, b"t"])
     greeting = hello("t") if choices.number(8) else b""
@@ -79,16 +79,16 @@ def _lookup(data: bytes) -> None:
         connection.serve(_versions().describe)
     except (ProtocolError, OSError) as ended:
         assert str(ended)
-    assert connection._inbox.bytes.size <= 1 << 26 and connection._out.size <= 1 << 20
+    assert connection._buffer.bytes.size <= 1 << 26 and connection._out.size <= 1 << 20
 
 
 def _answer(data: bytes) -> None:
-    """What a predictor does with answers."""
+    """A predictor reads answers."""
     choices = Choices(data)
     connection = LookupConnection.__new__(LookupConnection)
     connection.buffer = ReceiveBuffer(MAX_MESSAGE)
     connection.late_answers = 0
-    connection._owed = deque([(7, _SIZE), (8, _SIZE)])
+    connection._pending = deque([(7, _SIZE), (8, _SIZE)])
     connection._socket = _Socket(choices.rest(), choices.one_of([1 << 20, 1]))  # type: ignore[assignment]
     try:
         while (frame := connection.receive(8)) is not None:
@@ -106,7 +106,7 @@ def _answer(data: bytes) -> None:
     assert connection.buffer.bytes.size <= 1 << 17
 
 
-def _asked(counts: list[int], keys: int, version: int = 1) -> bytes:
+def _lookup_frame(counts: list[int], keys: int, version: int = 1) -> bytes:
     frame = np.zeros(lookup_keys_at(len(counts)) + 8 * keys, dtype=np.uint8)
     write_lookup_header(frame, 0, 7, version, counts)
     return frame.tobytes()
@@ -114,9 +114,9 @@ def _asked(counts: list[int], keys: int, version: int = 1) -> bytes:
 
 def _lookup_seeds() -> Sequence[bytes]:
     frames = [
-        _asked([2, 1], 3) + status_request(9),
-        _asked([2, 1], 3, version=9) + _asked([0, 0], 0),
-        _asked([2], 2),
+        _lookup_frame([2, 1], 3) + status_request(9),
+        _lookup_frame([2, 1], 3, version=9) + _lookup_frame([0, 0], 0),
+        _lookup_frame([2], 2),
         HEADER.pack(32, LOOKUP, 0, 2, 1) + struct.pack("<4Q", 1, 2**63, 2**63, 5),
         HEADER.pack(2**32 - 1, LOOKUP, 0, 2, 1),
         HEADER.pack(8, STATUS, 0, 0, 1) + bytes(8) + HEADER.pack(0, 9, 0, 0, 0),

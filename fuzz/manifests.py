@@ -1,5 +1,5 @@
-"""Manifests, pointers and the files they name: whatever they say, nothing outside their folder is read, and what is
-wrong is an ArtifactError."""
+"""Manifests, pointers and the files they name: whatever they contain, nothing outside their folder is read, and damage
+raises ArtifactError."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from clickline.records import LabelledRows
 from clickline.scoring.scorer import DENSE, Scorer
 from clickline.scoring.stored_sample import write_sample
 from clickline.storage.storage import Storage
-from fuzz.target import Choices, Target, scratch, spoiled
+from fuzz.target import Choices, Target, mutated, scratch
 
 FEATURES = FeatureSpec(
     dense=(DenseField("I1", "I1", "none"),),
@@ -42,14 +42,14 @@ def _as_text(document: Any) -> bytes:
 
 
 def _tell(place: Path, base: Mapping[str, Any], data: bytes) -> None:
-    """Write a manifest: the input as it is, or a good one that the input spoils."""
+    """Write a manifest: the raw input, or a valid one that the input mutates."""
     choices = Choices(data)
     spoil = choices.number(4)
-    place.write_bytes(_as_text(spoiled(base, choices)) if spoil else choices.rest())
+    place.write_bytes(_as_text(mutated(base, choices)) if spoil else choices.rest())
 
 
 def _tried(*asked: Callable[[], Any]) -> None:
-    """Whatever is asked has an answer, or words why not."""
+    """Call it; it must return, or raise an error with a message."""
     for ask in asked:
         try:
             ask()
@@ -108,7 +108,7 @@ def _dataset(data: bytes) -> None:
 
 
 def make_version(folder: Path, features: FeatureSpec = FEATURES) -> dict[str, Any]:
-    """A version by hand, with the smallest network there is; its manifest."""
+    """Create a version with a minimal network; returns its manifest."""
     from onnx import TensorProto, helper
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -255,14 +255,14 @@ def _checkpoint(data: bytes) -> None:
     _tried(look, judged, lambda: find_checkpoint("r", str(home)), lambda: find_checkpoint(None, str(home)))
 
 
-# ── what a version's manifest and sample make of a server ──────────────────────────────────────
+# ── servers with mutated manifests and samples ─────────────────────────────────────────────────
 
 
 def _scorer(data: bytes) -> None:
     place, base = _registry()
     folder = place / "versions" / "000000001"
     choices = Choices(data)
-    body = spoiled(base, choices) if choices.number(8) else base
+    body = mutated(base, choices) if choices.number(8) else base
     sample = folder / "sample.npz"
     _spoil_sample(sample, choices)
 
@@ -309,7 +309,7 @@ def _spoil_sample(path: Path, choices: Choices) -> None:
 
 
 def _seeds() -> Sequence[bytes]:
-    """Decisions of many kinds; the documents themselves stand in the targets."""
+    """Many kinds of choices; the documents themselves are in the targets."""
     random = np.random.default_rng(0)
     return [bytes(24), *(b"\1\0" + random.integers(0, 40, 40, dtype=np.uint8).tobytes() for _ in range(40))]
 

@@ -1,4 +1,4 @@
-"""Every reader: any bytes become rows, bad rows or an error in words; no span leaves its text, no index its array."""
+"""Every reader: any bytes become rows, bad rows or an error; no span leaves its text, no index its array."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ENCODER = Encoder(
 
 
 def check(rows: RawRows) -> None:
-    """What everybody who takes raw rows relies on."""
+    """Invariants that all consumers of raw rows rely on."""
     assert rows.lines_B.size == rows.rows
     for column in rows.columns.values():
         if isinstance(column, TextColumn):
@@ -118,7 +118,7 @@ def _paddlerec(data: bytes) -> None:
 
 
 def _tfrecord(data: bytes) -> None:
-    """Half of the inputs are a file, half the records of one whose checksums are right."""
+    """Half of the inputs are a raw file, half the records of a file with correct checksums."""
     choices = Choices(data)
     reader = open_reader("tfrecord", _WANTED, block_bytes=choices.one_of(_BLOCKS))
     framed, cut = choices.number(2), choices.number(100)
@@ -135,7 +135,7 @@ def _recordio(data: bytes) -> None:
     content = choices.rest()
     if how == 1:
         content = recordio([content[:cut], content[cut:]], "gzip" if cut % 2 else "none")
-    elif how > 1:  # a chunk whose checksum is right, whatever its payload holds
+    elif how > 1:  # a chunk with a correct checksum and any payload
         head = (1).to_bytes(4, "little") + zlib.crc32(content).to_bytes(4, "little")
         head += (how - 1).to_bytes(4, "little") + len(content).to_bytes(4, "little")
         content = b"\x04\x03\x02\x01" + head + content
@@ -149,7 +149,7 @@ def _parquet(data: bytes) -> None:
 
 
 def _compressed(data: bytes) -> None:
-    """The decompressors themselves. Whatever comes, a chunk is small and a fault is told once, at the end."""
+    """The decompressors: chunks are small for any input, and an error is reported once, at the end."""
     path = scratch() / "log"
     path.write_bytes(data)
     try:

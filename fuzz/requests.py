@@ -1,4 +1,4 @@
-"""Every HTTP and gRPC request of the model server, from its bytes to encoded rows: an answer, or a refusal in words."""
+"""Every HTTP and gRPC request of the model server, from bytes to encoded rows: an answer, or an error message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clickline.serving.protocols.http_common import (
 )
 from clickline.serving.protocols.http_routes import route
 from clickline.wire.messages import ModelInferRequest, PredictRequest
-from fuzz.target import Choices, Target, spoiled
+from fuzz.target import Choices, Target, mutated
 
 _PATHS = (
     "/v1/models/ads:predict",
@@ -36,7 +36,7 @@ _HEADERS: tuple[dict[bytes, bytes], ...] = (
     {b"inference-header-content-length": b"60"},
     {b"inference-header-content-length": b"99999999999"},
 )
-_KNOWN = ServerState(("ads", "ctr"), rest_model.MODEL)
+_STATE = ServerState(("ads", "ctr"), rest_model.MODEL)
 _DOCUMENTS = (
     {"instances": [{"I1": 3, "I2": 0.5, "C1": "ab", "tags": ["x", "y"], "4": [1, 2], "5": 7}, {"I1": None}]},
     {"inputs": {"I1": [1, 2], "C1": ["a", {"b64": "YQ=="}]}, "signature_name": "predict"},
@@ -72,34 +72,34 @@ def _checked(rows: RequestRows) -> None:
 
 
 def _rest(data: bytes) -> None:
-    """A body as it is, or a document that was spoiled; sometimes to a path that nobody knows."""
+    """A raw body or a mutated document; sometimes to an unknown path."""
     choices = Choices(data)
-    path, headers, whole = choices.one_of(_PATHS), choices.one_of(_HEADERS), choices.number(3)
+    path, headers, mode = choices.one_of(_PATHS), choices.one_of(_HEADERS), choices.number(3)
     limits = HttpLimits(max_rows=50, max_body=1 << 20, ignore_unknown=bool(choices.number(2)))
-    if whole == 0:
+    if mode == 0:
         body = choices.rest()
-    elif whole == 1:
-        document = spoiled(choices.one_of(_DOCUMENTS), choices)
+    elif mode == 1:
+        document = mutated(choices.one_of(_DOCUMENTS), choices)
         body = json.dumps(document).encode("utf-8", "surrogatepass")
     else:
         text = choices.rest().decode("latin-1")
         method, _, path = text.partition(" ")
         body = b""
-    found = route("POST" if whole < 2 else method, path)
-    if isinstance(found, HttpEndpoint):
+    endpoint = route("POST" if mode < 2 else method, path)
+    if isinstance(endpoint, HttpEndpoint):
         try:
-            call = found.decode(body, headers, rest_model.MODEL, limits)
+            call = endpoint.decode(body, headers, rest_model.MODEL, limits)
             _checked(call.rows)
             if call.context is not None:
                 _checked(call.context)
-            reply = found.encode(call, _answer(call.rows.rows))
+            response = endpoint.encode(call, _answer(call.rows.rows))
         except RequestRefused as refused:
-            reply = found.refuse(refused.kind, str(refused))
-    elif isinstance(found, HttpInfoEndpoint):
-        reply = found.answer(_KNOWN)
+            response = endpoint.refuse(refused.kind, str(refused))
+    elif isinstance(endpoint, HttpInfoEndpoint):
+        response = endpoint.answer(_STATE)
     else:
-        reply = found
-    assert isinstance(reply, HttpResponse) and reply.body and 200 <= reply.status < 500
+        response = endpoint
+    assert isinstance(response, HttpResponse) and response.body and 200 <= response.status < 500
 
 
 def _grpc(data: bytes) -> None:

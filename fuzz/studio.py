@@ -1,4 +1,4 @@
-"""The studio's API: any request gets an answer of the kinds that the API knows, never a bug's."""
+"""The studio's API: any request gets a documented answer, never an internal error."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 from clickline.studio.app import Studio
 from clickline.studio.homes import open_homes
-from clickline.studio.studio_auth import Access, Guarded, Token
+from clickline.studio.studio_auth import Access, AccessMiddleware, StudioToken
 from fuzz.manifests import make_version
-from fuzz.target import HOSTILE, Choices, Target, scratch, spoiled
+from fuzz.target import HOSTILE, Choices, Target, mutated, scratch
 
 _BELOW = "/api/homes/home"
 _PATHS = (
@@ -31,7 +31,10 @@ _PATHS = (
     "/",
     "/index.html",
 )
-_POSTS = tuple(f"{_BELOW}/{what}" for what in ("try", "actions/rollback", "actions/pin", "actions/unpin"))
+_POSTS = tuple(
+    f"{_BELOW}/{what}"
+    for what in ("try", "actions/rollback", "actions/promote", "actions/pin", "actions/unpin")
+)
 _QUERIES = (
     b"",
     b"a=1&b=2",
@@ -58,7 +61,7 @@ _STATE = {"state": "running", "stages": {"train": {"state": "done", "facts": {}}
 
 
 @cache
-def _studio() -> tuple[asyncio.AbstractEventLoop, Guarded, Path]:
+def _studio() -> tuple[asyncio.AbstractEventLoop, AccessMiddleware, Path]:
     home = scratch() / "studio" / "home"
     (home / "runs" / "a").mkdir(parents=True)
     make_version(home / "registry" / "versions" / "000000001")
@@ -75,11 +78,11 @@ def _studio() -> tuple[asyncio.AbstractEventLoop, Guarded, Path]:
     }
     (moves / "000000001.json").write_text(json.dumps(move))
     (home / "runs" / "a" / "report.html").write_text("<p>report")
-    access = Access(Token("secret", home / "studio-token"), "127.0.0.1")
+    access = Access(StudioToken("secret", home / "studio-token"), "127.0.0.1")
     return asyncio.new_event_loop(), Studio(open_homes([], [home]), access).app(), home
 
 
-async def _ask(app: Guarded, scope: dict[str, Any], body: bytes) -> tuple[int, bytes]:
+async def _ask(app: AccessMiddleware, scope: dict[str, Any], body: bytes) -> tuple[int, bytes]:
     asked = [{"type": "http.request", "body": body, "more_body": False}]
     found: list[Any] = [0, b""]
 
@@ -103,12 +106,12 @@ def _run(data: bytes) -> None:
     loop, app, home = _studio()
     for name, document in (("report.json", _REPORT), ("curve.json", _CURVE)):
         spoil = choices.number(3)
-        text = json.dumps(spoiled(document, choices) if spoil else document).encode("utf-8", "surrogatepass")
+        text = json.dumps(mutated(document, choices) if spoil else document).encode("utf-8", "surrogatepass")
         (home / "runs" / "a" / name).write_bytes(text)
     post = choices.number(3) == 1
     path = choices.one_of(_POSTS if post else _PATHS)
     query = choices.one_of(_QUERIES)
-    document = spoiled(choices.one_of(_DOCUMENTS), choices)
+    document = mutated(choices.one_of(_DOCUMENTS), choices)
     body = json.dumps(document).encode("utf-8", "surrogatepass") if post else b""
     kind = choices.number(8)
     rest = choices.rest()

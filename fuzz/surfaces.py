@@ -1,4 +1,4 @@
-"""All targets by name, and the module that has each: a process loads only what it fuzzes."""
+"""All targets by name, with their module: a process loads only the target that it fuzzes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SURFACES = {
     ),
     **dict.fromkeys(("config", "credentials"), "configs"),
     **dict.fromkeys(("dataset", "version", "pointer", "checkpoint", "scorer"), "manifests"),
-    "frozen": "frozen",
+    "serving-table": "serving_table",
     **dict.fromkeys(("rest", "grpc"), "requests"),
     "http2": "http2",
     **dict.fromkeys(("lookup", "lookup-answer"), "lookup"),

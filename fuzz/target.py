@@ -1,4 +1,4 @@
-"""What a fuzz target is, and what all targets share: a scratch folder, choices made from bytes, spoiled documents."""
+"""The fuzz target type, and what all targets share: a scratch folder, choices from bytes, mutated documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Target:
-    """`run` raises for a finding and for nothing else: errors of `clickline.errors` are answers."""
+    """A fuzz target. `run` raises only for a finding: errors of `clickline.errors` are expected."""
 
     run: Callable[[bytes], None]
     seeds: Callable[[], Sequence[bytes]]
@@ -23,7 +23,7 @@ class Target:
 
 @cache
 def scratch() -> Path:
-    """A folder of this process, in memory where the system has such a place."""
+    """The folder of this process, in memory if the system supports it."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="clickline-fuzz-", dir=memory if memory.is_dir() else None))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -31,14 +31,14 @@ def scratch() -> Path:
 
 
 class Choices:
-    """Decisions that are read off the input, so that whoever changes a byte changes a decision."""
+    """Choices made from the input, so that a changed byte changes a choice."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def number(self, below: int) -> int:
-        """From 0 on; 0 when the bytes are used up."""
+        """A number from 0 to `below` - 1; 0 when the bytes are used up."""
         value = int.from_bytes(self._data[self._at : self._at + 2], "little")
         self._at += 2
         return value % below if below else 0
@@ -87,13 +87,13 @@ HOSTILE: tuple[Any, ...] = (
     {"": None},
     [[[[[[[[]]]]]]]],
 )
-"""What no writer of ours would put there."""
+"""Values that Clickline never writes."""
 
 
-def spoiled(document: Any, choices: Choices, most: int = 3) -> Any:
-    """A JSON document in which a few values were replaced, left out, doubled or put elsewhere."""
+def mutated(document: Any, choices: Choices, max_changes: int = 3) -> Any:
+    """Mutate a JSON document: a few values are replaced, deleted, duplicated or moved."""
     document = copy.deepcopy(document)
-    for _ in range(choices.number(most + 1)):
+    for _ in range(choices.number(max_changes + 1)):
         parent, key = _place(document, choices)
         if parent is None:
             return copy.deepcopy(choices.one_of(HOSTILE))
@@ -116,7 +116,7 @@ def spoiled(document: Any, choices: Choices, most: int = 3) -> Any:
 
 
 def _place(document: Any, choices: Choices) -> tuple[Any, Any]:
-    """A container within the document and a key of it; None: the document itself."""
+    """Choose a container in the document and one of its keys; None: the document itself."""
     parent, key, here = None, None, document
     while isinstance(here, dict | list) and here and (parent is None or choices.number(4)):
         parent = here

@@ -4,7 +4,7 @@
 #   image/build.sh install PREFIX           a Python environment with Clickline and all that its roles need
 #   image/build.sh kernels PREFIX KERNELS   the Numba kernels, compiled by running small pipelines with PREFIX
 #
-# PREFIX must be the path it will be run from: scripts name it, and so do the kernels.
+# PREFIX must be the path it will be run from: scripts contain it.
 #   PYTHON       the interpreter to begin with (python3.11)
 #   TORCH_INDEX  the package index that has PyTorch's CPU builds; empty: wherever pip looks
 #   CPU          for which CPU kernels are compiled, a name that LLVM knows (x86-64-v3, generic, znver4); where they run,

@@ -1,4 +1,4 @@
-"""DeepCTR-Torch's WDL on the real rows, by its own `fit`."""
+"""DeepCTR-Torch's WDL on the real rows, with its own `fit`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""FuxiCTR's Wide & Deep on the real rows, by its own training step."""
+"""FuxiCTR's Wide & Deep on the real rows, with its own training step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""LightGBM on the real rows: numbers as they are, categories as its own kind. An epoch is so many trees."""
+"""LightGBM on the real rows: raw numbers, categorical features. An epoch is a number of trees."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Logistic regression over hashed one-hot categories, by scikit-learn. The seed changes the hash; the rest is exact."""
+"""Logistic regression over hashed one-hot categories, by scikit-learn. The seed only changes the hash."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

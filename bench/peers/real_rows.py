@@ -1,7 +1,7 @@
-"""What the quality contest shares: the real rows and their splits, how peers encode them, and the measures.
+"""Shared by the quality benchmarks: the real rows and their splits, the encoding for peers, and the metrics.
 
-Settings are chosen by the last fifth of the training rows, never by the test rows; the chosen one then learns all
-training rows, once for each seed. NumPy is all it needs.
+Settings are tuned on the last fifth of the training rows, never on the test rows; the best one is then trained on all training
+rows, once for each seed. Needs only NumPy.
 """
 
 from __future__ import annotations

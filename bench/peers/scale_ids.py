@@ -1,7 +1,7 @@
-"""What so many ids cost, each part in a process of its own; the last line tells it as JSON.
+"""The cost of a number of ids, each part in a separate process; the last line is the result as JSON.
 
 python scale_ids.py learn FOLDER IDS DIM     a table with those ids, a checkpoint and a published version of it
-python scale_ids.py resume FOLDER IDS DIM    the checkpoint read into a new table
+python scale_ids.py resume FOLDER IDS DIM    reads the checkpoint into a new table
 python scale_ids.py serve FOLDER IDS DIM     the version opened as a server does, from disk, and asked
 """
 
@@ -21,7 +21,7 @@ from clickline.artifacts.checkpoint import latest_checkpoint, write_checkpoint
 from clickline.config import Config, load_config
 from clickline.embedding import begin_snapshot
 from clickline.embedding.jagged_ids import to_jagged
-from clickline.embedding.serving import ServingTable, PartShape, gather_plan
+from clickline.embedding.serving import PartShape, ServingTable, gather_plan
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.machine import cores
 from clickline.models.from_config import plan_of

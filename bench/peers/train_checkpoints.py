@@ -1,4 +1,4 @@
-"""Rows a second of our trainer, and how many checkpoints it wrote meanwhile, as JSON.
+"""Rows/s of our trainer and the number of checkpoints it wrote meanwhile, as JSON.
 
 python train_checkpoints.py clickline.yaml EVERY FIRST_ROWS     the first rows fill the table and do not count
 """

@@ -1,4 +1,4 @@
-"""Ours: the learner of `clickline train` with its defaults, on a table that holds all the ids already."""
+"""Clickline: the training step of `clickline train` with its defaults, on a table that already has all ids."""
 
 import os
 import resource

@@ -1,5 +1,5 @@
-"""DeepCTR-Torch's WDL. `fit`: its own loop with its defaults, as its users call it. `step`: the inside of that loop
-without its data loader and without L2, which by default it takes of every weight of every table."""
+"""DeepCTR-Torch's WDL. `fit`: its own loop with its defaults, as its users call it. `step`: the body of that loop
+without its data loader and without L2, which by default covers all weights of all tables."""
 
 import sys
 from itertools import cycle, islice

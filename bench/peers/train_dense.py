@@ -1,4 +1,4 @@
-"""The dense network alone in eager PyTorch, no sparse part and no gradient for its input: the limit of a step."""
+"""The dense network alone in eager PyTorch, without a sparse part and without input gradients: the limit of a step."""
 
 import sys
 from itertools import cycle, islice

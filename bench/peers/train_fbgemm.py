@@ -1,7 +1,7 @@
 """Wide & Deep over FBGEMM's CPU tables with row-wise AdaGrad, which is fused into their backward pass.
 
-Dims must be a multiple of 4, so a row has 12 numbers: 9 of the vector, one wide weight, 2 unused. That saves
-it a second set of tables for the wide part.
+Dims must be a multiple of 4, so a row has 12 numbers: 9 for the embedding, one wide weight, 2 unused. That saves
+a second set of tables for the wide part.
 """
 
 import sys

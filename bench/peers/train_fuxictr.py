@@ -1,4 +1,4 @@
-"""FuxiCTR's Wide & Deep by its own `train_step`, without the cost of its data loader. It gives numbers vectors too."""
+"""FuxiCTR's Wide & Deep with its own `train_step`, without its data loader. It also embeds numbers."""
 
 import sys
 from itertools import cycle, islice

@@ -1,6 +1,6 @@
-"""Wide & Deep as one writes it in plain PyTorch: sparse gradients, SparseAdam for the tables, Adam for the rest.
+"""Wide & Deep in plain PyTorch: sparse gradients, SparseAdam for the tables, Adam for the rest.
 
-One table holds all slots, which is faster than a table for each.
+One table for all slots, which is faster than one per slot.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A training run on a prepared dataset, local or on a cluster of its own, that learns steps when it is told to.
+"""A training run on a prepared dataset, local or on its own cluster, that runs steps on request.
 
 python train_rows.py HOME local
 python train_rows.py HOME cluster WORKERS SHARDS sync|async
@@ -31,7 +31,9 @@ config = load_config(
 )
 dataset = Dataset.current(Storage(), config.home)
 split = dataset.splits["train"]
-plan = plan_of(config, dataset.features, expected_train_rows(config.train, split.rows, split.report["clicks"]))
+plan = plan_of(
+    config, dataset.features, expected_train_rows(config.train, split.rows, split.report["clicks"])
+)
 settings = {"batch_size": BATCH, "seed": 0, "time_ordered": False, "held_out": 0.0, "negative_sampling": 1.0}
 
 

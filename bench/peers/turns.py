@@ -1,7 +1,7 @@
-"""What every contestant of the training benchmark shares: the network, the batches, and taking turns.
+"""Shared by all contestants of the training benchmark: the network, the batches, and the protocol of turns.
 
-A contestant runs in a process of its own. It says `ready` with what it has to tell, then for each number
-that comes in it learns so many batches and answers with the seconds that took. NumPy is all it needs.
+A contestant runs in a separate process. It prints `ready` with its facts; then, for each number it reads, it trains on that many
+batches and prints the seconds taken. Needs only NumPy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FuxiCTR's Wide & Deep, put together from its layers as its model zoo does; the wheel leaves the zoo out."""
+"""FuxiCTR's Wide & Deep, built from its layers as in its model zoo, which is not in the wheel."""
 
 from __future__ import annotations
 

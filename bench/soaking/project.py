@@ -1,4 +1,4 @@
-"""What the soak runs on: a project, hours of logs that arrive one after the other, and probes to ask with."""
+"""The project of the soak: a config, hours of logs that arrive one after the other, and probes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ EVICTION_HOURS = 6
 FIRST_HOUR = 490896  # 2026-01-01T00 in hours since 1970
 SHARDS, REPLICAS = 2, 2
 LOOKUPS = [(shard, replica) for shard in range(SHARDS) for replica in range(REPLICAS)]
-CONTEXT = tuple(
-    f"C{n}" for n in range(1, 4)
-)  # the user's fields of a ranking; all others are the candidate's
+CONTEXT = tuple(f"C{n}" for n in range(1, 4))  # the user fields of a ranking; all others are candidate fields
 
 Row = dict[str, Any]
 
@@ -36,8 +34,8 @@ def _yaml(ports: Ports) -> str:
     fields = ["click: label", "timestamp: time"]
     fields += [f"I{n}: log1p" for n in range(1, DENSE + 1)]
     fields += [f"C{n}: {{kind: slot, slot: {n}}}" for n in range(1, SLOTS + 1)]
-    # Nothing is held out: held-out rows are learned after an hour's eviction and publication, and a naive count over the
-    # logs cannot tell which rows they are.
+    # Nothing is held out: held-out rows are trained after an hour's eviction and publication, and a naive count over the
+    # logs cannot know which rows they are.
     return f"""
 name: {NAME}
 data:
@@ -59,7 +57,7 @@ home: home
 
 @dataclass(frozen=True)
 class Ports:
-    """Of the endpoint of `up`, of the studio, of a predictor that asks lookup servers, and of those."""
+    """Ports of the server of `up`, the studio, the predictor with lookup servers, and the lookup servers."""
 
     grpc: int
     http: int
@@ -79,7 +77,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Probe:
-    """A request, and the rows it asks about."""
+    """A request and its rows."""
 
     ask: PreparedRequest[Any]
     rows: tuple[Row, ...]
@@ -94,7 +92,7 @@ class Probe:
 
 
 class Project:
-    """A folder with a config, the logs that have arrived, and those that will."""
+    """A folder with a config, the logs that have arrived, and those to come."""
 
     def __init__(self, folder: Path, hours: int, rows: int, seed: int) -> None:
         from clickline.data.sample.generate import SampleOptions, generate
@@ -113,12 +111,10 @@ class Project:
         self._coming = sorted(coming.glob("2*/*"))
         self._random = random.Random(seed)
         self.arrived: list[Path] = []  # files in the order of the hours
-        (folder / "arrived" / self._coming[0].parent.name).mkdir(
-            parents=True
-        )  # a source that is there, and empty
+        (folder / "arrived" / self._coming[0].parent.name).mkdir(parents=True)  # an existing, empty source
 
     def arrive(self) -> str:
-        """The next hour, its donefile last; its name."""
+        """Add the next hour, with its donefile last; returns its name."""
         hour = self._coming[len(self.arrived)]
         target = self.folder / "arrived" / hour.parent.name / hour.name
         target.mkdir(parents=True)
@@ -128,13 +124,13 @@ class Project:
         return f"{hour.parent.name}/{hour.name}"
 
     @property
-    def left(self) -> int:
-        """Hours that have not arrived."""
+    def remaining(self) -> int:
+        """The number of hours that have not arrived."""
         return len(self._coming) - len(self.arrived)
 
     def probes(self) -> dict[str, list[Probe]]:
-        """Requests for each door. Their rows are of the first hours, of later ones and of none: ids that are known,
-        become known, go again, and never were there."""
+        """Requests for each endpoint. Their rows are from the first hours, from later ones and from none: ids that are known,
+        become known, are evicted, and never exist."""
         rows = self._rows(4)
         http, grpc = TfServingHttpCodec(NAME), TfServingGrpcCodec(NAME)
         found: dict[str, list[Probe]] = {"grpc": [], "http": [], "lookup": []}
@@ -146,18 +142,18 @@ class Project:
                 for row in rows[200 + 50 * number : 250 + 50 * number]
             ]
             ranked = tuple(context | candidate for candidate in candidates)
-            for protocol, doors in ((grpc, ("grpc", "lookup")), (http, ("http",))):
-                asks = [
+            for protocol, endpoints in ((grpc, ("grpc", "lookup")), (http, ("http",))):
+                endpoint_probes = [
                     Probe(protocol.predict(as_table(one), None), one),
                     Probe(protocol.predict(as_table(many), None), many),
                     Probe(protocol.rank(as_table([context]), as_table(candidates), None), ranked),
                 ]
-                for door in doors:
-                    found[door] += asks
+                for endpoint in endpoints:
+                    found[endpoint] += endpoint_probes
         return found
 
     def _rows(self, hours: int) -> list[Row]:
-        """Some rows of hours from all over the run, shuffled, and some of made-up values."""
+        """Rows of hours across the whole run, shuffled, and some with unknown values."""
         step = max(1, len(self._coming) // hours)
         rows: list[Row] = []
         for hour in self._coming[::step][:hours]:
@@ -173,6 +169,6 @@ class Project:
 
 
 def _request(line: Mapping[str, str]) -> Row:
-    """A line of the log as a client sends it: every field, missing ones as they are."""
+    """A log line as a client sends it: every field, including missing ones."""
     row: Row = {f"I{n}": float(line[f"I{n}"] or "nan") for n in range(1, DENSE + 1)}
     return row | {f"C{n}": line[f"C{n}"] for n in range(1, SLOTS + 1)}

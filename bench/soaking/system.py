@@ -1,10 +1,10 @@
-"""The processes of the whole system: started, found by their role, killed, started again as Kubernetes would.
+"""The processes of the whole system: started, found by role, killed, and restarted as Kubernetes would.
 
-up ─┬─ follow                  the learner, which also publishes
+up ─┬─ follow                  the trainer, which also publishes
     ├─ serve ── workers        an endpoint that maps the tables
     └─ studio
 lookup x 4                     two shards, two replicas each
-predictor ── worker            an endpoint that asks the lookup servers
+predictor ── worker            an endpoint that uses the lookup servers
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from clickline.pipeline.processes import Process, descendants
 from soaking.project import LOOKUPS, SHARDS, Project
 
 ROLES = {
-    # role: the doors that are closed until it is there again
+    # role: the endpoints that are down until it recovers
     "worker": (),
     "serve": ("grpc", "http"),
-    "learner": (),
+    "trainer": (),
     "publisher": (),
     "studio": (),
     "up": ("grpc", "http"),
@@ -41,20 +41,20 @@ ROLES = {
     "predictor worker": ("lookup",),  # it is the only one
 }
 _PROGRAM = Path(sys.executable).with_name("clickline")
-_TEARDOWN = 10.0  # seconds in which a killed process is gone
-_PAUSE = 1.0  # seconds until what ended is started again
+_TEARDOWN = 10.0  # seconds for a killed process to exit
+_PAUSE = 1.0  # seconds before a restart
 _LISTENING = "0A"
 
 
 @dataclass
 class Death:
-    """A process that was killed, and what may go wrong because of it."""
+    """A killed process, and the errors that it may cause."""
 
     role: str
     pid: int
     at: float  # by the monotonic clock
     ports: frozenset[int]  # of clients that were connected to it
-    closed: tuple[str, ...]  # doors that are closed until it is there again
+    closed: tuple[str, ...]  # endpoints that are down until it recovers
     endpoints: frozenset[str] = frozenset()  # whose port it listened on
     gone: float = 0.0  # when its last socket was closed, by the monotonic clock
     recovered: float | None = None  # seconds
@@ -63,8 +63,8 @@ class Death:
 
 
 @dataclass
-class _Kept:
-    """A command that is started again whenever it ends."""
+class _Service:
+    """A command that is restarted whenever it ends."""
 
     name: str
     command: list[str]
@@ -75,13 +75,13 @@ class _Kept:
 
 
 class System:
-    """Everything that runs."""
+    """All processes of the soak."""
 
     def __init__(self, project: Project, chosen: random.Random) -> None:
         self._project, self._random = project, chosen
-        self.troubles: list[str] = []  # processes that ended by themselves, and the like
+        self.problems: list[str] = []  # processes that exited on their own, and the like
         ports = project.ports
-        self._kept = [_Kept("up", ["up", "--follow"], project.folder / "up.log")]
+        self._services = [_Service("up", ["up", "--follow"], project.folder / "up.log")]
         replicas = [
             [f"127.0.0.1:{ports.lookup[LOOKUPS.index(one)]}" for one in LOOKUPS if one[0] == shard]
             for shard in range(SHARDS)
@@ -89,8 +89,8 @@ class System:
         for number, (shard, replica) in enumerate(LOOKUPS):
             command = ["lookup", "--shard", str(shard), "--port", str(ports.lookup[number])]
             command += ["--set", f"serve.metrics_port={ports.lookup_metrics[number]}"]
-            self._kept.append(
-                _Kept(f"lookup {shard}.{replica}", command, project.folder / f"lookup-{number}.log")
+            self._services.append(
+                _Service(f"lookup {shard}.{replica}", command, project.folder / f"lookup-{number}.log")
             )
         command = ["serve"]
         for key, value in {
@@ -101,24 +101,26 @@ class System:
             "lookup": json.dumps({"shards": replicas, "on_missing_shard": "unavailable", "timeout_ms": 2000}),
         }.items():
             command += ["--set", f"serve.{key}={value}"]
-        self._kept.append(_Kept("predictor", command, project.folder / "predictor.log"))
+        self._services.append(_Service("predictor", command, project.folder / "predictor.log"))
 
-    # ── starting and ending ────────────────────────────────────────────────────────────────────
+    # ── start and stop ─────────────────────────────────────────────────────────────────────────
 
-    def tend(self) -> None:
-        """Start what does not run. Called again and again."""
-        for kept in self._kept:
-            if kept.process is not None:
-                code = kept.process.poll()
+    def restart_ended(self) -> None:
+        """Start what does not run. Called repeatedly."""
+        for service in self._services:
+            if service.process is not None:
+                code = service.process.poll()
                 if code is None:
                     continue
-                if kept.process.pid not in kept.killed:
-                    self.troubles.append(f"{kept.name} ended by itself with {code}: {_tail(kept.log)}")
-                kept.process, kept.ended_at = None, time.monotonic()
-            if time.monotonic() - kept.ended_at >= _PAUSE:
-                with kept.log.open("ab") as log:
-                    kept.process = subprocess.Popen(
-                        [str(_PROGRAM), *kept.command],
+                if service.process.pid not in service.killed:
+                    self.problems.append(
+                        f"{service.name} exited on its own with {code}: {_tail(service.log)}"
+                    )
+                service.process, service.ended_at = None, time.monotonic()
+            if time.monotonic() - service.ended_at >= _PAUSE:
+                with service.log.open("ab") as log:
+                    service.process = subprocess.Popen(
+                        [str(_PROGRAM), *service.command],
                         cwd=self._project.folder,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
@@ -126,86 +128,88 @@ class System:
                     )
 
     def end(self, seconds: float = 60.0) -> None:
-        """By SIGTERM, as an operator would; whoever does not end well is a trouble."""
+        """Stop everything by SIGTERM, as an operator would, and record what does not stop cleanly."""
         known = {one.pid: one for one in self._all()}
-        running = [kept for kept in self._kept if kept.process is not None]
-        for kept in running:
-            assert kept.process is not None
-            kept.process.terminate()
-        for kept in running:
-            assert kept.process is not None
+        running = [service for service in self._services if service.process is not None]
+        for service in running:
+            assert service.process is not None
+            service.process.terminate()
+        for service in running:
+            assert service.process is not None
             try:
-                code = kept.process.wait(seconds)
+                code = service.process.wait(seconds)
             except subprocess.TimeoutExpired:
-                self.troubles.append(f"{kept.name} did not end within {seconds:.0f} s of SIGTERM")
-                kept.process.kill()
-                kept.process.wait()
+                self.problems.append(f"{service.name} did not end within {seconds:.0f} s of SIGTERM")
+                service.process.kill()
+                service.process.wait()
             else:
                 if code:
-                    self.troubles.append(f"{kept.name} ended with {code} after SIGTERM: {_tail(kept.log)}")
-            kept.process = None
+                    self.problems.append(
+                        f"{service.name} ended with {code} after SIGTERM: {_tail(service.log)}"
+                    )
+            service.process = None
         left = [one for one in known.values() if one.alive]
         for one in left:
-            self.troubles.append(f"process {one.pid} ({_command(one.pid)}) is left at the end")
+            self.problems.append(f"process {one.pid} ({_command(one.pid)}) is still running at the end")
             one.send_signal(signal.SIGKILL)
 
     def kill_all(self) -> None:
-        """At once, whatever happened."""
+        """Kill everything at once, whatever happened."""
         known = list(self._all())
-        for kept in self._kept:
-            if kept.process is not None:
-                kept.process.kill()
-                kept.process.wait()
+        for service in self._services:
+            if service.process is not None:
+                service.process.kill()
+                service.process.wait()
         for one in known:
             one.send_signal(signal.SIGKILL)
 
     def _all(self) -> Iterator[Process]:
-        for kept in self._kept:
-            if kept.process is not None:
-                found = Process.from_pid(kept.process.pid)
+        for service in self._services:
+            if service.process is not None:
+                found = Process.from_pid(service.process.pid)
                 if found is not None:
                     yield found
-                yield from descendants(kept.process.pid)
+                yield from descendants(service.process.pid)
 
-    # ── who is who ─────────────────────────────────────────────────────────────────────────────
+    # ── roles ──────────────────────────────────────────────────────────────────────────────────
 
     def pids(self) -> dict[str, list[int]]:
-        """The processes of each role that live now."""
+        """The running processes of each role."""
         found: dict[str, list[int]] = {role: [] for role in ROLES}
-        for kept in self._kept:
-            if kept.process is None or kept.process.poll() is not None:
+        for service in self._services:
+            if service.process is None or service.process.poll() is not None:
                 continue
-            pid = kept.process.pid
-            found[kept.name.split()[0]].append(pid)
-            if kept.name == "predictor":
+            pid = service.process.pid
+            found[service.name.split()[0]].append(pid)
+            if service.name == "predictor":
                 found["predictor worker"] += _children(pid)
-            if kept.name != "up":
+            if service.name != "up":
                 continue
             for child in _children(pid):
-                words = _command(child)
-                if "clickline.studio" in words:
+                command = _command(child)
+                if "clickline.studio" in command:
                     found["studio"].append(child)
-                elif "pipeline.child follow" in words:
-                    found["learner"].append(child)
-                elif "pipeline.child serve" in words:
+                elif "pipeline.child_process follow" in command:
+                    found["trainer"].append(child)
+                elif "pipeline.child_process serve" in command:
                     found["serve"].append(child)
                     found["worker"] += _children(child)
         return found
 
-    def learners(self) -> int:
-        """Processes that learn in this project, whoever their parent is."""
+    def trainers(self) -> int:
+        """The number of trainer processes of this project, whatever their parent."""
         count = 0
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if (
-                    "pipeline.child follow" in _command(int(path.name))
+                    "pipeline.child_process follow" in _command(int(path.name))
                     and (path / "cwd").readlink() == self._project.folder
                 ):
                     count += 1
         return count
 
     def rss(self) -> dict[tuple[str, int], int]:
-        """Memory of its own, in bytes, of each process by role and pid."""
+        """Private memory in bytes of each process, by role and pid."""
         found = {}
         for role, pids in self.pids().items():
             for pid in pids:
@@ -217,17 +221,17 @@ class System:
     # ── killing ────────────────────────────────────────────────────────────────────────────────
 
     def kill(self, role: str) -> Death | None:
-        """Kill -9 a process of a role; None if none is there, or a publisher is not at work, now."""
-        pids = self.pids()["learner" if role == "publisher" else role]
+        """Kill -9 a process of a role; None if there is none, or no publication is in progress."""
+        pids = self.pids()["trainer" if role == "publisher" else role]
         if not pids or (role == "publisher" and not self._publishing()):
             return None
         pid = self._random.choice(pids)
         if role == "publisher":
             time.sleep(self._random.uniform(0.0, 0.3))  # anywhere between the first byte and the pointer
-        ports = _clients_of(pid, self._doors())
-        for kept in self._kept:
-            if kept.process is not None and kept.process.pid == pid:
-                kept.killed.add(pid)
+        ports = _clients_of(pid, self._client_ports())
+        for service in self._services:
+            if service.process is not None and service.process.pid == pid:
+                service.killed.add(pid)
         named = {"grpc": self._project.ports.grpc, "http": self._project.ports.http}
         named["lookup"] = self._project.ports.predictor_grpc
         endpoints = frozenset(name for name, port in named.items() if _listening([pid], port))
@@ -235,8 +239,8 @@ class System:
         with suppress(ProcessLookupError):
             process = os.pidfd_open(pid)
             os.kill(pid, signal.SIGKILL)
-            death.ports |= _clients_of(pid, self._doors())  # also those it accepted since
-            # The kernel frees the memory first, and meanwhile connects clients that nobody will accept.
+            death.ports |= _clients_of(pid, self._client_ports())  # also those accepted since
+            # The kernel frees the memory first, and meanwhile queues connections that are never accepted.
             select.select([process], [], [], _TEARDOWN)
             os.close(process)
         death.gone = time.monotonic()
@@ -246,9 +250,9 @@ class System:
         return any(path.is_dir() for path in (self._project.registry / "drafts").glob("*"))
 
     def recovered(self, death: Death) -> bool:
-        """Whether its work is done by another process by now."""
+        """Whether another process has taken over its work."""
         ports, pids = self._project.ports, self.pids()
-        if death.role in ("learner", "publisher"):
+        if death.role in ("trainer", "publisher"):
             return any(
                 path.stat().st_mtime > time.time() - (time.monotonic() - death.at) + 0.5
                 for path in (self._project.home / "follow/hours").glob("*.json")
@@ -268,21 +272,21 @@ class System:
         return len(_listening(pids["worker"], ports.grpc)) == 2 and _answers(ports.metrics, "/readyz")
 
     def ready(self) -> bool:
-        """Whether everything answers."""
+        """Whether all servers answer."""
         ports = self._project.ports
         admin = (ports.metrics, ports.predictor_metrics, *ports.lookup_metrics)
         return all(_answers(port, "/readyz") for port in admin) and _answers(ports.studio, "/")
 
-    def _doors(self) -> set[int]:
+    def _client_ports(self) -> set[int]:
         ports = self._project.ports
         return {ports.grpc, ports.http, ports.predictor_grpc}
 
 
-# ── what the kernel knows ──────────────────────────────────────────────────────────────────────
+# ── /proc ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _children(pid: int) -> list[int]:
-    """Those that run a program of ours: no helper of Python's own."""
+    """Child processes, without Python's own helpers."""
     found = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -312,22 +316,22 @@ def _sockets(pid: int) -> set[str]:
 def _connections() -> Iterator[tuple[int, int, str, str]]:
     """Local and remote port, state and inode of each TCP socket."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        yield int(words[1].split(":")[1], 16), int(words[2].split(":")[1], 16), words[3], words[9]
+        columns = line.split()
+        yield int(columns[1].split(":")[1], 16), int(columns[2].split(":")[1], 16), columns[3], columns[9]
 
 
-def _clients_of(pid: int, doors: set[int]) -> frozenset[int]:
-    """Ports of the clients that are connected to a process, or still wait for some process to accept them."""
+def _clients_of(pid: int, served: set[int]) -> frozenset[int]:
+    """Ports of the clients that are connected to a process, or wait to be accepted by any process."""
     held = _sockets(pid)
     return frozenset(
         remote
         for local, remote, state, inode in _connections()
-        if local in doors and state != _LISTENING and (inode in held or inode == "0")
+        if local in served and state != _LISTENING and (inode in held or inode == "0")
     )
 
 
 def _listening(pids: list[int], port: int) -> list[int]:
-    """Those of the processes that listen on a port."""
+    """The processes that listen on a port."""
     inodes = {inode for local, _, state, inode in _connections() if local == port and state == _LISTENING}
     return [pid for pid in pids if _sockets(pid) & inodes]
 

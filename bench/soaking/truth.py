@@ -1,7 +1,7 @@
-"""What must have come out, computed from files in the plainest way.
+"""The expected results, computed from files in the simplest way.
 
-Nothing of Clickline is used but the layout of its files: ids by xxhash, rows found by sorting, the network by the
-reference evaluator of ONNX, counters by SQL over the logs.
+It uses nothing of Clickline except its file formats: ids by xxhash, rows found by sorting, the network by the reference
+evaluator of ONNX, counters by SQL over the logs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _fmix64(x: int) -> int:
 
 
 def id_of(slot: int, text: str) -> int:
-    """The id of a value in a slot, as docs/architecture.md has it."""
+    """The id of a value in a slot, as specified in docs/architecture.md."""
     return _fmix64(xxhash.xxh64_intdigest(text.encode()) ^ _fmix64((slot + 0x9E3779B97F4A7C15) & _MASK))
 
 
@@ -37,7 +37,7 @@ def id_of(slot: int, text: str) -> int:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Ids, rising, with their wide weight and vector; those that are gone have NaN."""
+    """Sorted ids with their wide weight and vector; tombstones have NaN."""
 
     ids_N: np.ndarray
     wide_N: np.ndarray
@@ -70,8 +70,8 @@ def _table(folder: Path) -> _Rows:
     return _Rows(rows_N["id"], rows_N["wide"], rows_N["vector"])
 
 
-def _over(below: _Rows, above: _Rows) -> _Rows:
-    """A table with a delta on it."""
+def _apply_delta(below: _Rows, above: _Rows) -> _Rows:
+    """Apply a delta to a table."""
     stays_N = ~np.isin(below.ids_N, above.ids_N)
     ids_N = np.concatenate([below.ids_N[stays_N], above.ids_N])
     wide_N = np.concatenate([below.wide_N[stays_N], above.wide_N])
@@ -81,11 +81,11 @@ def _over(below: _Rows, above: _Rows) -> _Rows:
 
 
 class Published:
-    """The versions in a folder, by their numbers."""
+    """The versions in a folder, by number."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._opened: dict[int, _Rows] = {}  # the last few: a chain is opened from its base on
+        self._opened: dict[int, _Rows] = {}  # the last few: a chain is opened from its base
 
     def numbers(self) -> list[int]:
         return sorted(int(path.parent.name) for path in self._folder.glob("*/manifest.json"))
@@ -95,30 +95,30 @@ class Published:
         return found
 
     def ids(self, number: int) -> np.ndarray:
-        """Of a version's whole table."""
+        """All ids of a version's table."""
         rows = self._rows(number)
         return rows.ids_N[~np.isnan(rows.wide_N)]
 
-    def scores(self, number: int, asked: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """What a version must answer to rows."""
+    def scores(self, number: int, requested: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """The scores that a version must give to rows."""
         import onnx
         from onnx.reference import ReferenceEvaluator
 
         manifest, rows = self.manifest(number), self._rows(number)
-        assert manifest["calibration"] is None, "the soak does not know calibrations"
-        wide_B = np.zeros(len(asked))
+        assert manifest["calibration"] is None, "the soak does not support calibration"
+        wide_B = np.zeros(len(requested))
         columns = []
         for slot in manifest["slots"]:
             default = np.array(slot["vector"], np.float32)
             number_of_slot = int(slot["name"].removeprefix("C"))
             vectors = []
-            for b, row in enumerate(asked):
+            for b, row in enumerate(requested):
                 wide, vector = _find(rows, id_of(number_of_slot, row[slot["name"]]))
                 vectors.append(default if vector is None else vector)
                 wide_B[b] += slot["wide"] if vector is None else wide
             columns.append(np.stack(vectors))
         for field in manifest["features"]["dense"]:
-            columns.append(np.array([[_log1p(row[field["name"]])] for row in asked], np.float32))
+            columns.append(np.array([[_log1p(row[field["name"]])] for row in requested], np.float32))
         network = ReferenceEvaluator(onnx.load(self._folder / f"{number:09d}" / "dense.onnx"))
         inputs = {"inputs": np.concatenate(columns, axis=1), "wide": wide_B.astype(np.float32)}
         (logit_B,) = network.run(["logit"], inputs)
@@ -128,7 +128,7 @@ class Published:
         if number not in self._opened:
             own = _table(self._folder / f"{number:09d}")
             parent = self.manifest(number)["parent"]
-            self._opened[number] = own if parent is None else _over(self._rows(parent), own)
+            self._opened[number] = own if parent is None else _apply_delta(self._rows(parent), own)
             for old in sorted(self._opened)[:-3]:
                 del self._opened[old]
         return self._opened[number]
@@ -150,19 +150,19 @@ def _log1p(value: float) -> float:
 
 @dataclass(frozen=True)
 class Counters:
-    """Shows and clicks of every id, rising in the ids, and the hour it was last seen in."""
+    """Impressions and clicks of every id, sorted by id, and the hour it was last seen in."""
 
     ids_N: np.ndarray
-    shows_N: np.ndarray
+    impressions_N: np.ndarray
     clicks_N: np.ndarray
     hour_N: np.ndarray
 
     def differences(self, other: Counters) -> int:
-        """Ids that are only in one of them, or counted otherwise."""
+        """The number of ids that are only in one of them, or have different counts."""
         mine = set(
             zip(
                 self.ids_N.tolist(),
-                self.shows_N.tolist(),
+                self.impressions_N.tolist(),
                 self.clicks_N.tolist(),
                 self.hour_N.tolist(),
                 strict=True,
@@ -171,7 +171,7 @@ class Counters:
         theirs = set(
             zip(
                 other.ids_N.tolist(),
-                other.shows_N.tolist(),
+                other.impressions_N.tolist(),
                 other.clicks_N.tolist(),
                 other.hour_N.tolist(),
                 strict=True,
@@ -181,8 +181,8 @@ class Counters:
 
 
 def counters_of_logs(files: Sequence[Path], slots: int, max_idle_hours: int) -> Counters:
-    """Counted over the logs. An id that was not seen for more than `max_idle_hours` hours at the end of one is
-    forgotten: what was counted before does not count."""
+    """Count over the logs. An id that was not seen for more than `max_idle_hours` hours is evicted at the end of an hour,
+    which resets its counts."""
     import duckdb
 
     last = 0
@@ -197,24 +197,24 @@ def counters_of_logs(files: Sequence[Path], slots: int, max_idle_hours: int) -> 
         assert newest is not None
         last = int(newest[0])
         for slot in range(1, slots + 1):
-            seen = database.execute(
+            counts = database.execute(
                 f"SELECT coalesce(C{slot}, '') AS value, CAST(timestamp AS BIGINT) // 3600 AS hour, count(*), "
                 "sum(CAST(click AS BIGINT)) FROM log GROUP BY ALL ORDER BY value, hour"
             ).fetchall()
             before: str | None = None
-            shows = clicks = at = 0
-            for value, hour, count, clicked in [*seen, (None, 0, 0, 0)]:
+            impressions = clicks = at = 0
+            for value, hour, count, clicked in [*counts, (None, 0, 0, 0)]:
                 if value != before and before is not None and last - at <= max_idle_hours:
-                    found.append((id_of(slot, before), shows, clicks, at))
+                    found.append((id_of(slot, before), impressions, clicks, at))
                 if value != before or hour - 1 - at > max_idle_hours:
-                    shows = clicks = 0
+                    impressions = clicks = 0
                 before, at = value, hour
-                shows, clicks = shows + count, clicks + int(clicked)
+                impressions, clicks = impressions + count, clicks + int(clicked)
     return _sorted(*(list(column) for column in zip(*found, strict=True)))
 
 
 def counters_of_checkpoint(folder: Path) -> Counters:
-    """As a checkpoint of the learner has them."""
+    """Read the counters of a checkpoint."""
     from clickline.embedding.snapshot import SnapshotReader
 
     reader = SnapshotReader(folder / "tables.bin")
@@ -224,12 +224,12 @@ def counters_of_checkpoint(folder: Path) -> Counters:
     )
 
 
-def _sorted(ids: Any, shows: Any, clicks: Any, hours: Any) -> Counters:
+def _sorted(ids: Any, impressions: Any, clicks: Any, hours: Any) -> Counters:
     ids_N = np.array(ids, np.uint64)
     order_N = np.argsort(ids_N)
     return Counters(
         ids_N[order_N],
-        np.array(shows, np.float64)[order_N],
+        np.array(impressions, np.float64)[order_N],
         np.array(clicks, np.float64)[order_N],
         np.array(hours, np.int64)[order_N],
     )

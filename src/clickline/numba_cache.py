@@ -23,10 +23,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 from numba.core.caching import _CacheLocator
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = Path(__file__).parent
 _SETTINGS: Any = numba.config
@@ -35,17 +37,18 @@ _KEPT = 4
 """How many hashes of a module keep their folder: those of a few branches."""
 
 
-def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+def njit(**options: Any) -> Callable[[F], F]:
     """Numba's `njit`, whose `cache=True` stores kernels here. Where no folder can be written, they are not stored."""
 
-    def compiled(function: Callable[..., Any]) -> Any:
+    def compiled(function: F) -> F:
         chosen = {**options, "cache": options.get("cache", False) and _root() is not None}
         # Numba's own setting for this (NUMBA_CACHE_LOCATOR_CLASSES) is read when a function is decorated. It is
         # restored, because it would apply to the kernels of our users and of other libraries, too.
         before = _SETTINGS.CACHE_LOCATOR_CLASSES
         _SETTINGS.CACHE_LOCATOR_CLASSES = f"{__name__}.{KernelLocator.__name__}"
         try:
-            return numba.njit(**chosen)(function)
+            kernel: F = numba.njit(**chosen)(function)
+            return kernel
         finally:
             _SETTINGS.CACHE_LOCATOR_CLASSES = before
 

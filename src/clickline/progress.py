@@ -154,28 +154,28 @@ class TrackedProgress(MessageProgress):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tasks: list[ProgressTask] = []
+        self._open_tasks: list[ProgressTask] = []
 
     def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
         with self._lock:
-            self._tasks.append(ProgressTask(title, total_bytes, total_rows))
-            self.show_begin(self._tasks[-1])
+            self._open_tasks.append(ProgressTask(title, total_bytes, total_rows))
+            self.show_begin(self._open_tasks[-1])
 
     def advance(self, *, rows: int = 0, size: int = 0) -> None:
         with self._lock:
-            if self._tasks:
-                self._tasks[-1].rows += rows
-                self._tasks[-1].size += size
-                self.show(self._tasks[-1])
+            if self._open_tasks:
+                self._open_tasks[-1].rows += rows
+                self._open_tasks[-1].size += size
+                self.show(self._open_tasks[-1])
 
     def note(self, figures: str) -> None:
         with self._lock:
-            if self._tasks:
-                self._tasks[-1].note = figures
+            if self._open_tasks:
+                self._open_tasks[-1].note = figures
 
     def end(self) -> None:
         with self._lock:
-            self.show_end(self._tasks.pop())
+            self.show_end(self._open_tasks.pop())
 
     def show_begin(self, task: ProgressTask) -> None:
         """Show that a task begins."""

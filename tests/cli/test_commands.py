@@ -27,7 +27,7 @@ def write(folder: Path, text: str = GOOD) -> Path:
 
 
 @pytest.mark.parametrize("preset", ["criteo", "slots", "csv"])
-def test_what_init_writes_passes_check(tmp_path: Path, preset: str) -> None:
+def test_init_output_passes_check(tmp_path: Path, preset: str) -> None:
     done = run("init", "project", "--preset", preset, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"wrote project/clickline.yaml (preset {preset})\nnext: cd project && ")
@@ -39,7 +39,7 @@ def test_what_init_writes_passes_check(tmp_path: Path, preset: str) -> None:
     assert lines[1].endswith("matches no file yet.")
 
 
-def test_init_never_overwrites_unasked(tmp_path: Path) -> None:
+def test_init_does_not_overwrite_without_force(tmp_path: Path) -> None:
     file = write(tmp_path)
     done = run("init", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -51,7 +51,7 @@ def test_init_never_overwrites_unasked(tmp_path: Path) -> None:
     assert "format: criteo" in file.read_text()
 
 
-def test_check_tells_every_mistake_and_exits_2(tmp_path: Path) -> None:
+def test_check_reports_every_mistake_and_exits_2(tmp_path: Path) -> None:
     write(
         tmp_path, "data:\n  trian: a\n  max_bad_ratio: 2\ntrain: {epochs: 0}\nzzz: 1\nserve: {http_port: x}\n"
     )
@@ -67,13 +67,13 @@ def test_check_tells_every_mistake_and_exits_2(tmp_path: Path) -> None:
     ]
 
 
-def test_check_with_json_is_one_document(tmp_path: Path) -> None:
+def test_check_json_is_one_document(tmp_path: Path) -> None:
     write(tmp_path, "data: {train: a}\n")
     done = run("check", "--json", cwd=tmp_path)
     document = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert document["mistakes"] == []
-    assert document["notes"][-1] == "data.eval is not given: nothing will be measured."
+    assert document["notes"][-1] == "data.eval is not set: the model will not be evaluated."
 
     bad = run("check", "--json", "--set", "data.max_bad_ratio=2", cwd=tmp_path)
     error = json.loads(bad.stdout)["error"]
@@ -91,7 +91,7 @@ def test_check_with_json_is_one_document(tmp_path: Path) -> None:
     assert bad.stderr.startswith("--set data.max_bad_ratio is 2.")
 
 
-def test_check_takes_any_file_and_knows_data_that_is_there(tmp_path: Path) -> None:
+def test_check_notes_patterns_without_files(tmp_path: Path) -> None:
     (tmp_path / "20240101" / "00").mkdir(parents=True)
     (tmp_path / "20240101" / "00" / "part-0").touch()
     text = "data: {train: '{date}/{hour}/*', dates: {from: 20240101, to: 20240101}, eval: 'no*'}\n"
@@ -100,7 +100,7 @@ def test_check_takes_any_file_and_knows_data_that_is_there(tmp_path: Path) -> No
     assert done.stdout == f"other.yaml: no mistakes\nnote: data.eval: {tmp_path}/no* matches no file yet.\n"
 
 
-def test_check_knows_data_in_a_folder_with_glob_signs_in_its_name(tmp_path: Path) -> None:
+def test_check_finds_data_in_a_folder_with_glob_characters(tmp_path: Path) -> None:
     folder = tmp_path / "a[1] b*"
     folder.mkdir()
     (folder / "day 1.tsv").touch()
@@ -114,30 +114,30 @@ def test_check_knows_data_in_a_folder_with_glob_signs_in_its_name(tmp_path: Path
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ("gate: {auc: 0.6}", "gate.auc asks"),
-        ("gate: {auc: 0.6, calibration: 0.1}", "gate.auc and gate.calibration ask"),
-        ("gate: {vs_current: 0.0}", "gate.vs_current asks"),
-        ("train: {early_stopping: {patience: 1}}", "train.early_stopping asks"),
+        ("gate: {auc: 0.6}", "gate.auc needs"),
+        ("gate: {auc: 0.6, calibration: 0.1}", "gate.auc and gate.calibration need"),
+        ("gate: {vs_current: 0.0}", "gate.vs_current needs"),
+        ("train: {early_stopping: {patience: 1}}", "train.early_stopping needs"),
     ],
 )
-def test_check_refuses_a_gate_that_has_no_rows_to_measure_on(tmp_path: Path, asked: str, named: str) -> None:
+def test_check_rejects_a_gate_without_eval_rows(tmp_path: Path, asked: str, named: str) -> None:
     write(tmp_path, f"data: {{train: data/train.tsv}}\n{asked}\n")
     done = run("check", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"clickline.yaml data.eval is not given, but {named} for figures, which are measured on its rows. "
-        "Give it, or remove what asks for it.\n"
+        f"clickline.yaml data.eval is not set, but {named} metrics, which are measured on it. "
+        "Set it, or remove what needs it.\n"
     )
     write(tmp_path, f"data: {{train: data/train.tsv, eval: data/eval.tsv}}\n{asked}\n")
     assert run("check", cwd=tmp_path).returncode == 0
 
 
-def test_check_says_that_a_gate_without_eval_rows_is_only_for_following(tmp_path: Path) -> None:
+def test_check_notes_that_a_gate_without_eval_rows_is_only_for_follow(tmp_path: Path) -> None:
     write(tmp_path, "data: {train: '{date}/{hour}/*', dates: {from: 20240101}}\ngate: {auc: 0.6}\n")
     done = run("check", cwd=tmp_path)
     assert done.returncode == 0
-    assert "note: data.eval is not given, but gate.auc asks for figures" in done.stdout
-    assert "`up --follow` measures on rows that it holds out instead (follow.holdout).\n" in done.stdout
+    assert "note: data.eval is not set, but gate.auc needs metrics" in done.stdout
+    assert "`up --follow` evaluates on held-out rows instead (follow.holdout).\n" in done.stdout
     write(
         tmp_path,
         "data: {train: '{date}/{hour}/*', dates: {from: 20240101, to: 20240102}}\ngate: {auc: 0.6}\n",
@@ -154,7 +154,7 @@ def test_check_says_that_a_gate_without_eval_rows_is_only_for_following(tmp_path
         ("a.tsv", "b.tsv", None),
     ],
 )
-def test_check_says_which_files_are_learned_and_measured_on(
+def test_check_notes_files_in_both_train_and_eval(
     tmp_path: Path, train: str, eval_: str, said: str | None
 ) -> None:
     for name in ("a.tsv", "b.tsv", "c.txt"):
@@ -167,7 +167,7 @@ def test_check_says_which_files_are_learned_and_measured_on(
     assert said is None or f"note: data.eval: {said}" in done.stdout
 
 
-def test_check_tells_hours_of_one_pattern_apart(tmp_path: Path) -> None:
+def test_check_distinguishes_hours_of_one_pattern(tmp_path: Path) -> None:
     for hour in ("00", "01", "02"):
         (tmp_path / "20240101" / hour).mkdir(parents=True)
         for name in ("part-0", "donefile"):
@@ -183,7 +183,7 @@ def test_check_tells_hours_of_one_pattern_apart(tmp_path: Path) -> None:
     assert f"its only file is also in data.train ({tmp_path}/20240101/02/part-0)" in done.stdout
 
 
-def test_check_looks_at_the_columns_of_the_first_file(tmp_path: Path) -> None:
+def test_check_checks_the_columns_of_the_first_file(tmp_path: Path) -> None:
     (tmp_path / "00").mkdir()
     (tmp_path / "00" / "donefile").touch()
     (tmp_path / "00" / "part.csv").write_text("clicked,city\n1,Oslo\n")
@@ -199,7 +199,7 @@ def test_check_looks_at_the_columns_of_the_first_file(tmp_path: Path) -> None:
     )
 
 
-def test_check_without_a_config_says_how_to_get_one(tmp_path: Path) -> None:
+def test_check_without_a_config_points_to_init(tmp_path: Path) -> None:
     done = run("check", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
@@ -207,7 +207,7 @@ def test_check_without_a_config_says_how_to_get_one(tmp_path: Path) -> None:
     )
 
 
-def test_the_schema_is_json_and_needs_no_config(tmp_path: Path) -> None:
+def test_check_schema_prints_json_without_a_config(tmp_path: Path) -> None:
     done = run("check", "--schema", cwd=tmp_path)
     assert done.returncode == 0
     assert "batch_size" in json.loads(done.stdout)["$defs"]["TrainSection"]["properties"]
@@ -247,7 +247,7 @@ def test_wrong_arguments_are_one_line_and_exit_2(tmp_path: Path, arguments: list
     assert error["kind"] == "UsageError"
 
 
-def test_wrong_sample_options_are_all_told(tmp_path: Path) -> None:
+def test_all_wrong_sample_options_are_reported(tmp_path: Path) -> None:
     done = run("sample", "--rows", "1", "--seed", "-1", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 2
@@ -255,7 +255,7 @@ def test_wrong_sample_options_are_all_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_absent_data_is_exit_4_without_traceback(tmp_path: Path) -> None:
+def test_missing_data_is_exit_4_without_traceback(tmp_path: Path) -> None:
     write(tmp_path)
     done = run("prepare", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (4, "")
@@ -269,14 +269,14 @@ def test_absent_data_is_exit_4_without_traceback(tmp_path: Path) -> None:
     assert document["error"]["kind"] == "SourceNotFound"
 
 
-def test_trouble_of_the_machine_is_no_bug(tmp_path: Path) -> None:
+def test_os_error_is_not_reported_as_a_bug(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = run("init", "file/project", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "file/project: Not a directory\n"
 
 
-def test_a_bug_is_called_one(tmp_path: Path) -> None:
+def test_unexpected_exception_is_reported_as_a_bug(tmp_path: Path) -> None:
     """A fault at an exact place: the preset cannot be read because its reader raises."""
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.resources\n"
@@ -286,7 +286,7 @@ def test_a_bug_is_called_one(tmp_path: Path) -> None:
     done = run("init", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "this is a bug in Clickline: LookupError: first line (run the same command with --debug to see where)\n"
+        "this is a bug in Clickline: LookupError: first line (run the same command with --debug to see the traceback)\n"
     )
     shown = run("init", "--debug", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert "Traceback" in shown.stderr
@@ -294,7 +294,7 @@ def test_a_bug_is_called_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["check", "--schema"], ["--help"], ["check", "--json"]])
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
+def test_closed_output_pipe_is_not_an_error(tmp_path: Path, arguments: list[str]) -> None:
     """As with `| head`: nobody reads the pipe any more."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -316,11 +316,11 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, arguments: li
 
 
 @pytest.mark.slow
-def test_sample_prepare_and_data_status(tmp_path: Path) -> None:
+def test_sample_prepare_and_cache_status(tmp_path: Path) -> None:
     run("init", cwd=tmp_path)
     made = run("sample", "--rows", "2000", "--out", "data", cwd=tmp_path)
     assert made.returncode == 0
-    assert "train rows          1,600\n" in made.stdout
+    assert "train rows           1,600\n" in made.stdout
     assert "best achievable AUC  0." in made.stdout
     # No terminal: plain lines, none of a bar's escape codes.
     assert made.stderr.startswith("sample: started\n")
@@ -350,7 +350,7 @@ def test_sample_prepare_and_data_status(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sample_with_json_is_one_document_and_silence(tmp_path: Path) -> None:
+def test_sample_json_is_one_document_without_progress(tmp_path: Path) -> None:
     done = run("sample", "--format", "slots", "--rows", "500", "--hours", "2", "--json", cwd=tmp_path)
     document = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
@@ -374,7 +374,7 @@ def web(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_remote_data_is_shown_warmed_and_cleared(tmp_path: Path, web: str) -> None:
+def test_remote_data_is_prefetched_and_cleared(tmp_path: Path, web: str) -> None:
     write(tmp_path, f"data: {{train: '{web}/a.tsv'}}\ncache: {{dir: cache, size: 1MiB}}\n")
 
     def status() -> list[str]:
@@ -395,7 +395,7 @@ def test_remote_data_is_shown_warmed_and_cleared(tmp_path: Path, web: str) -> No
 
 
 @pytest.mark.slow
-def test_check_looks_into_the_files_that_the_config_names(tmp_path: Path) -> None:
+def test_check_checks_the_files_that_the_config_names(tmp_path: Path) -> None:
     write(tmp_path, "data: {format: slots, train: a.txt, slot_conf: slot.conf}\n")
     (tmp_path / "slot.conf").write_text("1\none\n1\n")
     done = run("check", cwd=tmp_path)
@@ -411,6 +411,6 @@ def test_check_looks_into_the_files_that_the_config_names(tmp_path: Path) -> Non
     assert "r.py:2" in done.stderr
 
 
-def test_help_is_also_h(tmp_path: Path) -> None:
+def test_h_is_help(tmp_path: Path) -> None:
     assert run("-h", cwd=tmp_path).stdout == run("--help", cwd=tmp_path).stdout
     assert run("prepare", "-h", cwd=tmp_path).returncode == 0

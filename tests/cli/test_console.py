@@ -20,16 +20,16 @@ from clickline.progress import human_size, printable
     ("size", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (64 * 2**20, "64.0 MiB"), (2**50, "1024.0 TiB")],
 )
-def test_sizes_for_people(size: int, text: str) -> None:
+def test_human_sizes(size: int, text: str) -> None:
     assert human_size(size) == text
 
 
-def test_a_table_cuts_no_cell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_does_not_truncate_cells(capsys: pytest.CaptureFixture[str]) -> None:
     table(("NAME", "N"), [("x" * 300, 1), ("y", 22)])
     assert capsys.readouterr().out == f"{'NAME':<300}   N\n{'x' * 300}   1\n{'y':<300}   22\n"
 
 
-def test_signs_that_would_steer_a_terminal_are_spelt_out() -> None:
+def test_control_characters_are_escaped() -> None:
     assert printable("plain text ü 汉字") == "plain text ü 汉字"
     assert (
         printable("two\nlines\tand \x1b[31mred\r\x9b \udcff")
@@ -38,7 +38,7 @@ def test_signs_that_would_steer_a_terminal_are_spelt_out() -> None:
     assert printable("one\nline", one_line=True) == "one\\nline"
 
 
-def test_nothing_that_is_shown_steers_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_output_contains_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     value = "a\x1b[2Jb\x07"
     table(("VALUE", "N"), [(value + "\n", 1)])
     facts({"value": value})
@@ -53,7 +53,7 @@ def test_nothing_that_is_shown_steers_a_terminal(capsys: pytest.CaptureFixture[s
     assert told.err == "a\\x1b[2Jb\\x07\nbad row: a\\x1b[2Jb\\x07\n"
 
 
-def test_lines_without_a_terminal(
+def test_plain_lines_without_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
@@ -82,9 +82,7 @@ def test_lines_without_a_terminal(
 
 
 @pytest.mark.parametrize(("as_json", "quiet"), [(True, False), (False, True)])
-def test_silence_when_asked_for_but_for_what_is_worth_reading(
-    capsys: pytest.CaptureFixture[str], as_json: bool, quiet: bool
-) -> None:
+def test_quiet_prints_only_messages(capsys: pytest.CaptureFixture[str], as_json: bool, quiet: bool) -> None:
     with show_progress(as_json=as_json, quiet=quiet) as progress:
         progress.begin("prepare", total_bytes=10)
         progress.advance(rows=1, size=10)
@@ -93,7 +91,7 @@ def test_silence_when_asked_for_but_for_what_is_worth_reading(
     assert capsys.readouterr() == ("", "the input has changed\n")
 
 
-def test_threads_may_report_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_from_several_threads(capsys: pytest.CaptureFixture[str]) -> None:
     with show_progress(as_json=False, quiet=False) as progress:
         progress.begin("count")
 
@@ -141,7 +139,7 @@ def on_a_terminal(**environment: str) -> str:
     return seen.decode()
 
 
-def test_bars_on_a_terminal() -> None:
+def test_progress_bars_on_a_terminal() -> None:
     seen = on_a_terminal()
     assert "prepare train" in seen
     assert "━" in seen

@@ -30,16 +30,16 @@ def fresh() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["config.md", "cli.md", "errors.md"])
-def test_the_page_is_up_to_date(fresh: dict[str, str], name: str) -> None:
+def test_generated_page_is_up_to_date(fresh: dict[str, str], name: str) -> None:
     on_disk = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert on_disk == fresh[name], "run .venv/bin/python docs/generate.py"
 
 
-def test_terminal_and_home_change_nothing(fresh: dict[str, str]) -> None:
+def test_generated_pages_do_not_depend_on_terminal_and_home(fresh: dict[str, str]) -> None:
     assert pages(COLUMNS="40", FORCE_COLOR="1", TERM="dumb", HOME="/nonexistent", LANG="C") == fresh
 
 
-def test_every_key_and_command_is_there(fresh: dict[str, str]) -> None:
+def test_generated_pages_list_every_key_and_command(fresh: dict[str, str]) -> None:
     for key in (
         "`data.max_bad_ratio`",
         "`storage.credentials_file`",

@@ -17,7 +17,7 @@ LINE = "interrupted; run the same command again to resume\n"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_running_sample_ends_within_two_seconds_and_leaves_no_draft(
+def test_interrupted_sample_exits_within_two_seconds_and_leaves_no_draft(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     run("sample", "--rows", "100", "-q", cwd=tmp_path)  # kernels are compiled and cached now
@@ -63,7 +63,7 @@ def interrupted(process: subprocess.Popen[str], times: int = 1) -> tuple[float, 
     return time.perf_counter() - began, stdout, stderr
 
 
-def test_work_gets_the_moment_it_needs_to_clean_up() -> None:
+def test_interrupted_command_gets_time_to_clean_up() -> None:
     body = (
         "    try: ready(); time.sleep(100)\n"
         "    except KeyboardInterrupt:\n"
@@ -75,7 +75,7 @@ def test_work_gets_the_moment_it_needs_to_clean_up() -> None:
     assert seconds < 1
 
 
-def test_clean_up_that_does_not_end_is_ended() -> None:
+def test_endless_clean_up_is_killed() -> None:
     body = (
         "    try: ready(); time.sleep(100)\n"
         "    finally:\n"
@@ -87,7 +87,7 @@ def test_clean_up_that_does_not_end_is_ended() -> None:
     assert 1 < seconds < 2
 
 
-def test_a_second_interrupt_ends_at_once() -> None:
+def test_second_interrupt_exits_at_once() -> None:
     body = (
         "    try: ready(); time.sleep(100)\n"
         "    finally:\n"
@@ -99,7 +99,7 @@ def test_a_second_interrupt_ends_at_once() -> None:
     assert seconds < 1
 
 
-def test_a_main_thread_that_never_looks_up_is_ended() -> None:
+def test_blocked_main_thread_is_killed() -> None:
     """As in a kernel: the GIL is released, but no Python step runs and no handler is called."""
     seconds, _, stderr = interrupted(
         scripted("    import hashlib\n    ready()\n    hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)")
@@ -108,7 +108,7 @@ def test_a_main_thread_that_never_looks_up_is_ended() -> None:
     assert seconds < 2
 
 
-def test_busy_threads_are_not_waited_for() -> None:
+def test_interrupt_does_not_wait_for_busy_threads() -> None:
     body = "    threading.Thread(target=time.sleep, args=(100,)).start()\n    ready()\n    time.sleep(100)"
     seconds, _, stderr = interrupted(scripted(body))
     assert stderr == LINE

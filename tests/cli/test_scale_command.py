@@ -50,7 +50,7 @@ def driven(home: Path) -> Iterator[Path]:
         ),
     ],
 )
-def test_the_driver_gets_the_wish(tmp_path: Path, driven: Path, workers: int, said: str) -> None:
+def test_driver_gets_the_requested_number(tmp_path: Path, driven: Path, workers: int, said: str) -> None:
     done = run("scale", "--workers", str(workers), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
     assert requested_workers(driven) == workers
@@ -62,7 +62,7 @@ def test_as_json(tmp_path: Path, driven: Path) -> None:
     assert requested_workers(driven) == 3
 
 
-def test_a_driver_that_has_no_workers_yet(tmp_path: Path, home: Path) -> None:
+def test_driver_without_workers_yet(tmp_path: Path, home: Path) -> None:
     with driver_lock(home, home / "runs" / "abc"):
         done = run("scale", "--workers", "3", cwd=tmp_path)
     assert done.returncode == 0
@@ -72,20 +72,20 @@ def test_a_driver_that_has_no_workers_yet(tmp_path: Path, home: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "-1", "two", "4097"])
-def test_what_is_no_number_of_workers(tmp_path: Path, driven: Path, workers: str) -> None:
+def test_invalid_number_of_workers_is_rejected(tmp_path: Path, driven: Path, workers: str) -> None:
     done = run("scale", "--workers", workers, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--workers" in done.stderr
     assert requested_workers(driven) is None
 
 
-def test_without_a_number(tmp_path: Path, driven: Path) -> None:
+def test_missing_number_is_rejected(tmp_path: Path, driven: Path) -> None:
     done = run("scale", cwd=tmp_path)
     assert done.returncode == 2
     assert "--workers" in done.stderr
 
 
-def test_more_than_the_config_allows(tmp_path: Path, driven: Path) -> None:
+def test_more_workers_than_the_config_allows_are_rejected(tmp_path: Path, driven: Path) -> None:
     done = run("scale", "--workers", "5", "--set", "train.workers.max=4", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (
         2,
@@ -94,40 +94,42 @@ def test_more_than_the_config_allows(tmp_path: Path, driven: Path) -> None:
     assert requested_workers(driven) is None
 
 
-def test_more_than_the_run_was_started_with(tmp_path: Path, driven: Path) -> None:
+def test_more_workers_than_the_run_allows_are_rejected(tmp_path: Path, driven: Path) -> None:
     """The config was changed since."""
     done = run("scale", "--workers", "8", "--set", "train.workers.max=9", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith(
-        "run abc was started with train.workers.max 6, and 8 are asked for. Ask for at most 6, or stop it"
+        "run abc was started with train.workers.max 6, and 8 were requested. Request at most 6, or restart"
     )
     assert requested_workers(driven) is None
 
 
-def test_nothing_was_ever_trained_on_a_cluster(tmp_path: Path, home: Path) -> None:
+def test_scale_without_a_cluster_run_is_an_error(tmp_path: Path, home: Path) -> None:
     done = run("scale", "--workers", "2", "--json", cwd=tmp_path)
     assert done.returncode == 1
     error = json.loads(done.stdout)["error"]
     assert error["kind"] == "ClusterError"
     assert error["message"] == (
-        f"no training on a cluster was begun in {home}. `clickline train` begins one, with train.mode: cluster."
+        f"no cluster training was started in {home}. `clickline train` with train.mode: cluster starts one."
     )
 
 
-@pytest.mark.parametrize(("state", "words"), [("done", "is done"), ("running", "was lost without a word")])
-def test_the_training_is_over(tmp_path: Path, home: Path, state: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "words"), [("done", "is done"), ("running", "died without a final status")]
+)
+def test_scale_after_training_is_an_error(tmp_path: Path, home: Path, state: str, words: str) -> None:
     before = home / "runs" / "abc"
     with driver_lock(home, before):
         write_status(before, JobStatus("done" if state == "done" else "running", "sync"))
     done = run("scale", "--workers", "2", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith(
-        f"no training runs on a cluster: run abc {words}. `clickline train` goes on"
+        f"no cluster training is running: run abc {words}. `clickline train` resumes it"
     )
     assert requested_workers(before) is None
 
 
-def test_a_home_in_a_store(tmp_path: Path, driven: Path) -> None:
+def test_scale_with_a_remote_home_is_an_error(tmp_path: Path, driven: Path) -> None:
     done = run("scale", "--workers", "2", "--set", "home=s3://bucket/ads", cwd=tmp_path)
     assert done.returncode == 2
     assert "home" in done.stderr

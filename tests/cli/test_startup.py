@@ -13,7 +13,7 @@ from clickline_process import run
 HEAVY = ("numpy", "numba", "pyarrow", "fsspec", "torch", "ray", "polars", "pandas", "pydantic")
 
 
-def test_help_answers_in_half_a_second(tmp_path: Path) -> None:
+def test_help_takes_half_a_second(tmp_path: Path) -> None:
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
@@ -25,13 +25,13 @@ def test_help_answers_in_half_a_second(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["clickline", "clickline.cli.main", "clickline.cli.app"])
-def test_importing_loads_nothing_heavy(module: str) -> None:
+def test_import_loads_no_heavy_modules(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(set(sys.modules) & set({HEAVY!r})))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
-def test_importing_starts_no_thread_and_takes_no_signal() -> None:
+def test_import_starts_no_thread_and_installs_no_signal_handler() -> None:
     code = (
         "import signal, threading; before = signal.getsignal(signal.SIGTERM)\n"
         "import clickline.cli.main, clickline.cli.app\n"
@@ -47,7 +47,7 @@ def test_version(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"clickline {clickline.__version__}\n")
 
 
-def test_no_command_shows_the_help_and_fails(tmp_path: Path) -> None:
+def test_no_command_prints_help_and_exits_2(tmp_path: Path) -> None:
     done = run(cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout.startswith("Usage: clickline ")

@@ -105,7 +105,9 @@ def test_list(versions: Versions, registry: Registry) -> None:
     assert (document[1]["auc"], document[1]["bytes"], document[1]["parent"]) == (0.752, 2048, 1)
 
 
-def test_list_marks_pins_and_damage(versions: Versions, registry: Registry, tmp_path: Path) -> None:
+def test_list_marks_pinned_and_damaged_versions(
+    versions: Versions, registry: Registry, tmp_path: Path
+) -> None:
     publish(registry), publish(registry)
     registry.move(1, "hold", after=registry.current(), pinned=True)
     Path(registry.uri, "versions", "000000002", "manifest.json").write_text("{")
@@ -119,17 +121,17 @@ def test_list_marks_pins_and_damage(versions: Versions, registry: Registry, tmp_
 def test_nothing_there_yet(versions: Versions, registry: Registry) -> None:
     done = versions("list")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"{registry.uri} has no versions yet: `clickline publish` makes one.\n"
+    assert done.stderr == f"{registry.uri} has no versions yet: `clickline publish` creates one.\n"
     assert json.loads(versions("list", "--json").stdout) == []
     for command in (["show"], ["rollback"], ["unpin"], ["diff", "1"]):
         done = versions(*command)
         assert (done.returncode, done.stdout) == (1, "")
-        assert "`clickline publish` makes" in done.stderr
+        assert "`clickline publish` creates" in done.stderr
     done = versions("gc")
     assert (done.returncode, done.stdout) == (0, "removed no versions\n")
 
 
-def test_versions_and_no_pointer_yet(versions: Versions, registry: Registry) -> None:
+def test_versions_without_a_current_one(versions: Versions, registry: Registry) -> None:
     publish(registry, moved=False), publish(registry, moved=False)
     done = versions("show")
     assert done.returncode == 1
@@ -188,7 +190,7 @@ def test_show_resolved_prints_the_config(versions: Versions, registry: Registry)
     assert versions("show", "--resolved").stdout == "train: {epochs: 1, seed: 7}\n"
 
 
-def test_unknown_numbers_and_other_wrong_things(versions: Versions, registry: Registry) -> None:
+def test_unknown_versions_and_wrong_arguments_are_errors(versions: Versions, registry: Registry) -> None:
     publish(registry), publish(registry)
     for command in (
         ["show", "9"],
@@ -199,7 +201,7 @@ def test_unknown_numbers_and_other_wrong_things(versions: Versions, registry: Re
     ):
         done = versions(*command)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == f"{registry.uri} has no version 9. There are 1, 2.\n"
+        assert done.stderr == f"{registry.uri} has no version 9. It has 1, 2.\n"
     document = json.loads(versions("show", "9", "--json").stdout)
     assert document["error"]["kind"] == "ArtifactError"
     for command, said in (
@@ -218,7 +220,7 @@ def test_unknown_numbers_and_other_wrong_things(versions: Versions, registry: Re
     assert current(registry)[0] == 2
 
 
-def test_the_place_comes_from_the_config(versions: Versions, tmp_path: Path) -> None:
+def test_registry_comes_from_the_config(versions: Versions, tmp_path: Path) -> None:
     publish(Registry(Storage(), str(tmp_path / "elsewhere")))
     assert "   current" in versions("list", "--set", "publish.registry=elsewhere").stdout
     home = Registry(Storage(), str(tmp_path / "home" / "registry"))
@@ -265,7 +267,7 @@ def test_diff(versions: Versions, registry: Registry) -> None:
 # ── rollback, pin, unpin ───────────────────────────────────────────────────────────────────────
 
 
-def test_rollback_goes_back_and_says_what_comes_next(versions: Versions, registry: Registry) -> None:
+def test_rollback_goes_back_and_promote_goes_forward(versions: Versions, registry: Registry) -> None:
     publish(registry), publish(registry), publish(registry)
     done = versions("rollback", "--reason", "clicks fell")
     assert (done.returncode, done.stderr) == (0, "")
@@ -291,14 +293,14 @@ def test_rollback_goes_back_and_says_what_comes_next(versions: Versions, registr
     assert [move.version for move in registry.moves()] == [1, 2, 3, 2, 1, 3]
 
 
-def test_rollback_passes_over_versions_that_gc_removed(versions: Versions, registry: Registry) -> None:
+def test_rollback_skips_versions_that_gc_removed(versions: Versions, registry: Registry) -> None:
     for _ in range(3):
         publish(registry)
     Storage().delete(f"{registry.uri}/versions/000000002")
     assert versions("rollback").stdout.startswith("version 1 is current (was 3).")
 
 
-def test_rollback_from_a_version_that_is_gone(versions: Versions, registry: Registry) -> None:
+def test_rollback_from_a_deleted_version(versions: Versions, registry: Registry) -> None:
     publish(registry), publish(registry)
     Storage().delete(f"{registry.uri}/versions/000000002")
     assert versions("list").stderr == (
@@ -309,7 +311,7 @@ def test_rollback_from_a_version_that_is_gone(versions: Versions, registry: Regi
 
 
 @pytest.mark.parametrize("command", [["rollback"], ["rollback", "--to", "2"], ["pin", "2"]])
-def test_no_move_to_a_version_that_is_not_whole(
+def test_damaged_version_cannot_become_current(
     versions: Versions, registry: Registry, command: list[str]
 ) -> None:
     publish(registry), publish(registry, 1), publish(registry)
@@ -321,7 +323,7 @@ def test_no_move_to_a_version_that_is_not_whole(
     assert current(registry) == (3, False, "publish")
 
 
-def test_pin_holds_until_unpin(versions: Versions, registry: Registry) -> None:
+def test_pin_lasts_until_unpin(versions: Versions, registry: Registry) -> None:
     publish(registry), publish(registry), publish(registry)
     done = versions("pin", "1", "--reason", "campaign")
     assert done.stdout == (
@@ -360,7 +362,7 @@ def test_pin_holds_until_unpin(versions: Versions, registry: Registry) -> None:
 # ── gc ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_gc_keeps_what_the_config_says(versions: Versions, registry: Registry) -> None:
+def test_gc_keeps_as_many_as_the_config_says(versions: Versions, registry: Registry) -> None:
     for _ in range(6):
         publish(registry)
     publish(registry, 6)
@@ -379,7 +381,7 @@ def test_gc_keeps_what_the_config_says(versions: Versions, registry: Registry) -
     assert versions("gc", "--keep", "1").stdout == "removed no versions\n"
 
 
-def test_gc_tells_of_unfinished_versions(versions: Versions, registry: Registry) -> None:
+def test_gc_reports_unfinished_versions(versions: Versions, registry: Registry) -> None:
     publish(registry)
     with registry.draft():
         pass
@@ -389,7 +391,7 @@ def test_gc_tells_of_unfinished_versions(versions: Versions, registry: Registry)
     assert versions("gc").stdout == "removed no versions\n"
 
 
-def test_the_command_of_the_shell(versions: Versions, registry: Registry, tmp_path: Path) -> None:
+def test_installed_command_lists_versions(versions: Versions, registry: Registry, tmp_path: Path) -> None:
     publish(registry)
     done = run("versions", "list", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -87,7 +87,7 @@ def test_five_mistakes_are_five_lines_with_line_key_and_remedy(
     ]
 
 
-def test_a_key_wrong_by_itself_does_not_hide_keys_that_disagree(mistakes: Mistakes) -> None:
+def test_invalid_key_does_not_hide_contradicting_keys(mistakes: Mistakes) -> None:
     found = mistakes("data:\n  train: a\n  max_bad_ratio: 2\n  modulo: 7\n  eval: 'b/{hour}'\n")
     assert told(found) == [
         (1, "data.eval_dates"),
@@ -97,7 +97,7 @@ def test_a_key_wrong_by_itself_does_not_hide_keys_that_disagree(mistakes: Mistak
     ]
 
 
-def test_a_key_that_could_not_be_read_causes_no_second_mistake(mistakes: Mistakes) -> None:
+def test_unreadable_key_causes_no_second_mistake(mistakes: Mistakes) -> None:
     # csv or not, nobody knows, so nothing is said about delimiter and fields.
     assert told(mistakes("data:\n  format: cvs\n  train: a\n  delimiter: ';'\n")) == [(2, "data.format")]
     assert told(mistakes("data:\n  format: ${NO_SUCH_VAR}\n  train: a\n  delimiter: ';'\n")) == [
@@ -106,7 +106,7 @@ def test_a_key_that_could_not_be_read_causes_no_second_mistake(mistakes: Mistake
     assert told(mistakes("data:\n  trian: a\n")) == [(2, "data.trian")]
 
 
-def test_branches_of_a_union_are_one_mistake(mistakes: Mistakes) -> None:
+def test_union_branches_report_one_mistake(mistakes: Mistakes) -> None:
     (found,) = mistakes(
         "data:\n  train: a\n  fields:\n    I1:\n      transform: bucket\n      buckets: many\n"
     )
@@ -114,7 +114,7 @@ def test_branches_of_a_union_are_one_mistake(mistakes: Mistakes) -> None:
     assert found.problem == "is many. Allowed: log2, or a whole number of quantiles from 2 to 1000, or null."
 
 
-def test_mistakes_in_a_list_name_the_item(mistakes: Mistakes) -> None:
+def test_mistake_in_a_list_names_the_item(mistakes: Mistakes) -> None:
     found = mistakes(MINIMAL + "model:\n  hidden:\n  - 512\n  - 0\n  - x\n")
     assert told(found) == [(5, "model.hidden[1]"), (6, "model.hidden[2]")]
     assert found[0].problem == "is 0. Allowed: a whole number of at least 1."
@@ -123,30 +123,30 @@ def test_mistakes_in_a_list_name_the_item(mistakes: Mistakes) -> None:
 # ── the file ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_absent_file_points_to_init(tmp_path: Path) -> None:
+def test_missing_config_file_points_to_init(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"does not exist\. Name it with -c, or run `clickline init`"):
         load_config(tmp_path / "clickline.yaml")
 
 
-def test_a_folder_is_not_a_config(tmp_path: Path) -> None:
+def test_folder_as_config_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read: Is a directory\. Name a readable file"):
         load_config(tmp_path)
 
 
-def test_text_that_is_not_utf8_is_told_with_its_line(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_bytes(b"name: a\n# caf\xe9\n")
     with pytest.raises(ConfigError, match=re.escape("c.yaml:2 is not UTF-8 text. Save the file as UTF-8.")):
         load_config(file)
 
 
-def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+def test_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_bytes(b"\xef\xbb\xbf" + MINIMAL.encode())
     assert load_config(file).data.train == (str(tmp_path / "a.tsv"),)
 
 
-def test_data_taken_for_a_config_is_refused_unread(tmp_path: Path) -> None:
+def test_oversized_file_is_rejected_without_parsing(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_bytes(b"1\t2\n" * 300_000)
     with pytest.raises(ConfigError, match=r"is larger than 1048576 bytes\. Name a config with -c, not data"):
@@ -154,7 +154,7 @@ def test_data_taken_for_a_config_is_refused_unread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "null\n", "{}\n"])
-def test_an_empty_file_lacks_only_what_has_no_default(mistakes: Mistakes, text: str) -> None:
+def test_empty_file_lacks_only_keys_without_default(mistakes: Mistakes, text: str) -> None:
     (found,) = mistakes(text)
     assert (found.key, found.problem) == ("data.train", "is missing.")
     assert "data/train.tsv" in found.remedy
@@ -163,7 +163,7 @@ def test_an_empty_file_lacks_only_what_has_no_default(mistakes: Mistakes, text: 
 @pytest.mark.parametrize(
     ("text", "what"), [("- a\n", "a list"), ("hello\n", "hello"), ("[]", "an empty list")]
 )
-def test_a_file_that_is_no_group_of_keys(mistakes: Mistakes, text: str, what: str) -> None:
+def test_file_that_is_not_a_mapping_is_an_error(mistakes: Mistakes, text: str, what: str) -> None:
     (found,) = mistakes(text)
     assert found.problem.startswith(f"is {what}. Allowed: a group of keys (name, data, ")
 
@@ -174,22 +174,22 @@ def test_a_file_that_is_no_group_of_keys(mistakes: Mistakes, text: str, what: st
         ("name: a\ndata:\n\ttrain: b\n", 3, "Indent with spaces, not with tabs."),
         ("name: a\n  data: b\n", 2, "mapping values are not allowed here"),
         ("name: a\ndata: {train: [a, b}\n", 2, "expected ',' or ']'"),
-        ("name: a\ndata:\n  train: *.tsv\n", 3, "in quotes"),
+        ("name: a\ndata:\n  train: *.tsv\n", 3, "quote a text"),
         ("a: 1\n---\nb: 2\n", 2, "expected a single document"),
-        ("name: a\nhome: \x01\n", 2, "holds the character '\\x01', which YAML does not allow."),
+        ("name: a\nhome: \x01\n", 2, "contains the character '\\x01', which YAML does not allow."),
         ('name: "\\U00110000"\n', 0, "an escaped character that does not exist"),
-        ("[" * 5000, 0, "is nested more than 30 deep"),
-        ("a: " + "[" * 40 + "]" * 40, 0, "is nested more than 30 deep"),
-        ("a: &a [*a]", 0, "is nested more than 30 deep"),
+        ("[" * 5000, 0, "is nested more than 30 levels deep"),
+        ("a: " + "[" * 40 + "]" * 40, 0, "is nested more than 30 levels deep"),
+        ("a: &a [*a]", 0, "is nested more than 30 levels deep"),
     ],
 )
-def test_what_is_not_yaml_is_told_with_its_line(mistakes: Mistakes, text: str, line: int, words: str) -> None:
+def test_invalid_yaml_is_reported_with_its_line(mistakes: Mistakes, text: str, line: int, words: str) -> None:
     (found,) = mistakes(text)
     assert found.line == line
     assert words in str(found)
 
 
-def test_aliases_cannot_grow_without_bound(mistakes: Mistakes) -> None:
+def test_alias_expansion_is_bounded(mistakes: Mistakes) -> None:
     bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"{new}: &{new} [{', '.join(['*' + old] * 9)}]\n"
         for old, new in zip("abcdefghi", "bcdefghij", strict=True)
@@ -198,7 +198,7 @@ def test_aliases_cannot_grow_without_bound(mistakes: Mistakes) -> None:
     assert "more than 20000 values" in found.problem
 
 
-def test_values_that_are_all_written_out_may_be_many() -> None:
+def test_many_values_without_aliases_are_accepted() -> None:
     found: list[Mistake] = []
     items = parse(f"[{', '.join(['a'] * 25_000)}]", "clickline.yaml", found).value
     assert found == []
@@ -206,7 +206,7 @@ def test_values_that_are_all_written_out_may_be_many() -> None:
     assert len(items) == 25_000
 
 
-def test_a_key_given_twice(mistakes: Mistakes) -> None:
+def test_duplicate_key_is_an_error(mistakes: Mistakes) -> None:
     (found,) = mistakes(MINIMAL + "train:\n  epochs: 1\n  epochs: 2\n")
     assert (found.line, found.key, found.problem) == (
         4,
@@ -215,17 +215,17 @@ def test_a_key_given_twice(mistakes: Mistakes) -> None:
     )
 
 
-def test_tags_run_nothing(mistakes: Mistakes, tmp_path: Path) -> None:
+def test_yaml_tags_are_rejected(mistakes: Mistakes, tmp_path: Path) -> None:
     (found,) = mistakes(f"{MINIMAL}name: !!python/object/apply:os.mkdir [{tmp_path / 'made'}]\n")[:1]
     assert "Allowed: no tags." in found.problem
     assert not (tmp_path / "made").exists()
 
 
-def test_a_key_that_is_a_list(mistakes: Mistakes) -> None:
+def test_list_as_key_is_an_error(mistakes: Mistakes) -> None:
     assert told(mistakes(MINIMAL + "? [a, b]\n: c\n")) == [(2, "")]
 
 
-def test_a_section_may_be_empty_but_not_a_word(load: Load, mistakes: Mistakes) -> None:
+def test_section_may_be_empty_but_not_a_scalar(load: Load, mistakes: Mistakes) -> None:
     assert load(MINIMAL + "gate:\n").gate.extra_epochs == 3
     (found,) = mistakes(MINIMAL + "gate: 0.7\n")
     assert found.problem == (
@@ -254,7 +254,7 @@ def test_a_section_may_be_empty_but_not_a_word(load: Load, mistakes: Mistakes) -
         ),
     ],
 )
-def test_an_unknown_key_gets_the_nearest_one(mistakes: Mistakes, text: str, key: str, remedy: str) -> None:
+def test_unknown_key_suggests_the_nearest_one(mistakes: Mistakes, text: str, key: str, remedy: str) -> None:
     (found,) = mistakes(MINIMAL + text)
     assert (found.line, found.key, found.problem, found.remedy) == (2, key, "is not a known key.", remedy)
 
@@ -288,7 +288,7 @@ def test_renamed_key_hides_complaints_about_the_new_one(mistakes: Mistakes) -> N
     assert found.key == "serve.open"
 
 
-def test_an_unknown_key_of_a_field_and_of_dates(mistakes: Mistakes) -> None:
+def test_unknown_keys_in_fields_and_dates_are_reported(mistakes: Mistakes) -> None:
     found = mistakes(
         "data:\n  train: '{date}'\n  fields:\n    C1: {kin: slot}\n  dates: {from: 20240101, too: 20240102}\n"
     )
@@ -303,7 +303,7 @@ def test_an_unknown_key_of_a_field_and_of_dates(mistakes: Mistakes) -> None:
 # ── values are typed by the schema, not by YAML ────────────────────────────────────────────────
 
 
-def test_words_that_yaml_takes_for_something_else_stay_words(load: Load) -> None:
+def test_yaml_typed_words_stay_texts(load: Load) -> None:
     config = load(
         "data:\n  format: csv\n  train: a\n  header: no\n  columns: [no, 010, 1e3, 2024-01-01, click]\n"
         "  missing: [off, 0x1F]\n  fields: {click: label, no: slot}\n"
@@ -314,7 +314,7 @@ def test_words_that_yaml_takes_for_something_else_stay_words(load: Load) -> None
     assert config.data.fields["no"].kind == "slot"
 
 
-def test_options_of_a_store_are_typed_by_yaml(load: Load) -> None:
+def test_storage_options_are_typed_by_yaml(load: Load) -> None:
     config = load(MINIMAL + "storage: {options: {s3: {anon: true, retries: 5, region: '7', x: {y: 0.5}}}}\n")
     assert config.storage.options == {"s3": {"anon": True, "retries": 5, "region": "7", "x": {"y": 0.5}}}
 
@@ -341,12 +341,12 @@ def test_variables_are_expanded_and_typed(load: Load, monkeypatch: pytest.Monkey
     assert config.serve.http_port == 9001
 
 
-def test_a_default_may_hold_a_pattern(load: Load) -> None:
+def test_variable_default_may_contain_a_pattern(load: Load) -> None:
     text = "data:\n  train: ${CL_NO_SUCH:-s3://b/{date}/x}\n  dates: {from: 20240101, to: 20240101}\n"
     assert load(text).data.train == ("s3://b/{date}/x",)
 
 
-def test_a_variable_that_is_not_set(mistakes: Mistakes) -> None:
+def test_unset_variable_is_an_error(mistakes: Mistakes) -> None:
     (found,) = mistakes(MINIMAL + "serve:\n  http_port: ${CL_NO_SUCH}\n")
     assert str(found).endswith(
         ":3 serve.http_port uses the environment variable CL_NO_SUCH, which is not set. "
@@ -355,10 +355,10 @@ def test_a_variable_that_is_not_set(mistakes: Mistakes) -> None:
 
 
 @pytest.mark.parametrize("text", ["${", "${}", "${1a}", "a${b c}"])
-def test_half_a_variable(mistakes: Mistakes, text: str) -> None:
+def test_incomplete_variable_is_an_error(mistakes: Mistakes, text: str) -> None:
     (found,) = mistakes(f"{MINIMAL}home: '{text}'\n")
-    assert found.problem == "holds a ${ that names no variable."
-    assert "$${ stands for ${ itself" in found.remedy
+    assert found.problem == "contains a ${ without a variable name."
+    assert "$${ is a literal ${" in found.remedy
 
 
 # ── paths ──────────────────────────────────────────────────────────────────────────────────────
@@ -391,9 +391,7 @@ def test_paths_are_relative_to_the_file_not_to_the_shell(
 
 @pytest.mark.parametrize("name", ["a[1] b*", "a{c}", "{date} of {hour}", "{", "[{]}", "a}{b?"])
 @pytest.mark.parametrize("train", ["*.csv", "day 1.csv", "{date}/*.csv", "*[2].csv"])
-def test_signs_of_patterns_in_the_name_of_the_projects_folder_are_none(
-    tmp_path: Path, train: str, name: str
-) -> None:
+def test_glob_characters_in_the_project_folder_are_literal(tmp_path: Path, train: str, name: str) -> None:
     folder = tmp_path / name
     (folder / "20240101").mkdir(parents=True)
     (tmp_path / "a1 bb").mkdir()
@@ -420,11 +418,11 @@ def test_signs_of_patterns_in_the_name_of_the_projects_folder_are_none(
     with pytest.raises(SourceNotFound) as caught:
         resolve_files(Storage(), config.data.eval or ())
     assert str(caught.value).startswith(
-        f"{folder}/absent/*.csv matches no file. The nearest folder that exists is {folder}, in it: 20240101, "
+        f"{folder}/absent/*.csv matches no file. The nearest existing folder is {folder}, in it: 20240101, "
     )
 
 
-def test_glob_signs_in_the_home_folder_are_no_glob(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_glob_characters_in_the_home_folder_are_literal(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/[x]")
     config = load("data: {train: [~/*.tsv, '[ab]/~.tsv'], slot_conf: ~/s, format: slots}\n")
     assert config.data.train[0] == "/home/[[]x]/*.tsv"
@@ -432,7 +430,7 @@ def test_glob_signs_in_the_home_folder_are_no_glob(load: Load, monkeypatch: pyte
     assert config.data.slot_conf == "/home/[x]/s"
 
 
-def test_a_home_may_be_a_uri_a_cache_may_not(load: Load, mistakes: Mistakes) -> None:
+def test_home_may_be_a_uri_but_cache_may_not(load: Load, mistakes: Mistakes) -> None:
     assert load(MINIMAL + "home: s3://bucket/clickline\n").home == "s3://bucket/clickline"
     (found,) = mistakes(MINIMAL + "cache: {dir: s3://bucket/cache}\n")
     assert (found.key, "a path on this machine" in found.problem) == ("cache.dir", True)
@@ -446,17 +444,17 @@ def test_a_home_may_be_a_uri_a_cache_may_not(load: Load, mistakes: Mistakes) -> 
         (MINIMAL + "storage:\n  credentials_file: no.yaml\n", "storage.credentials_file"),
     ],
 )
-def test_files_of_the_user_must_be_there(mistakes: Mistakes, text: str, key: str) -> None:
+def test_files_named_by_the_config_must_exist(mistakes: Mistakes, text: str, key: str) -> None:
     (found,) = mistakes(text)
     assert found.key == key
     assert found.line > 1
-    assert "there is no such file. Create it, or correct the path." in str(found)
+    assert "which does not exist. Create it, or correct the path." in str(found)
 
 
 # ── --set ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_overrides_win_and_are_typed_by_the_schema(load: Load) -> None:
+def test_overrides_take_precedence_and_are_typed_by_the_schema(load: Load) -> None:
     config = load(
         "name: ads\ndata: {train: a, eval: b}\n",
         "name=123",
@@ -484,7 +482,7 @@ def test_overrides_win_and_are_typed_by_the_schema(load: Load) -> None:
     assert config.storage.options == {"s3": {"anon": True}}
 
 
-def test_an_override_can_mend_the_file(load: Load) -> None:
+def test_override_can_fix_the_file(load: Load) -> None:
     assert load("data: {train: a, max_bad_ratio: 7}\n", "data.max_bad_ratio=0.1").data.max_bad_ratio == 0.1
 
 
@@ -504,7 +502,7 @@ def test_an_override_can_mend_the_file(load: Load) -> None:
         ("name=null", "--set name is null. Allowed: lower-case letters, digits and inner hyphens."),
     ],
 )
-def test_a_wrong_override_says_so_in_its_own_place(mistakes: Mistakes, override: str, said: str) -> None:
+def test_invalid_override_is_reported_as_set(mistakes: Mistakes, override: str, said: str) -> None:
     (found,) = mistakes(MINIMAL, override)
     assert (found.file, found.line) == ("--set", 0)
     assert said in str(found)
@@ -528,7 +526,7 @@ def test_a_wrong_override_says_so_in_its_own_place(mistakes: Mistakes, override:
         "{s3: {accessKey: HUSH}}",
     ],
 )
-def test_secrets_are_refused_and_never_shown(mistakes: Mistakes, options: str) -> None:
+def test_secrets_are_rejected_and_never_printed(mistakes: Mistakes, options: str) -> None:
     (found,) = mistakes(f"{MINIMAL}storage:\n  options: {options}\n")
     assert "looks like a secret" in found.problem
     assert "environment or the file named by storage.credentials_file" in found.remedy
@@ -544,31 +542,31 @@ def test_secrets_are_refused_and_never_shown(mistakes: Mistakes, options: str) -
         "https://h/x?sig=HUSH",
     ],
 )
-def test_a_uri_with_a_password_is_refused_unshown(mistakes: Mistakes, uri: str) -> None:
+def test_uri_with_a_password_is_rejected_and_not_printed(mistakes: Mistakes, uri: str) -> None:
     for text in (f"data: {{train: '{uri}'}}", f"{MINIMAL}home: '{uri}'"):
         (found,) = mistakes(text)
-        assert "holds a password or a signature" in found.problem
+        assert "contains a password or a signature" in found.problem
         assert "HUSH" not in str(found)
 
 
-def test_what_stores_need_besides_secrets_is_allowed(load: Load) -> None:
+def test_storage_options_without_secrets_are_allowed(load: Load) -> None:
     options = "{s3: {anon: true, endpoint_url: 'http://localhost:9000', client_kwargs: {region_name: a}}}"
     assert load(f"{MINIMAL}storage: {{options: {options}}}\n").storage.options["s3"]["anon"] is True
 
 
-def test_a_secret_variable_in_the_wrong_place_is_not_shown(
+def test_secret_variable_in_the_wrong_place_is_not_printed(
     mistakes: Mistakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CL_SECRET_KEY", "HUSH")
     (found,) = mistakes(MINIMAL + "train: {epochs: '${CL_SECRET_KEY}'}\n")
     assert "HUSH" not in str(found)
-    assert "has a wrong value. Allowed: a whole number" in found.problem
+    assert "has an invalid value. Allowed: a whole number" in found.problem
 
 
 # ── what comes out ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_resolved_config_loads_to_the_same(load: Load, tmp_path: Path) -> None:
+def test_resolved_config_loads_to_the_same_config(load: Load, tmp_path: Path) -> None:
     config = load(
         "data:\n  format: csv\n  train: [a.csv, 's3://b/{date}/{hour}/*']\n"
         "  dates: {from: 20240101, to: 20240102/03, wait: 30m}\n  delimiter: ';'\n  missing: ['null', '-']\n"
@@ -589,13 +587,13 @@ def test_the_resolved_config_loads_to_the_same(load: Load, tmp_path: Path) -> No
     assert config.data.dates.wait == 1800
 
 
-def test_a_config_is_frozen(load: Load) -> None:
+def test_config_is_frozen(load: Load) -> None:
     config = load(MINIMAL)
     with pytest.raises(ValueError, match="frozen"):
         config.train.epochs = 2  # type: ignore[misc]
 
 
-def test_the_json_schema_accepts_what_the_loader_does(tmp_path: Path) -> None:
+def test_json_schema_accepts_what_the_loader_accepts(tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="comes with moto")
     schema = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -713,7 +711,7 @@ def assert_loads_or_tells(file: Path, overrides: list[str]) -> None:
 @example("2024-99-99: 1", ["storage.options.s3.x=2024-99-99", "data.train=\x00"])
 @example("? \n: 1", ["a=[" * 2000])
 @example("data: {fields: {1: slot, ~: slot, true: slot}}", ["data.fields.=1"])
-def test_whatever_the_text_only_config_errors_come(tmp_path: Path, text: str, overrides: list[str]) -> None:
+def test_any_text_raises_only_config_errors(tmp_path: Path, text: str, overrides: list[str]) -> None:
     file = tmp_path / "any.yaml"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     assert_loads_or_tells(file, overrides)
@@ -721,7 +719,7 @@ def test_whatever_the_text_only_config_errors_come(tmp_path: Path, text: str, ov
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(_KEYS, _VALUES, max_size=5))
-def test_whatever_the_tree_only_config_errors_come(tmp_path: Path, tree: dict[str, object]) -> None:
+def test_any_tree_raises_only_config_errors(tmp_path: Path, tree: dict[str, object]) -> None:
     import yaml
 
     file = tmp_path / "any.yaml"
@@ -730,24 +728,24 @@ def test_whatever_the_tree_only_config_errors_come(tmp_path: Path, tree: dict[st
 
 
 @pytest.mark.parametrize("key", ["a", "l", "al", "all"])
-def test_no_unknown_key_at_the_top_is_taken_whatever_its_name(mistakes: Mistakes, key: str) -> None:
+def test_unknown_top_level_key_is_always_rejected(mistakes: Mistakes, key: str) -> None:
     (found,) = mistakes(f"{MINIMAL}{key}: 5\n")
     assert found.problem == "is not a known key."
 
 
 @pytest.mark.parametrize("sign", ["'\"'", '"\\n"', "a", "7"])
-def test_a_delimiter_that_can_never_work_is_refused(mistakes: Mistakes, sign: str) -> None:
+def test_impossible_delimiter_is_rejected(mistakes: Mistakes, sign: str) -> None:
     (found,) = mistakes(f"data: {{train: x, format: csv, delimiter: {sign}, fields: {{y: label, u: slot}}}}")
     assert found.key == "data.delimiter"
 
 
-def test_braces_that_are_no_date_or_hour_are_refused(mistakes: Mistakes) -> None:
+def test_unknown_placeholder_is_rejected(mistakes: Mistakes) -> None:
     (found,) = mistakes("data: {train: 'odd/{a,b}.tsv'}")
-    assert "holds {a,b}. Allowed between braces: {date} and {hour}." in found.problem
-    assert "Write a brace of the name itself as [{]." in found.remedy
+    assert "contains {a,b}. Allowed in braces: {date} and {hour}." in found.problem
+    assert "Write a literal brace as [{]." in found.remedy
 
 
-def test_a_wrong_field_does_not_hide_what_the_others_say_against_each_other(mistakes: Mistakes) -> None:
+def test_invalid_field_does_not_hide_contradictions_of_other_fields(mistakes: Mistakes) -> None:
     text = (
         "data:\n  train: x\n  format: csv\n  fields:\n    y: label\n    z: label\n    weight: slot\n"
         "    t: {kind: slot, separator: '|', multi: false}\n    u: {kind: dense, buckets: 5}\n"

@@ -13,12 +13,12 @@ from clickline.config import load_config
 PRESETS = sorted((Path(package.__file__).parent / "presets").glob("*.yaml"))
 
 
-def test_there_is_one_for_each_name_users_type() -> None:
+def test_each_preset_name_has_a_file() -> None:
     assert [preset.stem for preset in PRESETS] == ["criteo", "csv", "slots"]
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
-def test_it_loads_names_its_format_and_reads_what_sample_writes(preset: Path, tmp_path: Path) -> None:
+def test_preset_loads_and_reads_what_sample_writes(preset: Path, tmp_path: Path) -> None:
     target = tmp_path / "clickline.yaml"
     target.write_bytes(preset.read_bytes())
     config = load_config(target)
@@ -30,7 +30,7 @@ def test_it_loads_names_its_format_and_reads_what_sample_writes(preset: Path, tm
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
-def test_what_it_offers_in_comments_loads_too(preset: Path, tmp_path: Path) -> None:
+def test_commented_options_of_a_preset_load(preset: Path, tmp_path: Path) -> None:
     """A line `  # key: value` with the indentation of a key is an offer to uncomment."""
     text = preset.read_text()
     offers = re.findall(r"^  # ((?:  )?[\w\"*]+:.*)$", text, re.MULTILINE)

@@ -28,7 +28,7 @@ def with_fields(**fields: Any) -> dict[str, Any]:
     return {"format": "csv", "fields": {"click": "label", "city": "slot", **fields}}
 
 
-def test_defaults_are_those_of_the_design() -> None:
+def test_defaults() -> None:
     config = Config.model_validate({"data": {"train": "a"}})
     assert (config.name, config.home) == ("clickline", ".clickline")
     assert (config.data.format, config.data.donefile, config.data.max_bad_ratio) == (
@@ -44,7 +44,7 @@ def test_defaults_are_those_of_the_design() -> None:
     assert (config.serve.http_port, config.serve.grpc_port) == (8501, 8500)
 
 
-def test_every_key_has_a_doc_line() -> None:
+def test_every_key_has_a_description() -> None:
     schema = Config.model_json_schema()
     for section in (schema, *schema["$defs"].values()):
         for name, key in section["properties"].items():
@@ -55,16 +55,18 @@ def test_every_key_has_a_doc_line() -> None:
 # ── sources ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_reader_stands_in_place_of_a_format() -> None:
+def test_reader_replaces_format() -> None:
     fields = {"click": "label", "city": "slot"}
     assert data(reader="r.py", fields=fields).format is None
     assert data(reader="r.py", format=None, fields=fields).reader == "r.py"
-    assert "is given beside format: csv. Allowed: one of the two." in refused(reader="r.py", **CSV)
+    assert "is given together with format: csv. Allowed: one of the two." in refused(reader="r.py", **CSV)
 
 
-def test_a_model_file_stands_in_place_of_a_name() -> None:
+def test_model_file_replaces_name() -> None:
     assert Config.model_validate({"data": {"train": "a"}, "model": {"file": "m.py"}}).model.name is None
-    with pytest.raises(ValidationError, match=r"file is given beside name: lr\. Allowed: one of the two"):
+    with pytest.raises(
+        ValidationError, match=r"file is given together with name: lr\. Allowed: one of the two"
+    ):
         Config.model_validate({"data": {"train": "a"}, "model": {"file": "m.py", "name": "lr"}})
 
 
@@ -86,21 +88,21 @@ def test_sizes(text: object, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["64", "1KiB", "-1MB", "1 apple", "MB", "1e9", "", "1iB", True])
-def test_sizes_that_are_none_or_too_small(text: object) -> None:
+def test_invalid_or_too_small_sizes_are_rejected(text: object) -> None:
     assert "shard_size" in refused(shard_size=text)
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [(0, 0), ("0", 0), ("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400), ("5", 5)]
 )
-def test_durations(text: object, seconds: int) -> None:
+def test_duration_formats(text: object, seconds: int) -> None:
     found = data(train="{date}", dates={"from": 20240101, "to": 20240101, "wait": text}).dates
     assert found is not None
     assert found.wait == seconds
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5h", "soon", "1w", -3])
-def test_durations_that_are_none(text: object) -> None:
+def test_invalid_durations_are_rejected(text: object) -> None:
     assert "dates.wait" in refused(train="{date}", dates={"from": 20240101, "to": 20240101, "wait": text})
 
 
@@ -108,7 +110,7 @@ def test_durations_that_are_none(text: object) -> None:
     "hour",
     ["2024010", "20240230", "20241301", "20240101/24", "20240101/1", "2024-01-01", "٢٠٢٤٠١٠١", 1, True],
 )
-def test_dates_that_are_not_on_the_calendar(hour: object) -> None:
+def test_dates_that_do_not_exist_are_rejected(hour: object) -> None:
     assert "dates.from" in refused(train="{date}/{hour}", dates={"from": hour, "to": 20250101})
 
 
@@ -123,7 +125,7 @@ def test_dates_that_are_not_on_the_calendar(hour: object) -> None:
         ("20240102", "20240101/23", False),
     ],
 )
-def test_from_is_not_after_to(first: str, last: str, fits: bool) -> None:
+def test_from_after_to_is_rejected(first: str, last: str, fits: bool) -> None:
     keys = {"train": "{date}/{hour}", "dates": {"from": first, "to": last}}
     if fits:
         assert data(**keys).dates is not None
@@ -139,17 +141,17 @@ DAY = {"from": 20240101, "to": 20240101}
     [
         ({"train": "a/{date}"}, "dates is missing, but train is a {date}/{hour} pattern. Give dates: {from:"),
         ({"eval": "a/{date}/{hour}"}, "eval_dates is missing, but eval is a {date}/{hour} pattern."),
-        ({"train": "a/{hour}", "dates": DAY}, "train holds {hour} but no {date}."),
-        ({"train": "a/{day}"}, "train holds {day}. Allowed between braces: {date} and {hour}."),
-        ({"train": "a", "dates": DAY}, "dates is given, but train holds no {date}."),
-        ({"eval_dates": DAY}, "eval_dates is given, but eval holds no {date}."),
+        ({"train": "a/{hour}", "dates": DAY}, "train contains {hour} but no {date}."),
+        ({"train": "a/{day}"}, "train contains {day}. Allowed in braces: {date} and {hour}."),
+        ({"train": "a", "dates": DAY}, "dates is given, but train contains no {date}."),
+        ({"eval_dates": DAY}, "eval_dates is given, but eval contains no {date}."),
         (
             {"train": "{date}", "dates": {"from": "20240101/03", "to": 20240102}},
-            "dates names hours, but train holds no {hour}.",
+            "dates names hours, but train contains no {hour}.",
         ),
     ],
 )
-def test_patterns_and_dates_go_together(keys: dict[str, Any], words: str) -> None:
+def test_patterns_and_dates_must_match(keys: dict[str, Any], words: str) -> None:
     assert words in refused(**keys)
 
 
@@ -161,20 +163,20 @@ def test_patterns_and_dates_go_together(keys: dict[str, Any], words: str) -> Non
         ({"delimiter": ";"}, "delimiter is given, but the format is criteo. Allowed only for format: csv."),
         ({"header": False}, "header is given, but the format is criteo."),
         ({"missing": "NA"}, "missing is given, but the format is criteo."),
-        ({**CSV, "columns": ["click", "city"]}, "columns is given, but the header names the columns already."),
+        ({**CSV, "columns": ["click", "city"]}, "columns is given, but the header already names the columns."),
         ({**CSV, "header": False}, "columns is missing, but header is false."),
         ({**CSV, "header": False, "columns": ["click", "city", "city"]}, "columns names city twice."),
-        ({**CSV, "header": False, "columns": ["click", "cty"]}, "comes from column city, which is not there. Did you mean cty?"),
+        ({**CSV, "header": False, "columns": ["click", "cty"]}, "comes from column city, which does not exist. Did you mean cty?"),
     ],
 )  # fmt: skip
-def test_keys_of_other_formats(keys: dict[str, Any], words: str) -> None:
+def test_keys_of_other_formats_are_rejected(keys: dict[str, Any], words: str) -> None:
     assert words in refused(**keys)
 
 
 # ── fields ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_field_in_one_word() -> None:
+def test_one_word_field() -> None:
     fields = data(
         **with_fields(age="log1p", income="dense", plain="none", size="bucket", junk="ignore")
     ).fields
@@ -191,19 +193,19 @@ def test_a_field_in_one_word() -> None:
     assert "Did you mean slot?" in refused(**with_fields(age="slto"))
 
 
-def test_built_in_fields_are_changed_by_glob() -> None:
+def test_glob_changes_built_in_fields() -> None:
     fields = data(fields={"I*": {"transform": "bucket", "buckets": 50}, "C?": "ignore", "label": {}}).fields
     assert fields["I*"].buckets == 50
-    assert "fields.I14 comes from column I14, which is not there. Did you mean I4?" in refused(
+    assert "fields.I14 comes from column I14, which does not exist. Did you mean I4?" in refused(
         fields={"I14": "log1p"}
     )
-    assert "which is not there" in refused(fields={"X*": "log1p"})
+    assert "which does not exist" in refused(fields={"X*": "log1p"})
     assert "is given for a glob" in refused(fields={"I*": {"column": "I1"}})
     assert data(fields={"I13_ids": {"kind": "slot", "column": "I13", "slot": 0}}).fields["I13_ids"].slot == 0
 
 
-def test_a_glob_needs_fields_to_match() -> None:
-    assert "fields.C* is a glob. Allowed only for formats with fields of their own" in refused(
+def test_glob_without_matching_fields_is_rejected() -> None:
+    assert "fields.C* is a glob. Allowed only for formats with built-in fields" in refused(
         **with_fields(**{"C*": "slot"})
     )
     # A column may be named so; the field is not.
@@ -235,11 +237,11 @@ def test_a_glob_needs_fields_to_match() -> None:
         ({"kind": "time", "time_format": "now"}, "time_format"),
     ],
 )  # fmt: skip
-def test_keys_of_a_field_that_do_not_fit(field: dict[str, Any], words: str) -> None:
+def test_field_keys_of_another_kind_are_rejected(field: dict[str, Any], words: str) -> None:
     assert words in refused(**with_fields(f=field))
 
 
-def test_keys_of_a_field_that_fit() -> None:
+def test_field_keys_of_its_kind_are_accepted() -> None:
     fields = data(
         **with_fields(
             tags={"separator": "|"},
@@ -252,10 +254,10 @@ def test_keys_of_a_field_that_fit() -> None:
 
 
 @pytest.mark.parametrize("name", ["label", "weight", "show", "click", "event_hour"])
-def test_names_of_the_dataset_itself(name: str) -> None:
+def test_reserved_field_names_are_rejected(name: str) -> None:
     fields = {"clicked": "label", "x": "slot", name: "log1p"}
     words = refused(format="csv", fields=fields)
-    assert f"fields.{name} is a dense field under a name that every dataset uses itself." in words
+    assert f"fields.{name} is a dense field with a name that is reserved in every dataset." in words
     assert f"Give it another name and set column: {name}." in words
     renamed = {"clicked": "label", "x": "slot", "other": {"kind": "slot", "column": name}}
     assert data(format="parquet", fields=renamed).fields["other"].column == name
@@ -264,7 +266,7 @@ def test_names_of_the_dataset_itself(name: str) -> None:
 @pytest.mark.parametrize(
     "source", [{"format": f} for f in ("csv", "parquet", "recordio", "tfrecord")] + [{"reader": "r.py"}]
 )
-def test_formats_without_fields_of_their_own_need_a_label_and_a_feature(source: dict[str, str]) -> None:
+def test_formats_without_built_in_fields_need_a_label_and_a_feature(source: dict[str, str]) -> None:
     words = refused(**source)
     assert "fields has no label" in words
     assert "fields has no slot and no dense field" in words
@@ -275,9 +277,9 @@ def test_formats_without_fields_of_their_own_need_a_label_and_a_feature(source: 
 @pytest.mark.parametrize(
     ("source", "fields", "words"),
     [
-        ("criteo", {"label": "ignore"}, "fields.label sets label to ignore, and so no label is left. Remove it."),
-        ("criteo", {"*": "slot"}, "fields.* sets label to slot, and so no label is left. Narrow the glob, or add label: label."),
-        ("criteo", {"*": "slot"}, "fields.* makes label a slot field, and every dataset uses that name itself. Narrow the glob, or say what label is."),
+        ("criteo", {"label": "ignore"}, "fields.label sets label to ignore, which leaves no label. Remove it."),
+        ("criteo", {"*": "slot"}, "fields.* sets label to slot, which leaves no label. Narrow the glob, or add label: label."),
+        ("criteo", {"*": "slot"}, "fields.* makes label a slot field, but that name is reserved in every dataset. Narrow the glob, or declare label by name."),
         ("criteo", {"l*": "slot"}, "fields.l* makes label a slot field"),
         ("criteo", {"C*": "label"}, "fields has 27 fields of kind label: label, C1, C2, C3, C4 and 22 more. Allowed: one."),
         ("criteo", {"clicked": {"kind": "label", "column": "label"}}, "fields has 2 fields of kind label: label, clicked."),
@@ -285,15 +287,15 @@ def test_formats_without_fields_of_their_own_need_a_label_and_a_feature(source: 
         ("criteo", {"[IC]*": "ignore"}, "fields has no slot and no dense field"),
         ("criteo", {"label": "label", "*": "ignore"}, "fields has no slot and no dense field"),
         ("criteo", {"C*": {"positive": "yes"}}, "fields.C*.positive is given, but the field's kind is slot."),
-        ("paddlerec", {"click": "ignore"}, "fields.click sets click to ignore, and so no label is left. Remove it."),
-        ("paddlerec", {"c*": "slot"}, "fields.c* makes click a slot field, and every dataset uses that name itself."),
-        ("paddlerec", {"y": {"kind": "label", "column": "5"}, "click": "ignore"}, "fields.y makes y a label, but a line of the format paddlerec has its own: click. Remove it."),
+        ("paddlerec", {"click": "ignore"}, "fields.click sets click to ignore, which leaves no label. Remove it."),
+        ("paddlerec", {"c*": "slot"}, "fields.c* makes click a slot field, but that name is reserved in every dataset."),
+        ("paddlerec", {"y": {"kind": "label", "column": "5"}, "click": "ignore"}, "fields.y makes y a label, but the format paddlerec has its own: click. Remove it."),
         ("paddlerec", {"dense_1": {"separator": "|"}}, "fields.dense_1.separator is given, but the field's kind is dense."),
-        ("slots", {"clicked": {"kind": "label", "column": "7"}}, "fields.clicked makes clicked a label, but a line of the format slots has its own: show and click."),
-        ("slots", {"click": "slot"}, "fields.click is a slot field under a name that every dataset uses itself."),
+        ("slots", {"clicked": {"kind": "label", "column": "7"}}, "fields.clicked makes clicked a label, but the format slots has its own: show and click."),
+        ("slots", {"click": "slot"}, "fields.click is a slot field with a name that is reserved in every dataset."),
     ],
 )  # fmt: skip
-def test_globs_that_leave_no_label_or_too_many_are_told_before_reading(
+def test_globs_that_leave_no_label_or_several_are_rejected(
     source: str, fields: dict[str, Any], words: str
 ) -> None:
     assert words in refused(format=source, fields=fields)
@@ -312,7 +314,7 @@ def test_globs_that_leave_no_label_or_too_many_are_told_before_reading(
         ("slots", {"*": {"multi": False}, "3": "ignore"}),
     ],
 )
-def test_globs_that_leave_one_label(source: str, fields: dict[str, Any]) -> None:
+def test_globs_that_leave_one_label_are_accepted(source: str, fields: dict[str, Any]) -> None:
     assert set(data(format=source, fields=fields).fields) == set(fields)
 
 
@@ -331,12 +333,12 @@ def test_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "Ads", "-a", "a-", "a_b", "a b", "ä", "a\n"])
-def test_names_that_are_none(name: str) -> None:
+def test_invalid_names_are_rejected(name: str) -> None:
     with pytest.raises(ValidationError):
         Config.model_validate({"name": name, "data": {"train": "a"}})
 
 
-def test_a_gate_on_auc_never_lets_a_constant_pass() -> None:
+def test_auc_gate_never_passes_a_constant() -> None:
     with pytest.raises(ValidationError):
         Config.model_validate({"data": {"train": "a"}, "gate": {"auc": 0.5}})
 
@@ -346,7 +348,7 @@ def test_a_gate_on_auc_never_lets_a_constant_pass() -> None:
     ["key", "secret", "AWS_SECRET_ACCESS_KEY", "token", "sas_token", "password", "passwd", "pwd", "api_key", "apiKey",
      "auth", "Authorization", "client_secret", "account_key", "private_key", "credentials", "connection_string"],
 )  # fmt: skip
-def test_names_of_secrets(name: str) -> None:
+def test_secret_names_are_recognized(name: str) -> None:
     assert looks_secret(name)
 
 
@@ -354,5 +356,5 @@ def test_names_of_secrets(name: str) -> None:
     "name",
     ["anon", "endpoint_url", "region_name", "host", "port", "user", "use_ssl", "monkey", "author", "project"],
 )
-def test_names_of_no_secrets(name: str) -> None:
+def test_harmless_names_are_not_secrets(name: str) -> None:
     assert not looks_secret(name)

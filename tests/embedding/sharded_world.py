@@ -106,7 +106,7 @@ class ShardedTables:
 
     def __init__(self, tables: Sequence[Tables], *, threads: int = 1) -> None:
         first = tables[0]
-        self.shards = [ShardTables(one, number, len(tables)) for number, one in enumerate(tables)]
+        self.shards = [ShardTables(item, number, len(tables)) for number, item in enumerate(tables)]
         self.remote = RemoteTables(
             first.slots, wide=first.wide_optimizer is not None, shards=len(tables), threads=threads
         )
@@ -126,19 +126,19 @@ class ShardedTables:
 
     def find(self, pending: Sequence[PendingLookup], *, count: bool = True) -> list[ShardLookup]:
         return [
-            shard.find([as_sent(one.requests[number]) for one in pending], count=count)
+            shard.find([as_sent(item.requests[number]) for item in pending], count=count)
             for number, shard in enumerate(self.shards)
         ]
 
     def pool(
         self, pending: Sequence[PendingLookup], lookups: Sequence[ShardLookup]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        replies = [shard.replies(one) for shard, one in zip(self.shards, lookups, strict=True)]
+        replies = [shard.replies(item) for shard, item in zip(self.shards, lookups, strict=True)]
         inputs, wides = [], []
-        for part, one in enumerate(pending):
-            inputs_BI = np.full((one.rows, self.width), np.nan, dtype=np.float32)
-            wide_B = np.full(one.rows, np.nan, dtype=np.float32)
-            self.remote.pool(one, [as_sent(of_shard[part]) for of_shard in replies], inputs_BI, wide_B)
+        for part, item in enumerate(pending):
+            inputs_BI = np.full((item.rows, self.width), np.nan, dtype=np.float32)
+            wide_B = np.full(item.rows, np.nan, dtype=np.float32)
+            self.remote.pool(item, [as_sent(of_shard[part]) for of_shard in replies], inputs_BI, wide_B)
             inputs.append(inputs_BI)
             wides.append(wide_B)
         return np.concatenate(inputs), np.concatenate(wides)
@@ -151,11 +151,11 @@ class ShardedTables:
         factor: float = 1.0,
     ) -> None:
         gradients = [
-            self.remote.gradients(one, piece.grad_BI, piece.grad_wide_B)
-            for piece, one in zip(pieces, pending, strict=True)
+            self.remote.gradients(item, piece.grad_BI, piece.grad_wide_B)
+            for piece, item in zip(pieces, pending, strict=True)
         ]
-        for number, (shard, one) in enumerate(zip(self.shards, lookups, strict=True)):
-            shard.apply(one, [as_sent(of_shard[number]) for of_shard in gradients], factor)
+        for number, (shard, item) in enumerate(zip(self.shards, lookups, strict=True)):
+            shard.apply(item, [as_sent(of_shard[number]) for of_shard in gradients], factor)
 
     def train(
         self, batch: Batch, parts: int = 1, factor: float = 1.0

@@ -55,35 +55,35 @@ def train(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Train on gradients drawn from the seed; returns the network's inputs before each update."""
     rng = np.random.default_rng(seed)
-    seen = []
+    pooled = []
     for slots, rows in batches:
         inputs = np.full((rows, tables.width + dense), 7, np.float32)
         wide = np.empty(rows, np.float32)
         impressions = rng.integers(1, 4, rows).astype(np.uint32)
         clicks = rng.integers(0, 2, rows).astype(np.uint32)
         hours = rng.integers(-1, 100, rows).astype(np.int32)
-        found = tables.gather(
+        lookup = tables.gather(
             slots, inputs, wide, impressions_B=impressions, clicks_B=clicks, hours_B=hours, train=True
         )
         assert (inputs[:, tables.width :] == 7).all()
-        seen.append((inputs[:, : tables.width].copy(), wide.copy()))
+        pooled.append((inputs[:, : tables.width].copy(), wide.copy()))
         grad = rng.normal(size=inputs.shape).astype(np.float32)
-        tables.apply(found, grad, rng.normal(size=rows).astype(np.float32), 0.5)
-    return seen
+        tables.apply(lookup, grad, rng.normal(size=rows).astype(np.float32), 0.5)
+    return pooled
 
 
 def train_naively(
     naive: NaiveTables, batches: list[tuple[list[SlotIds], int]], seed: int, dense: int = 2
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(seed)
-    seen = []
+    pooled = []
     for slots, rows in batches:
         impressions, clicks = rng.integers(1, 4, rows), rng.integers(0, 2, rows)
         naive.count(slots, impressions, clicks, rng.integers(-1, 100, rows))
-        seen.append(naive.pool(slots, rows))
-        grad = rng.normal(size=(rows, seen[-1][0].shape[1] + dense)).astype(np.float32)
+        pooled.append(naive.pool(slots, rows))
+        grad = rng.normal(size=(rows, pooled[-1][0].shape[1] + dense)).astype(np.float32)
         naive.apply(slots, grad, rng.normal(size=rows).astype(np.float32), 0.5)
-    return seen
+    return pooled
 
 
 @pytest.mark.parametrize(("rule", "pooling"), list(product(RULES, ["sum", "mean", "max"])))
@@ -115,15 +115,15 @@ def test_every_optimizer_and_pooling(
 
 def random_batches(batches: int, rows: int, vocabulary: int, seed: int) -> list[tuple[list[SlotIds], int]]:
     rng = np.random.default_rng(seed)
-    made = []
+    drawn = []
     for _ in range(batches):
         offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 5, rows))]).astype(np.int64)
         ids = (rng.integers(0, vocabulary, n).astype(np.uint64) for n in (rows, rows, int(offsets[-1])))
         one, two, many = ids
-        made.append(
+        drawn.append(
             ([SlotIds(one), SlotIds(two + np.uint64(1 << 33)), SlotIds(many << np.uint64(20), offsets)], rows)
         )
-    return made
+    return drawn
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
@@ -139,8 +139,8 @@ def test_threads_change_no_bit(rule: RowOptimizer, admission: Admission) -> None
             threads=threads,
             admission=admission,
         )
-        seen = train(tables, batches, seed=8)
-        results.append(b"".join(part.tobytes() for pair in seen for part in pair))
+        pooled = train(tables, batches, seed=8)
+        results.append(b"".join(part.tobytes() for pair in pooled for part in pair))
     assert results[0] == results[1] == results[2]
 
 
@@ -150,8 +150,8 @@ def test_an_id_that_occurs_often_gets_one_update() -> None:
     )
     ids = [SlotIds(np.full(3, 9, np.uint64))]
     inputs, wide = np.zeros((3, 2), np.float32), np.zeros(3, np.float32)
-    found = tables.gather(ids, inputs, wide, train=True)
-    tables.apply(found, np.array([[1, 0], [2, 0], [3, 0]], np.float32), np.zeros(3, np.float32))
+    lookup = tables.gather(ids, inputs, wide, train=True)
+    tables.apply(lookup, np.array([[1, 0], [2, 0], [3, 0]], np.float32), np.zeros(3, np.float32))
     tables.gather(ids, inputs, wide, train=False)
     np.testing.assert_allclose(inputs, [[-1, 0]] * 3, atol=1e-6)  # one step of lr · 6 / √36
 
@@ -180,14 +180,14 @@ def test_finding_ahead_and_pooling_later_gives_the_same_result() -> None:
 
     ahead = find(0)
     for n, (_, rows) in enumerate(batches):
-        found = ahead
+        lookup = ahead
         inputs, wide = np.empty((rows, tables.width + 2), np.float32), np.empty(rows, np.float32)
-        tables.pool(found, inputs, wide)
+        tables.pool(lookup, inputs, wide)
         if n + 1 < len(batches):
             ahead = find(n + 1)
         assert inputs[:, : tables.width].tobytes() == want[n][0].tobytes()
         assert wide.tobytes() == want[n][1].tobytes()
-        tables.apply(found, draws[n][1], draws[n][2], 0.5)
+        tables.apply(lookup, draws[n][1], draws[n][2], 0.5)
 
 
 @pytest.mark.parametrize(

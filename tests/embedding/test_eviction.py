@@ -23,7 +23,7 @@ def train(tables: Tables, ids: list[int], hour: int = 0, click: int = 0, impress
     """Train on one row per id; returns the network's inputs."""
     batch = np.array(ids, np.uint64)
     inputs, wide = np.empty((batch.size, tables.width), np.float32), np.empty(batch.size, np.float32)
-    found = tables.gather(
+    lookup = tables.gather(
         [SlotIds(batch)],
         inputs,
         wide,
@@ -32,7 +32,7 @@ def train(tables: Tables, ids: list[int], hour: int = 0, click: int = 0, impress
         hours_B=np.full(batch.size, hour, np.int32),
         train=True,
     )
-    tables.apply(found, np.ones_like(inputs), np.ones_like(wide))
+    tables.apply(lookup, np.ones_like(inputs), np.ones_like(wide))
     return inputs
 
 
@@ -106,11 +106,11 @@ def test_an_evicted_id_comes_back_as_new_and_rows_are_reused() -> None:
     tables = Tables([SlotShape("a", 9)], seed=2, threads=2)
     ids = list(range(1, 20_001))
     first = train(tables, ids)
-    learned = train(tables, ids)
-    assert (first != learned).all()
+    trained = train(tables, ids)
+    assert (first != trained).all()
     memory = tables.memory_bytes
-    (gone,) = tables.evict(Eviction(threshold=1e9))
-    assert gone.ids == len(ids) and tables.size == 0
+    (evicted,) = tables.evict(Eviction(threshold=1e9))
+    assert evicted.ids == len(ids) and tables.size == 0
     assert (train(tables, ids[::-1])[::-1] == first).all()
     assert tables.memory_bytes <= memory + 4 * len(ids) * 2  # the free list, not the rows
 
@@ -124,16 +124,19 @@ def test_evicting_half_of_the_ids_does_not_change_the_others() -> None:
     inputs, after, wide = *np.empty((2, ids.size, 9), np.float32), np.empty(ids.size, np.float32)
     tables.gather([SlotIds(ids)], inputs, wide, train=False)
     size, before = tables.size, tables.report()[0]
-    (gone,) = tables.evict(Eviction(max_idle_hours=5), now_hour=30)
-    left = tables.report()[0]
-    assert 0 < gone.ids + gone.candidates < size
-    assert (left.ids, left.candidates) == (before.ids - gone.ids, before.candidates - gone.candidates)
-    assert tables.size == left.ids + left.candidates
+    (evicted,) = tables.evict(Eviction(max_idle_hours=5), now_hour=30)
+    remaining = tables.report()[0]
+    assert 0 < evicted.ids + evicted.candidates < size
+    assert (remaining.ids, remaining.candidates) == (
+        before.ids - evicted.ids,
+        before.candidates - evicted.candidates,
+    )
+    assert tables.size == remaining.ids + remaining.candidates
     tables.gather([SlotIds(ids)], after, wide, train=False)
     default = tables.parts[0].default_records()["vector"][0]
     same = (after == inputs).all(axis=1)
     assert (same | (after == default).all(axis=1)).all()
-    assert ((after != default).any(axis=1)).sum() == left.ids
+    assert ((after != default).any(axis=1)).sum() == remaining.ids
 
 
 def test_evicting_while_a_batch_is_in_flight_fails() -> None:
@@ -145,16 +148,16 @@ def test_evicting_while_a_batch_is_in_flight_fails() -> None:
 
 def test_checksums_depend_on_content_only(tmp_path: Path) -> None:
     ids = list(range(1, 3001))
-    one, other = (Tables([SlotShape("a", 4)], threads=threads) for threads in (1, 2))
-    train(one, ids)
+    first, second = (Tables([SlotShape("a", 4)], threads=threads) for threads in (1, 2))
+    train(first, ids)
     for piece in (ids[2000:], ids[:2000]):
-        train(other, piece)
-    assert one.checksums() == other.checksums()
-    save_snapshot(one, tmp_path / "tables.bin")
+        train(second, piece)
+    assert first.checksums() == second.checksums()
+    save_snapshot(first, tmp_path / "tables.bin")
     loaded = Tables([SlotShape("a", 4)])
     load_snapshot(loaded, tmp_path / "tables.bin")
-    assert loaded.checksums() == one.checksums()
+    assert loaded.checksums() == first.checksums()
     train(loaded, [7])  # one row is trained
-    assert loaded.checksums() != one.checksums()
-    other.evict(Eviction(threshold=1e9))
-    assert other.checksums() != one.checksums()
+    assert loaded.checksums() != first.checksums()
+    second.evict(Eviction(threshold=1e9))
+    assert second.checksums() != first.checksums()

@@ -42,7 +42,7 @@ class Batch:
 def make_batches(count: int, rows: int, vocabulary: int) -> list[Batch]:
     """Ids that recur in later batches; slots b and c have several per row, possibly the same id twice."""
     rng = np.random.default_rng(11)
-    made = []
+    result = []
     for n in range(count):
         slots = []
         for s in range(len(SLOTS)):
@@ -54,8 +54,8 @@ def make_batches(count: int, rows: int, vocabulary: int) -> list[Batch]:
             drawn = (vocabulary * rng.random(size) ** 2).astype(np.uint64)  # some often, many rarely
             slots.append(SlotIds(drawn * np.uint64(64) + np.uint64(s), offsets))
         impressions, clicks = rng.integers(1, 3, rows), rng.integers(0, 2, rows)
-        made.append(Batch(slots, impressions.astype(np.uint32), clicks.astype(np.uint32), np.full(rows, n, np.int32)))  # fmt: skip
-    return made
+        result.append(Batch(slots, impressions.astype(np.uint32), clicks.astype(np.uint32), np.full(rows, n, np.int32)))  # fmt: skip
+    return result
 
 
 def find(tables: Tables, batch: Batch) -> BatchLookup:
@@ -73,9 +73,9 @@ def train(tables: Tables, lookup: BatchLookup) -> bytes:
     """Pool, "the network", apply. Gradients depend on the pooled inputs, so that a wrong bit propagates."""
     inputs, wide = np.empty((lookup.rows, tables.width), np.float32), np.empty(lookup.rows, np.float32)
     tables.pool(lookup, inputs, wide)
-    seen = inputs.tobytes() + wide.tobytes()
+    pooled = inputs.tobytes() + wide.tobytes()
     tables.apply(lookup, np.sin(37 * inputs) + wide[:, None], wide + inputs.sum(axis=1))
-    return seen
+    return pooled
 
 
 def make_tables(admission: Admission, threads: int = 1) -> Tables:
@@ -105,7 +105,7 @@ def test_finding_as_far_ahead_as_possible_changes_no_bit(
     batches = make_batches(60, 150, 2500)
     plain, tables = make_tables(admission), make_tables(admission, threads=2)
     want = [train(plain, find(plain, batch)) for batch in batches[:20]]
-    cut = content(plain, tmp_path)
+    expected_snapshot = content(plain, tmp_path)
     want += [train(plain, find(plain, batch)) for batch in batches[20:]]
 
     got = [train(tables, lookup) for lookup in found_ahead(tables, batches[:20])]
@@ -118,7 +118,7 @@ def test_finding_as_far_ahead_as_possible_changes_no_bit(
     got += [train(tables, lookup) for lookup in found_ahead(tables, batches[20:])]
     if writer is not None:
         writer.join()
-        assert (tmp_path / "beside").read_bytes() == cut
+        assert (tmp_path / "beside").read_bytes() == expected_snapshot
     assert got == want
     assert content(tables, tmp_path) == content(plain, tmp_path)
     assert tables.report() == plain.report()

@@ -27,9 +27,9 @@ def vectors(tables: Tables, ids: np.ndarray) -> np.ndarray:
 def create(tables: Tables, ids: np.ndarray) -> None:
     """Create rows, and train each to its own vector: the low bits of its id."""
     inputs, wide = np.empty((ids.size, tables.width), np.float32), np.zeros(ids.size, np.float32)
-    found = tables.gather([SlotIds(ids)], inputs, wide, train=True)
+    lookup = tables.gather([SlotIds(ids)], inputs, wide, train=True)
     grad = inputs - (ids & np.uint64(0xFFFF)).astype(np.float32)[:, None]
-    tables.apply(found, grad, wide)
+    tables.apply(lookup, grad, wide)
 
 
 def test_all_rows_survive_many_rehashes() -> None:
@@ -88,7 +88,7 @@ def test_scoring_does_not_create_ids() -> None:
 def test_counters_equal_a_direct_count() -> None:
     rng = np.random.default_rng(3)
     tables = Tables([SlotShape("a", 2), SlotShape("b", 2, "mean")], threads=2)
-    shows, clicks, hours = Counter[int](), Counter[int](), dict[int, int]()
+    impressions, clicks, hours = Counter[int](), Counter[int](), dict[int, int]()
     for _ in range(20):
         rows = 300
         offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 6, rows))]).astype(np.int64)
@@ -96,29 +96,32 @@ def test_counters_equal_a_direct_count() -> None:
             SlotIds(rng.integers(0, 100, rows).astype(np.uint64)),
             SlotIds(rng.integers(1000, 1050, offsets[-1]).astype(np.uint64), offsets),  # ids twice in one row
         ]
-        show, click = rng.integers(1, 9, rows).astype(np.uint32), rng.integers(0, 3, rows).astype(np.uint32)
-        hour = rng.integers(-1, 500_000, rows).astype(np.int32)
-        tables.find(batch, rows, impressions_B=show, clicks_B=click, hours_B=hour, train=True)
+        impressions_B, clicks_B = (
+            rng.integers(1, 9, rows).astype(np.uint32),
+            rng.integers(0, 3, rows).astype(np.uint32),
+        )
+        hours_B = rng.integers(-1, 500_000, rows).astype(np.int32)
+        tables.find(batch, rows, impressions_B=impressions_B, clicks_B=clicks_B, hours_B=hours_B, train=True)
         for b in range(rows):
             for id in {int(batch[0].ids_N[b]), *map(int, batch[1].ids_N[offsets[b] : offsets[b + 1]])}:
-                shows[id] += int(show[b])
-                clicks[id] += int(click[b])
-                hours[id] = max(hours.get(id, -1), int(hour[b]))
+                impressions[id] += int(impressions_B[b])
+                clicks[id] += int(clicks_B[b])
+                hours[id] = max(hours.get(id, -1), int(hours_B[b]))
     (table,) = tables.parts
-    found = {}
+    counted = {}
     table.begin_snapshot()
     for shard in range(64):
         _, admitted, _ = table.copy_shard(shard, -1, 1, np.zeros(0, np.uint8), lambda: None)
         for record in admitted.copy().view(table.layout.record):
-            found[int(record["id"])] = (int(record["show"]), int(record["click"]), int(record["hour"]))
-    assert found == {id: (shows[id], clicks[id], hours[id]) for id in shows}
+            counted[int(record["id"])] = (int(record["show"]), int(record["click"]), int(record["hour"]))
+    assert counted == {id: (impressions[id], clicks[id], hours[id]) for id in impressions}
 
 
 def test_counters_are_exact_where_float32_is_not() -> None:
     tables = Tables([SlotShape("a", 1)])
     for _ in range(3):
-        show = np.full(5, 2**24 + 1, np.uint32)
-        tables.find([SlotIds(np.zeros(5, np.uint64))], 5, impressions_B=show, train=True)
+        impressions_B = np.full(5, 2**24 + 1, np.uint32)
+        tables.find([SlotIds(np.zeros(5, np.uint64))], 5, impressions_B=impressions_B, train=True)
     (table,) = tables.parts
     table.begin_snapshot()
     records = [table.copy_shard(s, -1, 1, np.zeros(0, np.uint8), lambda: None)[1].copy() for s in range(64)]

@@ -79,10 +79,10 @@ def test_parts_load_into_any_other_number_of_shards(
             assert not table.ids_HS[list(strangers)].any(), t
         paths.append(tmp_path / f"{number}.bin")
         save_snapshot(one, paths[-1])
-    whole = tables()
-    load_snapshot(whole, paths)
-    save_snapshot(whole, tmp_path / "whole.bin")
-    assert (tmp_path / "whole.bin").read_bytes() == snapshots[1][0].read_bytes()
+    merged = tables()
+    load_snapshot(merged, paths)
+    save_snapshot(merged, tmp_path / "merged.bin")
+    assert (tmp_path / "merged.bin").read_bytes() == snapshots[1][0].read_bytes()
 
 
 @pytest.mark.parametrize("shards", [1, 2, 7, 64])
@@ -92,9 +92,9 @@ def test_the_reader_reads_parts_as_one_snapshot_in_order(
     one, many = SnapshotReader(snapshots[1]), SnapshotReader(snapshots[shards])
     assert one.header == many.header
     for t in range(2):
-        expected, found = (np.concatenate(list(reader.rows(t))) for reader in (one, many))
-        assert found.tobytes() == expected.tobytes()
-        mixed = found["id"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        expected, actual = (np.concatenate(list(reader.rows(t))) for reader in (one, many))
+        assert actual.tobytes() == expected.tobytes()
+        mixed = actual["id"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         assert (np.diff(mixed) > 0).all()
         assert many.tables[t].defaults_S.tobytes() == one.tables[t].defaults_S.tobytes()
         assert np.abs(one.tables[t].defaults_S["vector"]).max() > 0  # not the initial values
@@ -102,7 +102,7 @@ def test_the_reader_reads_parts_as_one_snapshot_in_order(
 
 def test_a_shard_reads_only_the_parts_it_needs(snapshots: dict[int, list[Path]], tmp_path: Path) -> None:
     paths = list(snapshots[7])
-    paths[0] = tmp_path / "gone.bin"
+    paths[0] = tmp_path / "missing.bin"
     load_snapshot(tables(), paths, keep=inner_shards(6, 7))
     with pytest.raises(ArtifactError, match="cannot be read"):
         load_snapshot(tables(), paths, keep=inner_shards(0, 7))

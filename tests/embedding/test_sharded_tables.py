@@ -56,14 +56,14 @@ def content(many: Sequence[Tables], folder: Path) -> list[np.ndarray[Any, Any]]:
     paths = [folder / f"part-{number}.bin" for number in range(len(many))]
     for one, path in zip(many, paths, strict=True):
         save_snapshot(one, path)
-    whole = Tables(
+    merged = Tables(
         many[0].slots,
         embedding_optimizer=many[0].embedding_optimizer,
         wide_optimizer=many[0].wide_optimizer,
     )
-    load_snapshot(whole, paths)
-    save_snapshot(whole, folder / "whole.bin")
-    return [np.fromfile(folder / "whole.bin", dtype=np.uint8)]
+    load_snapshot(merged, paths)
+    save_snapshot(merged, folder / "merged.bin")
+    return [np.fromfile(folder / "merged.bin", dtype=np.uint8)]
 
 
 def same(one: Sequence[np.ndarray[Any, Any]], other: Sequence[np.ndarray[Any, Any]]) -> bool:
@@ -89,13 +89,13 @@ def test_one_part_trains_bit_for_bit_like_local_tables(shards: int, threads: int
 def test_every_optimizer_with_and_without_wide_weights(
     name: str, wide: bool, admission: Admission, tmp_path: Path
 ) -> None:
-    made: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "embedding_optimizer": OPTIMIZERS[name](),
         "wide_optimizer": OPTIMIZERS[name]() if wide else None,
         "l2": 0.1 if wide else 0.0,
         "admission": admission,
     }
-    local, sharded = tables(**made), ShardedTables([tables(**made) for _ in range(2)])
+    local, sharded = tables(**settings), ShardedTables([tables(**settings) for _ in range(2)])
     for batch in batches(2, 4):
         assert same(train_locally(local, batch), sharded.train(batch))
     assert same(content([local], tmp_path), content([shard.tables for shard in sharded.shards], tmp_path))
@@ -106,8 +106,8 @@ def test_every_optimizer_with_and_without_wide_weights(
 def test_any_batch_even_an_empty_one(seed: int, rows: int, shards: int, same_slot: bool) -> None:
     rng = np.random.default_rng(seed)
     slots = (SlotShape("a", 2, "max"), SlotShape("b", 2, "mean"), SlotShape("c", 3))
-    made: dict[str, Any] = {"slots": slots, "admission": STRICT, "seed": seed}
-    local, sharded = Tables(**made), ShardedTables([Tables(**made) for _ in range(shards)])
+    settings: dict[str, Any] = {"slots": slots, "admission": STRICT, "seed": seed}
+    local, sharded = Tables(**settings), ShardedTables([Tables(**settings) for _ in range(shards)])
     for _ in range(3):
         batch = batch_of(rng, slots, rows, 8, multi=(0, 1))
         if same_slot:  # an id in several slots of a row
@@ -122,23 +122,28 @@ def test_several_parts_count_exactly_and_train_nearly_the_same(
 ) -> None:
     local, sharded = tables(), ShardedTables([tables() for _ in range(shards)])
     for batch in batches(3, 6, strays=0.0):  # local tables assign an id of two slots by slot order
-        expected, found = train_locally(local, batch), sharded.train(batch, parts)
-        for one, other in zip(expected, found, strict=True):
+        expected, actual = train_locally(local, batch), sharded.train(batch, parts)
+        for one, other in zip(expected, actual, strict=True):
             np.testing.assert_allclose(one, other, atol=2e-5)
     heads = ["id", "show", "click", "hour", "slot"]
     content([shard.tables for shard in sharded.shards], tmp_path)
     paths = [tmp_path / f"part-{number}.bin" for number in range(shards)]
     save_snapshot(local, tmp_path / "local.bin")
-    mine, theirs = SnapshotReader(tmp_path / "local.bin"), SnapshotReader(paths)
+    local_reader, sharded_reader = SnapshotReader(tmp_path / "local.bin"), SnapshotReader(paths)
     for t in range(2):
-        rows, others = np.concatenate(list(mine.rows(t))), np.concatenate(list(theirs.rows(t)))
+        rows, others = (
+            np.concatenate(list(local_reader.rows(t))),
+            np.concatenate(list(sharded_reader.rows(t))),
+        )
         assert rows[heads].tolist() == others[heads].tolist()
         for field in ("vector", "vector_state", "wide", "wide_state"):
             np.testing.assert_allclose(rows[field], others[field], rtol=2e-3, atol=2e-4)
         np.testing.assert_allclose(
-            mine.tables[t].defaults_S["vector"], theirs.tables[t].defaults_S["vector"], atol=2e-5
+            local_reader.tables[t].defaults_S["vector"],
+            sharded_reader.tables[t].defaults_S["vector"],
+            atol=2e-5,
         )
-        assert np.abs(mine.tables[t].defaults_S["vector"]).min() > 0
+        assert np.abs(local_reader.tables[t].defaults_S["vector"]).min() > 0
     assert sharded.shards[0].newest_hour >= 400_000
     assert max(shard.newest_hour for shard in sharded.shards) == 400_008
 
@@ -179,11 +184,11 @@ def test_a_repeated_batch_is_trained_but_not_counted_again(tmp_path: Path) -> No
     with pytest.raises(RuntimeError, match="in flight"):
         begin_snapshot(sharded.shards[0].tables)
     pieces, pending = sharded.begin_lookup(second)
-    found = sharded.find(pending, count=False)
-    assert same(expected, sharded.pool(pending, found))
+    lookups = sharded.find(pending, count=False)
+    assert same(expected, sharded.pool(pending, lookups))
     with pytest.raises(RuntimeError, match="between a batch's find and its apply"):
         sharded.shards[1].tables.evict(Eviction())
-    sharded.apply(pieces, pending, found)
+    sharded.apply(pieces, pending, lookups)
     assert [shard.tables.in_flight for shard in sharded.shards] == [0, 0]
     assert same(content([local], tmp_path), content([shard.tables for shard in sharded.shards], tmp_path))
 
@@ -216,15 +221,15 @@ def test_finding_ahead_changes_no_bit(tmp_path: Path) -> None:
     local, sharded = tables(), ShardedTables([tables() for _ in range(2)])
     expected = [train_locally(local, batch) for batch in many]
     ahead = sharded.begin_lookup(many[0])
-    ahead_found = sharded.find(ahead[1])
+    ahead_lookups = sharded.find(ahead[1])
     for number, batch in enumerate(many):
-        (pieces, pending), found = ahead, ahead_found
+        (pieces, pending), lookups = ahead, ahead_lookups
         if number + 1 < len(many):
             ahead = sharded.begin_lookup(many[number + 1])
-            ahead_found = sharded.find(ahead[1])  # admits ids that are candidates in this batch
-        assert same(expected[number], sharded.pool(pending, found))
+            ahead_lookups = sharded.find(ahead[1])  # admits ids that are candidates in this batch
+        assert same(expected[number], sharded.pool(pending, lookups))
         assert batch.rows == pending[0].rows
-        sharded.apply(pieces, pending, found)
+        sharded.apply(pieces, pending, lookups)
     assert same(content([local], tmp_path), content([shard.tables for shard in sharded.shards], tmp_path))
 
 
@@ -235,8 +240,8 @@ def test_rows_of_a_reply_beyond_one_chunk() -> None:
     ids = np.arange(rows, dtype=np.uint64)
     sharded = ShardedTables([Tables(slots) for _ in range(1)])
     pending = sharded.remote.begin_lookup([SlotIds(ids)], rows, count=True)
-    found = sharded.find([pending])
-    inputs_BI, _ = sharded.pool([pending], found)
+    lookups = sharded.find([pending])
+    inputs_BI, _ = sharded.pool([pending], lookups)
     local = Tables(slots)
     expected_BI, wide_B = np.empty((rows, 1), np.float32), np.empty(rows, np.float32)
     local.gather([SlotIds(ids)], expected_BI, wide_B, train=True)
@@ -252,13 +257,13 @@ def test_read_only_messages_do_not_recompile_kernels() -> None:
     ]
     before = [len(kernel.signatures) for kernel in kernels]
     _, pending = sharded.begin_lookup(batch)
-    found = [shard.find([pending[0].requests[n]], count=True) for n, shard in enumerate(sharded.shards)]
-    replies = [shard.replies(one)[0] for shard, one in zip(sharded.shards, found, strict=True)]
+    lookups = [shard.find([pending[0].requests[n]], count=True) for n, shard in enumerate(sharded.shards)]
+    replies = [shard.replies(one)[0] for shard, one in zip(sharded.shards, lookups, strict=True)]
     inputs_BI, wide_B = np.empty((60, sharded.width), np.float32), np.empty(60, np.float32)
     sharded.remote.pool(pending[0], replies, inputs_BI, wide_B)
     for shard, one, mine in zip(
         sharded.shards,
-        found,
+        lookups,
         sharded.remote.gradients(pending[0], batch.grad_BI, batch.grad_wide_B),
         strict=True,
     ):
@@ -284,24 +289,24 @@ def test_invalid_messages_are_rejected_before_anything_is_counted() -> None:
     _, (pending,) = sharded.begin_lookup(batch)
     request = pending.requests[0]
     wrong = sharded.remote.begin_lookup(batch.slots, batch.rows, count=False).requests[0]
-    refused = [
-        (pending.requests[1], "ids of others"),
+    rejected = [
+        (pending.requests[1], "ids of other shards"),
         (wrong, "not as many counts"),
-        (request._replace(ids_N=request.ids_N[:-1]), "do not cut"),
+        (request._replace(ids_N=request.ids_N[:-1]), "do not split"),
         (request._replace(slots_N=request.slots_N + np.uint16(9)), "has slot"),
     ]
-    for message, message in refused:
+    for bad_request, message in rejected:
         with pytest.raises(ValueError, match=message):
-            shard.find([message], count=True)
+            shard.find([bad_request], count=True)
     assert shard.tables.size == 0
     assert shard.tables.in_flight == 0
     with pytest.raises(ValueError, match="gradients before pool"):
         sharded.remote.gradients(pending, batch.grad_BI, batch.grad_wide_B)
-    found = sharded.find([pending])
-    replies = [one.replies(mine)[0] for one, mine in zip(sharded.shards, found, strict=True)]
+    lookups = sharded.find([pending])
+    replies = [one.replies(mine)[0] for one, mine in zip(sharded.shards, lookups, strict=True)]
     inputs_BI, wide_B = np.empty((60, sharded.width), np.float32), np.empty(60, np.float32)
     for bad, message in (
-        (replies[:1], "1 replies given"),
+        (replies[:1], "got 1 replies"),
         (replies[::-1], "reply"),
         ([replies[0]._replace(default_rows=replies[1].default_rows), replies[1]], "default rows"),
         ([replies[0]._replace(rows=replies[0].rows.astype(np.float64)), replies[1]], "float64"),
@@ -311,14 +316,14 @@ def test_invalid_messages_are_rejected_before_anything_is_counted() -> None:
     sharded.remote.pool(pending, replies, inputs_BI, wide_B)
     gradients = sharded.remote.gradients(pending, batch.grad_BI, batch.grad_wide_B)
     with pytest.raises(ValueError, match="gradients of part 0"):
-        shard.apply(found[0], [gradients[1]])
+        shard.apply(lookups[0], [gradients[1]])
     with pytest.raises(ValueError, match="gradients of 2 parts"):
-        shard.apply(found[0], [gradients[0], gradients[0]])
+        shard.apply(lookups[0], [gradients[0], gradients[0]])
     short = RowGradients(gradients[0].rows, gradients[0].default_rows[1:], gradients[0].defaults_used_S)
     with pytest.raises(ValueError, match="default rows"):
-        shard.apply(found[0], [short])
+        shard.apply(lookups[0], [short])
     assert shard.tables.in_flight == 1
-    shard.apply(found[0], [gradients[0]])
+    shard.apply(lookups[0], [gradients[0]])
     assert shard.tables.in_flight == 0
 
 
@@ -344,9 +349,9 @@ def test_a_shard_snapshot_is_consistent_while_training_continues(tmp_path: Path)
     _, pending = sharded.begin_lookup(third)
     sharded.find(pending)
     pieces, pending = sharded.begin_lookup(third)
-    found = sharded.find(pending, count=False)
-    sharded.pool(pending, found)
-    sharded.apply(pieces, pending, found)
+    lookups = sharded.find(pending, count=False)
+    sharded.pool(pending, lookups)
+    sharded.apply(pieces, pending, lookups)
     snapshot.write(tmp_path / "now.bin")
     assert (tmp_path / "now.bin").read_bytes() == (tmp_path / "then.bin").read_bytes()
 
@@ -355,10 +360,10 @@ def test_only_shard_0_has_default_rows() -> None:
     batch = batches(10, 1)[0]
     sharded = ShardedTables([tables() for _ in range(2)])
     _, pending = sharded.begin_lookup(batch)
-    found = sharded.find(pending)
-    replies = [shard.replies(one)[0] for shard, one in zip(sharded.shards, found, strict=True)]
+    lookups = sharded.find(pending)
+    replies = [shard.replies(one)[0] for shard, one in zip(sharded.shards, lookups, strict=True)]
     assert [reply.default_rows.size for reply in replies] == [4 * 5 + 2 * 9, 0]
-    sharded.pool(pending, found)
+    sharded.pool(pending, lookups)
     gradients = sharded.remote.gradients(pending[0], batch.grad_BI, batch.grad_wide_B)
     assert [one.default_rows.size for one in gradients] == [4 * 5 + 2 * 9, 0]
     assert gradients[0].defaults_used_S.any()

@@ -47,9 +47,9 @@ def test_training_resumes_exactly_from_a_snapshot(optimizer, wide, train, draw_i
     first = make(**rules)
     for n in range(4):
         train(first, batches[n], n)
-    save_snapshot(first, tmp_path / "cut")
+    save_snapshot(first, tmp_path / "snapshot")
     second = make(**rules, threads=2)
-    load_snapshot(second, tmp_path / "cut")
+    load_snapshot(second, tmp_path / "snapshot")
     for n in range(4, 8):
         train(second, batches[n], n)
     assert content(second, tmp_path) == content(undisturbed, tmp_path)
@@ -100,11 +100,11 @@ def test_a_delta_holds_only_changed_rows(train, draw_ids, tmp_path) -> None:  # 
     for n in range(20):
         train(tables, draw_ids(rng, 3, 500, 5000), n)
     base = begin_snapshot(tables)
-    whole = base.write(tmp_path / "base")
+    full = base.write(tmp_path / "base")
     train(tables, draw_ids(rng, 3, 50, 5000), 99)
     delta = save_snapshot(tables, tmp_path / "delta", since=base.generation)
-    assert whole.rows > 5000 and 100 < delta.rows <= 150 and delta.tombstones == 0
-    assert delta.size < whole.size / 20 and delta.size == (tmp_path / "delta").stat().st_size
+    assert full.rows > 5000 and 100 < delta.rows <= 150 and delta.tombstones == 0
+    assert delta.size < full.size / 20 and delta.size == (tmp_path / "delta").stat().st_size
 
 
 def test_a_snapshot_is_consistent_while_training_continues(train, draw_ids, tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -161,10 +161,10 @@ def written(train, draw_ids, tmp_path) -> Path:  # type: ignore[no-untyped-def]
     return tmp_path / "tables"
 
 
-@pytest.mark.parametrize("place", [0, 5, 0.3, 0.7, -1, -20], ids=str)
-def test_a_changed_byte_is_detected(written: Path, place: float) -> None:
+@pytest.mark.parametrize("position", [0, 5, 0.3, 0.7, -1, -20], ids=str)
+def test_a_changed_byte_is_detected(written: Path, position: float) -> None:
     payload = bytearray(written.read_bytes())
-    payload[int(place * len(payload)) if 0 < place < 1 else int(place)] ^= 1
+    payload[int(position * len(payload)) if 0 < position < 1 else int(position)] ^= 1
     written.write_bytes(payload)
     tables = make()
     with pytest.raises(ArtifactError, match="is damaged"):
@@ -172,10 +172,10 @@ def test_a_changed_byte_is_detected(written: Path, place: float) -> None:
     assert tables.size == 0
 
 
-@pytest.mark.parametrize("left", [0, 10, 32, 0.5, -1], ids=str)
-def test_a_truncated_file_is_detected(written: Path, left: float) -> None:
+@pytest.mark.parametrize("length", [0, 10, 32, 0.5, -1], ids=str)
+def test_a_truncated_file_is_detected(written: Path, length: float) -> None:
     payload = written.read_bytes()
-    written.write_bytes(payload[: int(left * len(payload)) if 0 < left < 1 else int(left)])
+    written.write_bytes(payload[: int(length * len(payload)) if 0 < length < 1 else int(length)])
     with pytest.raises(ArtifactError, match="is damaged"):
         load_snapshot(make(), written)
 

@@ -1,4 +1,4 @@
-"""The measures as their definitions say, slowly: every click against every non-click."""
+"""Metrics computed naively from their definitions: every click against every non-click."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def expanded(labels, weights, scores):
-    """Whole shows: (clicked, score), one for each."""
+    """Single impressions: (clicked, score) for each."""
     for label, weight, score in zip(labels, weights, scores, strict=True):
         clicks = round(label * weight)
         yield from [(1, score)] * clicks + [(0, score)] * (round(weight) - clicks)

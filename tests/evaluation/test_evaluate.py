@@ -1,4 +1,4 @@
-"""Any checkpoint on any data: the same rows give the same figures, and what is wrong is said."""
+"""Evaluation of any checkpoint on any data: the same rows give the same metrics, and errors are explained."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from clickline.progress import Progress
 from clickline.storage.storage import Storage
 
 
-class Heard(Progress):
+class RecordingProgress(Progress):
     def __init__(self) -> None:
         self.said: list[str] = []
         self.rows = 0
@@ -40,7 +40,7 @@ class Heard(Progress):
 
 
 def scored(project: Path, checkpoint: Path, split: str = "eval"):
-    """All rows of a split with the scores of the model, as plainly as can be."""
+    """All rows of a split with the scores of the model, computed naively."""
     found = open_checkpoint_folder(checkpoint)
     assert found is not None
     dataset = Dataset.current(Storage(), str(project / ".clickline"))
@@ -54,7 +54,7 @@ def scored(project: Path, checkpoint: Path, split: str = "eval"):
 # ── the same rows, the same figures ────────────────────────────────────────────────────────────
 
 
-def test_the_dataset_as_training_measured_it(project, config, checkpoint):
+def test_evaluate_gives_the_same_metrics_as_training(project, config, checkpoint):
     result = evaluate(config)
     report = json.loads((checkpoint.parent / "report.json").read_text())["evaluation"]
     measured = result.evaluation.total
@@ -68,25 +68,25 @@ def test_the_dataset_as_training_measured_it(project, config, checkpoint):
 
 
 @pytest.mark.parametrize("split", ["eval", "train"])
-def test_raw_logs_give_the_figures_of_the_dataset_to_the_last_digit(project, config, split):
+def test_raw_logs_give_exactly_the_metrics_of_the_dataset(project, config, split):
     prepared = evaluate(config, split=split, slices=["C1", "I4"])
     raw = evaluate(config, data=[str(project / "data" / f"{split}.tsv")], slices=["C1", "I4"])
     assert raw.evaluation == prepared.evaluation
     assert len(Dataset.current(Storage(), config.home).splits[split].shards) > 3
 
 
-def test_packed_logs_and_globs_are_read_as_any_other(project, config):
+def test_compressed_logs_and_globs_are_read(project, config):
     lines = (project / "data" / "eval.tsv").read_bytes().splitlines(keepends=True)
     (project / "more").mkdir()
     (project / "more" / "a.tsv").write_bytes(b"".join(lines[:700]))
     (project / "more" / "b.tsv.gz").write_bytes(gzip.compress(b"".join(lines[700:])))
-    heard = Heard()
-    raw = evaluate(config, heard, data=[str(project / "more" / "*")])
+    progress = RecordingProgress()
+    raw = evaluate(config, progress, data=[str(project / "more" / "*")])
     assert raw.evaluation == evaluate(config).evaluation
-    assert heard.rows == 1600
+    assert progress.rows == 1600
 
 
-def test_a_dataset_is_named_by_its_folder(project, config):
+def test_dataset_is_named_by_its_folder(project, config):
     folder = Dataset.current(Storage(), config.home).folder
     elsewhere = project / "kept"
     shutil.copytree(folder, elsewhere)
@@ -94,8 +94,8 @@ def test_a_dataset_is_named_by_its_folder(project, config):
     assert evaluate(config, data=[str(elsewhere)]).evaluation.total.rows == 1600
 
 
-def test_statistics_are_those_of_the_training_data(project, config, tmp_path):
-    """One row alone: its own mean and quantiles would make it another row."""
+def test_raw_logs_are_encoded_with_training_statistics(project, config, tmp_path):
+    """A single row: with its own mean and quantiles it would be encoded differently."""
     first = (project / "data" / "eval.tsv").read_bytes().split(b"\n")[0]
     (tmp_path / "one.tsv").write_bytes(first + b"\n")
     alone = evaluate(config, data=[str(tmp_path / "one.tsv")]).evaluation.total
@@ -113,11 +113,11 @@ SOURCES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(SOURCES))
-def test_every_format_is_read_raw(name, tmp_path):
+def test_raw_logs_of_every_format_are_read(name, tmp_path):
     made = generate(SampleOptions(format=name, rows=2000, out=tmp_path / "data", cardinality=100), Progress())
     (tmp_path / "clickline.yaml").write_text(
         f"data: {{{SOURCES[name]}}}\ncache: {{dir: cache}}\nmodel: {{embedding_dim: 2, hidden: [4]}}\n"
-        "tracking: {enabled: false}\ngate: {accuracy: 0.01}\n"  # so few rows teach nothing, and need not
+        "tracking: {enabled: false}\ngate: {accuracy: 0.01}\n"  # so few rows train no useful model
     )
     config = load_config(tmp_path / "clickline.yaml")
     clickline.prepare(config)
@@ -131,7 +131,7 @@ def test_every_format_is_read_raw(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_hours_of_a_pattern_are_measured_one_by_one(tmp_path):
+def test_hours_of_a_pattern_are_evaluated_separately(tmp_path):
     generate(SampleOptions(format="criteo", rows=3000, out=tmp_path / "data", hours=3), Progress())
     days = sorted(path.relative_to(tmp_path / "data") for path in (tmp_path / "data").glob("*/*"))
     hours = [f"{path.parent.name}/{path.name}" for path in days]
@@ -143,14 +143,14 @@ def test_hours_of_a_pattern_are_measured_one_by_one(tmp_path):
     config = load_config(tmp_path / "clickline.yaml")
     clickline.prepare(config)
     clickline.train(config)
-    with pytest.raises(DataError, match=r"has no eval rows; it has: train\. Use --split"):
+    with pytest.raises(DataError, match=r"has no eval rows; it has: train\. Choose one of them with --split"):
         evaluate(config)
-    learned = evaluate(config, split="train")
-    assert len(learned.evaluation.hours) == 2
+    trained = evaluate(config, split="train")
+    assert len(trained.evaluation.hours) == 2
     again = load_config(tmp_path / "clickline.yaml", [f"data.dates.to={hours[2]}"])
     later = evaluate(again, data=[str(tmp_path / "data" / "{date}" / "{hour}" / "*.tsv")])
     assert [hour.metrics.rows for hour in later.evaluation.hours] == [1000, 1000, 1000]
-    for hour, known in zip(later.evaluation.hours, learned.evaluation.hours, strict=False):
+    for hour, known in zip(later.evaluation.hours, trained.evaluation.hours, strict=False):
         assert hour.hour == known.hour  # a network's last bits depend on how many rows it scores at once
         assert hour.metrics.logloss == pytest.approx(known.metrics.logloss, rel=1e-5)
     assert later.evaluation.hours[2].utc == f"{hours[2][:4]}-{hours[2][4:6]}-{hours[2][6:8]}T{hours[2][9:]}"
@@ -159,7 +159,7 @@ def test_hours_of_a_pattern_are_measured_one_by_one(tmp_path):
 # ── bad rows ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_bad_rows_are_left_out_counted_and_named(project, config):
+def test_bad_rows_are_excluded_counted_and_listed(project, config):
     lines = (project / "data" / "eval.tsv").read_bytes().splitlines(keepends=True)
     broken = project / "data" / "broken.tsv"
     broken.write_bytes(b"".join([*lines[:10], b"only\ttwo\n", *lines[10:], b"7" + lines[0][1:]]))
@@ -174,22 +174,22 @@ def test_bad_rows_are_left_out_counted_and_named(project, config):
     ]
 
 
-def test_too_many_bad_rows_are_refused_with_the_first_of_them(project, config):
+def test_too_many_bad_rows_are_an_error_with_examples(project, config):
     lines = (project / "data" / "eval.tsv").read_bytes().splitlines(keepends=True)
     broken = project / "data" / "broken.tsv"
     broken.write_bytes(b"".join([*lines[:50], b"only\ttwo\n"]))
-    with pytest.raises(TooManyBadRows) as told:
+    with pytest.raises(TooManyBadRows) as caught:
         evaluate(config, data=[str(broken)])
-    assert "1 of 51 rows of" in str(told.value)
-    assert "broken.tsv:51: 2 columns, 40 expected" in str(told.value)
-    assert "raise data.max_bad_ratio" in str(told.value)
+    assert "1 of 51 rows of" in str(caught.value)
+    assert "broken.tsv:51: 2 columns, 40 expected" in str(caught.value)
+    assert "raise data.max_bad_ratio" in str(caught.value)
     more = load_config(project / "clickline.yaml", ["data.max_bad_ratio=0.05"])
     assert evaluate(more, data=[str(broken)]).evaluation.total.rows == 50
 
 
-def test_logs_without_a_row_are_refused(project, config):
+def test_logs_without_rows_are_refused(project, config):
     (project / "data" / "empty.tsv").write_bytes(b"")
-    with pytest.raises(DataError, match=r"empty\.tsv holds no rows\. Name the files that hold the logs"):
+    with pytest.raises(DataError, match=r"empty\.tsv has no rows\. Name the files with the logs"):
         evaluate(config, data=[str(project / "data" / "empty.tsv")])
     (project / "data" / "rubbish.tsv").write_bytes(b"a\nb\n")
     with pytest.raises(TooManyBadRows, match=r"2 of 2 rows of .*rubbish\.tsv are bad"):
@@ -202,59 +202,59 @@ def test_logs_without_a_row_are_refused(project, config):
 # ── what may be wrong ──────────────────────────────────────────────────────────────────────────
 
 
-def test_logs_that_are_not_there(project, config):
+def test_missing_logs_are_refused(project, config):
     with pytest.raises(SourceNotFound, match=r"nowhere\.tsv matches no file"):
         evaluate(config, data=[str(project / "nowhere.tsv")])
 
 
-def test_a_split_of_raw_logs_is_refused(project, config):
+def test_split_option_with_raw_logs_is_refused(project, config):
     with pytest.raises(
         ConfigError, match=r"--split is train, but --data names raw logs, which have no splits"
     ):
         evaluate(config, data=[str(project / "data" / "eval.tsv")], split="train")
 
 
-def test_data_that_is_a_checkpoint_is_told_apart(config, checkpoint):
+def test_checkpoint_given_as_data_is_refused(config, checkpoint):
     with pytest.raises(ArtifactError, match=r"has kind 'checkpoint'.*this release reads kind 'dataset'"):
         evaluate(config, data=[str(checkpoint)])
 
 
-def test_a_dataset_of_other_features_is_refused_and_the_way_out_works(project):
+def test_dataset_with_other_features_is_refused_and_its_raw_logs_work(project):
     other = load_config(
         project / "clickline.yaml", ["data.train=data/eval.tsv", "data.fields={I3: zscore, C26: ignore}"]
     )
     model = str(next((project / ".clickline" / "runs").iterdir()))
     clickline.prepare(other)
-    with pytest.raises(ArtifactError) as told:
+    with pytest.raises(ArtifactError) as caught:
         evaluate(other, model=model)
-    assert "not in the dataset: C26" in str(told.value)
-    assert "other statistics or transform: I3" in str(told.value)
-    assert "Name the raw logs with --data" in str(told.value)
+    assert "not in the dataset: C26" in str(caught.value)
+    assert "other statistics or transform: I3" in str(caught.value)
+    assert "Name the raw logs with --data" in str(caught.value)
     assert (
         evaluate(other, model=model, data=[str(project / "data" / "eval.tsv")]).evaluation.total.rows == 1600
     )
 
 
-def test_logs_of_a_format_without_the_models_columns_are_refused(project):
+def test_logs_without_the_models_columns_are_refused(project):
     (project / "other.txt").write_text("1 0 123:1 456:2\n1 1 123:1 456:2\n")
     other = load_config(project / "clickline.yaml", ["data.format=slots", "data.fields={}"])
     with pytest.raises(DataError, match=r"trained with the columns I1, I2, I3, I6, I7 and \d+ more"):
         evaluate(other, data=[str(project / "other.txt")])
 
 
-def test_without_a_checkpoint_it_says_what_to_do(project, config):
+def test_missing_checkpoint_error_names_the_command_to_run(project, config):
     shutil.rmtree(project / ".clickline" / "runs")
     with pytest.raises(ArtifactError, match=r"has no checkpoint\. Run `clickline train` first"):
         evaluate(config)
 
 
-def test_models_are_named_by_checkpoint_run_or_name(config, checkpoint):
+def test_model_is_found_by_checkpoint_run_or_name(config, checkpoint):
     found = [find_checkpoint(text, config.home) for text in (None, str(checkpoint), str(checkpoint.parent))]
     found.append(find_checkpoint(checkpoint.parent.name, config.home))
     assert {one.folder for one in found} == {checkpoint}
 
 
-def test_the_newest_run_is_the_one_that_wrote_a_checkpoint_last(project, config, checkpoint):
+def test_newest_run_has_the_latest_checkpoint(project, config, checkpoint):
     other = checkpoint.parent.with_name("0" * 12)
     shutil.copytree(checkpoint.parent, other)
     old = checkpoint / "manifest.json"
@@ -268,20 +268,20 @@ def test_the_newest_run_is_the_one_that_wrote_a_checkpoint_last(project, config,
 
 
 @pytest.mark.parametrize("folder", ["data", ".clickline/datasets", "nowhere"])
-def test_a_folder_that_is_no_model_is_told_with_what_there_is(project, config, checkpoint, folder):
-    with pytest.raises(ArtifactError) as told:
+def test_folder_without_a_model_is_refused_with_available_runs(project, config, checkpoint, folder):
+    with pytest.raises(ArtifactError) as caught:
         evaluate(config, model=str(project / folder))
-    assert "is neither a checkpoint nor a run with one. Name a folder such as" in str(told.value)
-    assert checkpoint.parent.name in str(told.value)
+    assert "is neither a checkpoint nor a run with one. Name a folder such as" in str(caught.value)
+    assert checkpoint.parent.name in str(caught.value)
 
 
-def test_a_dataset_is_no_model(project, config):
+def test_dataset_given_as_model_is_refused(project, config):
     with pytest.raises(ArtifactError, match="has kind 'dataset'"):
         evaluate(config, model=Dataset.current(Storage(), config.home).folder)
 
 
 @pytest.mark.parametrize("name", ["dense.npz", "tables.bin"])
-def test_a_damaged_checkpoint_is_refused(config, checkpoint, name):
+def test_damaged_checkpoint_is_refused(config, checkpoint, name):
     content = bytearray((checkpoint / name).read_bytes())
     content[len(content) // 2] ^= 0xFF
     (checkpoint / name).write_bytes(content)
@@ -289,14 +289,14 @@ def test_a_damaged_checkpoint_is_refused(config, checkpoint, name):
         evaluate(config)
 
 
-def test_a_torn_checkpoint_is_refused(config, checkpoint):
+def test_incomplete_checkpoint_is_refused(config, checkpoint):
     manifest = checkpoint / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:100])
     with pytest.raises(ArtifactError, match=r"is not a manifest"):
         evaluate(config)
 
 
-def test_a_damaged_shard_is_refused(config):
+def test_damaged_shard_is_refused(config):
     dataset = Dataset.current(Storage(), config.home)
     shard = Path(dataset.folder, dataset.splits["eval"].shards[1].file)
     shard.write_bytes(b"\0" * shard.stat().st_size)
@@ -309,16 +309,16 @@ def test_a_damaged_shard_is_refused(config):
 # ── slices, importance, gate ───────────────────────────────────────────────────────────────────
 
 
-def test_unknown_slots_are_told_with_those_there_are(config):
-    with pytest.raises(ConfigError) as told:
+def test_unknown_slots_are_refused_with_the_available_ones(config):
+    with pytest.raises(ConfigError) as caught:
         evaluate(config, slices=["C1", "C99", "I3"])
-    assert len(told.value.mistakes) == 2
-    assert "--slice C99 is no slot of the model. Its slots: I4, I5, C1, C2," in str(told.value)
-    assert "Did you mean C9?" in str(told.value)
-    assert "--slice I3 is a dense field" in str(told.value)
+    assert len(caught.value.mistakes) == 2
+    assert "--slice C99 is not a slot of the model. Its slots: I4, I5, C1, C2," in str(caught.value)
+    assert "Did you mean C9?" in str(caught.value)
+    assert "--slice I3 is a dense field" in str(caught.value)
 
 
-def test_slices_are_measured_as_if_alone_and_named_by_their_text(project, config, checkpoint):
+def test_slice_metrics_equal_those_of_its_rows_alone(project, config, checkpoint):
     rows, scores = scored(project, checkpoint)
     result = evaluate(config, data=[str(project / "data" / "eval.tsv")], slices=["C2"])
     slot = next(slot for slot in Dataset.current(Storage(), config.home).features.slots if slot.name == "C2")
@@ -344,7 +344,7 @@ def test_slices_are_measured_as_if_alone_and_named_by_their_text(project, config
     assert shown["value"] == result.name_of("C2", result.evaluation.slices["C2"][0].id)
 
 
-def test_of_a_dataset_the_frequent_values_are_named_and_the_others_are_hexadecimal(config):
+def test_frequent_values_of_a_dataset_have_names_and_others_are_hexadecimal(config):
     result = evaluate(config, slices=["C1", "C3"])
     raw = evaluate(config, data=[str(Path(config.home).parent / "data" / "eval.tsv")], slices=["C1", "C3"])
     for slot in ("C1", "C3"):
@@ -354,7 +354,7 @@ def test_of_a_dataset_the_frequent_values_are_named_and_the_others_are_hexadecim
         assert result.name_of(slot, heaviest) == raw.name_of(slot, heaviest)
 
 
-def test_buckets_are_named_by_their_range(config):
+def test_bucket_slices_are_named_by_their_range(config):
     result = evaluate(config, slices=["I4", "I5"])
     names = {result.name_of("I4", one.id) for one in result.evaluation.slices["I4"]}
     slot = next(s for s in Dataset.current(Storage(), config.home).features.slots if s.name == "I4")
@@ -366,7 +366,7 @@ def test_buckets_are_named_by_their_range(config):
     assert not any(len(name) == 16 and name.isalnum() for name in powers)
 
 
-def test_importance_is_the_same_again_and_finds_what_the_model_uses(project, config, checkpoint):
+def test_importance_is_reproducible_and_ranks_useful_fields_first(project, config, checkpoint):
     first = evaluate(config, importance=True, seed=4)
     again = evaluate(config, data=[str(project / "data" / "eval.tsv")], importance=True, seed=4)
     assert first.importance == again.importance
@@ -376,7 +376,7 @@ def test_importance_is_the_same_again_and_finds_what_the_model_uses(project, con
     assert {one.name for one in first.importance} == {field.name for field in features.fields}
     lost = [one.lost for one in first.importance]
     assert lost == sorted(lost, reverse=True) and lost[0] > 0.005
-    # The most important one, shuffled by hand.
+    # The most important field, shuffled manually.
     rows, _ = scored(project, checkpoint)
     top = first.importance[0]
     order = np.random.default_rng(1).permutation(rows.rows)
@@ -393,12 +393,12 @@ def test_importance_is_the_same_again_and_finds_what_the_model_uses(project, con
     model = find_checkpoint(None, config.home)
     counts = MetricCounts()
     counts.add(rows.label_B, rows.weight_B, open_checkpoint(model, 2).score(shuffled))
-    by_hand = counts.metrics().auc
-    assert by_hand is not None
-    assert top.auc == pytest.approx(by_hand, abs=0.02)
+    expected = counts.metrics().auc
+    assert expected is not None
+    assert top.auc == pytest.approx(expected, abs=0.02)
 
 
-def test_the_gate_speaks_and_refuses_nothing(project):
+def test_evaluate_reports_the_gate_without_failing(project):
     strict = load_config(project / "clickline.yaml", ["gate.auc=0.99", "gate.vs_current=-0.01"])
     verdict = evaluate(strict).verdict
     assert not verdict.passed
@@ -406,7 +406,7 @@ def test_the_gate_speaks_and_refuses_nothing(project):
     assert "gate.vs_current was not checked: there is no current version to compare with." in verdict.warnings
 
 
-def test_the_report_holds_everything_and_goes_where_it_is_told(project, config, checkpoint):
+def test_report_is_complete_and_written_to_the_given_path(project, config, checkpoint):
     result = evaluate(config)
     run, step = checkpoint.parent.name, checkpoint.name
     dataset = Dataset.current(Storage(), config.home)

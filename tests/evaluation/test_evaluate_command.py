@@ -1,4 +1,4 @@
-"""clickline evaluate, as a process of its own."""
+"""`clickline evaluate` as a separate process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_tables_say_what_was_measured(project):
+def test_command_prints_the_metrics(project):
     lines = (project / "data" / "eval.tsv").read_bytes().splitlines(keepends=True)
     (project / "some.tsv").write_bytes(b"".join([*lines[:500], b"only\ttwo\n"]))
     done = run("--data", "some.tsv", "--slice", "C1", "--importance", "--out", "mine.json", cwd=project)
@@ -40,7 +40,7 @@ def test_the_tables_say_what_was_measured(project):
     assert shown["rows"] == "500; skipped as bad: 1 wrong column count"
     for name in ("normalised entropy", "accuracy", "calibration", "ECE", "clicks", "gate", "report"):
         assert shown[name], name
-    assert "\nBy C1, the values with most shows\n" in done.stdout
+    assert "\nBy C1, the values with most impressions\n" in done.stdout
     first = measured["evaluation"]["slices"]["C1"][0]
     assert any(
         line.startswith(first["value"]) and f"{first['rows']}" in line for line in done.stdout.splitlines()
@@ -56,7 +56,7 @@ def test_the_tables_say_what_was_measured(project):
 
 
 @pytest.mark.slow
-def test_escape_bytes_of_log_values_reach_no_terminal(project):
+def test_escape_sequences_in_log_values_are_not_printed(project):
     hostile = "\x1b[2J\x1b]0;owned\x07\u202egnp\x9b31m"
     lines = (project / "data" / "eval.tsv").read_text().splitlines()[:300]
     cells = [line.split("\t") for line in lines]
@@ -73,7 +73,7 @@ def test_escape_bytes_of_log_values_reach_no_terminal(project):
 
 
 @pytest.mark.slow
-def test_json_is_one_document_and_a_refusing_gate_is_no_failure(project):
+def test_json_output_is_one_document_and_a_refusal_exits_zero(project):
     done = run("--json", "--split", "train", "--set", "gate.auc=0.999", cwd=project)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -85,10 +85,10 @@ def test_json_is_one_document_and_a_refusing_gate_is_no_failure(project):
 
 
 @pytest.mark.slow
-def test_mistakes_have_their_exit_codes(project):
+def test_evaluate_errors_have_their_exit_codes(project):
     unknown = run("--slice", "C99", "--json", cwd=project)
     assert unknown.returncode == 2
-    assert "--slice C99 is no slot of the model. Its slots: I4, I5, C1," in unknown.stderr
+    assert "--slice C99 is not a slot of the model. Its slots: I4, I5, C1," in unknown.stderr
     assert json.loads(unknown.stdout)["error"]["kind"] == "ConfigError"
     (project / "bad.tsv").write_text("x\n" * 10)
     assert run("--data", "bad.tsv", cwd=project).returncode == 4

@@ -1,4 +1,4 @@
-"""The report of an evaluation: the shape of a training's, for any model on any rows."""
+"""The report of `evaluate` has the format of a training report, for any model on any rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def report_of(checkpoint: Path) -> dict:
     return json.loads((checkpoint.parent / "report.json").read_text())
 
 
-def test_it_has_the_shape_of_a_training_report_and_tells_the_same_of_the_same_rows(config, checkpoint):
+def test_evaluate_report_matches_the_training_report(config, checkpoint):
     result = evaluate(config)
     written = json.loads(Path(result.report).read_text())
     assert written == json.loads(json.dumps(result.to_json()))
@@ -46,21 +46,21 @@ def test_it_has_the_shape_of_a_training_report_and_tells_the_same_of_the_same_ro
     assert written["run"]["name"] in Path(result.page).read_text()
     assert (written["learning"], written["epochs"]) == (None, [])
     assert written["importance"] is None
-    assert any("report of its run" in note for note in written["notes"])
+    assert any("report of the run" in note for note in written["notes"])
     assert any("--importance" in note for note in written["notes"])
 
 
-def test_raw_logs_are_compared_with_what_was_learned(project, config, checkpoint):
+def test_drift_of_raw_logs_is_measured_against_training_data(project, config, checkpoint):
     report = evaluate(config, data=[str(project / "data" / "eval.tsv")], importance=True).to_json()
     trained = report_of(checkpoint)
     assert report["drift"] == trained["drift"]
     assert report["importance_rows"] == 1600
     for found, wanted in zip(report["slot_table"], trained["slot_table"], strict=True):
         assert found == {**wanted, "distinct_eval": None, "missing_eval": None}
-    assert any("raw logs are not counted" in note for note in report["notes"])
+    assert any("are not counted for raw logs" in note for note in report["notes"])
 
 
-def test_without_the_dataset_it_learned_from_a_model_is_still_measured(project, config):
+def test_model_is_evaluated_without_its_training_dataset(project, config):
     dataset = Dataset.current(Storage(), config.home)
     shutil.rmtree(dataset.folder)
     report = evaluate(config, data=[str(project / "data" / "eval.tsv")]).to_json()
@@ -69,17 +69,17 @@ def test_without_the_dataset_it_learned_from_a_model_is_still_measured(project, 
     assert report["lineage"]["dataset"] is None
     assert report["slot_table"][0]["distinct_train"] is None
     assert report["slot_table"][0]["unseen_eval"] is not None
-    assert any("is not here any more" in note for note in report["notes"])
+    assert any("is no longer available" in note for note in report["notes"])
 
 
 @pytest.mark.slow
-def test_a_version_is_told_of_as_its_checkpoint_and_beside_it(project, config, checkpoint):
+def test_version_is_evaluated_like_its_checkpoint(project, config, checkpoint):
     number = clickline.publish(config).version.number
     live = evaluate(config, model="current", slices=["C1"]).to_json()
     assert live["lineage"]["version"] == number
     assert live["lineage"]["checkpoint"] is None
     assert live["current"] is None
-    assert any("is the current one itself" in note for note in live["notes"])
+    assert any("is the current version" in note for note in live["notes"])
     trained = report_of(checkpoint)
     assert live["drift"] == trained["drift"]
     assert [one["unseen_eval"] for one in live["slot_table"]] == pytest.approx(
@@ -96,7 +96,7 @@ def test_a_version_is_told_of_as_its_checkpoint_and_beside_it(project, config, c
 
 
 @pytest.mark.slow
-def test_a_live_version_that_cannot_be_scored_is_a_note_and_no_failure(project, config):
+def test_live_version_that_cannot_be_scored_is_only_a_note(project, config):
     clickline.publish(config)
     (network,) = (project / ".clickline").rglob("dense.onnx")
     network.chmod(0o644)

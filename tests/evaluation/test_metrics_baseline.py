@@ -1,4 +1,4 @@
-"""What is said of a model that is worse than no model."""
+"""The warning about a model that is worse than the base rate."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ def rows(*columns: list[float]) -> LabelledRows:
     return LabelledRows(floats, floats, ones, ones, np.zeros(count, np.int32), encoded)
 
 
-def test_a_model_better_than_the_base_rate_is_not_warned_about():
+def test_no_warning_for_a_model_better_than_the_base_rate():
     assert GOOD.normalised_entropy < 1
     assert worse_than_base_rate(GOOD, FEATURES, None) is None
     assert worse_than_base_rate(MetricCounts().metrics(), FEATURES, None) is None
 
 
-def test_fields_are_named_by_size_with_their_transform_and_range():
+def test_unscaled_fields_are_listed_by_size():
     some = rows([1, 2, 3], [-500, 0, 300], [4e5, 1e19, 2e5])
-    words = worse_than_base_rate(BAD, FEATURES, some)
-    assert "log loss is 9.7, worse than that of always predicting the base rate" in words
+    warning = worse_than_base_rate(BAD, FEATURES, some)
+    assert "log loss is 9.7, worse than the 0.5706 of always predicting the base rate" in warning
     assert (
         "the likely cause: larger (transform: none; median 4e+05, up to 1e+19), "
-        "huge (transform: none; median 4e+02, up to 5e+02). Set transform: robust for them"
-    ) in words
-    assert "small" not in words
+        "huge (transform: none; median 4e+02, up to 5e+02). Set transform: robust or log1p for them"
+    ) in warning
+    assert "small" not in warning
 
 
 @pytest.mark.parametrize("some", [None, rows([1, 2], [3, 4], [5, 6])], ids=["no rows", "scaled"])
-def test_without_such_a_field_the_steps_and_epochs_are_named(some):
-    words = worse_than_base_rate(BAD, FEATURES, some)
-    assert "lower train.learning_rate, train.embedding.learning_rate or train.epochs" in words
+def test_without_unscaled_fields_the_learning_rate_is_named(some):
+    warning = worse_than_base_rate(BAD, FEATURES, some)
+    assert "lower train.learning_rate, train.embedding.learning_rate or train.epochs" in warning

@@ -1,4 +1,4 @@
-"""Calibration mends probabilities, keeps the order, survives JSON, and does the same to any batch."""
+"""Calibration corrects probabilities, keeps the order, survives JSON, and does not depend on batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from naive_measures import columns, sigmoid
 from clickline.errors import ArtifactError, DataError
 from clickline.evaluation.binary_metrics import MetricCounts
 from clickline.evaluation.calibration_fit import fit_isotonic, fit_platt
-from clickline.models.calibration import Isotonic, Platt, from_json
+from clickline.models.calibration import Isotonic, Platt, calibration_from_json
 
 FITS = [fit_isotonic, fit_platt]
 WRONG = {
@@ -41,7 +41,7 @@ def counted(*batch, limit=1 << 16):
 
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_probabilities_get_better_on_other_rows_and_rank_as_before(fit, wrong):
+def test_calibration_improves_other_rows_and_keeps_the_ranking(fit, wrong):
     calibration = fit(counted(*rows_of(1, 20_000, wrong)).bins())
     label, weight, score = rows_of(2, 50_000, wrong)
     before = counted(label, weight, score).metrics()
@@ -56,7 +56,7 @@ def test_wrong_probabilities_get_better_on_other_rows_and_rank_as_before(fit, wr
 
 
 @pytest.mark.parametrize("fit", FITS)
-def test_right_probabilities_are_left_about_as_they_are(fit):
+def test_calibrated_probabilities_hardly_change(fit):
     label, weight, score = rows_of(3, 50_000, "right")
     calibration = fit(counted(label, weight, score).bins())
     assert np.abs(calibration.apply(score) - score).mean() < 0.01
@@ -64,13 +64,13 @@ def test_right_probabilities_are_left_about_as_they_are(fit):
     assert after.metrics().logloss == pytest.approx(before.metrics().logloss, abs=1.5e-3)
 
 
-def test_platt_finds_the_line_that_the_scores_were_bent_by():
+def test_platt_recovers_the_distortion():
     found = fit_platt(counted(*rows_of(4, 400_000, "too sure")).bins())
     assert found.slope == pytest.approx(0.5, abs=0.01)
     assert found.offset == pytest.approx(-0.5, abs=0.02)
 
 
-def test_fits_on_joined_scores_agree_with_exact_ones():
+def test_fit_on_joined_scores_agrees_with_exact_fit():
     batch = rows_of(5, 60_000, "bent")
     grid = np.linspace(0.01, 0.9, 90)
     for fit in FITS:
@@ -91,7 +91,7 @@ def test_fits_on_joined_scores_agree_with_exact_ones():
     ).filter(lambda rows: any(a + b for a, b, _ in rows)),
     st.lists(st.floats(0, 1, width=32), min_size=1, max_size=50),
 )
-def test_whatever_it_is_fitted_on_the_result_rises_and_is_a_probability(rows, probes):
+def test_calibration_is_increasing_and_within_0_and_1(rows, probes):
     batch = columns(
         [a / (a + b) if a + b else 0 for a, b, _ in rows],
         [a + b for a, b, _ in rows],
@@ -103,12 +103,15 @@ def test_whatever_it_is_fitted_on_the_result_rises_and_is_a_probability(rows, pr
         found = calibration.apply(probes)
         assert np.all((found >= 0) & (found <= 1))
         assert np.all(np.diff(found) >= 0)
-        assert from_json(json.loads(json.dumps(calibration.to_json(), allow_nan=False))) == calibration
+        assert (
+            calibration_from_json(json.loads(json.dumps(calibration.to_json(), allow_nan=False)))
+            == calibration
+        )
 
 
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_one_row_gets_what_it_gets_among_many(fit, dtype):
+def test_single_row_is_calibrated_like_in_a_batch(fit, dtype):
     calibration = fit(counted(*rows_of(6, 5000, "bent")).bins())
     score = np.random.default_rng(7).random(1000).astype(dtype)
     together = calibration.apply(score)
@@ -116,11 +119,11 @@ def test_one_row_gets_what_it_gets_among_many(fit, dtype):
     assert np.array_equal(
         together, np.concatenate([calibration.apply(score[i : i + 1]) for i in range(1000)])
     )
-    assert np.array_equal(together, from_json(calibration.to_json()).apply(score))
+    assert np.array_equal(together, calibration_from_json(calibration.to_json()).apply(score))
 
 
 @pytest.mark.parametrize("fit", FITS)
-def test_clicks_that_fall_as_predictions_rise_do_not_turn_the_order_round(fit):
+def test_inverted_clicks_do_not_reverse_the_order(fit):
     rng = np.random.default_rng(8)
     probability = rng.random(5000)
     calibration = fit(counted(*columns(rng.random(5000) > probability, np.ones(5000), probability)).bins())
@@ -132,7 +135,7 @@ def test_clicks_that_fall_as_predictions_rise_do_not_turn_the_order_round(fit):
 
 
 @pytest.mark.parametrize("fit", FITS)
-def test_a_group_without_a_click_is_not_called_impossible(fit):
+def test_group_without_clicks_has_positive_probability(fit):
     label, score = np.repeat([0, 0, 1], 500), np.repeat([0.1, 0.2, 0.9], 500)
     low, high = fit(counted(*columns(label, np.ones(1500), score)).bins()).apply(np.array([0.1, 0.9]))
     assert 1e-7 < low < 0.01
@@ -140,7 +143,7 @@ def test_a_group_without_a_click_is_not_called_impossible(fit):
 
 
 @pytest.mark.parametrize("fit", FITS)
-def test_the_unit_of_the_weights_does_not_matter(fit):
+def test_calibration_is_invariant_to_the_scale_of_weights(fit):
     label, weight, score = rows_of(9, 3000, "bent")
     grid = np.linspace(0.01, 0.9, 20)
     one, heavy = (fit(counted(label, weight * unit, score).bins()).apply(grid) for unit in (1, 64))
@@ -148,7 +151,7 @@ def test_the_unit_of_the_weights_does_not_matter(fit):
 
 
 @pytest.mark.parametrize("fit", FITS)
-def test_no_rows_to_fit_on_are_an_error(fit):
+def test_calibration_without_rows_is_an_error(fit):
     with pytest.raises(DataError, match="no rows are held out to fit the calibration on"):
         fit(MetricCounts().bins())
 
@@ -168,19 +171,19 @@ def test_no_rows_to_fit_on_are_an_error(fit):
         ({"kind": "isotonic", "scores": "ab", "values": [0, 1]}, "is invalid"),
     ],
 )
-def test_a_document_that_is_no_calibration_is_refused(document, words):
+def test_invalid_calibration_document_is_refused(document, words):
     with pytest.raises(ArtifactError, match=words):
-        from_json(document)
+        calibration_from_json(document)
 
 
-def test_interpolation_by_hand():
+def test_isotonic_interpolation_matches_manual_values():
     line = Isotonic((0.0, 0.5, 1.0), (0.0, 0.1, 1.0))
     assert line.apply(np.array([0.0, 0.25, 0.5, 0.75, 1.0])) == pytest.approx([0, 0.05, 0.1, 0.55, 1])
     assert Platt(1.0, 0.0).apply(np.array([0.2, 0.7])) == pytest.approx([0.2, 0.7])
     assert Platt(1.0, math.log(2)).apply(np.array([0.5])) == pytest.approx([2 / 3])
 
 
-def test_rounding_does_not_break_the_rise_where_two_lines_meet():
+def test_isotonic_is_increasing_despite_rounding_at_knots():
     # Found by search: without care the score just below the second point gets more than the point itself.
     second, value = 0.878985668547148, 0.8907245963190537
     line = Isotonic((0.0, 0.0005424560441484316, second, 1.0), (0.0, 0.0007501046232195143, value, 1.0))
@@ -188,7 +191,7 @@ def test_rounding_does_not_break_the_rise_where_two_lines_meet():
     assert below <= at == value
 
 
-def test_blocks_that_the_prior_puts_out_of_order_are_pooled():
+def test_blocks_put_out_of_order_by_the_prior_are_pooled():
     # 49.9 % of 1,000 and 50 % of 20 clicked; with the prediction 0.2 as one more row the 20 fall below the 1,000.
     label = np.concatenate([np.arange(1000) < 499, np.arange(20) < 10])
     fitted = fit_isotonic(counted(*columns(label, np.ones(1020), np.repeat([0.1, 0.2], [1000, 20]))).bins())

@@ -1,4 +1,4 @@
-"""Counts against the definitions: fractional labels, ties, extremes, any batches, any merging."""
+"""Metric counts against the definitions: fractional labels, ties, extremes, any batches, any merging."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def measure(*batch, limit=1 << 16):
 
 
 @given(ROWS)
-def test_all_measures_are_what_their_definitions_say(rows):
+def test_metrics_match_their_definitions(rows):
     label, weight, score = batch_of(rows)
     found = measure(label, weight, score)
     assert found.rows == len(rows)
@@ -76,7 +76,7 @@ def test_all_measures_are_what_their_definitions_say(rows):
 
 
 @given(ROWS)
-def test_a_fractional_row_counts_as_its_shows_do_one_by_one(rows):
+def test_fractional_row_counts_like_its_single_impressions(rows):
     rows = [row for row in rows if row[0][1]] or [((1, 2), 0.5)]
     whole, single = measure(*batch_of(rows)), list(expanded(*batch_of(rows)))
     apart = measure(*columns([y for y, _ in single], [1] * len(single), [p for _, p in single]))
@@ -85,7 +85,7 @@ def test_a_fractional_row_counts_as_its_shows_do_one_by_one(rows):
 
 
 @given(st.lists(st.integers(0, 500), max_size=5), st.integers(0, 100))
-def test_batches_may_be_cut_anywhere_to_the_last_bit(cuts, seed):
+def test_metrics_do_not_depend_on_batch_boundaries_to_the_bit(cuts, seed):
     batch = clicks_of(np.random.default_rng(seed), 500)
     parts = MetricCounts(64)
     for rows in np.split(np.arange(500), sorted(cuts)):
@@ -96,7 +96,7 @@ def test_batches_may_be_cut_anywhere_to_the_last_bit(cuts, seed):
 
 @pytest.mark.slow
 @given(st.lists(ROWS, min_size=2, max_size=5), st.randoms(use_true_random=False))
-def test_merging_in_any_grouping_gives_the_same(batches, random):
+def test_merging_in_any_order_gives_the_same_metrics(batches, random):
     def fed(rows):
         counts = MetricCounts(64)
         counts.add(*batch_of(rows))
@@ -125,7 +125,7 @@ def test_merging_in_any_grouping_gives_the_same(batches, random):
         assert abs(other.auc - one.auc) <= one.auc_error + other.auc_error + 1e-12
 
 
-def test_a_restored_state_goes_on_to_the_same_bits():
+def test_restored_counts_continue_bit_identically():
     rng = np.random.default_rng(5)
     first, second = clicks_of(rng, 3000), clicks_of(rng, 3000)
     straight = MetricCounts(256)
@@ -137,76 +137,81 @@ def test_a_restored_state_goes_on_to_the_same_bits():
     assert straight.metrics().auc_error > 0
 
 
-def test_scores_of_double_precision_are_compared_as_float32_and_measured_as_they_are():
+def test_float64_scores_are_ranked_as_float32_with_exact_losses():
     label, weight, _ = columns([0, 1], [1, 1], [0, 0])
     found = measure(label, weight, np.array([0.3, 0.3 + 1e-12]))
     assert found.auc == 0.5
     assert found.logloss == pytest.approx(-(math.log(0.7) + math.log(0.3)) / 2, rel=1e-11)
 
 
-def test_sure_mistakes_cost_much_but_not_infinitely_much():
+def test_log_loss_of_certain_mistakes_is_finite():
     found = measure(*columns([1, 0], [1, 1], [0, 1]))
     assert found.logloss == pytest.approx(-math.log(CLIP), rel=1e-6)
     assert found.auc == 0.0 and found.accuracy == 0.0 and found.brier == 1.0
 
 
-@pytest.mark.parametrize(("label", "kind"), [(0, "without"), (1, "with")])
-def test_one_class_alone_has_no_auc_and_says_so(label, kind):
+@pytest.mark.parametrize(("label", "kind"), [(0, "lack"), (1, "have")])
+def test_single_class_has_no_auc_and_a_note(label, kind):
     found = measure(*columns([label] * 3, [1, 2, 1], [0.1, 0.2, 0.3]))
     assert (found.auc, found.auc_interval, found.normalised_entropy) == (None, None, None)
     assert found.notes == (
-        f"AUC and normalised entropy cannot be measured: all 4 shows are {kind} a click. Evaluate on rows of both kinds.",
+        f"AUC and normalised entropy cannot be measured: all 4 impressions {kind} a click. "
+        "Evaluate on rows with and without clicks.",
     )
     assert found.logloss is not None
     assert (found.calibration is None) == (label == 0)
 
 
-def test_nothing_to_measure_is_said():
+def test_no_rows_give_a_note():
     assert "there are no rows" in MetricCounts().metrics().notes[0]
     assert "all 2 rows have weight 0" in measure(*columns([1, 0], [0, 0], [0.5, 0.5])).notes[0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -0.1, 1.1])
-def test_a_probability_that_is_none_is_refused_and_the_batch_not_counted(bad):
+def test_invalid_probability_is_refused_and_its_batch_not_counted(bad):
     counts = MetricCounts()
     counts.add(*columns([1, 0], [1, 1], [0.5, 0.4]))
     before = counts.metrics()
     with pytest.raises(ClicklineError, match="row 4 of the evaluated rows got the probability") as caught:
         counts.add(*columns([1, 0, 0], [1, 1, 1], [0.5, bad, 0.1]))
-    assert "must be a number from 0 to 1" in str(caught.value)
+    assert "must be between 0 and 1" in str(caught.value)
     assert "earlier checkpoint" in str(caught.value)
     assert not isinstance(caught.value, DataError)
     assert counts.metrics() == before
 
 
 @pytest.mark.parametrize(
-    ("label", "weight", "words"),
+    ("label", "weight", "message"),
     [
-        (math.nan, 1, "row 1 of the evaluated rows has label nan; a label is a share of clicks, from 0 to 1"),
+        (
+            math.nan,
+            1,
+            "row 1 of the evaluated rows has label nan; a label is a share of clicks between 0 and 1",
+        ),
         (2, 1, "has label 2"),
-        (0, -1, "has weight -1; a weight is finite and not below 0"),
+        (0, -1, "has weight -1; a weight is finite and not negative"),
         (0, math.inf, "has weight inf"),
         (0, math.nan, "has weight nan"),
     ],
 )
-def test_labels_and_weights_that_are_none_are_refused(label, weight, words):
-    with pytest.raises(DataError, match=words):
+def test_invalid_labels_and_weights_are_refused(label, weight, message):
+    with pytest.raises(DataError, match=message):
         MetricCounts().add(*columns([label], [weight], [0.5]))
 
 
-def test_columns_of_different_length_are_a_mistake_of_the_caller():
+def test_columns_of_different_length_raise_value_error():
     with pytest.raises(ValueError, match=r"differ in length: \[1, 2\]"):
         MetricCounts().add(*columns([1, 0], [1, 1], [0.5]))
 
 
-def test_calibration_error_sees_what_the_overall_ratio_does_not():
+def test_ece_detects_errors_that_cancel_in_the_ratio():
     # Half the shows are predicted 0.1 and click at 0.3, half the other way round: in sum all is right.
     found = measure(*columns([0.3, 0.1], [1000, 1000], [0.1, 0.3]))
     assert found.calibration == pytest.approx(1, rel=1e-6)
     assert found.ece == pytest.approx(0.2, rel=1e-6)
 
 
-def test_right_predictions_are_calibrated_and_beat_the_base_rate():
+def test_true_probabilities_are_calibrated_and_beat_the_base_rate():
     found = measure(*clicks_of(np.random.default_rng(1), 100_000))
     assert found.calibration == pytest.approx(1, abs=0.03)
     assert found.ece < 0.01
@@ -228,7 +233,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("limit", [64, 1024])
-def test_the_stated_error_holds_in_any_order_of_rows(order, limit):
+def test_auc_error_bound_holds_in_any_row_order(order, limit):
     label, weight, score = clicks_of(np.random.default_rng(2), 60_000)
     weight = np.random.default_rng(3).integers(0, 5, len(score)).astype(np.float32)
     rows = ORDERS[order](score)
@@ -245,7 +250,7 @@ def test_the_stated_error_holds_in_any_order_of_rows(order, limit):
     st.lists(st.tuples(st.booleans(), st.integers(1, 5), SCORES), min_size=100, max_size=600),
     st.lists(st.integers(0, 600), max_size=3),
 )
-def test_the_stated_error_holds_for_any_scores_batches_and_merges(rows, cuts):
+def test_auc_error_bound_holds_for_any_scores_batches_and_merges(rows, cuts):
     batch = columns(*zip(*rows, strict=True))
     total = MetricCounts(16)
     for number, part in enumerate(np.split(np.arange(len(rows)), sorted(cuts))):
@@ -260,7 +265,7 @@ def test_the_stated_error_holds_for_any_scores_batches_and_merges(rows, cuts):
 @pytest.mark.parametrize(
     ("limit", "few", "many", "most"), [(1024, 4096, 60_000, 2), (256, 60_000, 200_000, 10)]
 )
-def test_a_crowd_inside_what_was_joined_long_before_is_told_apart(limit, few, many, most):
+def test_heavy_scores_inside_a_joined_node_stay_separate(limit, few, many, most):
     # Some rows all over the scores, then many between two of them.
     rng = np.random.default_rng(8)
     wide, crowd = np.exp(rng.uniform(np.log(1e-6), 0, few)), 0.3 + 1e-3 * rng.random(many)
@@ -271,7 +276,7 @@ def test_a_crowd_inside_what_was_joined_long_before_is_told_apart(limit, few, ma
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_stated_error_counts_pairs_of_a_joined_score_and_one_inside_it(seed):
+def test_auc_error_bound_covers_nested_nodes(seed):
     # First clicks all over a range, then non-clicks crowded in the middle of it: hardly a tie, but much unknown.
     rng = np.random.default_rng(seed)
     score = np.concatenate([rng.uniform(0.5, 1, 128), 0.7 + 0.001 * rng.random(320)])
@@ -281,12 +286,12 @@ def test_the_stated_error_counts_pairs_of_a_joined_score_and_one_inside_it(seed)
     assert abs(found.auc - auc_by_sorting(*batch)) <= found.auc_error
 
 
-def test_minus_zero_is_zero():
+def test_minus_zero_score_equals_zero():
     assert measure(*columns([1, 0], [1, 1], [-0.0, 0.0])).auc == 0.5
     assert measure(*columns([1, 0], [1, 1], [-0.0, 0.1])).auc == 0.0
 
 
-def test_a_score_that_many_rows_share_is_not_joined_with_others():
+def test_heavy_score_is_never_joined():
     # A tenth of the rows got one and the same prediction, the others all differ: ties are no error.
     label, weight, score = clicks_of(np.random.default_rng(4), 300_000)
     score[::10] = 0.2
@@ -294,7 +299,7 @@ def test_a_score_that_many_rows_share_is_not_joined_with_others():
     assert abs(found.auc - auc_by_sorting(label, weight, score)) <= found.auc_error < 1e-4
 
 
-def test_the_default_is_exact_on_few_and_better_than_1e_4_on_many():
+def test_default_auc_is_exact_for_few_scores_and_within_1e_4_for_many():
     label, weight, score = clicks_of(np.random.default_rng(6), 400_000)
     few = measure(label[:60_000], weight[:60_000], score[:60_000])
     assert few.auc_error == 0
@@ -306,7 +311,7 @@ def test_the_default_is_exact_on_few_and_better_than_1e_4_on_many():
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_rows():
+def test_counts_memory_does_not_grow_with_rows():
     rng = np.random.default_rng(7)
     counts = MetricCounts()
 
@@ -325,7 +330,7 @@ def test_memory_does_not_grow_with_the_rows():
     assert counts.metrics().auc_error < 2e-5
 
 
-def test_metrics_are_values():
+def test_metrics_are_immutable_values():
     found = measure(*columns([1, 0], [1, 1], [0.5, 0.4]))
     assert replace(found, auc=0.5).auc == 0.5
     with pytest.raises(AttributeError):

@@ -1,4 +1,4 @@
-"""Curves: every point is what a direct count gives, and nothing between two points is lost."""
+"""Curves: every point equals a direct count, and thinning keeps the shape."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def counted(labels, weights, scores) -> MetricCounts:
 
 
 @given(shows)
-def test_every_point_is_a_direct_count_with_weights_and_ties(rows):
+def test_curve_points_equal_direct_counts(rows):
     weights = [weight for (weight, _), _ in rows]
     labels = [clicks / weight for (weight, clicks), _ in rows]
     scores = [score for _, score in rows]
@@ -60,7 +60,7 @@ def test_every_point_is_a_direct_count_with_weights_and_ties(rows):
     assert found["gain"]["lift"] == pytest.approx([lift[0], *lift])
 
 
-def test_many_scores_are_thinned_and_the_shape_stays():
+def test_thinned_curves_keep_their_shape():
     counts = counted(*clicks_of(np.random.default_rng(1), 50_000))
     bins = counts.bins()
     found = curves(bins)
@@ -82,7 +82,7 @@ def test_many_scores_are_thinned_and_the_shape_stays():
     assert found["gain"]["lift"][-1] == pytest.approx(1.0)
 
 
-def test_a_few_very_high_scores_are_not_lost_among_many_low_ones():
+def test_few_high_scores_stay_visible_in_curves():
     labels = np.zeros(100_000)
     labels[:10] = 1
     scores = np.linspace(0.1, 0.0, 100_000)
@@ -91,7 +91,7 @@ def test_a_few_very_high_scores_are_not_lost_among_many_low_ones():
     assert (roc["false_positive_rate"][1], roc["true_positive_rate"][1]) == (0.0, 1.0)
 
 
-def test_calibration_stands_in_the_bins_of_the_ece_with_a_band_around_what_was_observed():
+def test_calibration_curve_uses_the_ece_bins_with_intervals():
     label, weight, probability = clicks_of(np.random.default_rng(2), 20_000)
     counts = counted(label, weight, probability)
     found = curves(counts.bins())["calibration"]
@@ -108,7 +108,7 @@ def test_calibration_stands_in_the_bins_of_the_ece_with_a_band_around_what_was_o
     assert sum(gap) / 20_000 == pytest.approx(counts.metrics().ece)
 
 
-def test_the_band_holds_the_true_rate_about_as_often_as_it_says():
+def test_calibration_interval_has_its_nominal_coverage():
     held = bins = 0
     for seed in range(40):
         found = curves(counted(*clicks_of(np.random.default_rng(seed), 4000)).bins())["calibration"]
@@ -118,7 +118,7 @@ def test_the_band_holds_the_true_rate_about_as_often_as_it_says():
     assert 0.93 < held / bins < 0.97
 
 
-def test_rows_of_many_shows_do_not_make_the_band_narrower():
+def test_heavy_rows_do_not_narrow_the_calibration_interval():
     label, weight, probability = clicks_of(np.random.default_rng(3), 2000)
     single = curves(counted(label, weight, probability).bins())["calibration"]
     heavy = curves(counted(label, 50 * weight, probability).bins())["calibration"]
@@ -126,14 +126,14 @@ def test_rows_of_many_shows_do_not_make_the_band_narrower():
     assert heavy["high"] == pytest.approx(single["high"])
 
 
-def test_a_band_at_no_click_at_all_is_still_a_band():
+def test_calibration_interval_without_clicks_has_width():
     found = curves(counted([0, 0, 0, 0], [1, 1, 1, 1], [0.3, 0.3, 0.3, 0.3]).bins())["calibration"]
     assert (found["observed"], found["low"]) == ([0.0], [0.0])
     assert 0.3 < found["high"][0] < 0.7
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
-def test_one_class_only_has_no_curve_that_compares_two(label):
+def test_single_class_has_no_ranking_curves(label):
     found = curves(counted([label] * 3, [1, 2, 1], [0.1, 0.2, 0.2]).bins())
     assert [found[name] for name in BOTH] == [None] * 3
     assert found["calibration"]["observed"] == [label] * 2
@@ -141,7 +141,7 @@ def test_one_class_only_has_no_curve_that_compares_two(label):
 
 
 @pytest.mark.parametrize("weight", [[], [0, 0]])
-def test_no_rows_and_no_weight_give_no_curve(weight):
+def test_no_rows_and_no_weight_give_no_curves(weight):
     rows = len(weight)
     found = curves(counted([1] * rows, weight, [0.5] * rows).bins())
     assert list(found) == ["roc", "precision_recall", "calibration", "scores", "gain"]
@@ -149,7 +149,7 @@ def test_no_rows_and_no_weight_give_no_curve(weight):
 
 
 @given(shows)
-def test_the_histogram_has_every_show_once(rows):
+def test_score_histogram_counts_every_impression_once(rows):
     weights = [weight for (weight, _), _ in rows]
     labels = [clicks / weight for (weight, clicks), _ in rows]
     scores = [score for _, score in rows]
@@ -164,6 +164,6 @@ def test_the_histogram_has_every_show_once(rows):
     assert sum(found["clicks"]) + sum(found["others"]) == pytest.approx(len(single))
 
 
-def test_they_are_plain_json():
+def test_curves_are_plain_json():
     found = curves(counted(*clicks_of(np.random.default_rng(4), 1000)).bins())
     assert json.loads(json.dumps(found)) == found

@@ -1,4 +1,4 @@
-"""Drift: the index as its definition says, the bins that moved, and samples that do not depend on pieces."""
+"""Drift: the index matches its definition, the largest shifts, and samples that do not depend on batches."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ids = st.lists(st.integers(0, 80).map(lambda n: SLOT.missing_id if n == 0 else n
 
 
 @given(ids, ids)
-def test_a_slot_is_binned_by_its_heaviest_values_the_rest_and_missing(train, eval):
+def test_slot_bins_are_top_values_others_and_missing(train, eval):
     (found,) = drift(FEATURES, rows_of(train), rows_of(eval), {})
     counts = Counter(one for one in train if one != SLOT.missing_id)
     heaviest = sorted(counts, key=lambda one: (-counts[one], one))[:TOP_VALUES]
@@ -68,7 +68,7 @@ def test_a_slot_is_binned_by_its_heaviest_values_the_rest_and_missing(train, eva
         assert one.eval == pytest.approx(binned(eval)[key] / len(eval))
 
 
-def test_what_moved_most_is_told_first_by_its_name():
+def test_largest_shift_comes_first_with_its_name():
     train, eval = [1] * 500 + [2] * 400 + [3] * 100, [1] * 500 + [2] * 100 + [3] * 400
     (found,) = drift(FEATURES, rows_of(train), rows_of(eval), {"s": {2: "two"}})
     assert [one.value for one in found.top] == ["two", f"{3:016x}", f"{1:016x}"]
@@ -76,7 +76,7 @@ def test_what_moved_most_is_told_first_by_its_name():
     assert json.loads(json.dumps(found.to_json()))["top"][0] == {"value": "two", "train": 0.4, "eval": 0.1}
 
 
-def test_the_same_rows_have_not_moved_and_new_values_have():
+def test_same_rows_have_no_drift_and_new_values_do():
     same = list(range(1, 40)) * 30
     (found,) = drift(FEATURES, rows_of(same), rows_of(same), {})
     assert found.psi == 0
@@ -86,7 +86,7 @@ def test_the_same_rows_have_not_moved_and_new_values_have():
     assert (other.top[0].train, other.top[0].eval) == (0.0, 1.0)
 
 
-def test_several_values_a_row_all_count():
+def test_all_values_of_multi_valued_slots_count():
     train = rows_of([1, 1, 2], offsets=[0, 2, 3])
     (found,) = drift(FEATURES, train, rows_of([1, 2, 2, 2], offsets=[0, 1, 4]), {})
     assert found.psi == pytest.approx(psi(Counter({1: 2, 2: 1}), Counter({1: 1, 2: 3})))
@@ -96,7 +96,7 @@ def numbers(transform="none", statistics=None) -> FeatureSpec:
     return FeatureSpec((DenseField("x", "x", transform, statistics),), ())
 
 
-def test_a_dense_field_is_binned_by_the_tenths_of_train_and_zero():
+def test_dense_field_bins_are_train_deciles_and_zero():
     features, rng = numbers(), np.random.default_rng(1)
     train = rng.normal(size=2000).astype(np.float32)
     train[:300] = 0
@@ -117,7 +117,7 @@ def test_a_dense_field_is_binned_by_the_tenths_of_train_and_zero():
     assert found.to_json()["top"][0].keys() == {"range", "train", "eval"}
 
 
-def test_a_dense_field_that_is_nearly_always_the_same_has_fewer_bins():
+def test_nearly_constant_dense_field_has_fewer_bins():
     features = numbers()
     train, eval = [7.0] * 99 + [8.0], [7.0] * 50 + [9.0] * 50
     (found,) = drift(
@@ -148,7 +148,7 @@ def test_a_dense_field_that_is_nearly_always_the_same_has_fewer_bins():
         ),
     ],
 )
-def test_ranges_are_told_as_numbers_of_the_logs(transform, statistics, encode, zero):
+def test_dense_ranges_are_in_raw_units(transform, statistics, encode, zero):
     features = numbers(transform, statistics)
     raw = np.repeat([20.0, 40.0, 80.0], 40)
     train = encode(raw).astype(np.float32)
@@ -159,7 +159,7 @@ def test_ranges_are_told_as_numbers_of_the_logs(transform, statistics, encode, z
     assert {one.value for one in found.top} == {"20 to 40", "40 to 80", "80 and more", zero}
 
 
-def test_without_rows_there_is_nothing_to_compare():
+def test_drift_without_rows_is_empty():
     assert drift(FEATURES, rows_of([1]), rows_of([]), {}) == ()
     assert drift(FEATURES, rows_of([]), rows_of([1]), {}) == ()
 
@@ -169,7 +169,7 @@ def test_without_rows_there_is_nothing_to_compare():
     most=st.integers(1, 50),
     cuts=st.lists(st.integers(0, 400), max_size=5),
 )
-def test_a_sample_is_evenly_spaced_bounded_and_does_not_depend_on_the_pieces(count, most, cuts):
+def test_row_sample_is_even_bounded_and_independent_of_batches(count, most, cuts):
     rows = rows_of(range(count))
     sample = RowSample(most)
     for start, stop in pairwise([0, *sorted(min(cut, count) for cut in cuts), count]):

@@ -1,4 +1,4 @@
-"""The same measures by hour and by the heaviest values of a slot; the live window."""
+"""Metrics by hour and by the most frequent values of a slot; rolling metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from naive_measures import auc_by_sorting, clicks_of, columns, logloss_by_rows
 
 from clickline.errors import ClicklineError
 from clickline.evaluation import binary_metrics
-from clickline.evaluation.binary_metrics import HOUR_LIMIT, MetricCounts, HourlyCounts, hour_to_utc
+from clickline.evaluation.binary_metrics import HOUR_LIMIT, HourlyCounts, MetricCounts, hour_to_utc
 from clickline.evaluation.evaluator import Evaluator
 from clickline.evaluation.rolling_metrics import RollingMetrics
 from clickline.evaluation.slices import SLICE_LIMIT, SliceCounts
@@ -26,7 +26,7 @@ def measured(limit, batch, rows):
 
 
 @pytest.mark.parametrize("size", [1000, 7, 1])
-def test_each_hour_is_measured_as_if_alone_however_rows_are_mixed(size):
+def test_hour_metrics_equal_those_of_its_rows_alone(size):
     rng = np.random.default_rng(20)
     batch = clicks_of(rng, 1000)
     hour = rng.choice(np.array([-1, 480_000, 480_001, 480_003], dtype=np.int32), 1000)
@@ -45,14 +45,14 @@ def test_each_hour_is_measured_as_if_alone_however_rows_are_mixed(size):
     assert [one.to_json()["utc"] for one in found[:2]] == [None, "2024-10-04T00"]
 
 
-def test_rows_without_a_time_make_no_hours():
+def test_rows_without_time_give_no_hours():
     hourly = HourlyCounts()
     hourly.add(np.full(2, -1, dtype=np.int32), *columns([1, 0], [1, 1], [0.4, 0.3]))
     assert hourly.hours() == ()
     assert HourlyCounts().hours() == ()
 
 
-def test_hours_restored_from_a_checkpoint_go_on_to_the_same_bits():
+def test_restored_hourly_counts_continue_bit_identically():
     rng = np.random.default_rng(21)
     hour = np.repeat(np.array([7, 8, -1], dtype=np.int32), 400)
     straight = HourlyCounts()
@@ -64,7 +64,7 @@ def test_hours_restored_from_a_checkpoint_go_on_to_the_same_bits():
     assert restored.hours() == straight.hours()
 
 
-def test_an_hour_with_more_scores_than_fit_is_known_to_1e_4():
+def test_hour_with_many_scores_has_auc_within_1e_4():
     batch = clicks_of(np.random.default_rng(22), 300_000)
     hourly = HourlyCounts()
     hourly.add(np.zeros(300_000, dtype=np.int32), *batch)
@@ -83,7 +83,7 @@ def slices_of(top, ids, batch, size=100, slot=SlotIds):
     return counts
 
 
-def test_the_heaviest_values_are_measured_as_if_alone():
+def test_top_slices_equal_metrics_of_their_rows_alone():
     rng = np.random.default_rng(23)
     batch = clicks_of(rng, 20_000)
     batch[1][:] = rng.integers(1, 4, 20_000)
@@ -96,7 +96,7 @@ def test_the_heaviest_values_are_measured_as_if_alone():
     json.dumps([one.to_json() for one in found], allow_nan=False)
 
 
-def test_heavy_values_among_more_than_can_be_followed_are_found_and_what_is_missed_is_stated():
+def test_frequent_values_are_found_among_many_with_a_bound_on_missed_rows():
     rng = np.random.default_rng(24)
     rows = 300_000
     batch = clicks_of(rng, rows)
@@ -115,7 +115,7 @@ def test_heavy_values_among_more_than_can_be_followed_are_found_and_what_is_miss
 
 
 @given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=60), min_size=2, max_size=4))
-def test_merged_slices_hold_no_more_than_the_truth_and_say_how_much_less(parts):
+def test_merged_slices_bound_their_missed_rows(parts):
     total = SliceCounts(top=1)
     for part in parts:
         piece = SliceCounts(top=1)
@@ -125,13 +125,13 @@ def test_merged_slices_hold_no_more_than_the_truth_and_say_how_much_less(parts):
     every = [id for part in parts for id in part]
     total.slices()
     for id, counts in total._counts.items():
-        assert counts.shows <= every.count(id) <= counts.shows + total._missed[id]
+        assert counts.impressions <= every.count(id) <= counts.impressions + total._missed[id]
     for id in set(every):
         if every.count(id) > len(every) / 8:
             assert id in total._counts
 
 
-def test_a_row_of_several_values_counts_once_for_each():
+def test_multi_valued_row_counts_once_per_value():
     slot = SlotIds(np.array([1, 2, 1, 2, 2], dtype=np.uint64), np.array([0, 3, 3, 5]))
     counts = SliceCounts()
     counts.add(slot, *columns([1, 0, 0], [1, 10, 3], [0.9, 0.5, 0.1]))
@@ -142,7 +142,7 @@ def test_a_row_of_several_values_counts_once_for_each():
     }
 
 
-def test_the_caller_may_fill_its_arrays_anew():
+def test_caller_may_reuse_its_arrays():
     counts = SliceCounts()
     ids, (label, weight, score) = np.array([1, 2], dtype=np.uint64), columns([1, 0], [1, 1], [0.5, 0.5])
     counts.add(SlotIds(ids), label, weight, score)
@@ -153,7 +153,7 @@ def test_the_caller_may_fill_its_arrays_anew():
 # ── the whole evaluation, and the live window ──────────────────────────────────────────────────
 
 
-def test_an_evaluation_merged_from_two_is_the_one_over_all_rows():
+def test_merged_evaluations_equal_one_over_all_rows():
     rng = np.random.default_rng(25)
     batch = clicks_of(rng, 4000)
     hour = np.repeat(np.array([10, 11], dtype=np.int32), 2000)
@@ -182,7 +182,7 @@ def test_an_evaluation_merged_from_two_is_the_one_over_all_rows():
 
 
 @pytest.mark.parametrize("size", [1, 30, 100, 250])
-def test_the_window_measures_the_last_rows_only(size):
+def test_rolling_metrics_cover_only_the_last_rows(size):
     batch = clicks_of(np.random.default_rng(26), 1000)
     window = RollingMetrics(rows=100)
     for start in range(0, 1000, size):
@@ -193,7 +193,7 @@ def test_the_window_measures_the_last_rows_only(size):
     assert logloss == pytest.approx(logloss_by_rows(*(column.tolist() for column in last)), rel=1e-9)
 
 
-def test_a_window_without_rows_or_with_one_class_measures_nothing_it_cannot():
+def test_rolling_metrics_without_rows_or_with_one_class_are_none():
     window = RollingMetrics()
     assert window.measure() == (None, None)
     window.add(*columns([0], [1], [0.5]))
@@ -204,7 +204,7 @@ def test_a_window_without_rows_or_with_one_class_measures_nothing_it_cannot():
         window.measure()
 
 
-def test_hours_of_wrong_times_do_not_pile_up(monkeypatch):
+def test_hours_of_wrong_times_are_merged(monkeypatch):
     """Past the bound, hours with the fewest rows become rows of unknown time; no row is lost."""
     monkeypatch.setattr(binary_metrics, "MAX_HOURS", 40)
     counted, other = HourlyCounts(), HourlyCounts()
@@ -223,7 +223,7 @@ def test_hours_of_wrong_times_do_not_pile_up(monkeypatch):
 
 
 @pytest.mark.parametrize("hour", [2**31 - 1, 10**9, 70_389_528])
-def test_hour_of_no_year_has_no_text(hour):
+def test_hour_past_year_9999_has_no_text(hour):
     counted = HourlyCounts()
     counted.add(np.full(2, hour, np.int32), *(np.ones(2, np.float32),) * 2, np.full(2, 0.5, np.float32))
     (found,) = counted.hours()

@@ -1,4 +1,4 @@
-"""Confidence intervals hold the truth as often as they say, and are what a bootstrap over rows gives."""
+"""Confidence intervals have their nominal coverage and equal a bootstrap over rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def measure(*batch):
     return counts.metrics()
 
 
-def test_the_interval_holds_the_true_auc_and_log_loss_95_times_in_100():
+def test_intervals_of_auc_and_log_loss_have_95_percent_coverage():
     """Scores of clicks are normal around 1, of the others around 0: the AUC is known, the loss integrable."""
     rng = np.random.default_rng(11)
     true_auc = 0.5 * (1 + math.erf(1 / 2))  # P(N(1, 1) > N(0, 1)) = Phi(1 / sqrt 2)
@@ -42,7 +42,7 @@ def test_the_interval_holds_the_true_auc_and_log_loss_95_times_in_100():
     assert 550 <= loss_held <= 588
 
 
-def test_it_is_the_interval_of_a_bootstrap_over_rows_also_for_rows_of_many_shows():
+def test_auc_interval_equals_a_bootstrap_over_weighted_rows():
     rng = np.random.default_rng(12)
     rows = 3000
     weight = rng.integers(1, 30, rows)
@@ -65,7 +65,7 @@ def test_it_is_the_interval_of_a_bootstrap_over_rows_also_for_rows_of_many_shows
         )
 
 
-def test_the_unit_of_the_weights_does_not_matter_but_the_number_of_rows_does():
+def test_interval_depends_on_rows_not_on_the_scale_of_weights():
     rng = np.random.default_rng(13)
     label = rng.random(2000) < 0.3
     score = sigmoid(rng.normal(label, 1))
@@ -78,7 +78,7 @@ def test_the_unit_of_the_weights_does_not_matter_but_the_number_of_rows_does():
     assert width[0] / width[1] == pytest.approx(math.sqrt(2), rel=0.01)
 
 
-def test_joined_scores_leave_the_interval_where_it_is():
+def test_joined_scores_keep_the_interval():
     rng = np.random.default_rng(14)
     label = rng.random(50_000) < 0.3
     batch = columns(label, np.ones(50_000), sigmoid(rng.normal(label, 1)))
@@ -89,7 +89,7 @@ def test_joined_scores_leave_the_interval_where_it_is():
 
 @pytest.mark.parametrize("auc", [0.5, 0.75, 0.95])
 @pytest.mark.parametrize("clicks", [1, 2, 3, 5, 10, 30])
-def test_it_holds_the_true_auc_also_with_few_clicks(clicks, auc):
+def test_interval_covers_the_true_auc_with_few_clicks(clicks, auc):
     rng = np.random.default_rng([clicks, int(100 * auc)])
     apart = math.sqrt(2) * NormalDist().inv_cdf(auc)
     tries, held = 400, 0
@@ -102,7 +102,7 @@ def test_it_holds_the_true_auc_also_with_few_clicks(clicks, auc):
     assert held >= 367
 
 
-def test_a_few_non_clicks_are_as_few_as_a_few_clicks():
+def test_interval_is_symmetric_in_clicks_and_non_clicks():
     rng = np.random.default_rng(15)
     label, score = np.arange(500) < 4, rng.random(500)
     one = measure(*columns(label, np.ones(500), score))
@@ -111,7 +111,7 @@ def test_a_few_non_clicks_are_as_few_as_a_few_clicks():
     assert other.auc_interval == pytest.approx(one.auc_interval)
 
 
-def test_many_clicks_in_one_row_are_no_surer_than_one():
+def test_many_clicks_in_one_row_do_not_narrow_the_interval():
     """A row is the unit that is drawn: 200 clicks of one row are one observation."""
     label, weight = np.zeros(400), np.ones(400)
     label[0], weight[0] = 1, 200
@@ -122,7 +122,7 @@ def test_many_clicks_in_one_row_are_no_surer_than_one():
     assert plain.auc_interval[0] < 0.5
 
 
-def test_it_passes_from_few_rows_to_many_without_a_jump():
+def test_interval_is_continuous_from_few_to_many_rows():
     rng = np.random.default_rng(16)
     widths = []
     for clicks in (99, 100):
@@ -135,7 +135,7 @@ def test_it_passes_from_few_rows_to_many_without_a_jump():
     assert widths[0] == pytest.approx(widths[1], rel=0.05)
 
 
-def test_it_stays_between_0_and_1_also_where_all_is_in_order():
+def test_interval_stays_within_0_and_1_for_perfect_order():
     found = measure(*columns([1, 1, 0, 0, 1, 0], [1] * 6, [0.9, 0.8, 0.1, 0.85, 0.95, 0.2]))
     assert 0 < found.auc_interval[0] < found.auc < found.auc_interval[1] < 1
     low, high = measure(*columns([1, 0], [1, 1], [0.9, 0.1])).auc_interval

@@ -1,4 +1,4 @@
-"""Scoring and measuring in one go: the same figures however the rows come; importance; measures of the user's."""
+"""Scoring and evaluating in one pass: independent of how rows are split; importance; custom metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from naive_measures import auc_by_sorting, sigmoid
 
 from clickline.evaluation import evaluator as module
-from clickline.evaluation.evaluator import in_blocks, evaluate_rows
+from clickline.evaluation.evaluator import evaluate_rows, in_blocks
 from clickline.evaluation.importance import ImportanceCounts
 from clickline.features import DenseField, FeatureSpec, SlotField
 from clickline.records import EncodedRows, LabelledRows, SlotIds
@@ -53,7 +53,7 @@ def pieces(rows: LabelledRows, cuts: list[int]) -> Iterator[LabelledRows]:
 
 
 @given(cuts=st.lists(st.integers(0, 100), max_size=6), size=st.integers(1, 120))
-def test_blocks_hold_the_same_rows_in_the_same_order(cuts, size):
+def test_blocks_keep_rows_and_their_order(cuts, size):
     rows = made(100)
     blocks = list(in_blocks(pieces(rows, cuts), size))
     assert [block.rows for block in blocks] == [size] * (100 // size) + [100 % size] * (100 % size > 0)
@@ -67,7 +67,7 @@ def test_blocks_hold_the_same_rows_in_the_same_order(cuts, size):
     )
 
 
-def test_the_figures_do_not_depend_on_how_the_rows_come(monkeypatch):
+def test_metrics_do_not_depend_on_how_rows_are_split(monkeypatch):
     monkeypatch.setattr(module, "BLOCK_ROWS", 501)
     rows = made(3000)
     whole = evaluate_rows(score_by_batch, [rows], slots={"s": 0, "many": 1})
@@ -80,13 +80,13 @@ def test_the_figures_do_not_depend_on_how_the_rows_come(monkeypatch):
     assert sum(one.metrics.rows for one in whole.slices["s"]) == 3000
 
 
-def test_no_rows_are_measured_as_nothing():
+def test_evaluation_without_rows_is_empty():
     found = evaluate_rows(score, [])
     assert found.total.auc is None
     assert "there are no rows" in found.total.notes[0]
 
 
-def test_the_users_measures_see_all_rows_once():
+def test_custom_metrics_get_all_rows_once():
     rows = made(3000)
     calls = []
 
@@ -124,13 +124,13 @@ def test_importance_is_the_auc_lost_when_a_field_is_shuffled():
     assert json.loads(json.dumps(found[0].to_json()))["name"] == "s"
 
 
-def test_importance_follows_from_the_seed_alone():
+def test_importance_depends_only_on_the_seed():
     rows = made(2000)
     assert importance_of(rows, 512) == importance_of(rows, 512)
     assert importance_of(rows, 512) != importance_of(rows, 512, seed=1)
 
 
-def test_shuffling_leaves_the_rows_as_they_were():
+def test_shuffling_does_not_change_the_input_rows():
     rows = made(500)
     before = (rows.encoded.dense_DB.copy(), [slot.ids_N.copy() for slot in rows.encoded.slots])
     ImportanceCounts(FEATURES).add(score, rows)
@@ -139,7 +139,7 @@ def test_shuffling_leaves_the_rows_as_they_were():
         assert np.array_equal(ids, slot.ids_N)
 
 
-def test_importance_of_one_class_is_nothing():
+def test_importance_of_a_single_class_is_empty():
     rows = made(50)
     rows.label_B[:] = 0
     assert importance_of(rows, 16) == ()

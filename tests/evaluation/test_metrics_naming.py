@@ -1,4 +1,4 @@
-"""Buckets of numbers have names a person can read."""
+"""Buckets of numbers have readable names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clickline.features.feature_spec import FieldStatistics
         ((), 3.0, "any number"),  # nearly every row has the same number, so there is no edge
     ],
 )
-def test_a_number_is_in_the_bucket_of_that_name(edges: tuple[float, ...], number: float, name: str) -> None:
+def test_number_is_in_the_bucket_of_that_name(edges: tuple[float, ...], number: float, name: str) -> None:
     statistics = FieldStatistics(9, 0.0, 9.0, 1.0, 1.0, edges)
     slot = SlotField("price", "price", 3, "quantiles", buckets=3, statistics=statistics)
     encoded, _ = Encoder(FeatureSpec((), (slot,))).encode_values([{"price": number}])

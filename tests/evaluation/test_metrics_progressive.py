@@ -1,4 +1,4 @@
-"""Each hour before it was learned: exact, small, and the same after a stop."""
+"""Progressive validation: exact, small, and unchanged by a restart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stream(hours: int, rows: int = 60, seed: int = 0):
         yield hour[start : start + 37], *(column[start : start + 37] for column in batch)
 
 
-def test_every_hour_is_measured_though_only_the_newest_are_kept():
+def test_all_hours_have_metrics_though_only_the_newest_are_open():
     progressive, everything = ProgressiveValidation(), HourlyCounts()
     for batch in stream(OPEN_HOURS + 20):
         progressive.add(*batch)
@@ -37,7 +37,7 @@ def test_every_hour_is_measured_though_only_the_newest_are_kept():
 
 
 @pytest.mark.parametrize("stop", [0, 1, 50, 100])
-def test_stopped_and_restored_it_ends_the_same_to_the_bit(stop, tmp_path):
+def test_restored_progressive_validation_continues_bit_identically(stop, tmp_path):
     batches = list(stream(OPEN_HOURS + 20))
     undisturbed, first = ProgressiveValidation(), ProgressiveValidation()
     for batch in batches:
@@ -66,7 +66,7 @@ def test_rows_of_a_closed_hour_are_counted_as_late():
     assert ProgressiveValidation.from_arrays(progressive.to_arrays()).late == 3
 
 
-def test_what_workers_counted_is_merged():
+def test_counts_of_workers_are_merged():
     alone, together = ProgressiveValidation(), ProgressiveValidation()
     batches = list(stream(4))
     workers = [HourlyCounts(), HourlyCounts()]
@@ -80,7 +80,7 @@ def test_what_workers_counted_is_merged():
         assert one.metrics.logloss == pytest.approx(other.metrics.logloss, rel=1e-12)
 
 
-def test_a_merge_into_closed_hours_is_late():
+def test_merge_into_closed_hours_counts_as_late():
     progressive, worker = ProgressiveValidation(), HourlyCounts()
     for batch in stream(OPEN_HOURS + 1):
         progressive.add(*batch)
@@ -91,7 +91,7 @@ def test_a_merge_into_closed_hours_is_late():
     assert next(hour for hour in progressive.hours() if hour.hour == FIRST + 5).metrics.rows == 61
 
 
-def test_rows_without_a_time_are_one_hour_that_never_closes():
+def test_rows_without_time_are_one_hour_that_never_closes():
     progressive = ProgressiveValidation()
     label, weight, probability = clicks_of(np.random.default_rng(2), 500)
     unknown = np.full(500, -1, dtype=np.int32)

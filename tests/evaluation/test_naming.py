@@ -1,4 +1,4 @@
-"""Ids of raw logs are named by the values that the encoder made them from."""
+"""Ids of raw logs are named by the values that the encoder hashed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clickline.records import RawRows
         ("7.0", None, {b"7"}),
     ],
 )
-def test_a_value_is_split_before_it_is_made_canonical_as_the_encoder_does(
+def test_value_is_split_before_canonicalisation_like_in_the_encoder(
     text: str, separator: str | None, pieces: set[bytes]
 ):
     slot = SlotField("v", "v", 7, multi=True, separator=separator)

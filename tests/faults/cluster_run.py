@@ -33,13 +33,13 @@ T = TypeVar("T")
 # The real numbers are for machines that are far away and busy; a test cannot wait for them.
 SETTINGS = {
     "clickline.training.batches": {"WINDOW_ROWS": 8192},  # several units in few rows
-    "clickline.training.cluster.job": {"Job.__init__": 8.0},  # group_seconds
+    "clickline.training.cluster.job": {"TrainingJob.__init__": 8.0},  # group_seconds
     "clickline.training.cluster.sync_epoch": {"_SILENT_SECONDS": 4.0},
     "clickline.training.cluster.leases": {"Leases.__init__": 4.0, "Leases.from_json": 4.0},  # patience
     "clickline.training.cluster.monitor": {
         "_LOOK_SECONDS": 0.1,
         "_LATE_SECONDS": 1.0,
-        "KEEPER_SECONDS": 20.0,
+        "ACTOR_SECONDS": 20.0,
     },
     "clickline.training.cluster.policy": {"GROW_SECONDS": 1.0},
 }
@@ -61,7 +61,7 @@ class Fault(NamedTuple):
     do: str = "kill"
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     """How a command ended."""
 
     code: int
@@ -80,23 +80,25 @@ def poll(what: str, look: Callable[[], T], seconds: float = 300.0) -> T:
 class ClusterRun:
     """A project, and the command that trains it."""
 
-    def __init__(self, project: Path, mode: str, calm: ClusterRun | None = None, **settings: object) -> None:
+    def __init__(
+        self, project: Path, mode: str, reference: ClusterRun | None = None, **settings: object
+    ) -> None:
         self.project = project
-        self._calm = calm  # a run like it, to which nothing happened
+        self._reference = reference  # a run like it, to which nothing happened
         self._settings = {"train.sync": str(mode == "sync").lower(), **settings}
         self._process: subprocess.Popen[bytes] | None = None
         self._moments = project / "moments"
         self._moments.mkdir()
-        self.hurry({})
+        self.set_constants({})
         self._faults = 0
 
     # ── the command ────────────────────────────────────────────────────────────────────────────
 
-    def hurry(self, settings: dict) -> None:
+    def set_constants(self, settings: dict) -> None:
         """Set more values for processes that start from now on, by module."""
         (self._moments / "settings.json").write_text(json.dumps({**SETTINGS, **settings}))
 
-    def strike(self, *faults: Fault) -> list[Path]:
+    def inject(self, *faults: Fault) -> list[Path]:
         """Prepare faults for processes that start from now on; the files that tell who was struck."""
         files = []
         for fault in faults:
@@ -112,7 +114,7 @@ class ClusterRun:
             self._faults += 1
         return files
 
-    def relent(self) -> None:
+    def clear_faults(self) -> None:
         """No more faults."""
         for file in self._moments.glob("fault-*.json"):
             file.unlink()
@@ -145,14 +147,14 @@ class ClusterRun:
         """Another command of clickline, while it runs."""
         subprocess.run([CLICKLINE, *arguments], cwd=self.project, check=True, timeout=60)
 
-    def wait(self, seconds: float = 300.0) -> Ended:
+    def wait(self, seconds: float = 300.0) -> CommandResult:
         """Until the command ends."""
         assert self._process is not None
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it did not end within {seconds:.0f} s; {self.told()}") from None
-        return Ended(code, (self.project / "stderr.txt").read_text())
+            raise AssertionError(f"it did not end within {seconds:.0f} s; {self.output()}") from None
+        return CommandResult(code, (self.project / "stderr.txt").read_text())
 
     def kill(self) -> None:
         assert self._process is not None
@@ -203,30 +205,30 @@ class ClusterRun:
     def await_step(self, step: int) -> None:
         poll(
             f"step {step}",
-            lambda: self._goes_on() and self.status().get("figures", {}).get("step", 0) >= step,
+            lambda: self._is_running() and self.status().get("figures", {}).get("step", 0) >= step,
         )
 
-    def await_cut(self, step: int = 1) -> None:
-        poll(f"cut {step}", lambda: self._goes_on() and (self.cut_step() >= step))
+    def await_checkpoint(self, step: int = 1) -> None:
+        poll(f"checkpoint {step}", lambda: self._is_running() and (self.checkpoint_step() >= step))
 
-    def cut_step(self) -> int:
+    def checkpoint_step(self) -> int:
         """Of the newest whole checkpoint."""
         found = None if self.folder is None else latest_checkpoint(self.folder)
         return 0 if found is None else found.step
 
-    def _goes_on(self) -> bool:
-        assert self.alive, f"it ended early; {self.told()}"
+    def _is_running(self) -> bool:
+        assert self.alive, f"it ended early; {self.output()}"
         return True
 
     def child(self, name: str) -> int:
         """The pid of the driver's child that runs a program of Ray."""
 
         def look() -> int | None:
-            return next((pid for pid in descendants(self.pid) if f"/{name}" in words_of(pid)[0]), None)
+            return next((pid for pid in descendants(self.pid) if f"/{name}" in command_line(pid)[0]), None)
 
         return poll(f"the {name}", look)
 
-    def told(self) -> str:
+    def output(self) -> str:
         errors = (self.project / "stderr.txt").read_text()[-3000:]
         logs = [
             f"── {name}\n{self.log(name)[-5000:]}" for name in ("driver", "worker-0", "worker-1", "shard-0")
@@ -235,19 +237,19 @@ class ClusterRun:
 
     # ── what must be true at its end ───────────────────────────────────────────────────────────
 
-    def ends_exact(self, *, epochs: int = 1, seconds: float = 300.0) -> None:
+    def assert_exact(self, *, epochs: int = 1, seconds: float = 300.0) -> None:
         """Exit 0; every row learned once an epoch, every id counted once a row; as good as an undisturbed run."""
         ended = self.wait(seconds)
-        assert ended.code == 0, self.told()
+        assert ended.code == 0, self.output()
         checkpoint = self.checkpoint
         dataset = Dataset.current(Storage(), str(self.project / ".clickline"))
-        assert checkpoint.body["learned_rows"] == epochs * dataset.splits["train"].rows, self.told()
-        assert counters(checkpoint, dataset) == direct_count(dataset, epochs), self.told()
+        assert checkpoint.body["learned_rows"] == epochs * dataset.splits["train"].rows, self.output()
+        assert counters(checkpoint, dataset) == direct_count(dataset, epochs), self.output()
         assert self.status()["state"] == "done"
-        if self._calm is not None:
-            calm = self._calm
-            assert checkpoint.step == calm.checkpoint.step, self.told()
-            assert abs(self.auc - calm.auc) < AUC_NOISE, (self.auc, calm.auc)
+        if self._reference is not None:
+            reference = self._reference
+            assert checkpoint.step == reference.checkpoint.step, self.output()
+            assert abs(self.auc - reference.auc) < AUC_NOISE, (self.auc, reference.auc)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -261,7 +263,7 @@ class ClusterRun:
         assert self.folder is not None
         return json.loads((self.folder / "history.json").read_text())[-1]["auc"]
 
-    def decided(self, decision: str) -> list[str]:
+    def decisions(self, decision: str) -> list[str]:
         """What the driver decided, with the reasons; newest last."""
         return re.findall(rf"Z {decision}: (.*)", self.log("driver"))
 
@@ -316,7 +318,7 @@ def descendants(of: int | None = None, *, dead: bool = False) -> set[int]:
     return found
 
 
-def words_of(pid: int) -> list[str]:
+def command_line(pid: int) -> list[str]:
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return [""]
@@ -345,9 +347,9 @@ def all_processes_end() -> Iterator[None]:
         assert not left
 
 
-def roles_left() -> list[str]:
+def leftover_processes() -> list[str]:
     """Processes of Ray that should have gone with their driver."""
-    words = [" ".join(words_of(pid)) for pid in descendants()]
+    words = [" ".join(command_line(pid)) for pid in descendants()]
     return [line for line in words if "ray" in line and not any(agent in line for agent in _AGENTS)]
 
 

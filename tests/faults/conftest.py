@@ -7,26 +7,26 @@ from pathlib import Path
 
 import pytest
 from cluster_run import ClusterRun, all_processes_end
-from small_world import make_world, share_world
+from prepared_project import copy_project, make_project
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """80,000 synthetic rows, prepared once for all tests; 250 steps."""
-    return make_world(tmp_path_factory.mktemp("world"), 80_000)
+    return make_project(tmp_path_factory.mktemp("world"), 80_000)
 
 
 @pytest.fixture(scope="session")
-def calm(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ClusterRun]:
+def reference(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ClusterRun]:
     """A run of a mode to which nothing happens."""
     runs: dict[str, ClusterRun] = {}
 
     def run(mode: str) -> ClusterRun:
         if mode not in runs:
             with all_processes_end():
-                one = ClusterRun(share_world(world, tmp_path_factory.mktemp(f"calm-{mode}")), mode)
+                one = ClusterRun(copy_project(world, tmp_path_factory.mktemp(f"reference-{mode}")), mode)
                 one.start()
-                one.ends_exact()
+                one.assert_exact()
             runs[mode] = one
         return runs[mode]
 
@@ -35,7 +35,7 @@ def calm(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
 @pytest.fixture
 def project(world: Path, tmp_path: Path) -> Path:
-    return share_world(world, tmp_path)
+    return copy_project(world, tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 from cluster_run import ClusterRun, all_processes_end, descendants, poll
-from small_world import make_world, share_world
+from prepared_project import copy_project, make_project
 
 KILLS = 20
 EPOCHS = 2
@@ -19,15 +19,15 @@ SETTINGS = {"train.epochs": EPOCHS, "train.batch_size": 512, "train.checkpoint_s
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_twenty_random_kills_in_one_run(tmp_path_factory: pytest.TempPathFactory, mode: str):
-    world = make_world(tmp_path_factory.mktemp("world"), 400_000)
-    calm = ClusterRun(share_world(world, tmp_path_factory.mktemp("calm")), mode, **SETTINGS)
+    world = make_project(tmp_path_factory.mktemp("world"), 400_000)
+    reference = ClusterRun(copy_project(world, tmp_path_factory.mktemp("reference")), mode, **SETTINGS)
     with all_processes_end():
-        calm.start()
-        calm.ends_exact(epochs=EPOCHS, seconds=600)
-    run = ClusterRun(share_world(world, tmp_path_factory.mktemp("run")), mode, calm, **SETTINGS)
+        reference.start()
+        reference.assert_exact(epochs=EPOCHS, seconds=600)
+    run = ClusterRun(copy_project(world, tmp_path_factory.mktemp("run")), mode, reference, **SETTINGS)
     run.start()
     dice = random.Random(6)
-    steps = sorted(dice.sample(range(20, calm.checkpoint.step - 20), KILLS))
+    steps = sorted(dice.sample(range(20, reference.checkpoint.step - 20), KILLS))
     killed: list[str] = []
     for step in steps:
         run.await_step(step)
@@ -40,5 +40,5 @@ def test_twenty_random_kills_in_one_run(tmp_path_factory: pytest.TempPathFactory
             os.kill(pid, signal.SIGKILL)
             poll(f"the end of {whom} {pid}", lambda pid=pid: pid not in descendants(), 10)
         killed.append(f"{whom} at step {step}")
-    run.ends_exact(epochs=EPOCHS, seconds=600)
+    run.assert_exact(epochs=EPOCHS, seconds=600)
     assert len(killed) == KILLS

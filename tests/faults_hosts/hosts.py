@@ -34,7 +34,7 @@ _MARK = "CLICKLINE_TEST_HOST"
 _STORE_BYTES = 120_000_000
 
 
-def settle(what: Callable[[], Any], why: Callable[[], str], seconds: float = 150.0) -> Any:
+def wait_until(what: Callable[[], Any], why: Callable[[], str], seconds: float = 150.0) -> Any:
     """What it gives when that is true; polled, up to a deadline."""
     until = time.monotonic() + seconds
     while not (found := what()):
@@ -77,7 +77,7 @@ class Host:
     name: str
     mark: str
     process: subprocess.Popen[bytes]
-    told: Path
+    log: Path
 
     def kill(self) -> None:
         """All of it at once: the raylet, and whatever runs there."""
@@ -132,9 +132,9 @@ class Cluster:
         return self._start(name, cpus, [f"--address={self.address}", *options], inside)
 
     def _start(self, name: str, cpus: int, options: Sequence[str], inside: Sequence[str] = ()) -> Host:
-        told = self.folder / f"ray-{name}.log"
+        log = self.folder / f"ray-{name}.log"
         common = ["--block", f"--num-cpus={cpus}", f"--object-store-memory={_STORE_BYTES}"]
-        with told.open("wb") as out:
+        with log.open("wb") as out:
             process = subprocess.Popen(
                 [*inside, str(_BIN / "ray"), "start", *options, *common, "--disable-usage-stats"],
                 env=self.environment(name),
@@ -143,7 +143,7 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self.hosts[name] = Host(name, f"{self._mark}/{name}/", process, told)
+        self.hosts[name] = Host(name, f"{self._mark}/{name}/", process, log)
         return self.hosts[name]
 
     def await_hosts(self, *names: str) -> None:
@@ -152,10 +152,10 @@ class Cluster:
             host = self.hosts[name]
 
             def joined(host: Host = host) -> bool:
-                assert host.process.poll() is None, host.told.read_text()
-                return "Ray runtime started" in host.told.read_text()
+                assert host.process.poll() is None, host.log.read_text()
+                return "Ray runtime started" in host.log.read_text()
 
-            settle(joined, host.told.read_text)
+            wait_until(joined, host.log.read_text)
 
     def host_of(self, pid: int) -> str:
         """Where a process runs; empty: nowhere any more."""
@@ -177,7 +177,7 @@ class Training:
     def __init__(self, cluster: Cluster, project: Path, *settings: str, brake: float = 0.0) -> None:
         self.cluster = cluster
         self.project = project
-        self._out = project / "told.log"
+        self._out = project / "output.log"
         self.brake(brake)
         sets = [f"cluster.address={cluster.address}", "train.mode=cluster", *settings]
         with self._out.open("wb") as out:
@@ -204,7 +204,7 @@ class Training:
         assert len(runs) == 1
         return runs[0].parent
 
-    def told(self) -> str:
+    def output(self) -> str:
         return self._out.read_text()
 
     def log(self, role: str) -> str:
@@ -232,7 +232,7 @@ class Training:
         return self.cluster.host_of(self.pid(role))
 
     @property
-    def cut(self) -> int:
+    def checkpoint_step(self) -> int:
         """The step of the last cut; 0: there is none."""
         return ((self.status().get("last_cut") or {}).get("step")) or 0
 
@@ -242,7 +242,7 @@ class Training:
     def state(self) -> str:
         """All of it, for the message of a test that fails."""
         driver = self.log("driver") if (self.project / ".clickline" / "runs").exists() else ""
-        return f"{self.told()}\n--- driver.log\n{driver}\n--- {self.status()}"
+        return f"{self.output()}\n--- driver.log\n{driver}\n--- {self.status()}"
 
     # ── steps of a test ────────────────────────────────────────────────────────────────────────
 
@@ -254,7 +254,7 @@ class Training:
             assert found or self.process.poll() is None, f"it ended too early\n{self.state()}"
             return found
 
-        return settle(alive, self.state, seconds)
+        return wait_until(alive, self.state, seconds)
 
     def finish(self, seconds: float = 300.0) -> Checkpoint:
         """At full speed to the end; what it made."""

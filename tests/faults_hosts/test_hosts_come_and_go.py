@@ -32,7 +32,7 @@ def test_a_node_leaves_and_another_joins(cluster: Cluster, ads: Path, exact: Exa
     training = elastic(
         cluster, ads, f"train.sync={sync}"
     )  # shards ask for nothing, and yet are on the head alone
-    training.until(lambda: sorted(training.workers().values()) == ["a", "head"] and training.cut)
+    training.until(lambda: sorted(training.workers().values()) == ["a", "head"] and training.checkpoint_step)
     cluster.hosts["a"].kill()
     training.until(lambda: "left with its node" in training.events())
     cluster.node("b", 1, _ROOM_FOR[0])
@@ -40,15 +40,15 @@ def test_a_node_leaves_and_another_joins(cluster: Cluster, ads: Path, exact: Exa
     exact(training, training.finish())
     events = training.events()
     assert events.count("left with its node") == 1
-    assert "1 worker goes on" in events
-    assert "resize: the cluster has room: from 1 to 2 workers" in events
+    assert "1 worker continues" in events
+    assert "resize: the cluster has capacity: from 1 to 2 workers" in events
     assert "restart" not in events  # nothing that was learned had to be learned again
     assert "crashed" not in events
     assert training.status()["generation"] == 0
 
 
 @pytest.mark.parametrize("sync", ["true", "false"])
-def test_the_shards_of_a_node_that_leaves_are_placed_on_the_others(
+def test_embedding_servers_of_a_node_that_leaves_move_to_the_others(
     cluster: Cluster, ads: Path, exact: Exact, sync: str
 ) -> None:
     cluster.head(1, _ROOM_FOR[0])
@@ -57,24 +57,24 @@ def test_the_shards_of_a_node_that_leaves_are_placed_on_the_others(
     cluster.node("b", 1, _ROOM_FOR[2])
     cluster.await_hosts()
     training = elastic(cluster, ads, *_SHARD, f"train.sync={sync}", "cluster.max_failures=1")
-    training.until(lambda: len(training.workers()) == 3 and training.cut)
+    training.until(lambda: len(training.workers()) == 3 and training.checkpoint_step)
     assert {training.place("shard-0"), training.place("shard-1")} <= {"a", "b"}
     leaves = training.place("shard-0")
     stays = "ab".replace(leaves, "")
     if leaves == "b":  # the other one would have no room for both
         leaves, stays = "a", "b"
     had_state = leaves in [training.place(role) for role in ("shard-0", "shard-1", "network")]
-    before = training.cut
+    before = training.checkpoint_step
     cluster.hosts[leaves].kill()
     training.until(lambda: "left with its node" in training.events())
-    training.until(lambda: training.cut > before)
+    training.until(lambda: training.checkpoint_step > before)
     assert training.place("shard-0") == training.place("shard-1") == stays
     exact(training, training.finish())
-    assert ("everything goes back to the last cut" in training.events()) == had_state
+    assert ("training rolls back to the last checkpoint" in training.events()) == had_state
     assert "crashed" not in training.events()
 
 
-def test_without_room_for_its_shards_a_run_waits_for_a_node(
+def test_run_waits_for_a_node_if_its_embedding_servers_do_not_fit(
     cluster: Cluster, ads: Path, exact: Exact
 ) -> None:
     cluster.head(1, _ROOM_FOR[1])
@@ -82,24 +82,24 @@ def test_without_room_for_its_shards_a_run_waits_for_a_node(
     cluster.node("a", 1, _ROOM_FOR[1])
     cluster.await_hosts()
     training = elastic(cluster, ads, *_SHARD)
-    training.until(lambda: len(training.workers()) == 2 and training.cut)
+    training.until(lambda: len(training.workers()) == 2 and training.checkpoint_step)
     cluster.hosts["a"].kill()
-    training.until(lambda: "waits for room: 1 of 2 shards" in training.told())
+    training.until(lambda: "waiting for capacity: 1 of 2 embedding servers" in training.output())
     assert training.status()["state"] == "waiting"
     cluster.node("b", 1, _ROOM_FOR[1])
     training.until(lambda: {training.place("shard-0"), training.place("shard-1")} == {"head", "b"})
     exact(training, training.finish())
-    assert training.told().count("waits for room: 1 of 2 shards") == 1
+    assert training.output().count("waiting for capacity: 1 of 2 embedding servers") == 1
 
 
-def test_a_run_that_does_not_fit_says_so_once_and_begins_when_a_node_joins(
+def test_run_that_does_not_fit_reports_once_and_starts_when_a_node_joins(
     cluster: Cluster, ads: Path, exact: Exact
 ) -> None:
     cluster.head(1, _ROOM_FOR[2])
     cluster.await_hosts()
     training = elastic(cluster, ads, *_SHARD, "train.workers.min=3")
-    reason = "3 workers of 1 CPUs each must fit to begin, and the cluster has room for 1. It has 1 CPUs"
-    training.until(lambda: reason in training.told())
+    reason = "3 workers of 1 CPUs each must fit before training starts, and the cluster has capacity for 1. It has 1 CPUs"
+    training.until(lambda: reason in training.output())
     assert training.status()["state"] == "waiting"
     assert reason in training.status()["message"]
     cluster.node("a", 2, _ROOM_FOR[0])
@@ -107,4 +107,4 @@ def test_a_run_that_does_not_fit_says_so_once_and_begins_when_a_node_joins(
     assert sorted(training.workers().values()) == ["a", "a", "head"]
     assert training.status()["message"] == ""
     exact(training, training.finish())
-    assert training.told().count("must fit to begin") == 1
+    assert training.output().count("must fit before training starts") == 1

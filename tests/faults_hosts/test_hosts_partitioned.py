@@ -115,7 +115,7 @@ def parted(lines: Lines, tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("sync", ["true", "false"])
-def test_what_a_partitioned_worker_sends_late_is_refused(
+def test_late_messages_of_a_partitioned_worker_are_refused(
     parted: Cluster,
     lines: Lines,
     ads: Path,
@@ -132,7 +132,9 @@ def test_what_a_partitioned_worker_sends_late_is_refused(
         "cluster.embedding_server.cpus=0",
         brake=0.4,
     )
-    training.until(lambda: sorted(training.workers().values()) == ["far", "near"] and training.cut)
+    training.until(
+        lambda: sorted(training.workers().values()) == ["far", "near"] and training.checkpoint_step
+    )
     [away] = [name for name, host in training.workers().items() if host == "far"]
     lines.cut(0)
     lines.cut(1)

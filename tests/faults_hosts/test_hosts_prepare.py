@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hosts import Cluster, processes, settle
+from hosts import Cluster, processes, wait_until
 
 import clickline
 from clickline.config import load_config
@@ -25,7 +25,7 @@ def content(home: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_node_that_leaves_changes_nothing(cluster: Cluster, ads: Path, tmp_path: Path) -> None:
+def test_node_that_leaves_changes_no_byte(cluster: Cluster, ads: Path, tmp_path: Path) -> None:
     shutil.rmtree(ads / ".clickline")  # of the same files elsewhere, and so with another name
     clickline.prepare(load_config(ads / "clickline.yaml"))
     expected = content(ads / ".clickline")
@@ -42,9 +42,9 @@ def test_a_node_that_leaves_changes_nothing(cluster: Cluster, ads: Path, tmp_pat
         works = any(title.exists() and title.read_bytes().startswith(b"ray::_work") for title in titles)
         return works and any((ads / ".clickline").rglob("work/train-*.json"))
 
-    told = tmp_path / "prepare.log"
+    log = tmp_path / "prepare.log"
     sets = ["train.mode=cluster", f"cluster.address={cluster.address}"]
-    with told.open("wb") as out:
+    with log.open("wb") as out:
         preparing = subprocess.Popen(
             [str(Path(sys.executable).with_name("clickline")), "prepare"]
             + [word for one in sets for word in ("--set", one)],
@@ -53,8 +53,8 @@ def test_a_node_that_leaves_changes_nothing(cluster: Cluster, ads: Path, tmp_pat
             stdout=out,
             stderr=subprocess.STDOUT,
         )
-    settle(lambda: at_work() or preparing.poll() is not None, told.read_text)
-    assert preparing.poll() is None, told.read_text()
+    wait_until(lambda: at_work() or preparing.poll() is not None, log.read_text)
+    assert preparing.poll() is None, log.read_text()
     leaving.kill()
-    assert preparing.wait(300) == 0, told.read_text()
+    assert preparing.wait(300) == 0, log.read_text()
     assert content(ads / ".clickline") == expected

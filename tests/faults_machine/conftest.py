@@ -9,11 +9,11 @@ import pytest
 
 sys.path += [str(Path(__file__).parents[1] / name) for name in ("faults", "pipeline", "serving")]
 
-from troubled import Machine, troubled_machine
+from faulty_machine import Machine, faulty_machine
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     folder = tmp_path / "machine"
     folder.mkdir()
-    return troubled_machine(folder)
+    return faulty_machine(folder)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from faulty_machine import DAY, Machine
 from hour_world import HourWorld, make_hours, same_model
 from service import Service, command, eventually
-from troubled import DAY, Machine
 from up_home import Home, home_of_doubles
 
 import clickline
@@ -27,11 +27,11 @@ from clickline.embedding.serving import ServingTable
 from clickline.errors import StorageError
 from clickline.publishing.run import publish
 from clickline.storage.storage import Storage
-from clickline.studio.runs import Runs
+from clickline.studio.runs import RunsView
 from servers.serving import QuietHandler, served
 
 
-def test_the_clock_of_one_process_can_be_wrong(machine: Machine) -> None:
+def test_preloaded_library_shifts_the_clock_of_a_process(machine: Machine) -> None:
     machine.set_clock(-DAY)
     code = "import time, datetime; print(time.time(), datetime.datetime.now(datetime.UTC).timestamp())"
     environment = {**os.environ, **machine.environment}
@@ -53,7 +53,7 @@ def home(tmp_path: Path, machine: Machine) -> Iterator[Home]:
 
 
 @pytest.mark.slow
-def test_a_run_is_known_and_ended_whatever_the_clock_says(home: Home, machine: Machine) -> None:
+def test_status_and_down_work_with_a_wrong_clock(home: Home, machine: Machine) -> None:
     process = home.start("up", "--follow")
     home.until_up(process)
     pid = home.pid("follow")
@@ -89,7 +89,7 @@ following.hour_is_complete = counted
 
 
 @pytest.mark.slow
-def test_no_hour_is_late_because_the_clock_jumped(
+def test_clock_jump_makes_no_hour_late(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_hours(tmp_path, 3, 1000)
@@ -140,7 +140,7 @@ def ask(service: Service) -> int:
 
 
 @pytest.mark.slow
-def test_a_server_answers_and_switches_whatever_its_clock_says(
+def test_server_answers_and_switches_versions_with_a_wrong_clock(
     project: Path, config: Config, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(config)
@@ -178,7 +178,7 @@ print(version.number, version.created, flush=True)
 
 
 @pytest.mark.parametrize("wrong", [DAY, -DAY])
-def test_versions_count_by_their_numbers_and_living_drafts_stay(
+def test_versions_are_ordered_by_number_and_active_drafts_stay(
     tmp_path: Path, machine: Machine, wrong: int
 ) -> None:
     registry = Registry(Storage(), str(tmp_path / "registry"))
@@ -218,7 +218,7 @@ def tomorrow(path: Path) -> None:
     os.utime(path, (time.time() + DAY, time.time() + DAY))
 
 
-def test_the_run_trained_last_is_published_after_the_clock_went_back(project: Path, config: Config) -> None:
+def test_run_trained_last_is_published_after_the_clock_went_back(project: Path, config: Config) -> None:
     for manifest in project.glob(".clickline/runs/*/step-*/manifest.json"):
         tomorrow(manifest)
     trained = clickline.train(load_config(project / "clickline.yaml", ["train.epochs=2"])).checkpoint
@@ -227,7 +227,7 @@ def test_the_run_trained_last_is_published_after_the_clock_went_back(project: Pa
     assert find_checkpoint(None, config.home).folder == before.folder != trained.folder
 
 
-def test_merged_deltas_stay_where_others_seem_newer(project: Path, tmp_path: Path) -> None:
+def test_merged_deltas_in_use_stay_although_others_look_newer(project: Path, tmp_path: Path) -> None:
     for sample in (256, 100, 101):
         version = publish(load_config(project / "clickline.yaml", [f"publish.sample_rows={sample}"])).version
     registry = registry_of(load_config(project / "clickline.yaml"))
@@ -242,21 +242,21 @@ def test_merged_deltas_stay_where_others_seem_newer(project: Path, tmp_path: Pat
     assert len(list(work.iterdir())) >= 4
 
 
-def test_the_studio_takes_no_file_of_tomorrow_for_a_run_that_trains(tmp_path: Path) -> None:
+def test_studio_does_not_take_a_file_from_the_future_for_active_training(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "0123456789ab"
     run.mkdir(parents=True)
     (run / "curve.json").write_text('{"step": [10], "loss": [0.6], "auc": [0.6]}')
-    (told,) = Runs(tmp_path).list({"state": "never"})
+    (told,) = RunsView(tmp_path).list({"state": "never"})
     assert told["state"] == "training"
     tomorrow(run / "curve.json")
-    (told,) = Runs(tmp_path).list({"state": "never"})
+    (told,) = RunsView(tmp_path).list({"state": "never"})
     assert told["state"] == "stopped"
 
 
 # ── stores that compare clocks ─────────────────────────────────────────────────────────────────
 
 
-def test_a_refusal_names_the_clock_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_access_mentions_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer to HEAD has no words: a wrong clock looks like wrong credentials."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from faulty_machine import Disk, small_disk
 from service import Service, command, eventually
-from troubled import Disk, small_disk
 
 import clickline
 from clickline.artifacts.from_config import registry_of
@@ -45,7 +45,7 @@ def dataset_of(home: Path) -> Path:
     return found
 
 
-def test_prepare_goes_on_when_there_is_room(project: Path, disk: Disk) -> None:
+def test_prepare_resumes_after_a_full_disk(project: Path, disk: Disk) -> None:
     home = disk.folder / "home"
     home.mkdir()
     settings = load_config(project / "clickline.yaml", [f"home={home}"])
@@ -61,7 +61,7 @@ def test_prepare_goes_on_when_there_is_room(project: Path, disk: Disk) -> None:
     assert content(dataset_of(home)) == content(dataset_of(calm))
 
 
-def test_any_command_that_finds_no_room_says_what_to_do(tmp_path: Path, disk: Disk) -> None:
+def test_any_command_on_a_full_disk_says_what_to_do(tmp_path: Path, disk: Disk) -> None:
     disk.fill()
     order = [CLICKLINE, "init", str(disk.folder / "ads")]
     done = subprocess.run(order, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
@@ -84,7 +84,7 @@ class Watching(Progress):
         self.said.append(message)
 
 
-def test_a_checkpoint_without_room_ends_training_which_goes_on_from_the_one_before(
+def test_full_disk_ends_training_which_resumes_from_the_previous_checkpoint(
     project: Path, disk: Disk
 ) -> None:
     home = disk.folder / "home"
@@ -107,14 +107,14 @@ def test_a_checkpoint_without_room_ends_training_which_goes_on_from_the_one_befo
     disk.make_room()
     again = Watching(lambda: None)
     found = clickline.train(settings, again).checkpoint.folder
-    assert any(f"going on from step {int(filled[0][5:])}" in line for line in again.said), again.said
+    assert any(f"resuming from step {int(filled[0][5:])}" in line for line in again.said), again.said
     assert content(found) == content(calm)
     assert not list(run.rglob("*.tmp"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 30_000, 90_000])
-def test_nothing_is_published_without_room_and_the_next_publisher_goes_on(
+def test_full_disk_publishes_nothing_and_the_next_publish_succeeds(
     project: Path, disk: Disk, room: int
 ) -> None:
     place = disk.folder / "registry"
@@ -148,7 +148,7 @@ def ask(service: Service) -> int:
 
 
 @pytest.mark.slow
-def test_a_server_whose_cache_is_full_goes_on_with_the_version_it_has(project: Path, disk: Disk) -> None:
+def test_server_with_a_full_cache_keeps_serving_its_version(project: Path, disk: Disk) -> None:
     """Deltas of a version are merged into a file of the cache; there is no room for it until there is."""
     file = project / "clickline.yaml"
     file.write_text(file.read_text().replace("dir: cache", f"dir: {disk.folder / 'cache'}"))

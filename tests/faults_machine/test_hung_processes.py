@@ -32,7 +32,7 @@ registry.move(version.number, "made", after=before)
 """
 
 
-def test_a_publisher_that_is_stopped_holds_up_nobody_and_moves_nothing_when_it_wakes(tmp_path: Path) -> None:
+def test_suspended_publisher_blocks_nobody_and_moves_nothing_when_it_wakes(tmp_path: Path) -> None:
     registry = Registry(Storage(), str(tmp_path / "registry"))
     stopped = subprocess.Popen(
         [sys.executable, "-c", PUBLISHES, registry.uri],
@@ -60,7 +60,7 @@ def test_a_publisher_that_is_stopped_holds_up_nobody_and_moves_nothing_when_it_w
 
 
 @pytest.mark.slow
-def test_workers_answer_while_their_supervisor_is_stopped(tmp_path: Path) -> None:
+def test_workers_answer_while_their_supervisor_is_suspended(tmp_path: Path) -> None:
     publish(tmp_path / "versions", 1)
     with standing_in(tmp_path, processes=2) as service:
         service.wait_up()
@@ -100,7 +100,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 @pytest.mark.slow
-def test_a_studio_that_is_stopped_is_in_nobodys_way(home: Home) -> None:
+def test_suspended_studio_blocks_nothing(home: Home) -> None:
     process = home.start("up")
     home.until_up(process)
     eventually(lambda: home.state.get("studio"))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from faulty_machine import Machine
 from service import command, eventually
-from troubled import Machine
 
 from clickline.artifacts.checkpoint import latest_checkpoint
 from clickline.config import Config, load_config
@@ -32,7 +32,9 @@ def result(home: Path) -> dict[str, str]:
     }
 
 
-def test_training_on_a_slow_disk_learns_the_same(project: Path, tmp_path: Path, machine: Machine) -> None:
+def test_training_on_a_slow_disk_gives_the_same_model(
+    project: Path, tmp_path: Path, machine: Machine
+) -> None:
     home = tmp_path / "slow"
     shutil.copytree(project / ".clickline" / "datasets", home / "datasets")
     machine.slow_down(3_000)
@@ -49,7 +51,7 @@ def test_training_on_a_slow_disk_learns_the_same(project: Path, tmp_path: Path, 
     assert result(home) == result(project / ".clickline")
 
 
-def test_a_server_answers_while_a_version_comes_from_a_slow_disk(
+def test_server_answers_while_a_version_loads_from_a_slow_disk(
     project: Path, config: Config, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(config)

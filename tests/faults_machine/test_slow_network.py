@@ -9,9 +9,9 @@ import grpc
 import httpx
 import pytest
 import yaml
+from faulty_machine import Line
 from service import answered, command, eventually, predict_request, predictor, standing_in
 from standin import publish as publish_standin
-from troubled import Line
 
 from clickline.config import load_config
 from clickline.errors import StorageError
@@ -34,7 +34,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_line_costs_time_and_a_dead_one_the_deadline(tmp_path: Path) -> None:
+def test_slow_connection_costs_time_and_a_dead_one_the_deadline(tmp_path: Path) -> None:
     publish_standin(tmp_path / "versions", 1)
     with standing_in(tmp_path) as service:
         service.wait_up()
@@ -56,9 +56,7 @@ def test_a_slow_line_costs_time_and_a_dead_one_the_deadline(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_registry_that_is_slow_or_hangs_stops_no_server(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_or_hanging_registry_stops_no_server(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     file = project / "clickline.yaml"
@@ -97,7 +95,7 @@ def test_a_registry_that_is_slow_or_hangs_stops_no_server(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_source_that_falls_silent_is_given_up_and_gone_on_with_later(tmp_path: Path) -> None:
+def test_silent_source_is_given_up_and_resumed_later(tmp_path: Path) -> None:
     with web_server() as web:
         content = bytes(range(256)) * 2000
         web.files["/a.tsv"] = content
@@ -114,7 +112,7 @@ def test_a_source_that_falls_silent_is_given_up_and_gone_on_with_later(tmp_path:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_hdfs_that_hangs_is_given_up() -> None:
+def test_hanging_hdfs_is_given_up() -> None:
     with webhdfs_server() as node, Line(int(node.address.rpartition(":")[2])) as line:
         line.stall()
         done = threading.Event()

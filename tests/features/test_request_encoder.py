@@ -241,7 +241,7 @@ def test_nothing_is_missing_however_it_is_written(kind, value):
     assert [int(ids.ids_N[0]) for ids in encoded.slots] == [slot.missing_id for slot in spec.slots]
 
 
-def test_a_bad_value_is_named():
+def test_a_bad_value_is_reported():
     spec = FeatureSpec((DenseField("age", "x", "none"),), ())
     _, faults = one(TEXT, [b"4", b"old"], spec)
     assert [fault.detail for some in faults for fault in some] == ["age is 'old', a number expected"]
@@ -271,7 +271,7 @@ def test_ids_of_all_slots_stand_in_one_array():
     assert slotwise.slots[2].offsets_B1.tolist() == [0, 2, 3]
 
 
-def test_parts_are_remembered_but_not_without_end():
+def test_subset_encoders_are_cached_up_to_a_limit():
     encoder = RequestEncoder(FeatureSpec((), tuple(SlotField(f"{n}", f"{n}", n) for n in range(10))))
     first = encoder.for_columns(frozenset({"1"}))
     assert encoder.for_columns(frozenset({"1"})) is first

@@ -137,7 +137,7 @@ def test_text_is_read_as_the_nearest_double(number, form):
         assert values[0] == expected
 
 
-def test_a_spec_survives_its_json():
+def test_a_spec_survives_a_json_round_trip():
     import json
 
     assert FeatureSpec.from_json(json.loads(json.dumps(SPEC.to_json()))) == SPEC

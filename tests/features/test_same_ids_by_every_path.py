@@ -58,7 +58,7 @@ HTTP = {"predict": "/v1/models/m:predict", "infer": "/v2/models/m/infer"}
 
 
 class Model:
-    """What doors know of a scorer."""
+    """The part of a scorer that endpoints use."""
 
     number = 1
 
@@ -134,9 +134,9 @@ def by_example(spec: FeatureSpec, features: Sequence[bytes]) -> EncodedRows:
 def by_http(
     spec: FeatureSpec, path: str, body: bytes, headers: Mapping[bytes, bytes] | None = None
 ) -> EncodedRows:
-    door = route("POST", path)
-    assert isinstance(door, HttpEndpoint)
-    return asked(spec, door.decode(body, dict(headers or {}), Model(spec), LIMITS).rows)
+    endpoint = route("POST", path)
+    assert isinstance(endpoint, HttpEndpoint)
+    return asked(spec, endpoint.decode(body, dict(headers or {}), Model(spec), LIMITS).rows)
 
 
 def by_json(spec: FeatureSpec, values: Sequence[Any], form: str) -> EncodedRows:
@@ -192,9 +192,9 @@ def by_client(spec: FeatureSpec, column: Any) -> dict[str, EncodedRows]:
         ask = protocol("m").predict(table, None)
         headers = {name.encode(): text.encode() for name, text in ask.headers.items()}
         found[protocol.__name__] = by_http(spec, ask.path, ask.body, headers)
-    for protocol, door in ((TfServingGrpcCodec, tfserving_grpc), (InferenceGrpcCodec, kserve_grpc)):
+    for protocol, endpoint in ((TfServingGrpcCodec, tfserving_grpc), (InferenceGrpcCodec, kserve_grpc)):
         ask = protocol("m").predict(table, None)
-        found[protocol.__name__] = asked(spec, door.decode(ask.body, Model(spec), LIMITS).rows)
+        found[protocol.__name__] = asked(spec, endpoint.decode(ask.body, Model(spec), LIMITS).rows)
     return found
 
 
@@ -590,7 +590,7 @@ def told_types(spec: FeatureSpec) -> dict[str, dict[str, str]]:
     "also",
     [DenseField("n", "v", "log1p"), SlotField("b", "v", 8, "log2"), SlotField("b", "v", 8, "quantiles")],
 )
-def test_a_column_that_is_a_category_and_a_number_is_told_to_clients_as_text(also: DenseField | SlotField):
+def test_a_column_that_is_a_category_and_a_number_is_text_in_metadata(also: DenseField | SlotField):
     dense = (
         (also, DenseField("m", "m", "none"))
         if isinstance(also, DenseField)
@@ -623,7 +623,7 @@ def test_a_feasign_is_refused_for_a_column_that_is_a_category_and_a_number():
 
 
 def test_predict_by_feasigns_is_refused_for_a_column_that_is_a_category_and_a_number():
-    with pytest.raises(DataError, match=r"reads v as a category and as a number.*Use another --protocol"):
+    with pytest.raises(DataError, match=r"uses v as a category and as a number.*Use another --protocol"):
         to_elasticctr_columns({"v": raw_column(["7"], "v")}, BOTH, 1)
     sent = to_elasticctr_columns({"v": raw_column([" 7.0"], "v")}, TEXTS, 1)["v"]
     assert sent.data[sent.starts_N[0] : sent.ends_N[0]].tobytes() == b"7"

@@ -92,7 +92,7 @@ def test_quantile_buckets_part_at_the_edges():
         ([1.0, 2.0], "x has 2 values, only one is allowed"),
     ],
 )
-def test_a_value_that_is_no_number_is_named(value, words):
+def test_a_value_that_is_not_a_number_is_reported(value, words):
     spec = FeatureSpec((DenseField("x", "x", "none"),), ())
     encoded, faults = Encoder(spec).encode_values([{"x": 1.0}, {"x": value}])
     assert [(fault.row, fault.detail) for group in faults for fault in group] == [(1, words)]
@@ -100,7 +100,7 @@ def test_a_value_that_is_no_number_is_named(value, words):
 
 
 @pytest.mark.parametrize("value", ["12a", "-", "18446744073709551616", "-9223372036854775809", "1.5", 1.5])
-def test_a_value_that_is_no_feasign_is_named(value):
+def test_a_value_that_is_not_a_feature_id_is_reported(value):
     spec = FeatureSpec((), (SlotField("s", "s", 1, "feasign"),))
     _, faults = Encoder(spec).encode_values([{"s": value}])
     ((fault,),) = faults
@@ -145,13 +145,13 @@ def test_a_list_and_a_separated_text_agree_about_missing():
     assert encoded.slots[0].ids_N[0] == encoded.slots[0].ids_N[1]
 
 
-def test_a_value_of_no_use_is_refused():
+def test_an_unusable_value_is_rejected():
     spec = FeatureSpec((), (SlotField("s", "s", 1),))
     with pytest.raises(DataError, match="s holds dict; text, a number, null or a list of these is allowed"):
         Encoder(spec).encode_values([{"s": {"a": 1}}])
 
 
-def test_statistics_that_are_not_there_are_asked_for():
+def test_missing_statistics_are_an_error():
     with pytest.raises(DataError, match="transform zscore needs statistics of the training data"):
         dense("zscore", [1.0], None)
 

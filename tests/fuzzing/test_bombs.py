@@ -60,13 +60,13 @@ def read_bounded(tmp_path: Path, layout: str, content: bytes, warm: bytes = b"")
     return int(rows), int(grown), set(reasons.split("|")) - {""}
 
 
-def deflated(piece: bytes, times: int) -> bytes:
-    """A gzip file of this piece so many times."""
+def gzip_repeated(piece: bytes, times: int) -> bytes:
+    """A gzip file that repeats this piece."""
     packer = zlib.compressobj(9, wbits=31)
     return b"".join([*(packer.compress(piece) for _ in range(times)), packer.flush()])
 
 
-ENDLESS = deflated(bytes(1 << 20), 250)  # one line of 250 MiB in 250 KiB
+ENDLESS = gzip_repeated(bytes(1 << 20), 250)  # one line of 250 MiB in 250 KiB
 TEXT = {
     "criteo": (ENDLESS, b"1\t" + b"\t".join([b"1"] * 39)),
     "csv": (ENDLESS, b"1,a,2\n"),

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from fuzz.surfaces import SURFACES, load
-from fuzz.target import Choices, spoiled
+from fuzz.target import Choices, mutated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
 @st.composite
-def accidents(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
+def mutated_seeds(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
     """A mutated seed; its first bytes are the target's choices."""
     data = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(0, 4))):
@@ -44,7 +44,7 @@ def test_target_has_no_finding(name: str) -> None:
         target.run(seed)
 
     @settings(max_examples=25)
-    @given(accidents(seeds))
+    @given(mutated_seeds(seeds))
     def run(data: bytes) -> None:
         target.run(data)
 
@@ -54,7 +54,7 @@ def test_target_has_no_finding(name: str) -> None:
 @given(st.binary(max_size=40))
 def test_mutation_does_not_change_the_original(data: bytes) -> None:
     document = {"a": [1, {"b": None}], "c": "x"}
-    spoiled(document, Choices(data))
+    mutated(document, Choices(data))
     assert document == {"a": [1, {"b": None}], "c": "x"}
 
 

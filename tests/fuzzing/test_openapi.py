@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
 
 
-def ask_all(document: str, examples: int, **call: Any) -> None:
+def call_all(document: str, examples: int, **call: Any) -> None:
     """Call every operation with valid and invalid requests."""
     schema = schemathesis.openapi.from_url(document, **call)
     asked = set()
@@ -97,7 +97,7 @@ def test_openapi_document_has_the_fields_of_the_model(server: Service) -> None:
 @pytest.mark.slow
 def test_model_server_conforms_to_its_openapi_document(server: Service) -> None:
     before = server.workers()
-    ask_all(server.url("/openapi.json"), 5)
+    call_all(server.url("/openapi.json"), 5)
     assert server.workers() == before and not server.log("unexpected")
 
 
@@ -111,8 +111,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _ask_studio(home: Path, examples: int) -> None:
-    with opened("-c", "clickline.yaml", cwd=home) as shown:
-        ask_all(f"{shown.url.rstrip('/')}/api/openapi.json", examples, headers=shown.bearer)
+    with opened("-c", "clickline.yaml", cwd=home) as studio:
+        call_all(f"{studio.url.rstrip('/')}/api/openapi.json", examples, headers=studio.bearer)
 
 
 @pytest.mark.slow
@@ -122,5 +122,5 @@ def test_studio_conforms_to_its_openapi_document(home: Path) -> None:
 
 @pytest.mark.soak
 def test_both_apis_with_more_examples(server: Service, home: Path) -> None:
-    ask_all(server.url("/openapi.json"), 500)
+    call_all(server.url("/openapi.json"), 500)
     _ask_studio(home, 200)

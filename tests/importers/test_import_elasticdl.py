@@ -117,7 +117,7 @@ def test_network_is_recognized_by_its_name(tmp_path: Path, definition: str, netw
         ("train --training_data=x --worker_resource_request=cpu", "is not a comma-separated list of name=value"),
         ("train --training_data=x --worker_resource_request=cpu=lots", "ray_worker.cpu, which is lots. Allowed:"),
         ("train --training_data=/d/x --volume=mount_path=/d", "has neither host_path nor claim_name."),
-        ("train --training_data=s3://a:hunter2@b/{x}", "--training_data would become data.train, which holds {x}."),
+        ("train --training_data=s3://a:hunter2@b/{x}", "--training_data would become data.train, which contains {x}."),
     ],
 )  # fmt: skip
 def test_malformed_command_is_refused(tmp_path: Path, command: str, message: str) -> None:

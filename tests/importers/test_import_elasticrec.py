@@ -117,7 +117,7 @@ def test_result_in_another_folder_names_the_same_files(files: tuple[Path, Path],
         ),
         (
             "export DATASET_PATH='/a/{x}'",
-            "data.config:7 DATASET_PATH would become data.train, which holds {x}.",
+            "data.config:7 DATASET_PATH would become data.train, which contains {x}.",
         ),
         ("\0", "data.config:7 contains a zero byte"),
         ("=\u2028name: evil", "data.config:7 begins with '=', which is not an export."),

@@ -186,7 +186,7 @@ def test_key_names_cannot_break_out_of_their_comment(source: Path, tmp_path: Pat
             "config.yaml:9 runner.epochs is given twice",
         ),
         (TUTORIAL + "x: !!python/object/apply:os.system [id]\n", "has the tag"),
-        (BOMB, "holds more than 20000 values"),
+        (BOMB, "contains more than 20000 values"),
     ],
 )
 def test_malformed_config_is_refused(source: Path, tmp_path: Path, text: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""These networks are tiny: a second thread would only wait, and on a busy machine for long."""
+"""One PyTorch thread: these networks are tiny, and a second thread would only wait."""
 
 from __future__ import annotations
 

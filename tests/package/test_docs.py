@@ -1,4 +1,4 @@
-"""README and docs say what is true: their commands and programs are run as written."""
+"""The commands and programs in the README and the docs run as written."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def use_ports(project: Path, ports: dict[str, int]) -> None:
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "serve": own}))
 
 
-def test_the_two_languages_have_the_same_commands_and_programs():
+def test_both_readmes_have_the_same_commands_and_programs():
     for language in ("sh", "yaml", "python"):
         english, chinese = (
             [re.sub("#.*", "", text) for text in blocks(page, language)]
@@ -91,7 +91,7 @@ def test_the_two_languages_have_the_same_commands_and_programs():
 
 
 @pytest.mark.slow
-def test_the_server_answers_as_the_pages_show(ads):
+def test_server_answers_match_the_docs(ads):
     *measured, scored = shell(with_own_ports(blocks("README.md", "sh")[2]), ads).splitlines()
     (auc,) = [line.split()[1].rstrip(";") for line in measured if line.startswith("AUC ")]
     assert 0.6 < float(auc) < 0.9
@@ -104,7 +104,7 @@ def test_the_server_answers_as_the_pages_show(ads):
 
 
 @pytest.mark.slow
-def test_the_python_program_and_the_single_stages_of_the_readme(ads, monkeypatch, tmp_path):
+def test_python_program_and_single_stages_of_the_readme_run(ads, monkeypatch, tmp_path):
     project = tmp_path / "ads"
     shutil.copytree(ads, project, ignore=shutil.ignore_patterns(".clickline"))
     use_ports(project, own_ports())
@@ -132,7 +132,7 @@ def test_the_python_program_and_the_single_stages_of_the_readme(ads, monkeypatch
         "docs/kubernetes.md",
     ],
 )
-def test_every_yaml_example_passes_the_check(page, tmp_path):
+def test_all_yaml_examples_are_valid(page, tmp_path):
     for text in blocks(page, "yaml"):
         (tmp_path / "my_reader.py").write_text("def read(path):\n    yield\n")
         (tmp_path / "s3.yaml").write_text("")
@@ -153,7 +153,7 @@ def test_duckdb_and_pandas_read_the_dataset_as_the_docs_show(ads, monkeypatch):
     assert "mean" in printed(with_pandas, names)
 
 
-def test_the_tour_names_files_and_functions_that_exist():
+def test_tour_names_existing_files_and_functions():
     tour = (ROOT / "docs" / "tour.md").read_text()
     stops = re.findall(r"`([\w/]+\.py)(?:: ([\w.]+))?`", tour)
     assert len(stops) > 12

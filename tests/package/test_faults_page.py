@@ -1,4 +1,4 @@
-"""docs/faults.md names tests that exist, says how they are run, and leaves no kind of fault out."""
+"""docs/faults.md names existing tests, says how they are run, and lists all kinds of faults."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def marks(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
-def test_every_line_is_proven_by_tests_that_exist(row: str) -> None:
+def test_every_line_names_existing_tests(row: str) -> None:
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert len(cells) == 4 and all(cells), f"four columns, none of them empty: {row}"
     proofs = PROOF.findall(cells[3])
@@ -62,13 +62,13 @@ def test_every_line_is_proven_by_tests_that_exist(row: str) -> None:
     ("area", "faults"),
     {
         "Preparing": ["prepare worker", "disk is full", "hangs", "slow network", "is killed"],
-        "Learning on one machine": ["trainer", "disk is full", "disk is slow", "clock"],
-        "Learning on a cluster": [
+        "Training on one machine": ["trainer", "disk is full", "disk is slow", "clock"],
+        "Training on a cluster": [
             "Ray worker",
-            "a shard",
+            "an embedding server",
             "driver",
             "whole node",
-            "cut off by the network",
+            "partitioned by the network",
             "hangs (SIGSTOP)",
             "disk is full",
             "clock",
@@ -78,7 +78,7 @@ def test_every_line_is_proven_by_tests_that_exist(row: str) -> None:
             "store is gone",
             "store fails",
             "store is slow",
-            "half-written",
+            "partly written",
             "hangs (SIGSTOP)",
             "disk is full",
             "clock",
@@ -88,15 +88,15 @@ def test_every_line_is_proven_by_tests_that_exist(row: str) -> None:
             "server process hangs",
             "lookup replica is killed",
             "lookup replica hangs",
-            "registry is away",
+            "registry is unreachable",
             "disk is slow",
             "disk of the cache is full",
-            "line to a client is slow",
+            "connection to a client is slow",
             "clock jumps",
             "clock went back",
         ],
-        "Keeping learning (`up`, follow)": [
-            "work is killed",
+        "Continuous training (`up`, follow)": [
+            "work process is killed",
             "parent is killed",
             "disk is full",
             "clock",
@@ -119,7 +119,7 @@ def test_every_line_is_proven_by_tests_that_exist(row: str) -> None:
         ],
     }.items(),
 )
-def test_no_kind_of_fault_is_left_out(area: str, faults: list[str]) -> None:
+def test_all_kinds_of_faults_are_listed(area: str, faults: list[str]) -> None:
     section = re.search(rf"^## {re.escape(area)}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
     assert section is not None, f"no part {area}"
     named = [line.split("|")[1] for line in section[1].splitlines() if line.startswith("| ")]
@@ -127,7 +127,7 @@ def test_no_kind_of_fault_is_left_out(area: str, faults: list[str]) -> None:
         assert any(fault in one for one in named), f"{area} says nothing of {fault!r}"
 
 
-def test_every_trouble_we_make_is_on_the_page() -> None:
+def test_all_fault_tests_are_on_the_page() -> None:
     """A test of tests/faults_machine proves a line, or the page has a gap."""
     for path in sorted((ROOT / "tests" / "faults_machine").glob("test_*.py")):
         file = str(path.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""What no run of a kernel shows reliably: memory that Numba gives back while it is still used by address."""
+"""Arrays that Numba frees while a kernel still uses their address, which no run of a kernel shows reliably."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def freed_too_early(code: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_kernels_name_their_arrays_as_long_as_they_use_them(path):
+def test_kernels_keep_references_to_arrays_in_use(path):
     assert freed_too_early(path.read_text()) == []
 
 
-def test_the_mistake_would_be_seen():
+def test_the_check_detects_the_mistake():
     code = """
 @njit(cache=True)
 def kernel(count):

@@ -1,4 +1,4 @@
-"""The front door: few names, no side effects, everything raised that is built."""
+"""The public API: few names, no side effects, and every created error is raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clickline import errors
 SOURCE = Path(clickline.__file__).parent
 
 
-def test_the_public_names_are_the_list_and_all_of_them_work():
+def test_public_names_are_listed_and_importable():
     assert clickline.__all__ == sorted(clickline.__all__)
     assert len(set(clickline.__all__) - {"__version__"}) <= 12
     assert dir(clickline) == clickline.__all__
@@ -22,11 +22,11 @@ def test_the_public_names_are_the_list_and_all_of_them_work():
     assert callable(clickline.prepare)
 
 
-def test_a_name_that_is_not_there_is_an_ordinary_attribute_error():
+def test_unknown_name_is_an_attribute_error():
     assert not hasattr(clickline, "utils")
 
 
-def test_importing_the_package_loads_nothing_heavy_and_changes_nothing():
+def test_importing_the_package_is_light_and_has_no_side_effects():
     program = (
         "import os, sys, threading\n"
         "before = (dict(os.environ), os.getcwd(), list(sys.path), threading.active_count())\n"
@@ -44,7 +44,7 @@ def test_only_packages_list_what_they_export():
         assert path.name == "__init__.py" or "__all__" not in path.read_text(), path
 
 
-def test_no_error_of_ours_is_built_and_not_raised():
+def test_every_created_error_is_raised():
     """ruff sees only built-in exceptions (PLW0133); a bare `ConfigError(...)` line would be a swallowed fault."""
     ours = {name for name, found in vars(errors).items() if isinstance(found, type)}
     for path in SOURCE.rglob("*.py"):

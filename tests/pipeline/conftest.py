@@ -1,4 +1,4 @@
-"""Homes for runs of `up`; whatever they start is gone when a test is over, or the test fails."""
+"""Homes for runs of `up`; a test fails if a process is left at its end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from up_home import Home, home_of_doubles
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
-    """A home whose stages are doubles: see doubles/sitecustomize.py."""
+    """A home whose stages are test doubles, see doubles/sitecustomize.py."""
     with home_of_doubles(tmp_path / "ads", {}) as made:
         yield made

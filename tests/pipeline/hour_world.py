@@ -1,4 +1,4 @@
-"""A small world of hours to follow: csv logs that arrive when a test lets them."""
+"""A small project with hourly csv logs that arrive when a test releases them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ home: {home}
 
 
 def make_hours(folder: Path, hours: int, rows: int) -> None:
-    """Synthetic hours under `folder`/coming."""
+    """Generate synthetic hours in `folder`/coming."""
     options = SampleOptions(
         "csv", hours * rows, folder / "coming", hours=hours, slots=4, dense=2, cardinality=10_000
     )
@@ -52,7 +52,7 @@ class Stop(Exception):
 
 
 class Watcher(Progress):
-    """Notes what is said, and stops when an hour is waited for that will not come."""
+    """Records log messages and stops when a given hour is waited for."""
 
     def __init__(self, stop_at: str) -> None:
         self.said: list[str] = []
@@ -73,7 +73,7 @@ class HourWorld:
     """A project whose hours have not arrived yet."""
 
     def __init__(self, folder: Path, made: Path, home: Path | None = None) -> None:
-        """`home`: on another disk."""
+        """`home`: a home on another disk."""
         self.folder = folder
         self._made = made
         self.file = folder / "clickline.yaml"
@@ -83,7 +83,7 @@ class HourWorld:
             self.file.write_text(YAML.format(home=self.home))
 
     def arrive(self, *hours: int, day: str = "20260101") -> None:
-        """Hours of a day, the donefile last."""
+        """Let hours of a day arrive, the donefile last."""
         for hour in hours:
             target = self.hour(hour, day)
             shutil.copytree(
@@ -108,7 +108,7 @@ class HourWorld:
         return watcher
 
     def start(self, stop_at: int, before: str = "", *overrides: str) -> subprocess.Popen[bytes]:
-        """The same in a process of its own, which runs the code `before` first."""
+        """Follow in a separate process, which runs the code `before` first."""
         code = (
             "import sys; sys.path.insert(0, sys.argv[1])\n"
             "from pathlib import Path\n"
@@ -132,7 +132,7 @@ class HourWorld:
         return [json.loads(path.read_text()) for path in sorted((self.home / "follow/hours").glob("*.json"))]
 
     def checkpoint(self) -> dict[str, Any]:
-        """What the newest one says."""
+        """The manifest of the newest checkpoint."""
         newest = sorted((self.home / "runs/follow").glob("step-*/manifest.json"))[-1]
         found: dict[str, Any] = json.loads(newest.read_text())
         return found
@@ -142,7 +142,7 @@ class HourWorld:
 
 
 def same_model(one: HourWorld, other: HourWorld) -> None:
-    """Tables, network, optimizers and the hours they know are the same, to the bit."""
+    """Assert that tables, network, optimizers and trained hours are bit-identical."""
     found = [latest_checkpoint(world.home / "runs/follow") for world in (one, other)]
     assert found[0] is not None and found[1] is not None
     for key in ("tables_sha256", "learned", "steps", "newest_hour", "plan", "features", "calibration"):

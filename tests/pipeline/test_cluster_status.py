@@ -15,13 +15,13 @@ from clickline.training.cluster.job_status import (
     CheckpointStatus,
     Event,
     JobMetrics,
+    JobStatus,
     LeaseCounts,
     ServerStatus,
-    JobStatus,
     WorkerStatus,
-    request_workers,
     driver_lock,
     logs_folder,
+    request_workers,
     write_status,
 )
 
@@ -61,20 +61,21 @@ def run(home: Home) -> Path:
 
 @pytest.fixture
 def driven(home: Home, run: Path) -> Iterator[Path]:
-    """A run whose driver is this process, begun without `up`."""
+    """A run whose driver is this process, started without `up`."""
     with driver_lock(run.parents[1], run):
         write_status(run, running())
         yield run
 
 
-def test_a_run_begun_by_train_is_shown_process_by_process(home: Home, driven: Path) -> None:
+def test_status_shows_each_process_of_a_cluster_run(home: Home, driven: Path) -> None:
     request_workers(driven.parents[1], 3)
     code, out, err = home.run("status")
     assert (code, err) == (0, "")
     lines = [re.sub(r"\d+\.\d s ago|\d min \d\d s ago", "some time ago", line) for line in out.splitlines()]
     assert lines[0] == f"`clickline train` runs for {driven.parents[1]}, without `clickline up`"
     assert re.fullmatch(
-        r"  cluster: running, run abc, async, driver pid \d+ on \S+, went back to a cut 1 time", lines[2]
+        r"  cluster: running, run abc, async, driver pid \d+ on \S+, restarted from a checkpoint 1 time",
+        lines[2],
     )
     assert lines[4:16] == [
         "  worker-0   10.0.0.4  learning  unit 12, batch 7   820,112 rows  6,100 rows/s  1.0 GiB",
@@ -83,17 +84,17 @@ def test_a_run_begun_by_train_is_shown_process_by_process(home: Home, driven: Pa
         "  network    10.0.0.4                                                           512.0 MiB",
         "",
         "  progress   2,465,792 of 9,863,168 rows (25%), step 1,204, 6,100 rows/s, about 20 min 12 s left",
-        "  so far     AUC 0.7312, loss 0.4411",
-        "  units      12 done, 1 leased, 61 to do",
-        "  last cut   step 1,000, some time ago, took 1.2 s, stalled training for 0.3 s",
+        "  metrics    AUC 0.7312, loss 0.4411",
+        "  work units 12 done, 1 leased, 61 to do",
+        "  checkpoint step 1,000, some time ago, took 1.2 s, stalled training for 0.3 s",
         "  decision   resize, some time ago: worker-1 left with its node: 1 worker goes on",
-        "  asked      3 workers, by `clickline scale`",
+        "  requested  3 workers, by `clickline scale`",
         "",
     ]
     assert f"  logs       {driven}/cluster/logs" in lines
 
 
-def test_as_json_it_is_the_drivers_document(home: Home, driven: Path) -> None:
+def test_cluster_status_as_json_is_the_drivers_document(home: Home, driven: Path) -> None:
     code, out, _ = home.run("status", "--json")
     document = json.loads(out)
     assert (code, document["state"]) == (0, "never")
@@ -103,14 +104,14 @@ def test_as_json_it_is_the_drivers_document(home: Home, driven: Path) -> None:
     assert cluster["figures"]["auc"] == 0.7312
 
 
-def test_a_driver_that_has_said_nothing_yet(home: Home, run: Path) -> None:
+def test_driver_without_status_yet(home: Home, run: Path) -> None:
     with driver_lock(run.parents[1], run):
         code, out, err = home.run("status")
     assert (code, err) == (0, "")
     assert re.search(r"\n\n  cluster: starting, run abc, driver pid \d+ on \S+\n\n", out)
 
 
-def test_a_driver_that_waits_for_room_says_what_is_missing(home: Home, run: Path) -> None:
+def test_driver_that_waits_for_resources_names_what_is_missing(home: Home, run: Path) -> None:
     with driver_lock(run.parents[1], run):
         write_status(run, JobStatus("waiting", "sync", message="waits for room: 2 workers must fit to begin"))
         out = home.run("status")[1]
@@ -118,30 +119,30 @@ def test_a_driver_that_waits_for_room_says_what_is_missing(home: Home, run: Path
     assert "  message    waits for room: 2 workers must fit to begin\n" in out
 
 
-def test_a_driver_that_is_gone_without_a_word(home: Home, run: Path) -> None:
+def test_crashed_driver_is_reported(home: Home, run: Path) -> None:
     with driver_lock(run.parents[1], run):
         write_status(run, running())
     code, out, _ = home.run("status")
     assert code == 1
     assert out.startswith("`clickline train` ran for ")
     assert re.search(
-        r"cluster: training of run abc ended without a word, last heard of at .* UTC \(.* ago\)\. "
-        r"The same command goes on from its last cut\.\n",
+        r"cluster: training of run abc crashed, last update .* UTC \(.* ago\)\. "
+        r"Run the same command to resume from its last checkpoint\.\n",
         out,
     )
-    assert "worker-0" not in out and "left\n" not in out, "nothing of it lives"
-    assert "  last cut   step 1,000, " in out
+    assert "worker-0" not in out and "left\n" not in out, "no process is shown"
+    assert "  checkpoint step 1,000, " in out
 
 
-def test_a_run_that_ended_in_order_is_not_shown(home: Home, run: Path) -> None:
+def test_finished_cluster_run_is_not_shown(home: Home, run: Path) -> None:
     with driver_lock(run.parents[1], run):
         write_status(run, JobStatus("done", "sync"))
     code, out, _ = home.run("status", "--json")
     assert (code, json.loads(out)["cluster"]) == (0, None)
-    assert home.run("status")[1].startswith("nothing was run in ")
+    assert home.run("status")[1].startswith("nothing has run in ")
 
 
-def test_a_lost_run_is_forgotten_when_up_ran_since(home: Home, run: Path) -> None:
+def test_lost_cluster_run_is_hidden_after_a_newer_up(home: Home, run: Path) -> None:
     with driver_lock(run.parents[1], run):
         write_status(run, JobStatus("running", "sync"))
     assert home.run("up", "--no-serve", "-q")[0] == 0
@@ -163,7 +164,7 @@ def shown(out: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_logs_of_all_roles_come_in_the_order_of_time(home: Home, driven: Path) -> None:
+def test_logs_of_all_roles_are_ordered_by_time(home: Home, driven: Path) -> None:
     write(driven, "worker-0", 3, "third")
     write(driven, "driver", 1, "first\n  File anywhere.py, line 1\nValueError: of a traceback")
     write(driven, "shard-0", 2, "second")
@@ -190,7 +191,7 @@ def test_logs_of_all_roles_come_in_the_order_of_time(home: Home, driven: Path) -
     )
 
 
-def test_logs_of_stages_and_roles_are_shown_together(home: Home, run: Path) -> None:
+def test_logs_of_stages_and_roles_are_merged(home: Home, run: Path) -> None:
     assert home.run("up", "--no-serve", "-q")[0] == 0
     with driver_lock(run.parents[1], run):
         write(run, "worker-0", 1, "later than all")
@@ -199,16 +200,16 @@ def test_logs_of_stages_and_roles_are_shown_together(home: Home, run: Path) -> N
     assert shown(out)[-1] == "worker-0 later than all"
 
 
-def test_following_sees_workers_that_join_later_and_ends_with_the_driver(home: Home, run: Path) -> None:
+def test_log_follow_includes_new_workers_and_ends_with_the_driver(home: Home, run: Path) -> None:
     with driver_lock(run.parents[1], run):
         write(run, "worker-0", 1, "begins")
         following = home.start("logs", "-f", "worker")
-        eventually(lambda: "begins" in home.said(following)[0])
+        eventually(lambda: "begins" in home.output(following)[0])
         write(run, "worker-1", 2, "joins")
-        eventually(lambda: "joins" in home.said(following)[0])
+        eventually(lambda: "joins" in home.output(following)[0])
         write(run, "driver", 3, "not asked for")
         write(run, "worker-0", 4, "goes on")
-        eventually(lambda: "goes on" in home.said(following)[0])
+        eventually(lambda: "goes on" in home.output(following)[0])
         assert following.poll() is None
     assert following.wait(10) == 0
-    assert shown(home.said(following)[0]) == ["worker-0 begins", "worker-1 joins", "worker-0 goes on"]
+    assert shown(home.output(following)[0]) == ["worker-0 begins", "worker-1 joins", "worker-0 goes on"]

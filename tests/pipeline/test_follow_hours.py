@@ -1,4 +1,4 @@
-"""Hours are learned in order, once each; what cannot be learned is told and can be learned later."""
+"""Hours are trained in order, once each; hours that cannot be used are reported and can be backfilled."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ def world(tmp_path: Path, made: Path) -> HourWorld:
 
 
 def counted(world: HourWorld, *hours: int) -> dict[int, tuple[float, float]]:
-    """Shows and clicks of every id, counted over the logs."""
+    """Impressions and clicks of every id, counted over the logs."""
     found = latest_checkpoint(world.home / "runs/follow")
     assert found is not None
     features = FeatureSpec.from_json(found.body["features"])
-    shows: Counter[int] = Counter()
+    impressions: Counter[int] = Counter()
     clicks: Counter[int] = Counter()
     for hour in hours:
         dataset = prepare_hour(world.config(), FIRST + hour, features, Progress()).dataset
         for shard, group, _ in dataset.row_groups("train"):
             rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[shard].file), [group])
             for slot in rows.encoded.slots:
-                shows.update(dict(zip(*np.unique(slot.ids_N, return_counts=True), strict=True)))
+                impressions.update(dict(zip(*np.unique(slot.ids_N, return_counts=True), strict=True)))
                 clicked = slot.ids_N[rows.click_B == 1]
                 clicks.update(dict(zip(*np.unique(clicked, return_counts=True), strict=True)))
-    return {int(one): (float(count), float(clicks[one])) for one, count in shows.items()}
+    return {int(one): (float(count), float(clicks[one])) for one, count in impressions.items()}
 
 
-def learned(world: HourWorld) -> dict[int, tuple[float, float]]:
-    """The same, as the newest checkpoint has it."""
+def trained(world: HourWorld) -> dict[int, tuple[float, float]]:
+    """The same counts in the newest checkpoint."""
     found = latest_checkpoint(world.home / "runs/follow")
     assert found is not None
     reader = SnapshotReader(found.tables)
@@ -77,7 +77,7 @@ def learned(world: HourWorld) -> dict[int, tuple[float, float]]:
 
 
 def served(world: HourWorld) -> set[int]:
-    """The ids of the newest version, with those it builds on."""
+    """The ids of the newest version, including those of its base."""
     registry = registry_of(world.config())
     chain = registry.chain(registry.versions()[-1])
     tables = ServingTable.open([Path(version.folder) for version in chain])
@@ -87,30 +87,29 @@ def served(world: HourWorld) -> set[int]:
         tables.close()
 
 
-def test_each_hour_is_scored_learned_and_published(world: HourWorld):
+def test_each_hour_is_scored_trained_and_published(world: HourWorld):
     world.arrive(0, 1, 2)
     watcher = world.follow(3)
     records = world.records()
     assert [record["hour"] for record in records] == [f"20260101/0{hour}" for hour in range(3)]
     assert all(record["state"] == "learned" and record["rows"] == 1500 for record in records)
     assert records[2]["progressive"]["auc"] > records[0]["progressive"]["auc"] + 0.03
-    assert records[1]["held_out"]["rows"] == pytest.approx(
-        2 * 150, abs=50
-    )  # few: with those of the hour before
+    # Few held-out rows: those of the hour before are added.
+    assert records[1]["held_out"]["rows"] == pytest.approx(2 * 150, abs=50)
     versions = world.versions()
     assert [version.body["model"]["hour"] for version in versions] == [record["hour"] for record in records]
     assert [record["version"] for record in records] == [1, 2, 3]
     assert versions[-1].body["model"]["data_until"] == (FIRST + 3) * 3600
     assert registry_of(world.config()).current().version == 3
-    assert learned(world) == counted(world, 0, 1, 2)
+    assert trained(world) == counted(world, 0, 1, 2)
     assert [facts["last"]["hour"] for facts in watcher.facts if facts.get("last")][-1] == "20260101/02"
 
 
 @pytest.mark.slow
-def test_what_is_served_is_what_was_learned(world: HourWorld):
-    """Also where an hour's version is a delta, and after a restart, whose delta is made against the files."""
+def test_served_scores_match_the_trained_model(world: HourWorld):
+    """Also for delta versions, and after a restart, when the delta is computed from the files."""
     world.arrive(0, 1, 2)
-    world.follow(3, "follow.holdout=0")  # else the checkpoint has learned more than the version
+    world.follow(3, "follow.holdout=0")  # else the checkpoint is trained on more rows than the version
     world.arrive(3)
     world.follow(4, "follow.holdout=0")
     config = world.config()
@@ -128,7 +127,7 @@ def test_what_is_served_is_what_was_learned(world: HourWorld):
 
 
 @pytest.mark.slow
-def test_an_hour_that_was_learned_is_not_learned_again(world: HourWorld):
+def test_trained_hour_is_not_trained_again(world: HourWorld):
     world.arrive(0, 1)
     world.follow(2)
     before = world.checkpoint()
@@ -137,7 +136,7 @@ def test_an_hour_that_was_learned_is_not_learned_again(world: HourWorld):
     assert len(world.versions()) == 2
 
 
-def test_hours_that_the_gate_refuses_are_learned_and_not_published(world: HourWorld):
+def test_hours_refused_by_the_gate_are_trained_but_not_published(world: HourWorld):
     world.arrive(0, 1, 2)
     lines = world.log(1).read_text().splitlines()
     world.log(1).write_text(
@@ -147,13 +146,11 @@ def test_hours_that_the_gate_refuses_are_learned_and_not_published(world: HourWo
     assert any("20260101/01: the gate refused: AUC is" in line for line in watcher.said)
     assert [version.body["model"]["hour"] for version in world.versions()] == ["20260101/00", "20260101/02"]
     assert [record["gate"]["passed"] for record in world.records()] == [True, False, True]
-    assert learned(world) == counted(world, 0, 1, 2)
+    assert trained(world) == counted(world, 0, 1, 2)
 
 
 @pytest.mark.slow
-def test_a_version_whose_files_do_not_score_alike_stays_in_and_learning_goes_on(
-    world: HourWorld, monkeypatch
-):
+def test_version_with_wrong_scores_is_not_published_and_training_continues(world: HourWorld, monkeypatch):
     world.arrive(0, 1, 2)
     real = publishing._verify_scores
 
@@ -167,36 +164,38 @@ def test_a_version_whose_files_do_not_score_alike_stays_in_and_learning_goes_on(
     assert any(line.startswith("20260101/01 was not published: the packed files") for line in watcher.said)
     assert [record["version"] for record in world.records()][0::2] == [1, world.versions()[-1].number]
     assert world.records()[1]["version"] is None
-    assert served(world) == learned(world).keys()
+    assert served(world) == trained(world).keys()
 
 
 @pytest.mark.slow
-def test_the_live_version_is_what_vs_current_compares_with(world: HourWorld):
+def test_vs_current_compares_with_the_live_version(world: HourWorld):
     world.arrive(0, 1)
     watcher = world.follow(2, "gate.vs_current=0.9")
-    assert [version.number for version in world.versions()] == [1]  # there was none to compare the first with
+    assert [version.number for version in world.versions()] == [
+        1
+    ]  # the first one has nothing to compare with
     assert any("the gate refused" in line and "current version" in line for line in watcher.said)
 
 
 @pytest.mark.slow
-def test_an_hour_that_cannot_be_used_is_passed_over_and_can_be_learned_later(world: HourWorld):
+def test_corrupt_hour_is_skipped_and_can_be_backfilled(world: HourWorld):
     world.arrive(0, 1, 2)
     good = world.log(1).read_text()
     world.log(1).write_text(good.splitlines()[0] + "\n" + "7,nonsense\n" * 200)
     watcher = world.follow(3)
-    assert any(line.startswith("20260101/01 was not learned: 200 of 200 rows") for line in watcher.said)
+    assert any(line.startswith("20260101/01 was not trained: 200 of 200 rows") for line in watcher.said)
     assert [record["state"] for record in world.records()] == ["learned", "corrupt", "learned"]
     assert list((world.home / "hours/20260101-01/quarantine").iterdir())
-    assert world.follow(3).said[0].startswith("2 hours were learned")  # and not tried again
+    assert world.follow(3).said[0].startswith("2 hours were trained")  # and is not retried
     world.log(1).write_text(good)
     world.follow(3, backfill=DateRange("20260101/00", "20260101/02"))
     assert [record["state"] for record in world.records()] == ["learned", "learned", "learned"]
-    assert learned(world) == counted(world, 0, 1, 2)
+    assert trained(world) == counted(world, 0, 1, 2)
     assert world.versions()[-1].body["model"]["hour"] == "20260101/01"
 
 
 @pytest.mark.slow
-def test_a_bad_hour_ends_the_run_where_that_is_wanted(world: HourWorld):
+def test_corrupt_hour_stops_the_run_if_configured(world: HourWorld):
     world.arrive(0, 1)
     world.log(1).write_text("click\n1\n")
     with pytest.raises(DataError):
@@ -205,7 +204,7 @@ def test_a_bad_hour_ends_the_run_where_that_is_wanted(world: HourWorld):
 
 
 @pytest.mark.slow
-def test_a_first_hour_that_cannot_be_used_is_an_error(world: HourWorld):
+def test_corrupt_first_hour_is_an_error(world: HourWorld):
     world.arrive(0, 1)
     world.log(0).write_text("click,timestamp\n" + "7,x\n" * 100)
     with pytest.raises(DataError):
@@ -213,7 +212,7 @@ def test_a_first_hour_that_cannot_be_used_is_an_error(world: HourWorld):
 
 
 @pytest.mark.slow
-def test_a_late_hour_is_reported_and_waited_for(world: HourWorld):
+def test_late_hour_is_reported_and_waited_for(world: HourWorld):
     world.arrive(0, 2)
 
     late = threading.Thread(target=lambda: world.arrive(1))
@@ -227,41 +226,41 @@ def test_a_late_hour_is_reported_and_waited_for(world: HourWorld):
     watcher = Waiting("20260101/03")
     with pytest.raises(Stop):
         follow(world.config(), watcher)
-    assert any("20260101/01 is late: its donefile is not there" in line for line in watcher.said)
+    assert any("20260101/01 is late: its donefile is missing" in line for line in watcher.said)
     assert any(facts.get("late") and facts["hour"] == "20260101/01" for facts in watcher.facts)
     assert [record["hour"] for record in world.records()] == [f"20260101/0{hour}" for hour in range(3)]
     assert world.checkpoint()["learned"] == [[FIRST, FIRST + 3]]
 
 
 @pytest.mark.slow
-def test_a_missing_hour_is_skipped_only_where_that_is_wanted(world: HourWorld):
+def test_missing_hour_is_skipped_if_configured(world: HourWorld):
     world.arrive(0, 2)
     watcher = world.follow(3, "follow.on_missing_hour=skip")
     assert any("--backfill 20260101/01..20260101/01" in line for line in watcher.said)
     assert [record["state"] for record in world.records()] == ["learned", "skipped", "learned"]
     world.arrive(1)
     world.follow(3, backfill=DateRange("20260101/01", "20260101/01"))
-    assert learned(world) == counted(world, 0, 1, 2)
+    assert trained(world) == counted(world, 0, 1, 2)
 
 
 @pytest.mark.slow
-def test_a_missing_hour_ends_the_run_where_that_is_wanted(world: HourWorld):
+def test_missing_hour_stops_the_run_if_configured(world: HourWorld):
     world.arrive(0, 2)
-    with pytest.raises(HourNotReady, match=r"20260101/01 did not arrive within follow\.late, 1 s"):
+    with pytest.raises(HourNotReady, match=r"20260101/01 did not arrive within follow\.missing_after, 1 s"):
         world.follow(3, "follow.on_missing_hour=stop")
 
 
-def test_a_range_is_filled_with_one_version(world: HourWorld):
+def test_backfilled_range_gets_one_version(world: HourWorld):
     world.arrive(0, 1, 2, 3, 5)
     watcher = world.follow(4, backfill=DateRange("20260101/01", "20260101/06"))
-    assert "backfill: 20260101/04 is not there or not complete; left out" in watcher.said
-    assert "backfill: 4 of 6 hours are to be learned" in watcher.said
-    # The range first, then what the config begins with; each of them once.
+    assert "backfill: 20260101/04 is missing or incomplete; left out" in watcher.said
+    assert "backfill: 4 of 6 hours to train" in watcher.said
+    # The range first, then the hours of the config; each of them once.
     assert [version.body["model"]["hour"] for version in world.versions()] == ["20260101/05", "20260101/00"]
-    assert learned(world) == counted(world, 0, 1, 2, 3, 5)
+    assert trained(world) == counted(world, 0, 1, 2, 3, 5)
 
 
-def test_an_hour_without_rows_is_learned_like_any_other(world: HourWorld):
+def test_hour_without_rows_counts_as_trained(world: HourWorld):
     world.arrive(0, 2)
     world.hour(1).mkdir()
     (world.hour(1) / "donefile").touch()
@@ -273,7 +272,7 @@ def test_an_hour_without_rows_is_learned_like_any_other(world: HourWorld):
 
 
 @pytest.mark.slow
-def test_the_history_is_learned_before_the_hours(world: HourWorld):
+def test_history_is_trained_before_new_hours(world: HourWorld):
     world.arrive(*range(6))
     watcher = world.follow(
         6,
@@ -288,13 +287,13 @@ def test_the_history_is_learned_before_the_hours(world: HourWorld):
         "20260101/04",
         "20260101/05",
     ]
-    assert any(line.startswith("learning on from") for line in watcher.said)
-    assert learned(world) == counted(world, *range(6))
+    assert any(line.startswith("warm start from") for line in watcher.said)
+    assert trained(world) == counted(world, *range(6))
 
 
 @pytest.mark.slow
-def test_tables_stay_within_their_bound(world: HourWorld):
-    """Ids that were not seen for long go first, from the versions too."""
+def test_tables_stay_within_max_table_memory(world: HourWorld):
+    """The longest idle ids are evicted first, from the versions too."""
     world.arrive(*range(6))
     bound = 7 << 18
     watcher = world.follow(6, f"follow.max_table_memory={bound}", "follow.holdout=0")
@@ -302,12 +301,14 @@ def test_tables_stay_within_their_bound(world: HourWorld):
     assert all(record["memory"] <= bound for record in records)
     assert sum(record["evicted"] for record in records) > 0
     assert any("the sparse tables reached follow.max_table_memory, 1.8 MiB" in line for line in watcher.said)
-    assert served(world) == learned(world).keys()
+    assert served(world) == trained(world).keys()
 
 
-def test_a_bound_that_holds_nothing_is_refused(world: HourWorld):
+def test_too_small_max_table_memory_is_refused(world: HourWorld):
     world.arrive(0)
-    with pytest.raises(ConfigError, match=r"follow\.memory is 1\.0 MiB, too little .* Give at least"):
+    with pytest.raises(
+        ConfigError, match=r"follow\.max_table_memory is 1\.0 MiB, too little .* Give at least"
+    ):
         world.follow(1, "follow.max_table_memory=1MiB", "model.embedding_dim=64")
 
 
@@ -318,25 +319,25 @@ def test_eviction_and_decay_run_each_hour(world: HourWorld):
     records = world.records()
     assert all(record["evicted"] > 0 for record in records[2:])
     assert all(record["ids"] < 1.3 * records[1]["ids"] for record in records)
-    assert served(world) == learned(world).keys()
-    shows = [show for show, _ in learned(world).values()]
-    assert any(show != int(show) for show in shows)
+    assert served(world) == trained(world).keys()
+    impressions = [show for show, _ in trained(world).values()]
+    assert any(show != int(show) for show in impressions)
 
 
 @pytest.mark.slow
-def test_ids_that_went_are_tombstones_of_a_delta(world: HourWorld):
+def test_evicted_ids_are_tombstones_in_the_delta(world: HourWorld):
     world.arrive(*range(7))
-    for hour in (5, 6):  # little is new in the last hours, and what came in the first of all goes
+    for hour in (5, 6):  # little is new in the last hours, and ids of the first hour are evicted
         world.log(hour).write_text("\n".join(world.log(hour).read_text().splitlines()[:60]) + "\n")
     world.follow(7, "train.eviction={max_idle_hours: 4}", "follow.holdout=0")
     last = world.versions()[-1].body
     assert last["table"] == "delta"
     assert last["tombstones"] == world.records()[-1]["evicted"] > 0
-    assert served(world) == learned(world).keys()
+    assert served(world) == trained(world).keys()
 
 
 @pytest.mark.slow
-def test_calibration_follows_too(world: HourWorld):
+def test_calibration_is_fitted_each_hour(world: HourWorld):
     world.arrive(*range(3))
     world.follow(3, "train.calibration={method: platt}")
     assert world.checkpoint()["calibration"][
@@ -346,7 +347,7 @@ def test_calibration_follows_too(world: HourWorld):
 
 
 @pytest.mark.slow
-def test_another_shape_is_refused_and_another_step_size_is_not(world: HourWorld):
+def test_changed_model_shape_is_refused_and_changed_learning_rate_is_not(world: HourWorld):
     world.arrive(0, 1)
     world.follow(1)
     with pytest.raises(ArtifactError, match=r"hidden was \[16\], now \[8\]. Change the config back"):
@@ -356,19 +357,19 @@ def test_another_shape_is_refused_and_another_step_size_is_not(world: HourWorld)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "message"),
     [
         (["data.dates=null", "data.train=arrived/20260101/00/*.csv"], "data.dates is missing"),
-        (["home=memory://x"], "following needs a home on local disk"),
+        (["home=memory://x"], "--follow needs a home on local disk"),
     ],
 )
-def test_what_following_needs(world: HourWorld, overrides: list[str], words: str):
-    with pytest.raises(ConfigError, match=words):
+def test_follow_requirements_are_checked(world: HourWorld, overrides: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
         follow(world.config(*overrides))
 
 
 @pytest.mark.slow
-def test_a_plan_of_days(world: HourWorld, made: Path):
+def test_follow_with_daily_folders(world: HourWorld, made: Path):
     """A pattern without {hour} is followed day by day."""
     for day in ("20260101", "20260102"):
         folder = world.folder / "daily" / day
@@ -387,6 +388,6 @@ def test_a_plan_of_days(world: HourWorld, made: Path):
     assert world.versions()[-1].body["model"]["data_until"] == (FIRST + 48) * 3600
 
 
-def test_a_source_that_never_answered_is_an_error_at_once(world: HourWorld):
+def test_source_that_never_answered_is_an_immediate_error(world: HourWorld):
     with pytest.raises((ConfigError, SourceNotFound, Exception), match="nosuch"):
         follow(world.config("data.train=nosuch://x/{date}/{hour}/*.csv"))

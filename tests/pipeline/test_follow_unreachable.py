@@ -1,4 +1,4 @@
-"""A store that does not answer for a while: told, waited out, and every hour is learned once."""
+"""Follow mode with a store that does not answer for a while: it is reported and retried, and every hour is trained once."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def calm(tmp_path: Path, made: Path) -> HourWorld:
 
 
 class Outage(Watcher):
-    """The store stops when `when` says so, and comes back when that was told; `back` happens just before."""
+    """Stops the store when `when` is true and restarts it after the failure is reported; `back` is called just before."""
 
     def __init__(
         self, store: Store, when: Callable[[str, Mapping[str, Any]], bool], back: Callable[[], None]
@@ -145,7 +145,7 @@ def troubles(watcher: Watcher) -> list[tuple[str, str]]:
     return list(dict.fromkeys((trouble["what"], trouble["words"]) for trouble in found))
 
 
-def test_a_source_that_is_away_is_waited_for(
+def test_follow_waits_for_an_unreachable_source(
     calm: HourWorld, store: Store, tmp_path: Path, made: Path
 ) -> None:
     hit = HourWorld(tmp_path / "hit", made)
@@ -172,7 +172,7 @@ def test_a_source_that_is_away_is_waited_for(
 
 
 @pytest.mark.parametrize("moment", ["learn", "publish version 2"])
-def test_a_registry_that_is_away_is_waited_for(
+def test_follow_waits_for_an_unreachable_registry(
     moment: str, calm: HourWorld, store: Store, tmp_path: Path, made: Path
 ) -> None:
     """Before a version is begun, and in the middle of one."""

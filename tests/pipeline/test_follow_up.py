@@ -1,4 +1,4 @@
-"""`clickline up --follow` as a user runs it: hours arrive, the learner is killed in every stage, answers never fail."""
+"""`clickline up --follow` as a user runs it: hours arrive, training is killed in every stage, and no request fails."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from clickline.errors import ClicklineError
 pytestmark = pytest.mark.slow
 
 HOURS = 6
-DEATHS = [  # each in the second hour that its learner takes up
+KILL_POINTS = [  # each in the second hour that its learner takes up
     ("clickline.data.prepare.dataset_builder", "finish_dataset", 2, False),
-    ("clickline.training.hourly_trainer:HourlyTrainer", "_learn", 20, False),
+    ("clickline.training.hourly_trainer:HourlyTrainer", "_train_batch", 20, False),
     ("clickline.artifacts.version:Draft", "commit", 2, False),
     ("clickline.artifacts.registry:Registry", "move", 2, True),
     ("clickline.artifacts.checkpoint", "write_manifest", 2, False),
@@ -42,10 +42,10 @@ def world(tmp_path: Path, made: Path) -> HourWorld:
 
 @pytest.fixture
 def home(world: HourWorld) -> Iterator[Home]:
-    deaths = world.folder / "deaths"
-    deaths.write_text("\n".join(json.dumps(death) for death in DEATHS))
-    path = Path(__file__).parent / "deaths"
-    made = Home(world.folder, {"PYTHONPATH": str(path), "CLICKLINE_DEATHS": str(deaths)})
+    kill_points = world.folder / "kill_points"
+    kill_points.write_text("\n".join(json.dumps(point) for point in KILL_POINTS))
+    path = Path(__file__).parent / "kill_points"
+    made = Home(world.folder, {"PYTHONPATH": str(path), "CLICKLINE_KILL_POINTS": str(kill_points)})
     made.up = world.home / "up"
     grpc, http, metrics = free_ports(3)
     made.configure(
@@ -94,7 +94,9 @@ class Asking:
 
 
 @pytest.mark.soak  # `make test` has it without the endpoint: test_follow_killed.py
-def test_killed_in_every_stage_while_it_answers(world: HourWorld, home: Home, tmp_path: Path, made: Path):
+def test_endpoint_answers_while_training_is_killed_in_every_stage(
+    world: HourWorld, home: Home, tmp_path: Path, made: Path
+):
     (world.folder / "arrived" / "20260101").mkdir(parents=True)
     process = home.start("up", "--follow", "--json")
     home.until_up(process)
@@ -110,25 +112,25 @@ def test_killed_in_every_stage_while_it_answers(world: HourWorld, home: Home, tm
         eventually(lambda: asking.versions[newest])
     assert asking.failures == []
     assert process.poll() is None
-    assert (world.folder / "deaths").read_text() == ""
+    assert (world.folder / "kill_points").read_text() == ""
 
     records = world.records()
     assert [(record["state"], record["rows"]) for record in records] == [("learned", 1500)] * HOURS
     assert set(asking.versions) <= {record["version"] for record in records}
     code, out, _ = home.run("status", "--json")
     assert code == 0
-    told = json.loads(out)
-    facts = told["stages"]["follow"]["facts"]
+    status = json.loads(out)
+    facts = status["stages"]["follow"]["facts"]
     assert facts["hours_learned"] == HOURS
     assert facts["last"]["hour"] == f"20260101/{HOURS - 1:02d}"
     assert (facts["state"], facts["hour"]) == ("waiting", f"20260101/{HOURS:02d}")
-    assert told["metrics"]["auc"] == records[-1]["progressive"]["auc"]
-    assert told["versions"]["current"] == newest
-    said = home.said(process)[1]
-    assert said.count("learning ended by signal 9 (SIGKILL)") == len(DEATHS)
+    assert status["metrics"]["auc"] == records[-1]["progressive"]["auc"]
+    assert status["versions"]["current"] == newest
+    said = home.output(process)[1]
+    assert said.count("training ended by signal 9 (SIGKILL)") == len(KILL_POINTS)
 
     code, out, _ = home.run("down")
-    assert (code, "none is left" in out) == (0, True)
+    assert (code, "stopped " in out) == (0, True)
     assert home.none_left(1)
     assert process.wait(10) == 0
 

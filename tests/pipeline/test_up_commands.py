@@ -1,4 +1,4 @@
-"""`up --detach`, `status`, `logs` and `down` as a user types them, and the picture on a terminal. Stages are doubles."""
+"""`up --detach`, `status`, `logs` and `down` as a user types them, and the terminal output. Stages are test doubles."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def detached(home: Home, *arguments: str) -> int:
 
 
 @pytest.mark.slow
-def test_in_the_background_and_back(home: Home) -> None:
+def test_detached_run_status_and_down(home: Home) -> None:
     code, out, err = home.run("up", "--detach")
     assert (code, err) == (0, "")
     pid = int(re.match(r"pid +(\d+)\n", out)[1])  # type: ignore[index]
-    assert "end it        clickline down\n" in out
+    assert "stop       clickline down\n" in out
     eventually(home.is_up)
     following = home.start("logs", "-f", "-n", "1")
 
     code, out, _ = home.run("status")
     assert code == 0
     assert re.match(rf"ads: running since \d{{4}}-.* UTC \(.* ago\), pid {pid}\n", out)
-    assert re.search(r"prepare +skipped +up to date: 80 rows to learn", out)
+    assert re.search(r"prepare +skipped +up to date: 80 training rows", out)
     assert re.search(r"serve +running +version 7, gRPC 127.0.0.1:\d+", out)
     assert "health     no answer: Connection refused" in out  # a double opens no port
     assert f"processes  up {pid}, serve {home.pid('serve')}\n" in out
@@ -55,14 +55,14 @@ def test_in_the_background_and_back(home: Home) -> None:
     assert {(one["role"], one["pid"]) for one in document["ended"]} >= {("up", pid)}
     assert home.none_left(1)
     assert following.wait(10) == 0
-    assert "ended: stopped" in home.said(following)[0]
+    assert "ended: stopped" in home.output(following)[0]
     code, out, _ = home.run("status")
     assert code == 0
     assert out.startswith("ads: stopped in stage serve at ")
 
 
 @pytest.mark.slow
-def test_a_run_in_the_background_outlives_who_started_it_and_says_how_it_failed(home: Home) -> None:
+def test_detached_run_outlives_its_starter_and_reports_its_failure(home: Home) -> None:
     (home.folder / "hold-train").touch()
     (home.folder / "fault-publish").write_text("ArtifactError it is torn")
     pid = detached(home)
@@ -79,7 +79,7 @@ def test_a_run_in_the_background_outlives_who_started_it_and_says_how_it_failed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "code"), [("GateRefused too bad", 3), ("SourceNotFound too bad", 4)])
-def test_who_waits_gets_the_error_and_its_code(home: Home, fault: str, code: int) -> None:
+def test_detach_wait_returns_the_error_and_its_exit_code(home: Home, fault: str, code: int) -> None:
     (home.folder / "fault-train").write_text(fault)
     found, _, err = home.run("up", "--detach", "--wait")
     assert found == code
@@ -88,12 +88,12 @@ def test_who_waits_gets_the_error_and_its_code(home: Home, fault: str, code: int
 
 
 @pytest.mark.slow
-def test_waiting_for_a_flow_without_an_endpoint(home: Home) -> None:
+def test_detach_wait_without_an_endpoint(home: Home) -> None:
     code, out, _ = home.run("up", "--detach", "--wait", "--no-serve", "--json")
     assert (code, json.loads(out)["state"]) == (0, "done")
 
 
-def test_logs_of_all_stages_or_one(home: Home) -> None:
+def test_logs_of_all_stages_or_of_one(home: Home) -> None:
     (home.folder / "hold-train").touch()
     process = home.start("up", "--no-serve", "-q")
     log = home.up / "logs" / "train.log"
@@ -109,13 +109,13 @@ def test_logs_of_all_stages_or_one(home: Home) -> None:
     assert code == 0
     texts = [line.partition(" ")[2] for line in out.splitlines()]
     assert len(texts) == 4
-    assert "printed in train" in texts and "train all: begun, 100 rows" in texts
+    assert "printed in train" in texts and "train all: started, 100 rows" in texts
     code, _, err = home.run("logs", "trian")
     assert code == 2
     assert err.startswith("STAGE is 'trian'. Available logs: up, prepare, train, evaluate, gate, publish.")
 
 
-def test_the_state_tells_how_far_the_work_is(home: Home) -> None:
+def test_state_has_the_progress_of_the_work(home: Home) -> None:
     (home.folder / "hold-train").touch()
     process = home.start("up", "-q")
     work = eventually(lambda: home.stage("train") == "running" and home.state["work"])
@@ -129,7 +129,7 @@ def test_the_state_tells_how_far_the_work_is(home: Home) -> None:
 
 
 class Screen:
-    """A command on a terminal of its own, as long as the block lasts."""
+    """A command on its own terminal, for the duration of a block."""
 
     def __init__(self, home: Home, *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -152,7 +152,7 @@ class Screen:
         return re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", self.raw).replace("\r\n", "\n").replace("\r", "\n")
 
     def interrupt(self) -> int:
-        """Ctrl-C; returns the exit code when all was read."""
+        """Send Ctrl-C; returns the exit code after all output was read."""
         self.process.send_signal(signal.SIGINT)
         code = self.process.wait(20)
         self._reader.join(10)
@@ -169,7 +169,7 @@ class Screen:
 
 
 @pytest.mark.slow
-def test_a_picture_of_the_stages_then_the_endpoint(home: Home) -> None:
+def test_terminal_shows_stages_then_the_endpoint(home: Home) -> None:
     (home.folder / "hold-train").touch()
     with Screen(home, "up") as screen:
         eventually(lambda: "train all: 50 rows" in screen.text and re.search(r"● train +\d", screen.text))
@@ -180,7 +180,7 @@ def test_a_picture_of_the_stages_then_the_endpoint(home: Home) -> None:
         assert screen.interrupt() == 0
         assert screen.raw.rindex("\x1b[?25h") > screen.raw.rindex("\x1b[?25l")  # the cursor is back
     lines = [line.rstrip() for line in screen.text.splitlines()]
-    assert "= prepare  up to date: 80 rows to learn, 20 to measure" in lines
+    assert "= prepare  up to date: 80 training rows, 20 evaluation rows" in lines
     assert any(re.match(r"  ━+.* train all: 50 rows, [\d,]+ rows/s, half, 50%", line) for line in lines)
     assert "✓ evaluate AUC 0.7000, log loss 0.5000, calibration 1.0000" in lines
     last = lines[max(n for n, line in enumerate(lines) if line.startswith("= prepare")) :]
@@ -190,18 +190,18 @@ def test_a_picture_of_the_stages_then_the_endpoint(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_lines_are_scrolled_above_the_picture_of_a_run_that_follows(home: Home) -> None:
+def test_log_lines_scroll_above_the_stages(home: Home) -> None:
     with Screen(home, "up", "--follow") as screen:
         eventually(lambda: "hour 5" in screen.text and "try it:" in screen.text)
         home.note_processes()
         assert screen.interrupt() == 0
     assert "hour 3\n" in screen.text
     assert "  curl http://127.0.0.1:" in screen.text
-    assert re.search(r"● follow   learning 20260101/\d\d", screen.text)
+    assert re.search(r"● follow   training 20260101/\d\d", screen.text)
 
 
 @pytest.mark.slow
-def test_watching_ends_with_ctrl_c(home: Home) -> None:
+def test_status_watch_ends_with_ctrl_c(home: Home) -> None:
     home.run("up", "--no-serve", "-q")
     with Screen(home, "status", "--watch") as screen:
         eventually(lambda: screen.text.count("ads: done at ") >= 2)

@@ -1,4 +1,4 @@
-"""What `up` does when something ends: a signal, a crash, an error, at an exact moment. The stages are doubles."""
+"""`up` after a signal, a crash or an error at an exact moment. The stages are test doubles."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ def hold(home: Home, *names: str) -> None:
         (home.folder / f"hold-{name}").touch()
 
 
-def let_go(home: Home, name: str) -> None:
+def release(home: Home, name: str) -> None:
     (home.folder / f"hold-{name}").unlink()
 
 
-def fault(home: Home, name: str, words: str) -> None:
-    (home.folder / f"fault-{name}").write_text(words)
+def fault(home: Home, name: str, message_text: str) -> None:
+    (home.folder / f"fault-{name}").write_text(message_text)
 
 
 # ── the flow ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_without_serving_it_ends_after_publish(home: Home) -> None:
+def test_up_without_serving_ends_after_publish(home: Home) -> None:
     code, out, err = home.run("up", "--no-serve")
     assert code == 0
     assert out.splitlines()[:3] == ["model    ads", "version  7", "AUC      0.7000"]
     lines = err.splitlines()
-    assert "prepare: skipped, up to date: 80 rows to learn, 20 to measure" in lines
+    assert "prepare: skipped, up to date: 80 training rows, 20 evaluation rows" in lines
     assert "evaluate: done, AUC 0.7000, log loss 0.5000, calibration 1.0000" in lines
     assert home.state["state"] == "done"
     assert home.state["processes"] == []
 
 
 @pytest.mark.slow
-def test_the_endpoint_is_up_then_ctrl_c_drains_and_ends_well(home: Home) -> None:
+def test_ctrl_c_drains_the_endpoint_and_exits_zero(home: Home) -> None:
     process = home.start("up", "--json")
     home.until_up(process)
     hold(home, "drain")
     process.send_signal(signal.SIGINT)
     reached(home, "drain")
     assert process.poll() is None
-    let_go(home, "drain")
+    release(home, "drain")
     assert process.wait(10) == 0
-    out, err = home.said(process)
+    out, err = home.output(process)
     assert '"version": 7' in out and '"grpc": "127.0.0.1:' in out
     assert "stopping: waiting for running requests to finish" in err
     assert home.none_left(1)
@@ -69,19 +69,19 @@ def test_the_endpoint_is_up_then_ctrl_c_drains_and_ends_well(home: Home) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_the_flow_is_exit_130(home: Home, number: signal.Signals) -> None:
+def test_signal_before_the_endpoint_is_up_exits_130(home: Home, number: signal.Signals) -> None:
     hold(home, "train")
     process = home.start("up")
     reached(home, "train")
     process.send_signal(number)
     assert process.wait(10) == 130
-    assert home.said(process)[1].endswith(INTERRUPTED)
+    assert home.output(process)[1].endswith(INTERRUPTED)
     assert home.none_left(1)
     assert (home.state["state"], home.stage("train")) == ("stopped", "stopped")
 
 
 @pytest.mark.slow
-def test_a_second_signal_does_not_wait_for_the_endpoint(home: Home) -> None:
+def test_second_signal_does_not_drain(home: Home) -> None:
     hold(home, "drain")
     process = home.start("up")
     home.until_up(process)
@@ -93,8 +93,8 @@ def test_a_second_signal_does_not_wait_for_the_endpoint(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_work_that_does_not_end_is_killed(home: Home) -> None:
-    """As deep in a kernel: stopped, it hears no signal but one."""
+def test_work_that_does_not_stop_is_killed(home: Home) -> None:
+    """A stopped process, like one deep in a kernel, only reacts to SIGKILL."""
     hold(home, "train")
     process = home.start("up")
     os.kill(reached(home, "train"), signal.SIGSTOP)
@@ -103,15 +103,15 @@ def test_work_that_does_not_end_is_killed(home: Home) -> None:
     assert home.none_left(1)
 
 
-def test_a_killed_learner_is_an_error_that_says_what_to_do(home: Home) -> None:
+def test_killed_training_error_explains_how_to_resume(home: Home) -> None:
     hold(home, "train")
     process = home.start("up")
     os.kill(reached(home, "train"), signal.SIGKILL)
     assert process.wait(10) == 1
-    last = home.said(process)[1].splitlines()[-1]
+    last = home.output(process)[1].splitlines()[-1]
     assert last == (
-        "train was ended by signal 9 (SIGKILL), perhaps because memory ran out. Run the same command again: it goes "
-        f"on where it was. The log: {home.up}/logs/train.log."
+        "train ended by signal 9 (SIGKILL), perhaps because memory ran out. Run the same command again to resume. "
+        f"Log: {home.up}/logs/train.log."
     )
     assert (home.state["state"], home.stage("train")) == ("failed", "failed")
     code, out, _ = home.run("status")
@@ -121,7 +121,7 @@ def test_a_killed_learner_is_an_error_that_says_what_to_do(home: Home) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("message_text", "code", "message"),
     [
         ("GateRefused not good enough", 3, "not good enough"),
         ("TooManyBadRows half of them", 4, "half of them"),
@@ -129,8 +129,10 @@ def test_a_killed_learner_is_an_error_that_says_what_to_do(home: Home) -> None:
         ("Bug oops", 1, "this is a bug in Clickline: RuntimeError: ZeroDivisionError: oops"),
     ],
 )
-def test_errors_of_the_work_are_those_of_the_command(home: Home, words: str, code: int, message: str) -> None:
-    fault(home, "train", words)
+def test_errors_of_the_work_are_raised_by_the_command(
+    home: Home, message_text: str, code: int, message: str
+) -> None:
+    fault(home, "train", message_text)
     found, _, err = home.run("up")
     assert found == code
     assert err.splitlines()[-1].startswith(message)
@@ -138,13 +140,13 @@ def test_errors_of_the_work_are_those_of_the_command(home: Home, words: str, cod
 
 
 @pytest.mark.slow
-def test_an_endpoint_that_never_worked_is_an_error(home: Home) -> None:
+def test_endpoint_that_never_started_is_an_error(home: Home) -> None:
     fault(home, "serve", "ClicklineError the port is taken")
     code, _, err = home.run("up")
     assert (code, err.splitlines()[-1]) == (1, "the port is taken")
 
 
-def test_an_endpoint_that_dies_is_started_again(home: Home) -> None:
+def test_endpoint_that_dies_is_restarted(home: Home) -> None:
     process = home.start("up")
     home.until_up(process)
     first = home.pid("serve")
@@ -153,11 +155,11 @@ def test_an_endpoint_that_dies_is_started_again(home: Home) -> None:
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
-    assert "the endpoint ended by signal 9 (SIGKILL)" in home.said(process)[1]
+    assert "the endpoint ended by signal 9 (SIGKILL)" in home.output(process)[1]
 
 
 @pytest.mark.parametrize("moment", ["prepare", "publish", "serve"])
-def test_a_killed_parent_leaves_nobody_behind(home: Home, moment: str) -> None:
+def test_killed_parent_leaves_no_process(home: Home, moment: str) -> None:
     hold(home, moment)
     process = home.start("up")
     reached(home, moment)
@@ -168,8 +170,8 @@ def test_a_killed_parent_leaves_nobody_behind(home: Home, moment: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["flow", "serve"])
-def test_a_child_ends_with_a_parent_that_has_not_read_all_it_was_told(home: Home, role: str) -> None:
-    """Its socket is then reset instead of ended."""
+def test_child_exits_with_a_parent_that_left_messages_unread(home: Home, role: str) -> None:
+    """Its socket is then reset instead of closed."""
     hold(home, "prepare")
     config = load_config(home.file).model_dump(mode="json", by_alias=True)
     ours, theirs = socket.socketpair()
@@ -184,7 +186,7 @@ def test_a_child_ends_with_a_parent_that_has_not_read_all_it_was_told(home: Home
         try:
             ours.sendall(json.dumps({"config": config, "backfill": None}).encode() + b"\n")
             ours.settimeout(20)
-            assert ours.recv(1, socket.MSG_PEEK)  # it has told something
+            assert ours.recv(1, socket.MSG_PEEK)  # it has sent a message
             ours.close()
             child.wait(20)
         finally:
@@ -194,7 +196,7 @@ def test_a_child_ends_with_a_parent_that_has_not_read_all_it_was_told(home: Home
 
 
 @pytest.mark.slow
-def test_a_killed_parent_is_recognised_and_the_next_goes_on(home: Home) -> None:
+def test_killed_parent_is_detected_and_the_next_run_resumes(home: Home) -> None:
     hold(home, "train")
     process = home.start("up")
     reached(home, "train")
@@ -205,14 +207,14 @@ def test_a_killed_parent_is_recognised_and_the_next_goes_on(home: Home) -> None:
     assert home.none_left(3)
     code, out, _ = home.run("status")
     assert code == 1
-    assert out.startswith("ads: ended without a word (crash or reboot) in stage train, last heard of at ")
-    assert "`clickline up` goes on where it was." in out
-    let_go(home, "train")
+    assert out.startswith("ads: crashed in stage train (or the machine rebooted), last update ")
+    assert "`clickline up` resumes it." in out
+    release(home, "train")
     assert home.run("up", "--no-serve", "-q")[0] == 0
 
 
 def killed_while_draining(home: Home) -> None:
-    """The parent is gone, and its endpoint lets a request end."""
+    """Kill the parent while its endpoint drains a request."""
     process = home.start("up")
     home.until_up(process)
     hold(home, "drain")
@@ -222,26 +224,28 @@ def killed_while_draining(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_down_waits_for_what_a_killed_parent_has_left(home: Home) -> None:
+def test_down_waits_for_processes_of_a_killed_parent(home: Home) -> None:
     killed_while_draining(home)
     code, out, _ = home.run("status")
     assert code == 1
-    assert "1 of its processes still run: they are about to end." in out
+    assert "1 of its processes are still exiting." in out
     down = home.start("down")
-    eventually(lambda: "still running: serve (pid " in home.said(down)[1])
-    let_go(home, "drain")
+    eventually(lambda: "still running: serve (pid " in home.output(down)[1])
+    release(home, "drain")
     assert down.wait(10) == 0
-    assert home.said(down)[0] == f"ended: 1 process of {home.up.parent}, none is left\n"
+    assert home.output(down)[0] == "stopped 1 process\n"
     assert home.none_left(1)
 
 
 @pytest.mark.slow
-def test_the_next_up_waits_for_what_a_killed_parent_has_left(home: Home) -> None:
+def test_next_up_waits_for_processes_of_a_killed_parent(home: Home) -> None:
     killed_while_draining(home)
     again = home.start("up")
-    eventually(lambda: "an earlier run was killed; its processes are about to end" in home.said(again)[1])
+    eventually(
+        lambda: "an earlier run was killed; waiting for its processes to exit" in home.output(again)[1]
+    )
     (home.folder / "at-prepare").unlink()
-    let_go(home, "drain")
+    release(home, "drain")
     reached(home, "prepare")
     eventually(lambda: home.state["pid"] == again.pid)
     home.until_up(again)
@@ -250,8 +254,8 @@ def test_the_next_up_waits_for_what_a_killed_parent_has_left(home: Home) -> None
 
 
 @pytest.mark.slow
-def test_down_kills_what_does_not_end(home: Home) -> None:
-    """Parent and endpoint are stopped: they hear nothing."""
+def test_down_kills_processes_that_do_not_stop(home: Home) -> None:
+    """Parent and endpoint are stopped: they react to no signal."""
     process = home.start("up")
     home.until_up(process)
     for pid in (home.pid("serve"), process.pid):
@@ -259,7 +263,7 @@ def test_down_kills_what_does_not_end(home: Home) -> None:
     code, out, err = home.run("down")
     assert code == 0
     assert f"up (pid {process.pid}) did not stop in time and was killed" in err
-    assert out == f"ended: 2 processes of {home.up.parent}, none is left\n"
+    assert out == "stopped 2 processes\n"
     assert home.none_left(1)
 
 
@@ -267,50 +271,47 @@ def test_down_kills_what_does_not_end(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_a_learner_that_crashes_is_started_again_while_the_endpoint_stays(home: Home) -> None:
+def test_crashed_training_is_restarted_while_the_endpoint_serves(home: Home) -> None:
     hold(home, "follow")
     process = home.start("up", "--follow", "--backfill", "20260101..20260102/05")
     home.until_up(process)
     endpoint = home.pid("serve")
     for number in (signal.SIGKILL, signal.SIGSEGV):
-        learner = reached(home, "follow")
+        training = reached(home, "follow")
         (home.folder / "at-follow").unlink()
-        os.kill(learner, number)
-    assert reached(home, "follow") != learner
+        os.kill(training, number)
+    assert reached(home, "follow") != training
     assert home.pid("serve") == endpoint
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 0
-    err = home.said(process)[1]
-    assert (
-        "learning ended by signal 9 (SIGKILL), perhaps because memory ran out; it is started again in 0.5 s"
-        in err
-    )
-    assert "learning ended by signal 11 (SIGSEGV); it is started again in 1 s" in err
+    err = home.output(process)[1]
+    assert "training ended by signal 9 (SIGKILL), perhaps because memory ran out; restarting in 0.5 s" in err
+    assert "training ended by signal 11 (SIGSEGV); restarting in 1 s" in err
     assert "backfill of 30 hours" in err
 
 
 @pytest.mark.slow
-def test_an_error_of_following_ends_everything(home: Home) -> None:
+def test_error_of_follow_ends_the_run(home: Home) -> None:
     hold(home, "follow")
     process = home.start("up", "--follow")
     home.until_up(process)
-    learner = reached(home, "follow")
+    training = reached(home, "follow")
     fault(home, "follow", "HourNotReady hour 7 never came")
-    os.kill(learner, signal.SIGKILL)
+    os.kill(training, signal.SIGKILL)
     assert process.wait(15) == 4
-    assert home.said(process)[1].splitlines()[-1] == "hour 7 never came"
+    assert home.output(process)[1].splitlines()[-1] == "hour 7 never came"
 
 
 @pytest.mark.slow
-def test_following_without_an_endpoint_goes_on_until_it_is_stopped(home: Home) -> None:
+def test_follow_without_an_endpoint_runs_until_stopped(home: Home) -> None:
     process = home.start("up", "--follow", "--no-serve", "-q")
-    eventually(lambda: "hour 3" in home.said(process)[1])
+    eventually(lambda: "hour 3" in home.output(process)[1])
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
     assert "serve" not in home.state["stages"]
 
 
-# ── wrong things ───────────────────────────────────────────────────────────────────────────────
+# ── bad arguments ──────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -334,7 +335,7 @@ def test_following_without_an_endpoint_goes_on_until_it_is_stopped(home: Home) -
         (["logs", "trian"], "STAGE is 'trian'. Available logs: none yet. Allowed: up, prepare, train,"),
     ],
 )
-def test_wrong_arguments_are_named_with_what_is_allowed(
+def test_invalid_arguments_are_named_with_allowed_values(
     home: Home, arguments: list[str], message: str
 ) -> None:
     code, out, err = home.run(*arguments)
@@ -343,10 +344,17 @@ def test_wrong_arguments_are_named_with_what_is_allowed(
 
 
 @pytest.mark.slow
-def test_nothing_was_run_yet(home: Home) -> None:
+def test_commands_before_any_run(home: Home) -> None:
     code, out, _ = home.run("status")
-    assert (code, out.splitlines()[0]) == (0, f"nothing was run in {home.up.parent} yet: `clickline up` does")
+    assert (code, out.splitlines()[0]) == (
+        0,
+        f"nothing has run in {home.up.parent} yet: start with `clickline up`",
+    )
     code, out, _ = home.run("down")
-    assert (code, out) == (0, f"nothing runs for {home.up.parent}\n")
+    assert (code, out) == (0, f"nothing is running for {home.up.parent}\n")
     code, out, err = home.run("logs")
-    assert (code, out, err) == (0, "", f"nothing was run in {home.up.parent} yet: `clickline up` does\n")
+    assert (code, out, err) == (
+        0,
+        "",
+        f"nothing has run in {home.up.parent} yet: start with `clickline up`\n",
+    )

@@ -1,4 +1,4 @@
-"""What a newcomer types, for each format that has a preset: from nothing to a scored request."""
+"""The commands of a new user, for each format with a preset: from nothing to a scored request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def empty(tmp_path: Path) -> Iterator[Home]:
         pytest.param("csv", "csv", marks=pytest.mark.soak),
     ],
 )
-def test_from_an_empty_folder_to_a_scored_request(empty: Home, preset: str, ending: str) -> None:
+def test_up_from_an_empty_folder_to_a_scored_request(empty: Home, preset: str, ending: str) -> None:
     def typed(*arguments: str) -> str:
         code, out, err = empty.run(*arguments)
         assert code == 0, err
@@ -53,7 +53,13 @@ def test_from_an_empty_folder_to_a_scored_request(empty: Home, preset: str, endi
     )
     grpc, http, metrics = free_ports(3)
     empty.configure(
-        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 1, "drain_timeout": 2},
+        serve={
+            "grpc_port": grpc,
+            "http_port": http,
+            "metrics_port": metrics,
+            "processes": 1,
+            "drain_timeout": 2,
+        },
         tracking={"enabled": False},
         cache={"dir": "cache"},
         gate={"auc": 0.55},
@@ -71,6 +77,6 @@ def test_from_an_empty_folder_to_a_scored_request(empty: Home, preset: str, endi
         assert answered["metrics"]["rows"] == 1600
         assert answered["metrics"]["auc"] == pytest.approx(reached, abs=1e-6)
         assert answered["best_auc"] > reached
-    assert "none is left" in typed("down")
+    assert "stopped " in typed("down")
     again = typed("up", "--no-serve", "--json")
     assert all(one in json.loads(again)["skipped"] for one in ("prepare", "train", "evaluate", "publish"))

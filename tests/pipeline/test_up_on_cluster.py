@@ -1,4 +1,4 @@
-"""`up` with training on a cluster: the same story to a scored request, and `status` tells of its processes."""
+"""`up` with training on a cluster: to a scored request, with its processes in `status`."""
 
 from __future__ import annotations
 
@@ -46,17 +46,23 @@ def clustered(tmp_path: Path) -> Iterator[Home]:
         },
         gate={"extra_epochs": 0},
         tracking={"enabled": False},
-        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 1, "drain_timeout": 3},
+        serve={
+            "grpc_port": grpc,
+            "http_port": http,
+            "metrics_port": metrics,
+            "processes": 1,
+            "drain_timeout": 3,
+        },
     )
     yield made
     assert made.end() == [], "processes were left behind"
 
 
-def test_to_a_scored_request_with_its_processes_in_the_status(clustered: Home) -> None:
+def test_up_on_a_cluster_to_a_scored_request_with_processes_in_status(clustered: Home) -> None:
     up = clustered.start("up")
 
     def learning() -> dict[str, Any] | None:
-        assert up.poll() is None, clustered.said(up)
+        assert up.poll() is None, clustered.output(up)
         found = read_status(clustered.folder / ".clickline")
         return found if found and (found.get("figures") or {}).get("step") else None
 

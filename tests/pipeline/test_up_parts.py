@@ -1,4 +1,4 @@
-"""The parts that `up` is made of: what crosses the pipe, who is alive, logs that are written and read at once."""
+"""Parts of `up`: messages between processes, process identity, the state folder, and logs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from clickline.config import Config, load_config
 from clickline.errors import ClicklineError, ConfigError, Mistake, RequestRefused
 from clickline.pipeline import stage_logs
 from clickline.pipeline.endpoint import endpoint_of
-from clickline.pipeline.ipc import ProgressSender, error_from_json, replay, error_to_json
+from clickline.pipeline.ipc import ProgressSender, error_from_json, error_to_json, replay
 from clickline.pipeline.processes import Process, descendants, wait_then_kill
 from clickline.pipeline.run_state import RunState
-from clickline.pipeline.stage_logs import LogWriter, LogReader
+from clickline.pipeline.stage_logs import LogReader, LogWriter
 from clickline.pipeline.status_text import duration, stage_summary
 from clickline.pipeline.up_folder import UpFolder
 from clickline.progress import Progress
 
 
 class Recorder(Progress):
-    """Keeps the calls."""
+    """Records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -54,34 +54,34 @@ class Recorder(Progress):
         self.calls.append(("say", message))
 
 
-# ── what crosses the pipe ──────────────────────────────────────────────────────────────────────
+# ── messages between processes─────────────────────────────────────────────────────────────────────
 
 
-def across(tell) -> Recorder:
-    """What a watcher hears of the calls that a child makes."""
+def across(make_calls) -> Recorder:
+    """The calls that the parent replays for the calls of a child."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        tell(ProgressSender(theirs))
+        make_calls(ProgressSender(theirs))
         theirs.shutdown(socket.SHUT_WR)
-        heard = Recorder()
+        recorder = Recorder()
         with ours.makefile("rb") as lines:
             for line in lines:
-                replay(json.loads(line), heard)
-    return heard
+                replay(json.loads(line), recorder)
+    return recorder
 
 
-def test_calls_come_out_as_they_went_in():
-    def tell(teller: ProgressSender) -> None:
-        teller.stage("train", "running")
-        teller.begin("train epoch 1", total_rows=100)
-        teller.advance(rows=10, size=3)
-        teller.note("loss 0.5")
-        teller.advance(rows=20)
-        teller.end()
-        teller.stage("train", "done", {"auc": np.float32(0.5), "steps": np.int64(7), "path": Path("a")})
-        teller.log("two\nlines, ünd")
+def test_progress_calls_are_replayed_unchanged():
+    def make_calls(sender: ProgressSender) -> None:
+        sender.stage("train", "running")
+        sender.begin("train epoch 1", total_rows=100)
+        sender.advance(rows=10, size=3)
+        sender.note("loss 0.5")
+        sender.advance(rows=20)
+        sender.end()
+        sender.stage("train", "done", {"auc": np.float32(0.5), "steps": np.int64(7), "path": Path("a")})
+        sender.log("two\nlines, ünd")
 
-    assert across(tell).calls == [
+    assert across(make_calls).calls == [
         ("stage", "train", "running", {}),
         ("begin", "train epoch 1", None, 100),
         ("advance", 10, 3),
@@ -93,32 +93,32 @@ def test_calls_come_out_as_they_went_in():
     ]
 
 
-def test_a_million_steps_are_few_lines_and_no_row_is_lost():
-    def tell(teller: ProgressSender) -> None:
-        teller.begin("train")
+def test_progress_messages_are_throttled_without_losing_rows():
+    def make_calls(sender: ProgressSender) -> None:
+        sender.begin("train")
         threads = [
-            threading.Thread(target=lambda: [teller.advance(rows=1, size=2) for _ in range(20_000)])
+            threading.Thread(target=lambda: [sender.advance(rows=1, size=2) for _ in range(20_000)])
             for _ in range(4)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        teller.end()
+        sender.end()
 
-    advances = [call for call in across(tell).calls if call[0] == "advance"]
+    advances = [call for call in across(make_calls).calls if call[0] == "advance"]
     assert sum(call[1] for call in advances) == 80_000
     assert sum(call[2] for call in advances) == 160_000
     assert len(advances) < 200
 
 
 @pytest.mark.parametrize("name", [name for name, found in vars(errors).items() if isinstance(found, type)])
-def test_every_error_is_raised_again_as_itself(name):
+def test_errors_survive_the_round_trip(name):
     kind = getattr(errors, name)
     if not (isinstance(kind, type) and issubclass(kind, ClicklineError)):
         return
     if kind is ConfigError:
-        error = ConfigError([Mistake("f", 3, "a.b", "is wrong.", "Mend it."), Mistake("", 0, "x", "is", "y")])
+        error = ConfigError([Mistake("f", 3, "a.b", "is wrong.", "Fix it."), Mistake("", 0, "x", "is", "y")])
     elif kind is RequestRefused:
         error = RequestRefused("invalid", "no")
     else:
@@ -143,21 +143,21 @@ publish: {registry: 's3://bucket/ads'}
 """
 
 
-def test_the_config_that_a_child_gets_is_the_parents(tmp_path):
+def test_child_gets_the_config_of_its_parent(tmp_path):
     (tmp_path / "clickline.yaml").write_text(CONFIG)
     config = load_config(tmp_path / "clickline.yaml")
     sent = json.loads(json.dumps(config.model_dump(mode="json", by_alias=True)))
     assert Config.model_validate(sent) == config
 
 
-# ── who is alive ───────────────────────────────────────────────────────────────────────────────
+# ── processes ──────────────────────────────────────────────────────────────────────────────────
 
 
 def sleeping() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 
 
-def test_a_pid_that_was_given_to_somebody_else_is_not_ours():
+def test_reused_pid_is_not_ours():
     with sleeping() as process:
         try:
             found = Process.from_pid(process.pid, "flow")
@@ -165,11 +165,11 @@ def test_a_pid_that_was_given_to_somebody_else_is_not_ours():
             recycled = Process(process.pid, found.born.replace(":", ":1"), "flow")
             rebooted = Process(process.pid, "another-boot:" + found.born.partition(":")[2], "flow")
             assert not recycled.alive and not rebooted.alive
-            recycled.send(signal.SIGKILL)
+            recycled.send_signal(signal.SIGKILL)
             assert wait_then_kill([recycled, rebooted], 0.0) == []
             assert process.poll() is None
             assert found in list(descendants(os.getpid()))
-            assert wait_then_kill([found], 0.05) == [found]  # dead, though nobody has waited for it
+            assert wait_then_kill([found], 0.05) == [found]  # dead, though not yet reaped
             assert not found.alive
         finally:
             process.kill()
@@ -184,34 +184,34 @@ def folder(tmp_path: Path) -> UpFolder:
     return UpFolder(load_config(tmp_path / "clickline.yaml"))
 
 
-def test_whoever_holds_the_lock_is_running_and_free_means_lost(folder):
+def test_held_lock_means_running_and_free_lock_means_lost(folder):
     assert folder.read().state == "never"
-    held = folder.acquire("up")
-    us = Process.from_pid(os.getpid())
-    assert us is not None
-    assert (folder.read().state, folder.read().holder) == ("starting", us)
-    document = {"state": "running", "pid": us.pid, "born": us.born, "stage": "train", "processes": []}
+    lock = folder.acquire("up")
+    own = Process.from_pid(os.getpid())
+    assert own is not None
+    assert (folder.read().state, folder.read().holder) == ("starting", own)
+    document = {"state": "running", "pid": own.pid, "born": own.born, "stage": "train", "processes": []}
     folder.write_state(document)
-    seen = folder.read()
-    assert (seen.state, seen.stage, seen.holder) == ("running", "train", us)
+    run = folder.read()
+    assert (run.state, run.stage, run.holder) == ("running", "train", own)
     with pytest.raises(ClicklineError, match=r"is running for .*, pid \d+, stage train\. `clickline status`"):
         folder.acquire("up")
-    os.close(held)
+    os.close(lock)
     assert (folder.read().state, folder.read().stage) == ("lost", "train")
     folder.write_state({**document, "state": "stopped"})
     assert folder.read().state == "stopped"
 
 
-def test_a_state_that_a_power_cut_has_torn_is_none(folder):
+def test_damaged_state_file_is_ignored(folder):
     os.close(folder.acquire("up"))
     (folder.path / "state.json").write_text('{"state": "run')
     assert folder.read().state == "never"
 
 
-def test_the_speed_of_a_stage_is_that_of_its_longest_work():
+def test_speed_of_a_stage_is_that_of_its_longest_work():
     state = RunState()
     state.stage("train", "running")
-    for rows, seconds in ((1000, 0.3), (9000, 0.25)):  # to learn them; to measure every field by them
+    for rows, seconds in ((1000, 0.3), (9000, 0.25)):  # training; field importance
         state.begin("work")
         state.advance(rows=rows)
         time.sleep(seconds)
@@ -224,36 +224,36 @@ def test_the_speed_of_a_stage_is_that_of_its_longest_work():
 
 
 @pytest.fixture
-def journal(folder: UpFolder, monkeypatch: pytest.MonkeyPatch) -> LogWriter:
+def log_writer(folder: UpFolder, monkeypatch: pytest.MonkeyPatch) -> LogWriter:
     folder.logs.mkdir(parents=True)
     monkeypatch.setattr(stage_logs, "MAX_BYTES", 4096)
     return LogWriter(folder.logs, RunState())
 
 
-def test_logs_are_merged_by_time_and_never_grow_beyond_their_bound(folder, journal):
+def test_logs_are_merged_by_time_and_rotated(folder, log_writer):
     for number in range(1000):
-        journal.line("train" if number % 3 else "serve", f"line {number}\nand more")
+        log_writer.write("train" if number % 3 else "serve", f"line {number}\nand more")
     sizes = {path.name: path.stat().st_size for path in folder.logs.iterdir()}
     assert set(sizes) == {"train.log", "train.log.1", "serve.log", "serve.log.1"}
     assert max(sizes.values()) < 4096 + 100
     reader = LogReader(folder.logs)
     assert [line.text for line in reader.last(4)] == ["line 998", "and more", "line 999", "and more"]
-    far = reader.last(150)  # further back than the newest file of a stage goes
+    far = reader.last(150)  # further back than the newest file of a stage
     assert len(far) == 150
     assert [line.at for line in far] == sorted(line.at for line in far)
     assert reader.last(0) == []
     reader.close()
 
 
-def test_following_loses_nothing_over_rotation_and_into_new_stages(folder, journal):
-    journal.line("prepare", "before")
+def test_log_follow_survives_rotation_and_new_stages(folder, log_writer):
+    log_writer.write("prepare", "before")
     over = threading.Event()
 
     def write() -> None:
         for number in range(600):
-            journal.line(("prepare", "train", "serve")[number // 200], f"{number}")
+            log_writer.write(("prepare", "train", "serve")[number // 200], f"{number}")
             if number % 20 == 0:
-                time.sleep(0.01)  # the reader polls; a file is not rotated twice between two looks
+                time.sleep(0.01)  # the reader polls; a file must not be rotated twice between two polls
         over.set()
 
     reader = LogReader(folder.logs)
@@ -271,16 +271,16 @@ def test_following_loses_nothing_over_rotation_and_into_new_stages(folder, journ
     assert found == [str(number) for number in range(600)]
 
 
-def test_a_full_disk_costs_lines_and_nothing_else(folder, tmp_path):
+def test_full_disk_drops_log_lines_only(folder, tmp_path):
     gone = LogWriter(tmp_path / "not there", RunState())
-    gone.line("train", "lost")
+    gone.write("train", "lost")
     gone.close()
 
 
-# ── words ──────────────────────────────────────────────────────────────────────────────────────
+# ── text ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_following_in_words():
+def test_summary_of_follow():
     facts = {
         "state": "waiting",
         "hour": "20260101/05",
@@ -289,19 +289,19 @@ def test_following_in_words():
         "last": {"hour": "20260101/04", "rows": 1000, "progressive": {"auc": 0.7}, "version": 3},
     }
     assert stage_summary("follow", {"state": "running", "facts": facts}) == (
-        "waiting for 20260101/05 (late); 5 hours learned; last 20260101/04: 1,000 rows, AUC 0.7000, version 3"
+        "waiting for 20260101/05 (late); 5 hours trained; last 20260101/04: 1,000 rows, AUC 0.7000, version 3"
     )
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "text"),
     [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1 min 01 s"), (7260, "2 h 01 min"), (200_000, "2 d 7 h")],
 )
-def test_durations(seconds, words):
-    assert duration(seconds) == words
+def test_duration_formats(seconds, text):
+    assert duration(seconds) == text
 
 
-def test_a_line_for_the_shell_survives_quotes(tmp_path):
+def test_curl_command_is_quoted(tmp_path):
     (tmp_path / "clickline.yaml").write_text(
         "name: ads\ndata: {train: a.tsv}\nserve: {host: '::', allow_unauthenticated: true}\n"
     )

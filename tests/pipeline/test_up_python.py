@@ -1,4 +1,4 @@
-"""`clickline.up` in somebody's program: a thread, a notebook. Stages are doubles but in the last test."""
+"""`clickline.up` in a user's program: in a thread, in a notebook. Stages are test doubles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def program(home: Home, monkeypatch: pytest.MonkeyPatch) -> Config:
     return load_config(home.file)
 
 
-def test_typed_facts_and_a_running_endpoint(home: Home, program: Config) -> None:
+def test_up_returns_results_and_a_running_endpoint(home: Home, program: Config) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with clickline.up(program) as running:
         home.note_processes()
@@ -43,12 +43,12 @@ def test_typed_facts_and_a_running_endpoint(home: Home, program: Config) -> None
             clickline.up(program)
     assert home.none_left(1)
     assert running.wait() is True
-    running.stop()  # once more does no harm
-    with clickline.up(program, serve=False) as again:  # nor is this process taken for one that was left
+    running.stop()  # stopping twice is harmless
+    with clickline.up(program, serve=False) as again:  # this process does not count as left over
         assert (again.endpoint, again.version) == (None, 7)
 
 
-def test_errors_are_raised_as_they_are(home: Home, program: Config) -> None:
+def test_up_raises_the_errors_of_the_run(home: Home, program: Config) -> None:
     (home.folder / "fault-train").write_text("GateRefused AUC is 0.5")
     with pytest.raises(GateRefused, match=r"AUC is 0\.5"):
         clickline.up(program)
@@ -59,7 +59,7 @@ def test_errors_are_raised_as_they_are(home: Home, program: Config) -> None:
     assert home.none_left(1)
 
 
-def test_in_a_thread_with_progress(home: Home, program: Config) -> None:
+def test_up_in_a_thread_with_progress(home: Home, program: Config) -> None:
     class Watcher(Progress):
         def __init__(self) -> None:
             self.said: list[str] = []
@@ -84,7 +84,7 @@ def test_in_a_thread_with_progress(home: Home, program: Config) -> None:
     assert home.none_left(1)
 
 
-def test_a_watcher_that_raises_ends_the_run(home: Home, program: Config) -> None:
+def test_progress_object_that_raises_ends_the_run(home: Home, program: Config) -> None:
     class Broken(Progress):
         def stage(self, name, state, facts=None) -> None:
             if name == "train":
@@ -97,7 +97,7 @@ def test_a_watcher_that_raises_ends_the_run(home: Home, program: Config) -> None
     assert home.state["state"] == "failed"
 
 
-def test_down_ends_the_run_but_not_the_program(home: Home, program: Config) -> None:
+def test_down_stops_the_run_but_not_the_program(home: Home, program: Config) -> None:
     running = clickline.up(program)
     home.note_processes()
     code, out, _ = home.run("down", "--json")
@@ -107,7 +107,7 @@ def test_down_ends_the_run_but_not_the_program(home: Home, program: Config) -> N
     assert os.getpid() not in {one["pid"] for one in json.loads(out)["ended"]}
 
 
-def test_down_before_it_is_up_is_an_error_of_the_call(home: Home, program: Config) -> None:
+def test_down_before_it_is_up_raises_in_the_call(home: Home, program: Config) -> None:
     (home.folder / "hold-train").touch()
     failed = []
 
@@ -123,4 +123,4 @@ def test_down_before_it_is_up_is_an_error_of_the_call(home: Home, program: Confi
     home.note_processes()
     assert home.run("down")[0] == 0
     thread.join(10)
-    assert failed == ["`clickline down` ended the run before it was up. Run it again to go on."]
+    assert failed == ["`clickline down` stopped the run before it was up. Run it again to resume."]

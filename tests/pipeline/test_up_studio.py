@@ -1,4 +1,4 @@
-"""The studio as a child of `up`: shown where it is, started again when it dies, never in the way of the run."""
+"""The studio as a child of `up`: its address is logged, it is restarted when it dies, and it never affects the run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def homes(home: Home) -> Any:
     return httpx.get(f"{page(home)}/api/homes", timeout=10).json()
 
 
-def test_up_shows_where_the_studio_is_and_takes_it_along(shown: Home) -> None:
+def test_up_prints_the_studio_address_and_stops_it(shown: Home) -> None:
     up = shown.start("up")
     shown.until_up(up)
     url = eventually(lambda: page(shown))
@@ -46,7 +46,7 @@ def test_up_shows_where_the_studio_is_and_takes_it_along(shown: Home) -> None:
         }
     ]
     assert f"studio: {url}" in eventually(
-        lambda: shown.said(up)[1] if "studio: " in shown.said(up)[1] else ""
+        lambda: shown.output(up)[1] if "studio: " in shown.output(up)[1] else ""
     )
     token = shown.folder / ".clickline" / "studio-token"
     assert token.stat().st_mode & 0o777 == 0o600
@@ -61,7 +61,7 @@ def test_up_shows_where_the_studio_is_and_takes_it_along(shown: Home) -> None:
     assert shown.state["studio"] is None
 
 
-def test_a_studio_that_dies_comes_again_and_the_run_goes_on(shown: Home) -> None:
+def test_studio_that_dies_is_restarted(shown: Home) -> None:
     up = shown.start("up")
     shown.until_up(up)
     eventually(lambda: page(shown))
@@ -72,36 +72,36 @@ def test_a_studio_that_dies_comes_again_and_the_run_goes_on(shown: Home) -> None
     eventually(lambda: page(shown) and others())
     assert homes(shown)[0]["state"] == "running"
     assert shown.pid("serve") == served
-    assert "the studio ended by signal 9" in shown.said(up)[1]
+    assert "the studio ended by signal 9" in shown.output(up)[1]
     os.kill(up.pid, signal.SIGKILL)  # nobody tells it: it ends with its parent all the same
     up.wait(10)
     assert shown.none_left()
 
 
-def test_a_taken_port_is_said_once_and_ends_nothing(shown: Home) -> None:
+def test_studio_port_in_use_is_logged_once_and_the_run_continues(shown: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         shown.configure(studio={"port": taken.getsockname()[1]})
         up = shown.start("up", "--json")
         shown.until_up(up)
-        said = eventually(lambda: shown.said(up)[1] if "without the studio" in shown.said(up)[1] else "")
+        said = eventually(lambda: shown.output(up)[1] if "without the studio" in shown.output(up)[1] else "")
     assert said.count("without the studio") == 1
     assert "cannot be listened on: Address already in use" in said
-    assert json.loads(shown.said(up)[0])["studio"] is None
+    assert json.loads(shown.output(up)[0])["studio"] is None
     assert page(shown) is None
     up.send_signal(signal.SIGTERM)
     assert up.wait(20) == 0
 
 
-def test_no_studio_is_left_out(shown: Home) -> None:
+def test_no_studio_option_starts_none(shown: Home) -> None:
     up = shown.start("up", "--no-studio")
     shown.until_up(up)
     assert [one["role"] for one in shown.state["processes"]] == ["up", "serve"]
     up.send_signal(signal.SIGTERM)
     assert up.wait(20) == 0
-    assert "studio" not in "".join(shown.said(up)).replace(str(shown.folder), "")
+    assert "studio" not in "".join(shown.output(up)).replace(str(shown.folder), "")
 
 
-def test_a_missing_package_is_named_and_ends_nothing(shown: Home) -> None:
+def test_missing_studio_package_is_named_and_the_run_continues(shown: Home) -> None:
     hiding = shown.folder / "hiding"
     (hiding / "starlette").mkdir(parents=True)
     (hiding / "starlette" / "__init__.py").write_text(
@@ -110,7 +110,7 @@ def test_a_missing_package_is_named_and_ends_nothing(shown: Home) -> None:
     shown.environment["PYTHONPATH"] += f":{hiding}"
     up = shown.start("up")
     shown.until_up(up)
-    said = eventually(lambda: shown.said(up)[1] if "without the studio" in shown.said(up)[1] else "")
+    said = eventually(lambda: shown.output(up)[1] if "without the studio" in shown.output(up)[1] else "")
     assert "pip install 'clickline[studio]'" in said
     up.send_signal(signal.SIGTERM)
     assert up.wait(20) == 0

@@ -34,12 +34,12 @@ class Home:
         self.processes: dict[int, Process] = {}
 
     def configure(self, **sections: Any) -> None:
-        """The studio, which takes a second to start, is left out unless a section says otherwise."""
+        """Write the config; the studio, which takes a second to start, is disabled unless a section enables it."""
         config = yaml.safe_load(self.file.read_text()) if self.file.exists() else {}
         self.file.write_text(yaml.safe_dump({"studio": {"enabled": False}, **config, **sections}))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """A command, still running; its output goes to files, so that nobody waits for whoever keeps a pipe open."""
+        """Start a command; its output goes to files, so that no process that keeps a pipe open blocks the test."""
         number = len(self._started)
         with (
             (self.folder / f"out-{number}").open("w") as out,
@@ -58,7 +58,7 @@ class Home:
         self._started.append(process)
         return process
 
-    def said(self, process: subprocess.Popen[str]) -> tuple[str, str]:
+    def output(self, process: subprocess.Popen[str]) -> tuple[str, str]:
         number = self._started.index(process)
         return (self.folder / f"out-{number}").read_text(), (self.folder / f"err-{number}").read_text()
 
@@ -68,7 +68,7 @@ class Home:
             code = process.wait(seconds)
         finally:
             self.note_processes()
-        return (code, *self.said(process))
+        return (code, *self.output(process))
 
     @property
     def state(self) -> dict[str, Any]:
@@ -83,20 +83,20 @@ class Home:
         return None if found is None else str(found)
 
     def pid(self, role: str) -> int:
-        """Of the child that has this role: the first of its processes."""
+        """The pid of the first process with this role."""
         return int(next(one["pid"] for one in self.state["processes"] if one["role"] == role))
 
     def is_up(self) -> bool:
         return "grpc" in self.state.get("stages", {}).get("serve", {}).get("facts", {})
 
     def until_up(self, process: subprocess.Popen[str]) -> None:
-        """Until the command has said so."""
-        eventually(lambda: (self.is_up() and self.said(process)[0]) or process.poll() is not None)
-        assert process.poll() is None, self.said(process)
+        """Wait until the command reports that it is up."""
+        eventually(lambda: (self.is_up() and self.output(process)[0]) or process.poll() is not None)
+        assert process.poll() is None, self.output(process)
         self.note_processes()
 
     def note_processes(self) -> list[Process]:
-        """All that run for this home now; they are looked for again at the end of the test."""
+        """Record all processes of this home; they are checked again at the end of the test."""
         for one in self.state.get("processes", ()):
             found = Process.from_json(one)
             self.processes[found.pid] = found
@@ -109,14 +109,14 @@ class Home:
         return bool(eventually(lambda: not self.note_processes(), seconds))
 
     def end(self) -> list[Process]:
-        """Kill what is left; returns it."""
+        """Kill and return the remaining processes."""
         self.note_processes()
         for process in self._started:
             if process.poll() is None:
                 process.kill()
             process.wait()
         left = still_alive(one for one in self.processes.values() if one.pid != os.getpid())
-        deadline = time.monotonic() + 15.0  # children end with their parent
+        deadline = time.monotonic() + 15.0  # children exit with their parent
         while left and time.monotonic() < deadline:
             time.sleep(0.02)
             left = still_alive(left)
@@ -127,7 +127,7 @@ class Home:
 
 @contextmanager
 def home_of_doubles(folder: Path, environment: dict[str, str]) -> Iterator[Home]:
-    """A home whose stages are doubles, see doubles/sitecustomize.py; none of its processes is left at the end."""
+    """A home whose stages are test doubles, see doubles/sitecustomize.py; checks that no process is left at the end."""
     folder.mkdir()
     made = Home(folder, {"PYTHONPATH": str(DOUBLES), "CLICKLINE_DOUBLES": str(folder), **environment})
     grpc, http, metrics = free_ports(3)
@@ -135,7 +135,13 @@ def home_of_doubles(folder: Path, environment: dict[str, str]) -> Iterator[Home]
         name="ads",
         data={"train": "train.tsv"},
         cache={"dir": "cache"},
-        serve={"grpc_port": grpc, "http_port": http, "metrics_port": metrics, "processes": 1, "drain_timeout": 2},
+        serve={
+            "grpc_port": grpc,
+            "http_port": http,
+            "metrics_port": metrics,
+            "processes": 1,
+            "drain_timeout": 2,
+        },
     )
     yield made
     assert made.end() == [], "processes were left behind"

@@ -1,4 +1,4 @@
-"""From a checkpoint to a version: what is packed scores as what was trained, or nothing is published."""
+"""Publishing: a version scores like its checkpoint, or nothing is published."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def rows_of(config: Config, split: str = "eval") -> LabelledRows:
     )
 
 
-def packed_otherwise(config: Config) -> Config:
-    """The same model is not published twice in the same way."""
+def packed_differently(config: Config) -> Config:
+    """A config that packs differently, because the same model packed the same way is published only once."""
     return config.model_copy(update={"publish": config.publish.model_copy(update={"sample_rows": 100})})
 
 
@@ -53,7 +53,7 @@ def scores_of(config: Config, number: int, rows: LabelledRows) -> np.ndarray:
 
 
 class Trained:
-    """A model that goes on learning in this process, as continuous training does."""
+    """A model that continues training in this process, as continuous training does."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -64,7 +64,7 @@ class Trained:
         self.origin = {"checkpoint": "live", "step": 0, "tables_sha256": "", "dataset": "d"}
         self.train_step = TrainStep(self.model)
 
-    def learn(self, start: int, stop: int) -> None:
+    def train_on(self, start: int, stop: int) -> None:
         part = self.train.slice(start, stop)
         self.train_step.run(self.train_step.prepare(part))
 
@@ -78,7 +78,7 @@ class Trained:
 # ── a checkpoint ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_version_scores_as_its_checkpoint(config, checkpoint):
+def test_a_version_scores_like_its_checkpoint(config, checkpoint):
     result = publish(config, reason="first")
     version = result.version
     assert (version.number, version.body["table"], version.parent) == (1, "base", None)
@@ -100,7 +100,7 @@ def test_a_version_scores_as_its_checkpoint(config, checkpoint):
     ("options", "most"), [(["publish.table_precision=fp16"], 2e-3), (["publish.table_precision=int8"], 0.02),
                           (["publish.dense_precision=int8"], 0.05)]
 )  # fmt: skip
-def test_what_a_lower_precision_costs_is_measured(project, options, most):
+def test_the_cost_of_a_lower_precision_is_measured(project, options, most):
     config = load_config(project / "clickline.yaml", options)
     result = publish(config)
     assert 0 < result.difference <= most
@@ -109,24 +109,24 @@ def test_what_a_lower_precision_costs_is_measured(project, options, most):
     assert evaluate(config, model="1").evaluation.total.rows == 1600
 
 
-def test_nothing_is_published_that_the_gate_did_not_pass(project, config, checkpoint):
+def test_a_checkpoint_that_did_not_pass_the_gate_is_not_published(project, config, checkpoint):
     report = checkpoint.parent / "report.json"
     document = json.loads(report.read_text())
     refused = {**document, "gate": {"passed": False, "reasons": ["AUC is low."], "warnings": []}}
     report.write_text(json.dumps(refused))
-    with pytest.raises(GateRefused, match=r"the gate refused .* AUC is low\."):
+    with pytest.raises(GateRefused, match=r"the gate rejected .* AUC is low\."):
         publish(config)
     report.write_text(json.dumps({**document, "checkpoint": "step-000000001"}))
-    with pytest.raises(GateRefused, match="was not judged"):
+    with pytest.raises(GateRefused, match="was not evaluated"):
         publish(config, model=str(checkpoint))
     report.unlink()
-    with pytest.raises(GateRefused, match="was not judged yet"):
+    with pytest.raises(GateRefused, match="was not evaluated yet"):
         publish(config)
     assert registry_of(config).current() is None
 
 
-def test_what_float32_rounds_off_in_the_checkpoint_too_is_no_difference(config, monkeypatch):
-    """Sums in another order: with large numbers at the input they differ by more than 1e-6, wherever they are made."""
+def test_float32_rounding_of_the_checkpoint_is_allowed(config, monkeypatch):
+    """With large inputs, sums in another order differ by more than 1e-6, in the checkpoint too."""
     served, trained = scoring.Scorer.score, Model.score
 
     def off(self, encoded):
@@ -144,7 +144,7 @@ def test_what_float32_rounds_off_in_the_checkpoint_too_is_no_difference(config, 
 
 
 def test_files_that_score_differently_are_not_published(config, monkeypatch):
-    monkeypatch.setattr(scoring, "_SCORED_ROWS", 8192)
+    monkeypatch.setattr(scoring, "_CHUNK_ROWS", 8192)
     original = scoring.Scorer.score
 
     def off(self, encoded):
@@ -164,13 +164,13 @@ def test_a_pinned_version_stays_until_it_is_unpinned(config):
     publish(config)
     registry = registry_of(config)
     registry.move(1, "holding", after=registry.current(), pinned=True)
-    second = publish(packed_otherwise(config), base=True)
+    second = publish(packed_differently(config), base=True)
     assert second.move is None
     assert second.version.number == 2
     assert registry.current().version == 1
 
 
-def test_a_publisher_that_was_overtaken_says_so(config, monkeypatch):
+def test_a_publisher_that_lost_the_race_reports_it(config, monkeypatch):
     publish(config)
     registry = registry_of(config)
     prove = publishing._verify_scores
@@ -180,8 +180,8 @@ def test_a_publisher_that_was_overtaken_says_so(config, monkeypatch):
         return prove(*args)
 
     monkeypatch.setattr(publishing, "_verify_scores", overtaken)
-    with pytest.raises(RegistryMoved, match=r"version 2 is stored, but it was not made current"):
-        publish(packed_otherwise(config), base=True)
+    with pytest.raises(RegistryMoved, match=r"version 2 is stored but not current"):
+        publish(packed_differently(config), base=True)
     assert registry.current().version == 1
     assert [version.number for version in registry.versions()] == [1, 2]
 
@@ -189,10 +189,10 @@ def test_a_publisher_that_was_overtaken_says_so(config, monkeypatch):
 # ── deltas ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_whole_snapshot_becomes_a_delta_of_what_changed(config, tmp_path):
+def test_a_full_snapshot_is_published_as_a_delta(config, tmp_path):
     publish(config)
     live = Trained(config)
-    live.learn(0, 40)
+    live.train_on(0, 40)
     save_snapshot(live.model.tables, tmp_path / "whole.bin")
     second = live.publish(tmp_path / "whole.bin")
     assert (second.version.body["table"], second.version.parent) == ("delta", 1)
@@ -208,37 +208,41 @@ def test_a_whole_snapshot_becomes_a_delta_of_what_changed(config, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["table-00000-of-00002.bin", "dense.onnx", "manifest.json"])
 def test_nothing_is_built_on_a_damaged_version(config, name):
-    """Servers would refuse it; a base goes on where no delta can."""
+    """Servers would reject a delta on it, so a base is published."""
     publish(config)
     file = Path(registry_of(config).version(1).folder, name)
     whole = file.read_bytes()
     file.write_bytes(whole[:200] + bytes([whole[200] ^ 4]) + whole[201:-1])
-    said: list[str] = []
+    messages: list[str] = []
 
     class Heard(Progress):
         def log(self, message: str) -> None:
-            said.append(message)
+            messages.append(message)
 
     result = publish(config, Heard())
     assert (result.version.body["table"], result.version.parent) == ("base", None)
     assert result.move is not None and result.move.version == result.version.number == 2
-    assert len(said) == 1 and said[0].startswith("version 1 cannot be built on") and name in said[0]
+    assert (
+        len(messages) == 1
+        and messages[0].startswith("publishing a base, because version 1 cannot be built on")
+        and name in messages[0]
+    )
     scores_of(config, 2, rows_of(config))
 
 
-def test_delta_snapshots_chain_and_evicted_ids_are_gone(config, tmp_path):
+def test_delta_snapshots_form_a_chain_and_evicted_ids_are_removed(config, tmp_path):
     live = Trained(config)
     whole = begin_snapshot(live.model.tables)
     whole.write(tmp_path / "whole.bin")
     live.publish(tmp_path / "whole.bin")
-    marks = [whole.generation]
+    generations = [whole.generation]
     for step in range(3):
-        live.learn(100 * step, 100 * step + 30)
+        live.train_on(100 * step, 100 * step + 30)
         if step == 1:
             live.model.tables.evict(Eviction(threshold=0.15))
-        part = begin_snapshot(live.model.tables, since=marks[-1])
+        part = begin_snapshot(live.model.tables, since=generations[-1])
         part.write(tmp_path / f"delta-{step}.bin")
-        marks.append(part.generation)
+        generations.append(part.generation)
         result = live.publish(tmp_path / f"delta-{step}.bin")
         assert result.version.parent == step + 1
         assert (result.version.body["tombstones"] > 0) == (step == 1)
@@ -255,7 +259,7 @@ def test_a_long_chain_is_compacted_into_a_base(project, tmp_path):
     live.publish(tmp_path / "whole.bin")
     kinds = []
     for step in range(4):
-        live.learn(50 * step, 50 * step + 10)
+        live.train_on(50 * step, 50 * step + 10)
         part = begin_snapshot(live.model.tables, since=snapshot.generation)
         part.write(tmp_path / f"delta-{step}.bin")
         snapshot = part
@@ -268,13 +272,13 @@ def test_a_long_chain_is_compacted_into_a_base(project, tmp_path):
         assert tables.rows == sum(slot.ids for slot in live.model.tables.report()) or tables.rows > 0
 
 
-def test_a_delta_without_its_parent_is_refused_in_words(config, tmp_path):
+def test_a_delta_without_its_parent_is_rejected(config, tmp_path):
     live = Trained(config)
     whole = begin_snapshot(live.model.tables)
     whole.write(tmp_path / "whole.bin")
-    live.learn(0, 10)
+    live.train_on(0, 10)
     begin_snapshot(live.model.tables, since=whole.generation).write(tmp_path / "delta.bin")
-    with pytest.raises(ArtifactError, match="Publish a whole checkpoint first"):
+    with pytest.raises(ArtifactError, match="Publish a full checkpoint first"):
         live.publish(tmp_path / "delta.bin")
 
 
@@ -282,7 +286,7 @@ def test_any_kept_version_can_be_the_current_one(config, tmp_path):
     publish(config)
     live = Trained(config)
     before = live.model.score(live.rows)
-    live.learn(0, 40)
+    live.train_on(0, 40)
     save_snapshot(live.model.tables, tmp_path / "whole.bin")
     live.publish(tmp_path / "whole.bin")
     registry = registry_of(config)
@@ -292,16 +296,16 @@ def test_any_kept_version_can_be_the_current_one(config, tmp_path):
     assert third.version.parent == 1
 
 
-# ── the gate beside the current version ────────────────────────────────────────────────────────
+# ── the gate against the current version ───────────────────────────────────────────────────────
 
 
 def test_the_gate_compares_with_the_current_version(project):
     strict = load_config(project / "clickline.yaml", ["gate.vs_current=0.01"])
-    assert evaluate(strict).verdict.passed  # nothing is current yet
+    assert evaluate(strict).verdict.passed  # no version is current yet
     publish(strict)
     verdict = evaluate(strict).verdict
     assert not verdict.passed
-    assert any("gate.vs_current asks for a gain of 0.01" in reason for reason in verdict.reasons)
+    assert any("gate.vs_current requires a gain of 0.01" in reason for reason in verdict.reasons)
     same = load_config(project / "clickline.yaml", ["gate.vs_current=0"])
     raw = evaluate(same, data=[str(project / "data" / "eval.tsv")])
     assert not raw.verdict.reasons or "change of" in raw.verdict.reasons[0]

@@ -1,4 +1,4 @@
-"""A publisher that is killed at a named moment leaves nothing that a server would use, and the next one goes on."""
+"""A publisher that is killed leaves nothing that a server would use, and the next one succeeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clickline.scoring.open_scorer import open_scorer
 
 pytestmark = pytest.mark.slow
 
-# In a process of its own: the moment is reached, and the process is gone.
+# Runs in its own process, which is killed at the given moment.
 KILLED = """
 import os, signal, sys
 from clickline.artifacts.registry import Registry
@@ -28,9 +28,9 @@ def die(*args, **options):
 
 moments = {
     "tables are half written": (run, "write_shards"),
-    "files are not proven": (run, "_verify_scores"),
-    "files are there, the manifest is not": (Draft, "commit"),
-    "the manifest is there, the pointer has not moved": (Registry, "move"),
+    "scores are not verified": (run, "_verify_scores"),
+    "files exist, the manifest does not": (Draft, "commit"),
+    "the manifest exists, the pointer has not moved": (Registry, "move"),
 }
 setattr(*moments[sys.argv[2]], die)
 run.publish(load_config(sys.argv[1], ["publish.sample_rows=100"]), base=True)
@@ -38,25 +38,25 @@ run.publish(load_config(sys.argv[1], ["publish.sample_rows=100"]), base=True)
 
 
 @pytest.mark.parametrize(
-    ("moment", "whole"),
+    ("moment", "complete"),
     [
         ("tables are half written", False),
-        ("files are not proven", False),
-        ("files are there, the manifest is not", False),
-        ("the manifest is there, the pointer has not moved", True),
+        ("scores are not verified", False),
+        ("files exist, the manifest does not", False),
+        ("the manifest exists, the pointer has not moved", True),
     ],
 )
-def test_what_a_killed_publisher_leaves(project, config, moment, whole):
+def test_killed_publisher_leaves_nothing_visible(project, config, moment, complete):
     publish(config)
     registry = registry_of(config)
     killed = subprocess.run([sys.executable, "-c", KILLED, project / "clickline.yaml", moment], check=False)
     assert killed.returncode == -9
     current = registry.current()
     assert current is not None and current.version == 1
-    assert [version.number for version in registry.versions()] == ([1, 2] if whole else [1])
+    assert [version.number for version in registry.versions()] == ([1, 2] if complete else [1])
     again = publish(load_config(project / "clickline.yaml", ["publish.sample_rows=100"]), base=True)
     after = again.version
-    assert again.reused == whole
+    assert again.reused == complete
     assert registry.current().version == after.number > 1
     open_scorer(registry, after, Path(config.cache.dir), 1).check_sample()
     registry.gc(1)

@@ -16,29 +16,29 @@ from clickline.publishing.run import PublishResult, publish
 from clickline.training.run import train
 
 
-class Heard(Progress):
+class RecordingProgress(Progress):
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def log(self, message: str) -> None:
-        self.said.append(message)
+        self.messages.append(message)
 
 
 class Publisher:
-    """Publishes a project, and fails if it opens a checkpoint where there is nothing to do."""
+    """Publishes a project, and fails if it opens a checkpoint although there is nothing to do."""
 
     def __init__(self, project: Path) -> None:
         self.project = project
         self.registry = registry_of(load_config(project / "clickline.yaml"))
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def publish(self, *overrides: str, **options: object) -> PublishResult:
-        heard = Heard()
+        progress = RecordingProgress()
         try:
             config = load_config(self.project / "clickline.yaml", list(overrides))
-            return publish(config, heard, **options)  # type: ignore[arg-type]
+            return publish(config, progress, **options)  # type: ignore[arg-type]
         finally:
-            self.said = heard.said
+            self.messages = progress.messages
 
     @property
     def current(self) -> int:
@@ -60,19 +60,26 @@ def test_the_same_model_is_published_once(publisher, monkeypatch):
     assert again.reused
     assert (again.version, again.move) == (first.version, first.move)
     assert (again.difference, again.cost) == (first.difference, first.cost)
-    assert publisher.said == ["version 1 is up to date: same model, packed the same way"]
+    assert publisher.messages == ["version 1 is up to date: same model, packed the same way"]
     assert publisher.publish(base=True).reused  # it is one
     assert [version.number for version in publisher.registry.versions()] == [1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", ["table_precision=fp16", "dense_precision=int8", "shards=3", "sample_rows=100"])
+@pytest.mark.parametrize(
+    "change", ["table_precision=fp16", "dense_precision=int8", "shards=3", "sample_rows=100"]
+)
 def test_another_packing_is_another_version(publisher, change):
     publisher.publish()
     other = publisher.publish(f"publish.{change}")
     assert (other.reused, other.version.number, publisher.current) == (False, 2, 2)
     assert publisher.publish(f"publish.{change}").reused
-    assert publisher.publish("publish.keep_versions=2", "publish.max_deltas=1", "serve.aliases=[a]").version.number == 3
+    assert (
+        publisher.publish(
+            "publish.keep_versions=2", "publish.max_deltas=1", "serve.aliases=[a]"
+        ).version.number
+        == 3
+    )
 
 
 @pytest.mark.slow
@@ -83,12 +90,12 @@ def test_another_model_is_another_version_and_back_again(publisher):
     second = publisher.publish()
     assert (second.reused, second.version.number) == (False, 2)
     model = first.version.body["model"]["checkpoint"].split("/")[0]
-    back = publisher.publish(model=model)  # asked for by name: no rollback, and not the newest
+    back = publisher.publish(model=model)  # requested by name: not a rollback, and not the newest
     assert (back.reused, back.version.number, publisher.current) == (False, 3, 3)
 
 
 @pytest.mark.slow
-def test_a_delta_is_up_to_date_unless_a_base_is_asked_for(publisher):
+def test_a_delta_is_up_to_date_unless_a_base_is_requested(publisher):
     publisher.publish()
     delta = publisher.publish("publish.sample_rows=100")
     assert delta.version.parent == 1
@@ -106,14 +113,14 @@ def test_a_rollback_is_not_undone(publisher):
     again = publisher.publish("publish.sample_rows=100")
     assert (again.reused, again.version.number, again.move) == (True, 2, None)
     assert publisher.current == 1
-    assert len(publisher.said) == 2
-    assert publisher.said[1].startswith("version 2 is not current: version 1 is, since ")
-    assert "(clicks fell). `clickline versions promote 2` makes it current." in publisher.said[1]
-    assert publisher.publish().version.number == 1  # and what is current is up to date
+    assert len(publisher.messages) == 2
+    assert publisher.messages[1].startswith("version 2 is not current: version 1 is, since ")
+    assert "(clicks fell). `clickline versions promote 2` makes it current." in publisher.messages[1]
+    assert publisher.publish().version.number == 1  # the current version is up to date
 
 
 @pytest.mark.slow
-def test_a_pin_holds_whatever_is_published_again(publisher):
+def test_a_pin_is_kept_when_publishing_again(publisher):
     publisher.publish()
     registry = publisher.registry
     registry.move(1, "holding", after=registry.current(), pinned=True)
@@ -121,13 +128,13 @@ def test_a_pin_holds_whatever_is_published_again(publisher):
     assert (waiting.reused, waiting.move) == (False, None)
     again = publisher.publish("publish.sample_rows=100")
     assert (again.reused, again.version.number, again.move, publisher.current) == (True, 2, None, 1)
-    assert "version 2 waits: version 1 is pinned" in publisher.said[1]
+    assert "version 2 is not current: version 1 is pinned" in publisher.messages[1]
     registry.move(1, "let go", after=registry.current())
     assert publisher.publish("publish.sample_rows=100").move.version == publisher.current == 2
 
 
 @pytest.mark.slow
-def test_a_version_that_was_stored_but_never_current_becomes_so(publisher, monkeypatch):
+def test_a_stored_version_that_was_never_current_becomes_current(publisher, monkeypatch):
     publisher.publish()
     registry = publisher.registry
     with monkeypatch.context() as patch:
@@ -146,7 +153,7 @@ def test_a_version_that_was_stored_but_never_current_becomes_so(publisher, monke
 
 
 @pytest.mark.parametrize("name", ["dense.onnx", "table-00001-of-00002.bin", "sample.npz", ""])
-def test_a_damaged_version_is_made_anew(publisher, name):
+def test_a_damaged_version_is_published_again(publisher, name):
     folder = Path(publisher.publish().version.folder)
     if name:
         whole = (folder / name).read_bytes()
@@ -159,7 +166,7 @@ def test_a_damaged_version_is_made_anew(publisher, name):
 
 
 @pytest.mark.slow
-def test_a_delta_on_a_damaged_base_is_made_anew(publisher):
+def test_a_delta_on_a_damaged_base_is_published_again(publisher):
     first = Path(publisher.publish().version.folder)
     assert publisher.publish("publish.sample_rows=100").version.parent == 1
     (first / "dense.onnx").unlink()

@@ -1,4 +1,4 @@
-"""The server of the tests of `predict` serves here too."""
+"""Reuses the server of the `predict` tests."""
 
 from __future__ import annotations
 

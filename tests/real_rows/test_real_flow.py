@@ -1,4 +1,4 @@
-"""Small files of real rows, each in the layout of the system it is from, from prepare to scores over the wire."""
+"""Small files of real rows in their original layouts, from prepare to scores over the network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def published(folder: Path, document: dict[str, Any]) -> dict[str, float]:
 
 
 def check_answers(live: Live, wanted: dict[str, float], rows: int) -> None:
-    """By both doors, every row is answered, and the answers are worth what the evaluation says."""
+    """Every row is answered over gRPC and HTTP, and the answers match the evaluation."""
     for protocol in ("grpc", "http"):
         address = live.address(protocol)
         inputs = list(live.config.data.train)
@@ -51,7 +51,7 @@ def check_answers(live: Live, wanted: dict[str, float], rows: int) -> None:
             assert told[name] == pytest.approx(wanted[name], abs=1e-6), name
 
 
-def test_criteo_with_a_header_and_rows_nobody_has_labelled(tmp_path: Path, real_data: Path) -> None:
+def test_criteo_with_header_and_unlabelled_rows(tmp_path: Path, real_data: Path) -> None:
     data = {"format": "criteo", "train": str(real_data / "criteo_200_header.csv")}
     wanted = published(tmp_path, {"data": data, **SMALL})
     with gzip.open(real_data / "criteo_18k_unlabelled.tsv.gz", "rt") as lines:
@@ -81,7 +81,7 @@ def imported(settings: Path, slots: Path, folder: Path) -> subprocess.CompletedP
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_elasticctr_by_its_own_configs(tmp_path: Path, real_data: Path) -> None:
+def test_elasticctr_with_its_own_configs(tmp_path: Path, real_data: Path) -> None:
     conf = real_data / "elasticctr_slot.conf"
     done = imported(real_data / "elasticctr_data.config", conf, tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -103,7 +103,7 @@ def test_elasticctr_by_its_own_configs(tmp_path: Path, real_data: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "layout", "rows"), [("paddlerec_80.txt", "paddlerec", 80), ("paddlerec_slot_dnn_10.txt", "slots", 10)]
 )  # fmt: skip
-def test_paddlerec(tmp_path: Path, real_data: Path, name: str, layout: str, rows: int) -> None:
+def test_paddlerec_flow(tmp_path: Path, real_data: Path, name: str, layout: str, rows: int) -> None:
     data = {"format": layout, "train": str(real_data / name)}
     wanted = published(tmp_path, {"data": data, **SMALL})
     with serving(tmp_path) as live:

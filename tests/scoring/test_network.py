@@ -1,4 +1,4 @@
-"""The dense part: what ranking shares between rows changes no score, and 8-bit weights change little."""
+"""The dense network: a split for ranking does not change scores, and 8-bit weights change them little."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from clickline.errors import ArtifactError
 from clickline.models.network_spec import NetworkSpec
 from clickline.models.onnx_export import export_onnx, with_weights
 from clickline.models.quantization import quantize
-from clickline.models.registry import build
+from clickline.models.registry import build_network
 from clickline.scoring.onnx_network import OnnxNetwork
 
 SPEC = NetworkSpec((9,) * 6, 4, (64, 32, 16), dropout=0.1)
 
 
 def trained(name: str, spec: NetworkSpec = SPEC) -> torch.nn.Module:
-    """Weights as after training: no bias is zero any more, or the exporter would leave it out."""
-    network = build(name, spec, 1)
+    """Weights as after training: no bias is zero, since the exporter would drop it."""
+    network = build_network(name, spec, 1)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for weight in network.parameters():
@@ -42,7 +42,7 @@ def batch(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
-def test_rows_that_share_columns_score_as_whole_rows(batch_norm):
+def test_split_network_scores_like_the_full_one(batch_norm):
     spec = replace(SPEC, batch_norm=batch_norm)
     network = OnnxNetwork(exported("wide_deep", spec), 1)
     inputs_BI, wide_B = batch(50)
@@ -55,44 +55,44 @@ def test_rows_that_share_columns_score_as_whole_rows(batch_norm):
 
 
 @pytest.mark.parametrize("name", ["deepfm", "dcn_v2", "dlrm", "lr"])
-def test_a_network_that_uses_its_input_otherwise_is_not_split(name):
+def test_network_with_nonlinear_use_of_its_input_is_not_split(name):
     network = OnnxNetwork(exported(name), 1)
     assert network.split([0, 1], list(range(2, SPEC.width))) is None
 
 
-def test_a_file_that_is_no_network_is_refused_in_words():
-    with pytest.raises(ArtifactError, match=r"dense\.onnx is refused by ONNX Runtime"):
+def test_invalid_onnx_file_is_refused():
+    with pytest.raises(ArtifactError, match=r"ONNX Runtime cannot load dense\.onnx"):
         OnnxNetwork(b"not a network", 1)
 
 
-def test_eight_bits_are_close_and_rows_do_not_see_each_other():
+def test_quantized_scores_are_close_and_rows_are_independent():
     inputs_BI, wide_B = batch(2000)
-    inputs_BI[:, -4:] *= 20  # dense floats are larger than vectors: each column has its own range
+    inputs_BI[:, -4:] *= 20  # dense floats are larger than embeddings: each column has its own range
     content = exported("wide_deep")
-    whole, small = OnnxNetwork(content, 1), OnnxNetwork(quantize(content, inputs_BI, wide_B), 1)
-    wanted_B, found_B = whole.logits(inputs_BI, wide_B), small.logits(inputs_BI, wide_B)
-    deep_B = wanted_B - wide_B
-    assert np.abs(found_B - wanted_B).max() < 0.1 * np.abs(deep_B).max()
+    full, small = OnnxNetwork(content, 1), OnnxNetwork(quantize(content, inputs_BI, wide_B), 1)
+    expected_B, found_B = full.logits(inputs_BI, wide_B), small.logits(inputs_BI, wide_B)
+    deep_B = expected_B - wide_B
+    assert np.abs(found_B - expected_B).max() < 0.1 * np.abs(deep_B).max()
     assert np.corrcoef(found_B - wide_B, deep_B)[0, 1] > 0.995
-    for row in (0, 7, 1999):  # the same bits alone as in company
+    for row in (0, 7, 1999):  # the same score alone as in a batch
         alone = small.logits(inputs_BI[row : row + 1], wide_B[row : row + 1])
         np.testing.assert_allclose(alone[0], found_B[row], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "batch_norm"), [("wide_deep", True), ("dcn_v2", False), ("dlrm", False)])
-def test_new_weights_in_an_earlier_export_are_as_good_as_a_new_export(name, batch_norm):
+def test_replaced_weights_equal_a_new_export(name, batch_norm):
     spec = replace(SPEC, batch_norm=batch_norm)
-    earlier = export_onnx(build(name, spec, 1), spec)
+    earlier = export_onnx(build_network(name, spec, 1), spec)
     changed = with_weights(earlier, trained(name, spec))
     assert changed is not None
     inputs_BI, wide_B = batch(20)
-    wanted_B = OnnxNetwork(exported(name, spec), 1).logits(inputs_BI, wide_B)
-    np.testing.assert_array_equal(OnnxNetwork(changed, 1).logits(inputs_BI, wide_B), wanted_B)
+    expected_B = OnnxNetwork(exported(name, spec), 1).logits(inputs_BI, wide_B)
+    np.testing.assert_array_equal(OnnxNetwork(changed, 1).logits(inputs_BI, wide_B), expected_B)
 
 
 def test_weights_of_another_network_or_a_folded_graph_are_not_replaced():
     network = trained("wide_deep")
-    # Its biases are zero, so they are gone.
-    folded = export_onnx(build("wide_deep", SPEC, 1), SPEC, folded=True)
+    # Its biases are zero, so the exporter drops them.
+    folded = export_onnx(build_network("wide_deep", SPEC, 1), SPEC, folded=True)
     assert with_weights(folded, network) is None
     assert with_weights(exported("deepfm"), trained("dcn_v2")) is None

@@ -1,4 +1,4 @@
-"""Ranking requests whose fields change all the time: few sessions, the scores of whole rows."""
+"""Ranking requests with changing fields: few ONNX sessions, and the same scores as full rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def published(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ranked") / "ads"
+    folder = tmp_path_factory.mktemp("rank") / "ads"
     shutil.copytree(trained, folder)
     publish(load_config(folder / "clickline.yaml"))
     return folder
@@ -50,16 +50,16 @@ def scorer(published: Path) -> Iterator[Scorer]:
 
 @pytest.fixture
 def sessions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of candidates' inputs of each session that was made."""
-    made: list[int] = []
+    """The number of candidate inputs of each session that was created."""
+    created: list[int] = []
     split = OnnxNetwork.split
 
     def counted(self: OnnxNetwork, own: Any, shared: Any) -> Any:
-        made.append(len(own))
+        created.append(len(own))
         return split(self, own, shared)
 
     monkeypatch.setattr(OnnxNetwork, "split", counted)
-    return made
+    return created
 
 
 @pytest.fixture(scope="module")
@@ -71,85 +71,83 @@ def rows(published: Path) -> list[Row]:
     return found
 
 
-def ranked(scorer: Scorer, context: Row, candidates: list[Row]) -> np.ndarray:
-    door = route("POST", "/v1/models/ads:rank")
-    assert isinstance(door, HttpEndpoint)
+def rank(scorer: Scorer, context: Row, candidates: list[Row]) -> np.ndarray:
+    endpoint = route("POST", "/v1/models/ads:rank")
+    assert isinstance(endpoint, HttpEndpoint)
     body = orjson.dumps({"context": context, "candidates": candidates})
-    call = door.decode(body, {}, scorer, HttpLimits())
+    call = endpoint.decode(body, {}, scorer, HttpLimits())
     assert call.context is not None
     return scorer.rank(call.context, call.rows).probability_B
 
 
-def predicted(scorer: Scorer, whole: list[Row]) -> np.ndarray:
-    door = route("POST", "/v1/models/ads:predict")
-    assert isinstance(door, HttpEndpoint)
-    call = door.decode(orjson.dumps({"instances": whole}), {}, scorer, HttpLimits())
+def predict(scorer: Scorer, rows: list[Row]) -> np.ndarray:
+    endpoint = route("POST", "/v1/models/ads:predict")
+    assert isinstance(endpoint, HttpEndpoint)
+    call = endpoint.decode(orjson.dumps({"instances": rows}), {}, scorer, HttpLimits())
     return scorer.predict(call.rows).probability_B
 
 
 def check(scorer: Scorer, rows: list[Row], own: list[str], shared: list[str]) -> None:
     context = {name: rows[0][name] for name in shared}
     candidates = [{name: row[name] for name in own} for row in rows]
-    wanted_B = predicted(scorer, [{**context, **candidate} for candidate in candidates])
-    np.testing.assert_allclose(ranked(scorer, context, candidates), wanted_B, rtol=0, atol=1e-6)
+    expected_B = predict(scorer, [{**context, **candidate} for candidate in candidates])
+    np.testing.assert_allclose(rank(scorer, context, candidates), expected_B, rtol=0, atol=1e-6)
 
 
-def test_sets_of_fields_that_change_with_every_request_make_no_sessions(
+def test_changing_field_sets_do_not_create_sessions(
     scorer: Scorer, sessions: list[int], rows: list[Row]
 ) -> None:
-    chosen = random.Random(5)
+    generator = random.Random(5)
     for _ in range(200):
-        own = chosen.sample(FIELDS, chosen.randint(1, 30))
-        check(scorer, rows[:5], own, chosen.sample(sorted(set(FIELDS) - set(own)), 5))
-    assert len(sessions) <= scoring._SPLITS
-    assert len(scorer._unprepared) <= scoring._COUNTED
+        own = generator.sample(FIELDS, generator.randint(1, 30))
+        check(scorer, rows[:5], own, generator.sample(sorted(set(FIELDS) - set(own)), 5))
+    assert len(sessions) <= scoring._MAX_SPLITS
+    assert len(scorer._request_counts) <= scoring._MAX_COUNTED
 
 
-def test_candidates_that_lack_fields_take_the_session_of_the_others(
+def test_candidates_with_fewer_fields_share_a_session(
     scorer: Scorer, sessions: list[int], rows: list[Row]
 ) -> None:
     check(scorer, rows, CANDIDATES, CONTEXT)
-    chosen = random.Random(6)
+    generator = random.Random(6)
     for _ in range(100):
-        own = chosen.sample(CANDIDATES, chosen.randint(0, len(CANDIDATES) - 1))
-        shared = chosen.sample(CONTEXT, chosen.randint(0, len(CONTEXT)))
+        own = generator.sample(CANDIDATES, generator.randint(0, len(CANDIDATES) - 1))
+        shared = generator.sample(CONTEXT, generator.randint(0, len(CONTEXT)))
         check(scorer, rows[:5], own or CANDIDATES[:1], shared)
     assert len(sessions) == 1
 
 
-def test_split_that_is_asked_for_often_takes_the_place_of_the_least_asked(
-    scorer: Scorer, sessions: list[int], rows: list[Row]
-) -> None:
-    for n in range(scoring._SPLITS):  # none of these fits another one's requests
+def test_frequent_split_replaces_the_least_used(scorer: Scorer, sessions: list[int], rows: list[Row]) -> None:
+    for n in range(scoring._MAX_SPLITS):  # none of these serves the requests of another
         own, others = FIELDS[n : n + 1], [*FIELDS[:n], *FIELDS[n + 1 :]]
         check(scorer, rows[:3], own, others)
-    assert len(sessions) == scoring._SPLITS
-    for _ in range(scoring._ASKED - 1):
+    assert len(sessions) == scoring._MAX_SPLITS
+    for _ in range(scoring._SPLIT_REQUESTS - 1):
         check(scorer, rows[:3], CANDIDATES, CONTEXT)
-    assert len(sessions) == scoring._SPLITS
+    assert len(sessions) == scoring._MAX_SPLITS
     for _ in range(3):
         check(scorer, rows[:3], CANDIDATES, CONTEXT)
-    assert len(sessions) == scoring._SPLITS + 1
-    assert len(scorer._splits) == scoring._SPLITS
+    assert len(sessions) == scoring._MAX_SPLITS + 1
+    assert len(scorer._splits) == scoring._MAX_SPLITS
 
 
-def test_split_that_was_asked_for_very_often_gives_way_to_the_only_one_asked_now(
+def test_formerly_frequent_split_is_replaced_after_decay(
     scorer: Scorer, sessions: list[int], rows: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "_AGED", 64)
-    for n in range(scoring._SPLITS):
+    monkeypatch.setattr(scoring, "_DECAY_REQUESTS", 64)
+    for n in range(scoring._MAX_SPLITS):
         check(scorer, rows[:3], FIELDS[n : n + 1], [*FIELDS[:n], *FIELDS[n + 1 :]])
     for split in scorer._splits:
-        split.asked = 1_000_000
+        split.requests = 1_000_000
     context = {name: rows[0][name] for name in CONTEXT}
     candidates = [{name: row[name] for name in CANDIDATES} for row in rows[:3]]
-    for _ in range(21 * scoring._AGED):  # a million is halved to nothing 20 times
-        ranked(scorer, context, candidates)
-    assert len(sessions) == scoring._SPLITS + 1
+    for _ in range(21 * scoring._DECAY_REQUESTS):  # halved 20 times, a million is 0
+        rank(scorer, context, candidates)
+    assert len(sessions) == scoring._MAX_SPLITS + 1
 
 
 @pytest.mark.slow
-def test_context_field_of_several_values_is_repeated_for_every_candidate(
+def test_multi_valued_context_field_is_repeated_for_every_candidate(
     published: Path, rows: list[Row], tmp_path: Path
 ) -> None:
     shutil.copytree(published / "data", tmp_path / "data")
@@ -165,11 +163,11 @@ def test_context_field_of_several_values_is_repeated_for_every_candidate(
     context = {name: rows[1][name] for name in shared} | {"C26": [row["C26"] for row in rows[:7]]}
     candidates = [{"C1": row["C1"], "C25": [row["C25"], rows[0]["C25"]]} for row in rows]
     with closing(open_scorer(registry, registry.version(1), Path(config.cache.dir), 1)) as scorer:
-        wanted_B = predicted(scorer, [{**context, **candidate} for candidate in candidates])
-        split_B = ranked(scorer, context, candidates)
+        expected_B = predict(scorer, [{**context, **candidate} for candidate in candidates])
+        split_B = rank(scorer, context, candidates)
         scorer._splits = tuple(
-            scorer._make_split(np.zeros(len(FIELDS), dtype=bool)) for _ in range(scoring._SPLITS)
+            scorer._make_split(np.zeros(len(FIELDS), dtype=bool)) for _ in range(scoring._MAX_SPLITS)
         )
-        whole_B = ranked(scorer, context, candidates)
-    np.testing.assert_allclose(split_B, wanted_B, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(whole_B, wanted_B, rtol=0, atol=1e-6)
+        unsplit_B = rank(scorer, context, candidates)
+    np.testing.assert_allclose(split_B, expected_B, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(unsplit_B, expected_B, rtol=0, atol=1e-6)

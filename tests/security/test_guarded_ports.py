@@ -31,11 +31,11 @@ def studio(folder: Path, host: str, **keys: str) -> str:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "studio.example"])
 def test_exposed_studio_needs_tls_and_token(tmp_path: Path, host: str) -> None:
     both = studio(tmp_path, host)
-    assert f"clickline.yaml:2 studio.host is {host}, which others can reach" in both
-    assert "tls and token_file are not given" in both
-    assert "Set studio.tls and studio.token_file, or reach it by an SSH tunnel." in both
-    assert "tls is not given" in studio(tmp_path, host, token_file="t")
-    assert "token_file is not given" in studio(tmp_path, host, tls=TLS)
+    assert f"clickline.yaml:2 studio.host is {host}, which other machines can reach" in both
+    assert "tls and token_file are not set" in both
+    assert "Set studio.tls and studio.token_file, or use an SSH tunnel." in both
+    assert "tls is not set" in studio(tmp_path, host, token_file="t")
+    assert "token_file is not set" in studio(tmp_path, host, tls=TLS)
     assert studio(tmp_path, host, tls=TLS, token_file="t") == ""
 
 
@@ -51,10 +51,13 @@ def test_exposed_server_needs_tls_and_token_unless_allowed(tmp_path: Path) -> No
         load_config(file)
     [mistake] = raised.value.mistakes
     assert (
-        "clickline.yaml:2 serve.host is 0.0.0.0, which others can reach, and token_file is not given"
+        "clickline.yaml:2 serve.host is 0.0.0.0, which other machines can reach, but token_file is not set"
         in str(mistake)
     )
-    assert "Set serve.token_file, or serve.allow_unauthenticated: true where something else guards the ports." in str(mistake)
+    assert (
+        "Set serve.token_file, or serve.allow_unauthenticated: true if a firewall, mesh or NetworkPolicy protects the ports."
+        in str(mistake)
+    )
     warning = exposure_warning(load_config(file, ["serve.allow_unauthenticated=true"]).serve)
     assert warning is not None
     assert "serve.token_file is not set" in warning and "serve.tls" not in warning
@@ -65,5 +68,5 @@ def test_exposed_server_needs_tls_and_token_unless_allowed(tmp_path: Path) -> No
 def test_ssl_context_is_for_http_protocols_only() -> None:
     context = ssl.create_default_context()
     Client("127.0.0.1:1", protocol="http", model="ctr", tls=context).close()
-    with pytest.raises(ConfigError, match="tls is an SSLContext, and protocol is grpc"):
+    with pytest.raises(ConfigError, match="only HTTP protocols support, and protocol is grpc"):
         Client("127.0.0.1:1", protocol="grpc", tls=context)

@@ -24,8 +24,8 @@ from clickline.pipeline.processes import descendants
 from clickline.progress import Progress
 from clickline.storage.storage import Storage
 from servers.s3 import s3_server
-from serving.lookup.fleet import certificate_in
 from servers.waiting import eventually, free_ports
+from serving.lookup.fleet import certificate_in
 from serving.service import predict_request
 
 SCRIPT = Path(sys.executable).parent / "clickline"

@@ -27,9 +27,9 @@ from clickline.errors import ArtifactError, ClicklineError, VersionUntrusted
 from clickline.scoring.open_scorer import open_scorer
 from clickline.serving.lookup.lookup_versions import ShardFiles
 from clickline.storage.storage import Storage
+from servers.waiting import eventually
 from serving.lookup.fleet import Server, random_blocks, random_delta, registry_in
 from serving.lookup.fleet import publish as publish_tables
-from servers.waiting import eventually
 from serving.service import Service, command
 
 SCRIPT = Path(sys.executable).parent / "clickline"
@@ -57,13 +57,13 @@ def signing(project: Path) -> Config:
 
 def republish(config: Config, number: int, signer: Signer | None) -> int:
     """Copy a version under a new number, as anyone with write access to the registry could."""
-    anybody = registry_of(config, any_version=True)
-    old = anybody.version(number)
-    with anybody.draft() as draft:
+    untrusting = registry_of(config, any_version=True)
+    old = untrusting.version(number)
+    with untrusting.draft() as draft:
         for name in old.files:
             shutil.copy(Path(old.folder, name), draft.folder / name)
         made = draft.commit(old.body, None, signer)
-    anybody.move(made.number, "by hand", after=anybody.current())
+    untrusting.move(made.number, "by hand", after=untrusting.current())
     return made.number
 
 
@@ -99,7 +99,7 @@ def test_publishing_a_version_that_servers_would_refuse_is_refused(project: Path
     signing(project)
     config = change(project, publish={"signing_key_file": None})
     with pytest.raises(
-        ClicklineError, match=r"publish\.signing_key_file is not set, and servers use only what"
+        ClicklineError, match=r"publish\.signing_key_file is not set, and servers use only versions signed"
     ):
         clickline.publish(config)
     make_keys(project / "other")
@@ -146,7 +146,7 @@ def test_server_stays_on_the_signed_version(project: Path) -> None:
     with command(project, trusted_keys_file=str(trusted)) as service:
         assert service.wait_up()["version"] == 1
         for count, (wrong, message) in enumerate(
-            ((None, "is not signed"), (Signer.read(str(stranger)), "is wrong")), start=1
+            ((None, "is not signed"), (Signer.read(str(stranger)), "is invalid")), start=1
         ):
             number = republish(config, 1, wrong)
             [line] = eventually(
@@ -229,7 +229,7 @@ def test_keygen_verify_and_listing_of_unsigned_versions(tmp_path: Path) -> None:
     registry = registry_in(tmp_path)
     made = run(tmp_path, "versions", "keygen", "--out", "keys")
     assert made.returncode == 0, made.stderr
-    assert "keys/signing-key.pem: name it in publish.signing_key_file" in made.stdout
+    assert "keys/signing-key.pem: set it as publish.signing_key_file" in made.stdout
     document = json.loads(run(tmp_path, "versions", "keygen", "--out", "more", "--json").stdout)
     assert document == {"private": "more/signing-key.pem", "public": "more/public-key.pem"}
     with signed_drafts(registry, Signer.read(str(tmp_path / "keys" / "signing-key.pem"))):

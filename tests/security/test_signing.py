@@ -36,7 +36,7 @@ def keys(tmp_path: Path) -> Keys:
 def trusting(uri: str | Path, *trusted: Keys, storage: Storage | None = None) -> Registry:
     """The registry as seen by a server that trusts these keys."""
     file = trusted[0].private.with_name("trusted.pem")
-    file.write_bytes(b"what lies between blocks is no key\n".join(one.public.read_bytes() for one in trusted))
+    file.write_bytes(b"text between blocks is ignored\n".join(one.public.read_bytes() for one in trusted))
     return Registry(storage or Storage(), str(uri), TrustedKeys.read(str(file)))
 
 
@@ -74,9 +74,9 @@ def test_gc_that_rolls_back_restores_the_signed_bytes(tmp_path: Path, keys: Keys
 
 
 def test_unsigned_version_is_refused(tmp_path: Path, keys: Keys) -> None:
-    anybody, server = Registry(Storage(), str(tmp_path / "r")), trusting(tmp_path / "r", keys)
-    publish(anybody, keys.signer)
-    publish(anybody, None)
+    untrusting, server = Registry(Storage(), str(tmp_path / "r")), trusting(tmp_path / "r", keys)
+    publish(untrusting, keys.signer)
+    publish(untrusting, None)
     message = r"version 2 is not signed: there is no .*000000002/manifest\.sig.*trusted\.pem.*publish\.signing_key_file"
     with pytest.raises(VersionUntrusted, match=message):
         server.version(2)
@@ -84,7 +84,7 @@ def test_unsigned_version_is_refused(tmp_path: Path, keys: Keys) -> None:
     with pytest.raises(VersionUntrusted, match="version 2 is not signed"):
         pin(server, 2, "by hand")
     assert server.current() is None, "the pointer did not move"
-    moved = anybody.move(2, "by somebody", after=anybody.move(1, "first", after=None))
+    moved = untrusting.move(2, "moved", after=untrusting.move(1, "first", after=None))
     with pytest.raises(VersionUntrusted, match="version 2 is not signed"):
         server.check_trust()
     assert roll_back(server, None, None).now.version == 1, "away from it"
@@ -153,17 +153,17 @@ def test_signature_is_valid_only_for_its_version(tmp_path: Path, keys: Keys) -> 
 
 
 def test_delta_on_an_unsigned_version_is_refused(tmp_path: Path, keys: Keys) -> None:
-    anybody = Registry(Storage(), str(tmp_path / "registry"))
-    server = trusting(anybody.uri, keys)
-    publish(anybody, None)
-    delta = publish(anybody, keys.signer, parent=1)
+    untrusting = Registry(Storage(), str(tmp_path / "registry"))
+    server = trusting(untrusting.uri, keys)
+    publish(untrusting, None)
+    delta = publish(untrusting, keys.signer, parent=1)
     assert server.version(2) == delta
     message = "version 2 cannot be used, because of a version that it builds on: version 1 is not signed"
     with pytest.raises(VersionUntrusted, match=message):
         server.chain(delta)
     with pytest.raises(VersionUntrusted, match=message):
         server.move(2, "moved", after=None)
-    anybody.move(2, "moved", after=None)
+    untrusting.move(2, "moved", after=None)
     with pytest.raises(VersionUntrusted, match=message):
         server.check_trust()
 
@@ -195,11 +195,11 @@ def test_signed_registry_in_s3(tmp_path: Path, keys: Keys, monkeypatch: pytest.M
     with s3_server() as endpoint:
         storage = Storage({"s3": {"client_kwargs": {"endpoint_url": endpoint}}}, None)
         storage._drivers.open("s3://models/x").mkdir("models")
-        anybody = Registry(storage, "s3://models/ads")
-        server = trusting(anybody.uri, keys, storage=storage)
-        publish(anybody, keys.signer)
-        publish(anybody, keys.signer, parent=1)
-        publish(anybody, None)
+        untrusting = Registry(storage, "s3://models/ads")
+        server = trusting(untrusting.uri, keys, storage=storage)
+        publish(untrusting, keys.signer)
+        publish(untrusting, keys.signer, parent=1)
+        publish(untrusting, None)
         chain = server.chain(server.version(2))
         folders = [server.fetch(version, tmp_path / "copies") for version in chain]
         for version, folder in zip(chain, folders, strict=True):

@@ -10,7 +10,7 @@ import time
 
 import uvloop
 
-from clickline.serving.http2 import BufferedBytes, Connection, Stream
+from clickline.serving.http2 import BufferedBytes, Http2Connection, Stream
 
 MAX_MESSAGE = 1 << 20
 
@@ -57,7 +57,7 @@ class Server:
 
     def __init__(self) -> None:
         self.echo = Echo()
-        self.connections: set[Connection] = set()
+        self.connections: set[Http2Connection] = set()
         self.port = 0
         self.errors: list[object] = []
         self._up = threading.Event()
@@ -70,7 +70,7 @@ class Server:
         self._loop.set_exception_handler(lambda loop, context: self.errors.append(context))
         self._stop = asyncio.Event()
         server = await self._loop.create_server(
-            lambda: Connection(self.echo, self.connections), "127.0.0.1", 0
+            lambda: Http2Connection(self.echo, self.connections), "127.0.0.1", 0
         )
         self.port = server.sockets[0].getsockname()[1]
         self._up.set()

@@ -1,4 +1,4 @@
-"""Starts a real service for the length of a test, and asks it over real sockets."""
+"""Starts a real server for a test, and sends it requests over real sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 def predict_request(
     milliseconds: float = 0.0, rows: int = 1, name: str = "ctr", version: int | None = None
 ) -> bytes:
-    """A PredictRequest that takes so long to score."""
+    """A PredictRequest whose first row takes this long to score."""
     request = PredictRequest()
     request.model_spec.name = name
     if version is not None:
@@ -42,7 +42,7 @@ def predict_request(
 
 
 class Service:
-    """A running service: its ports, processes and what it has said."""
+    """A running server: its ports, processes and output."""
 
     def __init__(self, command: list[str | Path], folder: Path, serve: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -57,17 +57,17 @@ class Service:
             **serve,
         }
         file = folder / "clickline.yaml"
-        if file.exists():  # a project: only how it is served is the test's
+        if file.exists():  # a project: the test only changes how it is served
             config = yaml.safe_load(file.read_text())
         else:
             config = {"data": {"format": "criteo", "train": "train.tsv"}, "cache": {"dir": "cache"}}
         file.write_text(yaml.safe_dump({**config, "name": "ctr", "serve": section}))
-        self._errors = (folder / "stderr").open("wb")
+        self._stderr = (folder / "stderr").open("wb")
         self.process = subprocess.Popen(
             command,
             cwd=folder,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
+            stderr=self._stderr,
             text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
@@ -75,29 +75,29 @@ class Service:
         self.scheme = "https" if "tls" in serve else "http"
 
     def wait_up(self) -> dict[str, Any]:
-        """What it says when all its processes listen."""
+        """Wait until all workers listen, and return what the server printed."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, f"it ended: {self.said()}"
+        assert line, f"the server exited: {self.errors()}"
         up: dict[str, Any] = json.loads(line)
         return up
 
-    def said(self) -> str:
+    def errors(self) -> str:
         return (self.folder / "stderr").read_text()
 
     def log(self, event: str) -> list[dict[str, Any]]:
-        """Lines of the log about one kind of event."""
-        # At line feeds alone: what a client sent may hold other signs that Python takes for the end of a line.
-        lines = [json.loads(line) for line in self.said().split("\n") if line.endswith("}")]
+        """Log lines of one event."""
+        # Split only at line feeds: client input may contain other characters that Python treats as line ends.
+        lines = [json.loads(line) for line in self.errors().split("\n") if line.endswith("}")]
         return [line for line in lines if line["event"] == event]
 
     def begun(self) -> int:
-        """How many slow requests (100 ms and more) have begun to be scored."""
+        """The number of slow requests (100 ms and more) whose scoring has begun."""
         file = self.folder / "begun"
         return file.stat().st_size if file.exists() else 0
 
     def workers(self) -> list[int]:
-        """Process ids of the workers that run now."""
+        """Process ids of the running workers."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         found = [int(pid) for pid in path.read_text().split()]
         self.pids.update(found)
@@ -110,7 +110,7 @@ class Service:
         return httpx.get(f"{self.scheme}://127.0.0.1:{self.metrics_port}{path}", timeout=10, **more)
 
     def metrics(self) -> dict[str, float]:
-        """Samples by name and labels, as the page writes them."""
+        """Samples of /metrics by name and labels."""
         lines = self.admin("/metrics").text.splitlines()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
 
@@ -119,26 +119,26 @@ class Service:
         return grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}", options=options)
 
     def post(self, milliseconds: float = 0.0, rows: int = 1, **more: Any) -> httpx.Response:
-        """A prediction over REST."""
+        """Send a prediction request over REST."""
         instances = [{"I1": milliseconds}] + [{"I1": 0}] * (rows - 1)
         return httpx.post(
             self.url("/v1/models/ctr:predict"), json={"instances": instances}, timeout=60, **more
         )
 
     def version(self) -> int:
-        """Which version answers a request on a connection of its own."""
+        """The version that answers a request on a new connection."""
         with self.channel() as channel:
             return answered(predictor(channel)(predict_request(), timeout=10))
 
     def kill(self) -> None:
-        """End whatever still runs."""
+        """Kill all processes that still run."""
         if self.process.poll() is None:
             self.workers()
         self.process.kill()
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
-        self._errors.close()
+        self._stderr.close()
         for pid in self.pids:
             if running(pid):
                 os.kill(pid, signal.SIGKILL)
@@ -149,7 +149,7 @@ def predictor(channel: grpc.Channel) -> Any:
 
 
 def answered(body: bytes) -> int:
-    """The version that gave an answer; all its rows must say the same."""
+    """The version of an answer, checked against the scores of all its rows."""
     response = PredictResponse.FromString(body)
     scores = np.array(response.outputs["logistic"].float_val) * 1024
     version = int(response.model_spec.version.value)
@@ -158,7 +158,7 @@ def answered(body: bytes) -> int:
 
 
 def running(pid: int) -> bool:
-    """Whether a process is there, and more than a zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -167,7 +167,7 @@ def running(pid: int) -> bool:
 
 @contextmanager
 def standing_in(folder: Path, **serve: Any) -> Iterator[Service]:
-    """A service of stand-in scorers that follows `folder/versions`."""
+    """A server with stand-in scorers that follows `folder/versions`."""
     (folder / "versions").mkdir(exist_ok=True)
     script = Path(__file__).with_name("standin.py")
     service = Service([sys.executable, script, "clickline.yaml", "versions"], folder, serve)
@@ -189,7 +189,7 @@ def command(project: Path, **serve: Any) -> Iterator[Service]:
 
 
 class Load:
-    """Clients that ask without a pause, and what they were told."""
+    """Clients that send requests without a pause, and their results."""
 
     def __init__(self, service: Service, clients: int, rows: int = 3, milliseconds: float = 0.0) -> None:
         self.versions: list[int] = []

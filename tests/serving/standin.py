@@ -1,7 +1,7 @@
-"""A service of real processes whose versions are small files: a stand-in where tests need exact faults.
+"""A server of real processes whose versions are small files, for tests that need exact faults.
 
-A version's folder holds version.json: its number, and what goes wrong when it is loaded. A row's I1 is the number of
-milliseconds that scoring it takes. All scores of version N are N / 1024, so an answer tells who gave it.
+A version's folder has version.json: its number, and the fault that occurs when it is loaded. A row's I1 is the number of
+milliseconds that scoring it takes. All scores of version N are N / 1024, so an answer identifies its version.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StandIn:
             if milliseconds == 666:
                 raise ZeroDivisionError("a bug in the scorer")
             if milliseconds >= 100:
-                with Path("begun").open("ab") as begun:  # for a test that waits for this moment
+                with Path("begun").open("ab") as begun:  # for tests that wait for this moment
                     begun.write(b".")
             time.sleep(max(milliseconds, 0) / 1000)
             if not self._open:
@@ -82,11 +82,11 @@ class StandIn:
 
 
 def load(folders: Sequence[Path], section: ServeSection, work: Path) -> StandIn:
-    told = json.loads((folders[-1] / "version.json").read_text())
-    time.sleep(told.get("seconds", 0))
-    match told.get("fault"):
+    document = json.loads((folders[-1] / "version.json").read_text())
+    time.sleep(document.get("seconds", 0))
+    match document.get("fault"):
         case "damaged":
-            raise ArtifactError(f"version {told['number']} gives its stored sample other scores")
+            raise ArtifactError(f"version {document['number']} scores its stored sample differently")
         case "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         case "bug":
@@ -94,18 +94,18 @@ def load(folders: Sequence[Path], section: ServeSection, work: Path) -> StandIn:
         case "passing":
             if not (folders[-1] / "healed").exists():
                 raise OSError(5, "Input/output error")
-    return StandIn(told["number"])
+    return StandIn(document["number"])
 
 
 class PointerFile:
-    """OpenVersions in a folder; the file `pointer` holds the number of the last move and a version's number."""
+    """Versions in a folder; the file `pointer` has the number of the last move and of a version."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def current(self) -> tuple[int, int] | None:
         if (self._folder / "unreachable").exists():
-            raise StorageError("the store is away")
+            raise StorageError("the store is unreachable")
         if not (self._folder / "pointer").exists():
             return None
         sequence, number = map(int, (self._folder / "pointer").read_text().split())
@@ -118,17 +118,17 @@ class PointerFile:
         return FetchedVersion(number, (str(folder),), time.time() - 100)
 
 
-def publish(folder: Path, number: int, **told: object) -> None:
-    """Make a version and point to it."""
+def publish(folder: Path, number: int, **document: object) -> None:
+    """Create a version and point to it."""
     (folder / str(number)).mkdir(parents=True, exist_ok=True)
-    (folder / str(number) / "version.json").write_text(json.dumps({"number": number, **told}))
+    (folder / str(number) / "version.json").write_text(json.dumps({"number": number, **document}))
     pointer = folder / "pointer"
     sequence = int(pointer.read_text().split()[0]) if pointer.exists() else 0
     put_atomically(pointer, f"{sequence + 1} {number}".encode())
 
 
-def _say(up: ServerInfo) -> None:
-    sys.stdout.write(json.dumps({"version": up.version, "processes": up.processes}) + "\n")
+def _print(info: ServerInfo) -> None:
+    sys.stdout.write(json.dumps({"version": info.version, "processes": info.processes}) + "\n")
     sys.stdout.flush()
 
 
@@ -136,4 +136,4 @@ if __name__ == "__main__":
     import standin  # by its own name, under which workers import `load`
 
     supervisor._HANG_SECONDS = 3
-    serve(load_config(Path(sys.argv[1])), _say, source=PointerFile(Path(sys.argv[2])), load=standin.load)
+    serve(load_config(Path(sys.argv[1])), _print, source=PointerFile(Path(sys.argv[2])), load=standin.load)

@@ -1,4 +1,4 @@
-"""Queue, deadlines and batching, on a loop of the test's own."""
+"""Queue, deadlines and batching of the dataplane."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from clickline.serving.server_metrics import RequestMetrics
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins leave a note where they run."""
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins write a file to the working directory."""
     monkeypatch.chdir(tmp_path)
 
 
 class Request:
-    """What a door would make of a request: rows whose I1 is given."""
+    """A request as an endpoint would decode it: rows with the given I1."""
 
     protocol = "test"
 
@@ -60,8 +60,8 @@ class Request:
         return [float(score) * 1024 for score in answer.probability_B]
 
 
-class Counting(StandIn):
-    """Notes how many rows each scoring had."""
+class CountingScorer(StandIn):
+    """Records the number of rows of each scoring step."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -73,7 +73,7 @@ class Counting(StandIn):
 
 
 class Plane:
-    """A dataplane with version 1 current; `closed` and `lines` note what is let go and logged."""
+    """A dataplane whose current version is 1; `closed` and `lines` record closed versions and log lines."""
 
     def __init__(self, **options: Any) -> None:
         self.closed: list[int] = []
@@ -83,8 +83,8 @@ class Plane:
         self.plane = Dataplane(self.versions, log, **{"queue": 64, **options})
         self.scorer = self.switch(1)
 
-    def switch(self, number: int) -> Counting:
-        scorer = Counting(number)
+    def switch(self, number: int) -> CountingScorer:
+        scorer = CountingScorer(number)
         self.versions.add(scorer)
         self.versions.switch(number)
         return scorer
@@ -94,7 +94,7 @@ class Plane:
         return asyncio.create_task(self.plane.answer(request, deadline))
 
 
-async def refusal(task: asyncio.Task[RequestResult]) -> tuple[str, str]:
+async def refused(task: asyncio.Task[RequestResult]) -> tuple[str, str]:
     with pytest.raises(RequestRefused) as caught:
         await task
     return caught.value.kind, str(caught.value)
@@ -122,8 +122,8 @@ def test_request_past_its_deadline_is_not_scored() -> None:
         plane = Plane()
         slow, late, in_time = plane.ask(Request(50)), plane.ask(Request(0), 0.01), plane.ask(Request(0), 30)
         assert (await slow).reply == [1.0]
-        kind, words = await refusal(late)
-        assert kind == "late" and "Nothing was computed" in words
+        kind, message = await refused(late)
+        assert kind == "late" and "Nothing was computed" in message
         assert (await in_time).reply == [1.0]
         assert plane.scorer.scored == [1, 1]
 
@@ -133,9 +133,9 @@ def test_request_past_its_deadline_is_not_scored() -> None:
 def test_request_of_disconnected_client_is_not_scored() -> None:
     async def test() -> None:
         plane = Plane()
-        first, gone = plane.ask(Request(20)), plane.ask(Request(0))
+        first, cancelled = plane.ask(Request(20)), plane.ask(Request(0))
         await asyncio.sleep(0)
-        gone.cancel()
+        cancelled.cancel()
         await first
         assert (await plane.ask(Request(0))).reply == [1.0]
         assert plane.scorer.scored == [1, 1]
@@ -148,14 +148,14 @@ def test_request_of_disconnected_client_is_not_scored() -> None:
 def test_cancelled_requests_leave_the_queue(batching: dict[str, Any]) -> None:
     async def test() -> None:
         plane = Plane(queue=3, **batching)
-        told: list[object] = []
-        jobs = [plane.plane.submit(Request(0), None, told.append) for _ in range(3)]
+        results: list[object] = []
+        jobs = [plane.plane.submit(Request(0), None, results.append) for _ in range(3)]
         assert [plane.plane.cancel(job) for job in jobs] == [True] * 3
         assert plane.plane.queue_length == 0 and plane.versions.open()[0].users == 0
-        rows = Request(*[0.0] * 7)  # one less than a batch: nothing may be left of those before
+        rows = Request(*[0.0] * 7)  # one less than a batch: the cancelled rows must not count
         full = [plane.ask(rows), plane.ask(Request(0))]
         assert [len((await task).reply) for task in full] == [7, 1]
-        assert told == []
+        assert results == []
         assert not plane.plane.cancel(jobs[0])
 
     run(test())
@@ -165,7 +165,7 @@ def test_answer_that_cannot_be_sent_does_not_block_others() -> None:
     async def test() -> None:
         plane = Plane(batch_rows=8, batch_wait=0.02)
 
-        def fails(outcome: object) -> None:
+        def fails(result: object) -> None:
             raise RuntimeError("the connection is in a strange state")
 
         plane.plane.submit(Request(0), None, fails)
@@ -179,12 +179,12 @@ def test_answer_that_cannot_be_sent_does_not_block_others() -> None:
 def test_internal_error_gets_an_id_and_its_traceback_stays_in_the_log() -> None:
     async def test() -> None:
         plane = Plane()
-        kind, words = await refusal(plane.ask(Request(666)))
+        kind, message = await refused(plane.ask(Request(666)))
         assert kind == "internal"
-        assert "ZeroDivision" not in words and "bug" not in words
-        await refusal(plane.ask(Request(666)))
+        assert "ZeroDivision" not in message and "bug" not in message
+        await refused(plane.ask(Request(666)))
         first, second = plane.lines
-        assert first["id"] in words
+        assert first["id"] in message
         assert "a bug in the scorer" in first["traceback"]
         assert "traceback" not in second  # once a minute
         assert (await plane.ask(Request(0))).reply == [1.0]
@@ -196,14 +196,14 @@ def test_unknown_names_and_versions_are_refused_with_the_available_ones() -> Non
     async def test() -> None:
         plane = Plane()
         assert (await plane.ask(Request(0, model="alias", version=1))).reply == [1.0]
-        assert (await refusal(plane.ask(Request(0, model="other")))) == (
+        assert (await refused(plane.ask(Request(0, model="other")))) == (
             "not_found",
             'There is no model "other". Available: "ctr", "alias".',
         )
-        kind, words = await refusal(plane.ask(Request(0, version=7)))
-        assert kind == "not_found" and words.startswith("Version 7 is not loaded. Version 1 is")
-        plane.versions.add(Counting(7))  # loaded, but not current yet
-        assert (await refusal(plane.ask(Request(0, version=7))))[0] == "not_found"
+        kind, message = await refused(plane.ask(Request(0, version=7)))
+        assert kind == "not_found" and message.startswith("Version 7 is not loaded. Version 1 is")
+        plane.versions.add(CountingScorer(7))  # loaded, but not current yet
+        assert (await refused(plane.ask(Request(0, version=7))))[0] == "not_found"
 
     run(test())
 
@@ -232,7 +232,7 @@ def test_old_version_finishes_its_requests_and_is_then_closed() -> None:
             assert (await plane.ask(Request(0, version=1))).reply == [1.0]  # still there
             assert [one.reply for one in await asyncio.gather(*running)] == [[1.0] * 3] * 2
             assert plane.closed == [1]
-            assert (await refusal(plane.ask(Request(0, version=1))))[0] == "not_found"
+            assert (await refused(plane.ask(Request(0, version=1))))[0] == "not_found"
 
     run(test())
 
@@ -251,19 +251,27 @@ def test_steps_in_threads_run_concurrently() -> None:
 def test_bug_in_an_info_endpoint_ends_only_its_grpc_call() -> None:
     async def test() -> None:
         plane = Plane()
-        told: list[tuple[int, str]] = []
-        stream = SimpleNamespace(path="/x.Y/Z", refuse=lambda status, words: told.append((status, words)))
+        results: list[tuple[int, str]] = []
+        stream = SimpleNamespace(
+            path="/x.Y/Z", refuse=lambda status, message: results.append((status, message))
+        )
 
-        def page(body: bytes, versions: OpenVersions) -> bytes:
+        def endpoint(body: bytes, versions: OpenVersions) -> bytes:
             raise KeyError("a field")
 
         log = ServerLog("test", lambda line: plane.lines.append(json.loads(line)))
         server = GrpcServer(
-            {}, {"/x.Y/Z": ("x", page)}, plane.plane, BearerAuth(None), ServeSection(), RequestMetrics(), log
+            {},
+            {"/x.Y/Z": ("x", endpoint)},
+            plane.plane,
+            BearerAuth(None),
+            ServeSection(),
+            RequestMetrics(),
+            log,
         )
         server.on_message(stream, b"")  # type: ignore[arg-type]
-        ((status, words),) = told
-        assert status == 13 and plane.lines[0]["id"] in words and "field" not in words
+        ((status, message),) = results
+        assert status == 13 and plane.lines[0]["id"] in message and "field" not in message
 
     run(test())
 
@@ -305,8 +313,8 @@ class TestBatching:
                 plane.ask(Request(float("inf"))),
                 plane.ask(Request(0, 0)),
             )
-            kind, words = await refusal(bad)
-            assert kind == "invalid" and words.startswith("I1 ")
+            kind, message = await refused(bad)
+            assert kind == "invalid" and message.startswith("I1 ")
             assert (await good).reply == [1.0] and (await also_good).reply == [1.0, 1.0]
             assert plane.scorer.scored == [3]
 
@@ -336,9 +344,9 @@ class TestBatching:
     def test_request_of_disconnected_client_is_left_out_of_the_batch(self) -> None:
         async def test() -> None:
             plane = Plane(batch_rows=8, batch_wait=0.05)
-            gone, stays = plane.ask(Request(0)), plane.ask(Request(0, 0))
+            cancelled, stays = plane.ask(Request(0)), plane.ask(Request(0, 0))
             await asyncio.sleep(0)
-            gone.cancel()
+            cancelled.cancel()
             assert (await stays).reply == [1.0, 1.0]
             assert plane.scorer.scored == [2]
             assert plane.versions.open()[0].users == 0

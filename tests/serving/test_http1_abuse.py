@@ -1,4 +1,4 @@
-"""HTTP clients that are slow, silent or endless, on real sockets."""
+"""Slow, silent and endless HTTP/1 clients on real sockets."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from clickline.serving.server_log import ServerLog
 from clickline.serving.server_metrics import RequestMetrics
 from servers.waiting import eventually
 
-MOST = 1 << 20
+MAX_BODY = 1 << 20
 HEAD = b"POST /v1/models/ctr:predict HTTP/1.1\r\nhost: x\r\n"
 BODY = b'{"instances": [{"I1": 0}]}'
-WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+COMPLETE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 class Running:
-    """The HTTP port in a thread of its own, answering by version 5."""
+    """The HTTP port in a thread, with version 5."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -50,10 +50,10 @@ class Running:
         versions.switch(5)
         log = ServerLog("test", lambda line: self.lines.append(json.loads(line)))
         plane = Dataplane(versions, log, queue=64)
-        serve = ServeSection(max_body=MOST)
+        serve = ServeSection(max_body=MAX_BODY)
         self.endpoints = HttpEndpoints(plane, BearerAuth(None), serve, self.metrics, log)
         bound = bound_socket("127.0.0.1", 0, "http_port")
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # an answer that nobody takes shows soon
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # an unread answer is noticed soon
         self.port = bound.getsockname()[1]
         self.server = HttpServer(self.endpoints, [bound], None, 10.0, self.endpoints.refused)
         await self.server.start()
@@ -61,7 +61,7 @@ class Running:
         await self._stop.wait()
         await self.server.stop()
 
-    def sweep(self, seconds: float) -> None:
+    def check_timeouts(self, seconds: float) -> None:
         self.loop.call_soon_threadsafe(
             lambda: [one.check_timeouts(seconds) for one in self.server._connections()]
         )
@@ -86,8 +86,8 @@ def server() -> Iterator[Running]:
     running.close()
 
 
-def heard(connection: socket.socket, until: bytes = b"never said") -> bytes:
-    """What comes until it holds `until`, or the connection ends."""
+def receive(connection: socket.socket, until: bytes = b"never received") -> bytes:
+    """Receive until the data contains `until`, or the connection closes."""
     got = b""
     while until not in got:
         try:
@@ -106,7 +106,7 @@ def test_endless_headers_are_refused(server: Running, endless: bytes) -> None:
         connection.sendall(HEAD + b"x-first: ")
         sent = 0
         try:
-            for _ in range(2000):  # 16 MB, if they were taken
+            for _ in range(2000):  # 16 MB, if they were accepted
                 connection.sendall(endless)
                 sent += len(endless)
         except OSError:
@@ -123,67 +123,69 @@ def test_endless_trailers_are_discarded(server: Running) -> None:
             connection.sendall(b"x-%d: y\r\n" % number)
         eventually(lambda: len(server.server._connections()) == 1)
         connection.sendall(b"\r\n")
-        assert b"200 OK" in heard(connection, b"predictions")
+        assert b"200 OK" in receive(connection, b"predictions")
         (protocol,) = server.server._connections()
         assert len(protocol.scope["headers"]) == 2 and list(protocol.headers) == []
 
 
-@pytest.mark.parametrize("begun", [b"", HEAD, HEAD + b"content-length: 99\r\n\r\n", WHOLE[:-3], WHOLE + HEAD])
+@pytest.mark.parametrize(
+    "begun", [b"", HEAD, HEAD + b"content-length: 99\r\n\r\n", COMPLETE[:-3], COMPLETE + HEAD]
+)
 def test_request_that_does_not_arrive_times_out(server: Running, begun: bytes) -> None:
     with server.connect() as connection:
         connection.sendall(begun)
-        if begun.startswith(WHOLE):
-            heard(connection, b"predictions")
+        if begun.startswith(COMPLETE):
+            receive(connection, b"predictions")
         eventually(lambda: len(server.server._connections()) == 1)
         (protocol,) = server.server._connections()
         eventually(lambda: bool(protocol._request_since) and (not begun or protocol._requests > 0))
-        server.sweep(1000.0)
-        server.sweep(0.0)
-        said = heard(connection)
-    assert (b"504" in said and b"did not arrive" in said) == bool(begun)
+        server.check_timeouts(1000.0)
+        server.check_timeouts(0.0)
+        received = receive(connection)
+    assert (b"504" in received and b"did not arrive" in received) == bool(begun)
     eventually(lambda: not server.server._connections())
 
 
 def test_idle_keep_alive_connection_is_not_closed(server: Running) -> None:
     with server.connect() as connection:
         for _ in range(2):
-            connection.sendall(WHOLE)
-            assert b"200 OK" in heard(connection, b"predictions")
-            server.sweep(0.0)
+            connection.sendall(COMPLETE)
+            assert b"200 OK" in receive(connection, b"predictions")
+            server.check_timeouts(0.0)
 
 
 def test_client_answered_before_its_body_arrives_is_not_answered_twice(server: Running) -> None:
     with server.connect() as connection:
-        connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % (2 * MOST) + b"x" * 1000)
-        first = heard(connection, b"serve.max_body")
+        connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % (2 * MAX_BODY) + b"x" * 1000)
+        first = receive(connection, b"serve.max_body")
         assert b"400" in first
-        server.sweep(0.0)
-        assert heard(connection).count(b"HTTP/1.1") == 0
+        server.check_timeouts(0.0)
+        assert receive(connection).count(b"HTTP/1.1") == 0
 
 
 def test_disconnected_client_is_not_counted_as_refused(server: Running) -> None:
     with server.connect() as connection:
-        connection.sendall(WHOLE[:-3])
+        connection.sendall(COMPLETE[:-3])
         eventually(lambda: bool(server.server._connections()))
     eventually(lambda: not server.server._connections())
     with server.connect() as connection:
-        connection.sendall(WHOLE)
-        assert b"200 OK" in heard(connection, b"predictions")
+        connection.sendall(COMPLETE)
+        assert b"200 OK" in receive(connection, b"predictions")
     assert server.lines == []
     assert server.metrics.counts == {("requests", "tfserving_rest", "200"): 1, ("rows", "tfserving_rest"): 1}
 
 
 def test_incomplete_bodies_are_buffered_up_to_a_limit(server: Running) -> None:
-    half = HEAD + b"content-length: %d\r\n\r\n" % MOST + b" " * (MOST - 1000)
+    half = HEAD + b"content-length: %d\r\n\r\n" % MAX_BODY + b" " * (MAX_BODY - 1000)
     connections = [server.connect() for _ in range(18)]
     try:
         for n, connection in enumerate(connections):
             connection.sendall(half)
             if n < 16:
-                eventually(lambda n=n: server.endpoints._buffered == (n + 1) * (MOST - 1000))  # type: ignore[misc]
+                eventually(lambda n=n: server.endpoints._buffered == (n + 1) * (MAX_BODY - 1000))  # type: ignore[misc]
             else:
-                assert b"429" in heard(connection, b"half sent")
-        assert server.endpoints._buffered <= 17 * MOST
+                assert b"429" in receive(connection, b"half sent")
+        assert server.endpoints._buffered <= 17 * MAX_BODY
     finally:
         for connection in connections:
             connection.close()
@@ -193,12 +195,12 @@ def test_incomplete_bodies_are_buffered_up_to_a_limit(server: Running) -> None:
 def test_connections_are_limited(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1, "_MAX_CONNECTIONS", 1)
     with server.connect() as first:
-        first.sendall(WHOLE)
-        assert b"200 OK" in heard(first, b"predictions")
+        first.sendall(COMPLETE)
+        assert b"200 OK" in receive(first, b"predictions")
         with server.connect() as second:
-            assert heard(second) == b""
-        first.sendall(WHOLE)
-        assert b"200 OK" in heard(first, b"predictions")
+            assert receive(second) == b""
+        first.sendall(COMPLETE)
+        assert b"200 OK" in receive(first, b"predictions")
 
 
 def test_unread_answer_times_out(server: Running) -> None:
@@ -211,53 +213,53 @@ def test_unread_answer_times_out(server: Running) -> None:
         eventually(
             lambda: bool(server.server._connections()) and server.server._connections()[0]._blocked_since > 0
         )
-        server.sweep(1000.0)
+        server.check_timeouts(1000.0)
         assert server.server._connections()
-        server.sweep(0.0)
+        server.check_timeouts(0.0)
         eventually(lambda: not server.server._connections())
 
 
 def test_incomplete_request_does_not_delay_shutdown(server: Running) -> None:
     with server.connect() as idle, server.connect() as half, server.connect() as headless:
-        half.sendall(WHOLE[:-3])
+        half.sendall(COMPLETE[:-3])
         headless.sendall(HEAD)
         eventually(lambda: len(server.server._connections()) == 3)
         began = time.monotonic()
         server.stop()
-        said = heard(half)
-        assert b"503" in said and b"The server is stopping" in said and b"retry-after" in said
-        heard(idle), heard(headless)
+        received = receive(half)
+        assert b"503" in received and b"The server is stopping" in received and b"retry-after" in received
+        receive(idle), receive(headless)
         server.close()
-        assert time.monotonic() - began < 5  # and not the ten seconds of the drain
+        assert time.monotonic() - began < 5  # not the ten seconds of the drain timeout
 
 
 def test_request_completed_during_shutdown_is_answered(server: Running) -> None:
     with server.connect() as connection:
-        connection.sendall(WHOLE[:-3])
+        connection.sendall(COMPLETE[:-3])
         eventually(lambda: bool(server.server._connections()))
         server.stop()
-        eventually(lambda: server.server._server.should_exit)  # within the second that it waits
-        connection.sendall(WHOLE[-3:])
-        assert b"200 OK" in heard(connection)
+        eventually(lambda: server.server._server.should_exit)  # within the second of grace
+        connection.sendall(COMPLETE[-3:])
+        assert b"200 OK" in receive(connection)
 
 
 def test_request_sent_during_shutdown_is_answered_as_the_last(server: Running) -> None:
-    """A connection that is kept open is not closed at once: what the client sends in that moment would be lost."""
+    """A keep-alive connection is not closed at once: what the client is sending would be lost."""
     with server.connect() as kept, server.connect() as idle:
         for connection in (kept, idle):
-            connection.sendall(WHOLE)
-            said = b""
-            while b"predictions" not in said:
-                said += connection.recv(65536)
-            assert b"connection: close" not in said
+            connection.sendall(COMPLETE)
+            received = b""
+            while b"predictions" not in received:
+                received += connection.recv(65536)
+            assert b"connection: close" not in received
         server.stop()
         eventually(
             lambda: server.server._server.should_exit and not server.server._server.servers[0].is_serving()
         )
-        kept.sendall(WHOLE)
-        said = heard(kept)
-        assert b"200 OK" in said and b"connection: close" in said
-        assert heard(idle) == b""  # ended after a second
+        kept.sendall(COMPLETE)
+        received = receive(kept)
+        assert b"200 OK" in received and b"connection: close" in received
+        assert receive(idle) == b""  # closed after a second
 
 
 UPGRADE = (
@@ -267,12 +269,12 @@ UPGRADE = (
 
 @pytest.mark.parametrize("pieces", [1, 7], ids=["at once", "in pieces"])
 def test_client_that_offers_http2_is_answered_in_http1(server: Running, pieces: int) -> None:
-    """Java's client does so, and curl --http2; more requests on the same connection come without it."""
-    asking = WHOLE.replace(b"host: x\r\n", b"host: x\r\n" + UPGRADE) + WHOLE
+    """Java's client and curl --http2 do this; further requests on the same connection have no upgrade header."""
+    requests = COMPLETE.replace(b"host: x\r\n", b"host: x\r\n" + UPGRADE) + COMPLETE
     with server.connect() as connection:
-        size = -(-len(asking) // pieces)
-        for start in range(0, len(asking), size):
-            connection.sendall(asking[start : start + size])
+        size = -(-len(requests) // pieces)
+        for start in range(0, len(requests), size):
+            connection.sendall(requests[start : start + size])
         answers = b""
         while answers.count(b"predictions") < 2:
             got = connection.recv(65536)
@@ -285,4 +287,4 @@ def test_client_that_offers_http2_is_answered_in_http1(server: Running, pieces: 
 def test_connect_method_is_refused(server: Running, path: bytes) -> None:
     with server.connect() as connection:
         connection.sendall(b"CONNECT " + path + b" HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert b" 400 " in heard(connection)
+        assert b" 400 " in receive(connection)

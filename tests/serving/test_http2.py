@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from http2_peer import ECHO, MESSAGE, MAX_MESSAGE, Server, frame, literal, exchange
+from http2_peer import ECHO, MAX_MESSAGE, MESSAGE, Server, exchange, frame, literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -227,7 +227,10 @@ def test_incomplete_calls_are_buffered_up_to_a_limit(server):
 
 
 def test_http1_and_silent_clients_do_no_harm(server, channel):
-    assert exchange(server, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", until=b"never sent")[:3] in (b"", b"\0\0\x18")
+    assert exchange(server, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", until=b"never sent")[:3] in (
+        b"",
+        b"\0\0\x18",
+    )
     socket.create_connection(("127.0.0.1", server.port), timeout=20).close()
     assert channel.unary_unary("/test/Echo")(b"x", timeout=20) == b"x"
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 from hpack import Encoder
-from http2_peer import ECHO, MESSAGE, MAX_MESSAGE, Echo, Server, frame, literal
+from http2_peer import ECHO, MAX_MESSAGE, MESSAGE, Echo, Server, frame, literal
 
 from clickline.serving import http2
-from clickline.serving.http2 import PREFACE, Connection
+from clickline.serving.http2 import PREFACE, Http2Connection
 from servers.waiting import eventually
 
 DATA, HEADERS, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
@@ -79,13 +79,17 @@ class Peer:
 
     def trailers(self, stream: int) -> bytes:
         """The trailers of a call."""
-        self.receive_until(lambda: any(one[:3] == (HEADERS, END_HEADERS | END_STREAM, stream) for one in self.received))
+        self.receive_until(
+            lambda: any(one[:3] == (HEADERS, END_HEADERS | END_STREAM, stream) for one in self.received)
+        )
         return next(one[3] for one in self.received if one[:3] == (HEADERS, END_HEADERS | END_STREAM, stream))
 
     def reset(self, stream: int) -> int:
         """The code of a call's RST_STREAM."""
         self.receive_until(lambda: any(one[0] == RST and one[2] == stream for one in self.received))
-        return next(int.from_bytes(one[3], "big") for one in self.received if one[0] == RST and one[2] == stream)
+        return next(
+            int.from_bytes(one[3], "big") for one in self.received if one[0] == RST and one[2] == stream
+        )
 
 
 def ask(stream: int, headers: bytes = ECHO, message: bytes = MESSAGE) -> bytes:
@@ -237,7 +241,9 @@ class TestTooMuchMetadata:
             "table-huge",
         ],
     )
-    def test_only_that_call_ends_and_the_header_table_stays_correct(self, server: Server, large: bytes) -> None:
+    def test_only_that_call_ends_and_the_header_table_stays_correct(
+        self, server: Server, large: bytes
+    ) -> None:
         with Peer(server) as peer:
             peer.send(frame(HEADERS, END_HEADERS, 1, path("Wait")) + frame(DATA, END_STREAM, 1, MESSAGE))
             waiting_calls(server, 1)
@@ -252,9 +258,7 @@ class TestTooMuchMetadata:
             assert not peer.closed
 
     @pytest.mark.parametrize(("entries", "size"), [(200, 1000), (3000, 1)])
-    def test_real_client_keeps_using_the_connection(
-        self, server: Server, entries: int, size: int
-    ) -> None:
+    def test_real_client_keeps_using_the_connection(self, server: Server, entries: int, size: int) -> None:
         options = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_metadata_size", 1 << 22),
@@ -305,9 +309,7 @@ class TestTooMuchMetadata:
 
 
 class TestFloods:
-    def test_rapid_resets_end_the_connection(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_rapid_resets_end_the_connection(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         """Rapid reset with complete requests, so that each costs work for an answer that is not awaited."""
         monkeypatch.setattr(http2, "_MAX_RESETS", 100)
         with Peer(server) as peer:
@@ -351,7 +353,7 @@ class TestFloods:
             assert time.monotonic() - began < 3  # with one pass over 1000 calls each: half a minute
 
     def test_frame_in_tiny_pieces_is_not_copied_for_each(self) -> None:
-        connection = Connection(Echo(), set())
+        connection = Http2Connection(Echo(), set())
         with socket.socket() as end:
             connection.connection_made(_NullTransport(end))
         whole = PREFACE + frame(SETTINGS, 0, 0) + frame(DATA, 0, 0, b"x" * 1_000_000)[:-1]

@@ -1,4 +1,4 @@
-"""Ports that cannot be had, and tokens that cannot be sent, are told with what to do."""
+"""Ports that cannot be bound and invalid tokens are reported with a remedy."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_only_a_shared_port_can_be_bound_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "words"),
+    ("host", "message"),
     [("203.0.113.9", "Set serve.host to an address of this machine"), ("a..b", "is not an address")],
 )
-def test_host_that_is_not_this_machine_is_explained(host: str, words: str) -> None:
-    with pytest.raises(ClicklineError, match=words):
+def test_host_that_is_not_this_machine_is_explained(host: str, message: str) -> None:
+    with pytest.raises(ClicklineError, match=message):
         bound_socket(host, 0, "http_port")
 
 

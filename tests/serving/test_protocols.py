@@ -1,4 +1,4 @@
-"""A trained, published model answers every protocol over real sockets, by clients that know nothing of us."""
+"""A trained, published model answers every protocol over real sockets, to third-party clients."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def rows(project: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def expected(service: Service, rows: list[dict[str, str]]) -> Floats:
-    """Scores of the rows, asked one at a time over REST."""
+    """Scores of the rows, requested one at a time over REST."""
     scores = []
     for row in rows:
         reply = httpx.post(
@@ -80,7 +80,7 @@ def expected(service: Service, rows: list[dict[str, str]]) -> Floats:
         assert reply.status_code == 200, reply.text
         scores.append(reply.json()["predictions"][0]["logistic"][0])
     found = np.array(scores, dtype=np.float32)
-    assert len(np.unique(found)) > ROWS // 2  # it is a model, not a constant
+    assert len(np.unique(found)) > ROWS // 2  # a real model, not a constant
     return found
 
 
@@ -199,7 +199,7 @@ class TestRanking:
     SHARED, OWN = NUMBERS + TEXTS[:13], TEXTS[13:]
 
     def joined(self, rows: list[dict[str, str]]) -> list[dict[str, Any]]:
-        """Each candidate with the context of the first row."""
+        """Each candidate joined with the context of the first row."""
         context = {name: as_json(rows[0])[name] for name in self.SHARED}
         return [context | {name: as_json(row)[name] for name in self.OWN} for row in rows]
 
@@ -298,14 +298,14 @@ def test_data_age_is_reported_if_known(trained: Path, tmp_path: Path) -> None:
     config = load_config(tmp_path / "ads" / "clickline.yaml")
     manifest = Path(publish(config).version.folder, "manifest.json")
     body = json.loads(manifest.read_text())
-    body["model"]["data_until"] = time.time() - 7200.0  # as one that follows hours writes it
+    body["model"]["data_until"] = time.time() - 7200.0  # as written by `up --follow`
     manifest.write_text(json.dumps(body))
     with command(tmp_path / "ads") as service:
         assert service.wait_up()["version"] == 1
         first = service.metrics()
         assert 7200 <= first["clickline_data_age_seconds"] < 7400
         assert first["clickline_version_age_seconds"] < 300
-        publish(config, base=True)  # of rows whose time nobody knows
+        publish(config, base=True)  # from rows without a known time
         eventually(lambda: service.metrics()["clickline_version"] == 2)
         assert "clickline_data_age_seconds" not in service.metrics()
 

@@ -1,4 +1,4 @@
-"""Who is told what when versions, workers and faults come in any order; following a registry; what is counted."""
+"""The rollout with versions, workers and faults in any order; the registry follower; metrics, log and access."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from clickline.serving.server_log import ServerLog
 from clickline.serving.server_metrics import BUCKETS, KEPT_VERSIONS, RequestMetrics, exposition
 
 
-class Story:
-    """A rollout, and what came of it."""
+class RolloutRecorder:
+    """A rollout, and the messages and results it produced."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, str, int | None]] = []
@@ -29,150 +29,150 @@ class Story:
         self.refused: list[tuple[int, str, bool]] = []
         self.rollout = Rollout(
             lambda worker, message: self.sent.append((worker, message["do"], message.get("number"))),
-            lambda offer: self.current.append(offer.number),
-            lambda offer, reason, again: self.refused.append((offer.number, reason, again)),
+            lambda version: self.current.append(version.number),
+            lambda version, reason, retry: self.refused.append((version.number, reason, retry)),
         )
 
-    def news(self) -> list[tuple[int, str, int | None]]:
-        """What was sent since this was last asked."""
+    def new_messages(self) -> list[tuple[int, str, int | None]]:
+        """The messages sent since the last call."""
         sent, self.sent[:] = list(self.sent), []
         return sent
 
     def serving(self, number: int, workers: tuple[int, ...] = (0, 1)) -> None:
         for worker in workers:
             self.rollout.worker_up(worker)
-        self.rollout.propose(offer(number))
+        self.rollout.propose(version(number))
         for worker in workers:
             self.rollout.prepared(worker, number)
-        self.news()
+        self.new_messages()
 
 
-def offer(number: int) -> FetchedVersion:
+def version(number: int) -> FetchedVersion:
     return FetchedVersion(number, (f"/versions/{number}",))
 
 
 @pytest.fixture
-def story() -> Story:
-    return Story()
+def recorder() -> RolloutRecorder:
+    return RolloutRecorder()
 
 
 class TestRollout:
-    def test_no_worker_switches_before_all_have_loaded(self, story: Story) -> None:
-        story.rollout.worker_up(0)
-        story.rollout.worker_up(1)
-        assert story.news() == [(0, "listen", None), (1, "listen", None)]
-        story.rollout.propose(offer(5))
-        assert story.news() == [(0, "prepare", 5), (1, "prepare", 5)]
-        story.rollout.prepared(1, 5)
-        assert story.news() == [] and story.current == []
-        story.rollout.prepared(0, 5)
-        assert story.news() == [(0, "switch", 5), (1, "switch", 5)]
-        assert story.current == [5]
+    def test_no_worker_switches_before_all_have_loaded(self, recorder: RolloutRecorder) -> None:
+        recorder.rollout.worker_up(0)
+        recorder.rollout.worker_up(1)
+        assert recorder.new_messages() == [(0, "listen", None), (1, "listen", None)]
+        recorder.rollout.propose(version(5))
+        assert recorder.new_messages() == [(0, "prepare", 5), (1, "prepare", 5)]
+        recorder.rollout.prepared(1, 5)
+        assert recorder.new_messages() == [] and recorder.current == []
+        recorder.rollout.prepared(0, 5)
+        assert recorder.new_messages() == [(0, "switch", 5), (1, "switch", 5)]
+        assert recorder.current == [5]
 
-    def test_refusal_of_one_worker_drops_the_version_everywhere(self, story: Story) -> None:
-        story.serving(5)
-        story.rollout.propose(offer(6))
-        story.rollout.prepared(0, 6)
-        story.news()
-        story.rollout.refused(1, 6, "damaged", False)
-        assert story.news() == [(0, "drop", 6), (1, "drop", 6)]
-        assert story.refused == [(6, "damaged", False)]
-        assert story.current == [5]
-        story.rollout.prepared(0, 6)  # said before it heard
-        assert story.news() == [(0, "drop", 6)]
+    def test_refusal_of_one_worker_drops_the_version_everywhere(self, recorder: RolloutRecorder) -> None:
+        recorder.serving(5)
+        recorder.rollout.propose(version(6))
+        recorder.rollout.prepared(0, 6)
+        recorder.new_messages()
+        recorder.rollout.refused(1, 6, "damaged", False)
+        assert recorder.new_messages() == [(0, "drop", 6), (1, "drop", 6)]
+        assert recorder.refused == [(6, "damaged", False)]
+        assert recorder.current == [5]
+        recorder.rollout.prepared(0, 6)  # sent before it received the drop
+        assert recorder.new_messages() == [(0, "drop", 6)]
 
-    def test_worker_that_dies_while_loading_refuses_with_retry(self, story: Story) -> None:
-        story.serving(5)
-        story.rollout.propose(offer(6))
-        story.rollout.worker_gone(1)
-        assert [(number, again) for number, _, again in story.refused] == [(6, True)]
-        assert story.news()[-1] == (0, "drop", 6)
+    def test_worker_that_dies_while_loading_refuses_with_retry(self, recorder: RolloutRecorder) -> None:
+        recorder.serving(5)
+        recorder.rollout.propose(version(6))
+        recorder.rollout.worker_gone(1)
+        assert [(number, retry) for number, _, retry in recorder.refused] == [(6, True)]
+        assert recorder.new_messages()[-1] == (0, "drop", 6)
 
-    def test_new_worker_loads_the_current_version_before_it_listens(self, story: Story) -> None:
-        story.serving(5)
-        story.rollout.worker_gone(1)
-        story.rollout.worker_up(1)
-        assert story.news() == [(1, "prepare", 5)]
-        story.rollout.prepared(1, 5)
-        assert story.news() == [(1, "switch", 5)]
-        assert story.current == [5]
+    def test_new_worker_loads_the_current_version_before_it_listens(self, recorder: RolloutRecorder) -> None:
+        recorder.serving(5)
+        recorder.rollout.worker_gone(1)
+        recorder.rollout.worker_up(1)
+        assert recorder.new_messages() == [(1, "prepare", 5)]
+        recorder.rollout.prepared(1, 5)
+        assert recorder.new_messages() == [(1, "switch", 5)]
+        assert recorder.current == [5]
 
-    def test_new_worker_joins_a_running_rollout(self, story: Story) -> None:
-        story.serving(5)
-        story.rollout.worker_gone(1)
-        story.rollout.propose(offer(6))
-        story.rollout.worker_up(1)
-        assert story.news() == [(0, "prepare", 6), (1, "prepare", 5), (1, "prepare", 6)]
-        story.rollout.prepared(0, 6)
-        story.rollout.prepared(1, 5)
-        story.rollout.prepared(1, 6)
-        assert story.news() == [(1, "switch", 5), (0, "switch", 6), (1, "switch", 6)]
+    def test_new_worker_joins_a_running_rollout(self, recorder: RolloutRecorder) -> None:
+        recorder.serving(5)
+        recorder.rollout.worker_gone(1)
+        recorder.rollout.propose(version(6))
+        recorder.rollout.worker_up(1)
+        assert recorder.new_messages() == [(0, "prepare", 6), (1, "prepare", 5), (1, "prepare", 6)]
+        recorder.rollout.prepared(0, 6)
+        recorder.rollout.prepared(1, 5)
+        recorder.rollout.prepared(1, 6)
+        assert recorder.new_messages() == [(1, "switch", 5), (0, "switch", 6), (1, "switch", 6)]
 
-    def test_worker_that_cannot_load_the_current_version_is_replaced(self, story: Story) -> None:
-        story.serving(5)
-        story.rollout.worker_gone(1)
-        story.rollout.worker_up(1)
-        story.news()
-        story.rollout.refused(1, 5, "no memory", True)
-        assert story.news() == [(1, "stop", None)]
-        assert story.refused == []
+    def test_worker_that_cannot_load_the_current_version_is_replaced(self, recorder: RolloutRecorder) -> None:
+        recorder.serving(5)
+        recorder.rollout.worker_gone(1)
+        recorder.rollout.worker_up(1)
+        recorder.new_messages()
+        recorder.rollout.refused(1, 5, "no memory", True)
+        assert recorder.new_messages() == [(1, "stop", None)]
+        assert recorder.refused == []
 
-    def test_last_version_proposed_during_a_rollout_is_next(self, story: Story) -> None:
-        story.serving(5)
+    def test_last_version_proposed_during_a_rollout_is_next(self, recorder: RolloutRecorder) -> None:
+        recorder.serving(5)
         for number in (6, 7, 8):
-            story.rollout.propose(offer(number))
-        assert story.news() == [(0, "prepare", 6), (1, "prepare", 6)]
-        story.rollout.prepared(0, 6)
-        story.rollout.prepared(1, 6)
-        assert story.news()[2:] == [(0, "prepare", 8), (1, "prepare", 8)]
+            recorder.rollout.propose(version(number))
+        assert recorder.new_messages() == [(0, "prepare", 6), (1, "prepare", 6)]
+        recorder.rollout.prepared(0, 6)
+        recorder.rollout.prepared(1, 6)
+        assert recorder.new_messages()[2:] == [(0, "prepare", 8), (1, "prepare", 8)]
 
-    def test_rollback_to_the_current_version_changes_nothing(self, story: Story) -> None:
-        story.serving(5)
-        story.rollout.propose(offer(5))
-        assert story.news() == []
+    def test_rollback_to_the_current_version_changes_nothing(self, recorder: RolloutRecorder) -> None:
+        recorder.serving(5)
+        recorder.rollout.propose(version(5))
+        assert recorder.new_messages() == []
 
-    def test_workers_listen_if_the_first_version_is_refused(self, story: Story) -> None:
-        story.rollout.propose(offer(5))
-        story.rollout.worker_up(0)
-        assert story.news() == [(0, "prepare", 5)]
-        story.rollout.refused(0, 5, "damaged", False)
-        assert story.news() == [(0, "drop", 5), (0, "listen", None)]
+    def test_workers_listen_if_the_first_version_is_refused(self, recorder: RolloutRecorder) -> None:
+        recorder.rollout.propose(version(5))
+        recorder.rollout.worker_up(0)
+        assert recorder.new_messages() == [(0, "prepare", 5)]
+        recorder.rollout.refused(0, 5, "damaged", False)
+        assert recorder.new_messages() == [(0, "drop", 5), (0, "listen", None)]
 
 
-class Following:
-    """A follower of a pointer file, looked at by hand."""
+class FollowerRecorder:
+    """A follower of a pointer file, polled by the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lines: list[dict[str, Any]] = []
-        self.offered: list[int] = []
+        self.fetched: list[int] = []
         self.refused: list[int] = []
         self.source = PointerFile(folder)
         self.follower = RegistryFollower(
             self.source,
             1.0,
             ServerLog("test", lambda line: self.lines.append(json.loads(line))),
-            lambda offer: self.offered.append(offer.number),
+            lambda version: self.fetched.append(version.number),
             lambda number, reason: self.refused.append(number),
         )
 
 
 @pytest.fixture
-def follow(tmp_path: Path) -> Following:
-    return Following(tmp_path)
+def follow(tmp_path: Path) -> FollowerRecorder:
+    return FollowerRecorder(tmp_path)
 
 
 class TestFollower:
-    def test_each_move_is_fetched_once(self, follow: Following) -> None:
+    def test_each_move_is_fetched_once(self, follow: FollowerRecorder) -> None:
         follow.follower.poll_once()
         publish(follow.folder, 3)
         for _ in range(3):
             follow.follower.poll_once()
         publish(follow.folder, 4)
         follow.follower.poll_once()
-        assert follow.offered == [3, 4]
+        assert follow.fetched == [3, 4]
 
-    def test_unreachable_store_and_its_return_are_logged_once(self, follow: Following) -> None:
+    def test_unreachable_store_and_its_return_are_logged_once(self, follow: FollowerRecorder) -> None:
         (follow.folder / "unreachable").touch()
         for _ in range(5):
             follow.follower.poll_once()
@@ -181,26 +181,26 @@ class TestFollower:
         publish(follow.folder, 3)
         follow.follower.poll_once()
         assert not follow.follower.unreachable
-        assert follow.offered == [3]
+        assert follow.fetched == [3]
         assert [line["event"] for line in follow.lines] == [
             "the registry cannot be reached",
             "the registry answers again",
         ]
 
     def test_incomplete_version_is_refused_once_until_the_pointer_moves(
-        self, follow: Following
+        self, follow: FollowerRecorder
     ) -> None:
         publish(follow.folder, 3)
         (follow.folder / "pointer").write_text("2 9")
         for _ in range(3):
             follow.follower.poll_once()
-        assert (follow.offered, follow.refused) == ([], [9])
+        assert (follow.fetched, follow.refused) == ([], [9])
         (follow.folder / "pointer").write_text("3 9")
         follow.follower.poll_once()
         assert follow.refused == [9, 9]
 
     def test_failed_fetch_is_retried_with_backoff(
-        self, follow: Following, monkeypatch: pytest.MonkeyPatch
+        self, follow: FollowerRecorder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now, fetches = 1000.0, 0
 
@@ -222,22 +222,22 @@ class TestFollower:
         assert times == [0, 5, 15, 35, 75]
 
     def test_version_that_workers_could_not_read_is_fetched_again_later(
-        self, follow: Following, monkeypatch: pytest.MonkeyPatch
+        self, follow: FollowerRecorder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = 1000.0
         monkeypatch.setattr(following.time, "monotonic", lambda: now)
         publish(follow.folder, 3)
         follow.follower.poll_once()
         follow.follower.retry_later(3)
-        follow.follower.retry_later(2)  # of an earlier pointer: nothing to do
+        follow.follower.retry_later(2)  # not the current pointer: ignored
         follow.follower.poll_once()
-        assert follow.offered == [3]
+        assert follow.fetched == [3]
         now += 6
         follow.follower.poll_once()
-        assert follow.offered == [3, 3]
+        assert follow.fetched == [3, 3]
 
 
-class TestTally:
+class TestRequestMetrics:
     def test_metrics_of_several_processes_add_up_after_serialization(self) -> None:
         one, other, total = RequestMetrics(), RequestMetrics(), RequestMetrics()
         one.answered("rest", "200", 7, 100, 0.0003)
@@ -248,9 +248,9 @@ class TestTally:
         scorer.lookups_S[:] = [10, 20]
         scorer.misses_S[:] = [1, 2]
         one.lookups(scorer)
-        one.lookups(scorer)  # what was taken over is not counted twice
-        for tally in (one, other):
-            total.add(RequestMetrics.from_json(tally.to_json()))
+        one.lookups(scorer)  # moved counts are not counted twice
+        for metrics in (one, other):
+            total.add(RequestMetrics.from_json(metrics.to_json()))
         page = exposition(
             total, {"version": ("The version.", 7)}, {"worker_restarts": ("Restarts.", 2)}
         ).decode()
@@ -273,13 +273,13 @@ class TestTally:
             assert f"{line}\n" in page
 
     def test_latencies_are_kept_only_of_the_last_versions_and_the_served_one(self) -> None:
-        tally = RequestMetrics()
+        metrics = RequestMetrics()
         for version in range(1, 1000):
-            tally.answered("rest", "200", version, 1, BUCKETS[0])
-        assert len(tally.seconds) == KEPT_VERSIONS
-        tally.answered("rest", "200", 3, 1, 0.1)  # a rollback
-        assert tally.seconds["rest", 3][-1] == 0.1
-        assert tally.counts["requests", "rest", "200"] == 1000
+            metrics.answered("rest", "200", version, 1, BUCKETS[0])
+        assert len(metrics.seconds) == KEPT_VERSIONS
+        metrics.answered("rest", "200", 3, 1, 0.1)  # a rollback
+        assert metrics.seconds["rest", 3][-1] == 0.1
+        assert metrics.counts["requests", "rest", "200"] == 1000
 
 
 class TestLog:
@@ -326,10 +326,10 @@ class TestAccess:
         [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("10.0.0.1", True)],
     )
     def test_warning_if_other_machines_can_reach_the_ports(self, host: str, warned: bool) -> None:
-        words = exposure_warning(ServeSection(host=host, allow_unauthenticated=True))
-        assert (words is not None) == warned
-        if words:
-            assert "serve.tls and serve.token_file are not set" in words
+        warning = exposure_warning(ServeSection(host=host, allow_unauthenticated=True))
+        assert (warning is not None) == warned
+        if warning:
+            assert "serve.tls and serve.token_file are not set" in warning
         token_only = exposure_warning(
             ServeSection(host=host, allow_unauthenticated=True, token_file="/token")
         )

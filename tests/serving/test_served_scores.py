@@ -1,4 +1,4 @@
-"""Served = evaluated: what a real service answers for the rows of a log is what `evaluate` gave them."""
+"""Served scores equal evaluated ones: a real server gives log rows the scores that `evaluate` gave them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def published(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ports(published: Path) -> Iterator[dict[str, int]]:
-    """Where the published version is served by the command as users type it."""
+    """The ports of a server started by the CLI with the published version."""
     names = ("grpc_port", "http_port", "metrics_port")
     given = dict(zip(names, free_ports(3), strict=True))
     settings = [word for name, port in given.items() for word in ("--set", f"serve.{name}={port}")]
@@ -67,7 +67,7 @@ def ports(published: Path) -> Iterator[dict[str, int]]:
 
 @pytest.fixture(scope="module")
 def rows(published: Path) -> list[dict[str, object]]:
-    """The eval log as a client would send it."""
+    """The evaluation log as a client would send it."""
     lines = (published / "data" / "eval.tsv").read_text().splitlines()
     found: list[dict[str, object]] = []
     for line in lines:
@@ -137,14 +137,14 @@ def test_damaged_version_is_refused_and_the_old_one_keeps_serving(published, por
                 time.sleep(0.02)
 
         path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
-        told = f'"version": {waiting.number}'
-        said = log.read_text().count(told)
+        line = f'"version": {waiting.number}'
+        count = log.read_text().count(line)
         registry.move(waiting.number, "go", after=registry.current())
-        until(lambda: log.read_text().count(told) > said)
+        until(lambda: log.read_text().count(line) > count)
         assert client.predict(rows[:3]).version == 1
         path.write_bytes(whole)
         registry.move(1, "back", after=registry.current())
-        registry.move(waiting.number, "mended", after=registry.current())
+        registry.move(waiting.number, "fixed", after=registry.current())
         until(lambda: client.predict(rows[:3]).version == waiting.number)
         registry.move(1, "the next test begins here", after=registry.current())
         until(lambda: client.predict(rows[:3]).version == 1)

@@ -1,4 +1,4 @@
-"""The service as its users have it: real processes, real sockets, real clients."""
+"""The whole server: real processes, real sockets, real clients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service with two processes, version 5, for tests that leave it as it is."""
+    """A server with two processes and version 5, for tests that do not change it."""
     folder = tmp_path_factory.mktemp("shared")
     publish(folder / "versions", 5)
     with standing_in(folder, processes=2, aliases=["recommender"], max_body="1MiB") as service:
@@ -82,8 +82,8 @@ class TestAnswers:
             "NOT_FOUND",
             'There is no model "other". Available: "ctr", "recommender".',
         )
-        code, words = refused(shared, predict_request(version=4))
-        assert code == "NOT_FOUND" and "Version 5 is" in words
+        code, message = refused(shared, predict_request(version=4))
+        assert code == "NOT_FOUND" and "Version 5 is" in message
         reply = httpx.post(
             shared.url("/v1/models/other:predict"), json={"instances": [{"I1": 1}]}, timeout=20
         )
@@ -92,8 +92,8 @@ class TestAnswers:
     def test_too_large_body_is_refused_with_a_message(self, shared: Service) -> None:
         body = predict_request(rows=300_000)
         assert 2**20 < len(body) < 2**21
-        code, words = refused(shared, body)
-        assert code == "INVALID_ARGUMENT" and "1048576 are allowed (serve.max_body)" in words
+        code, message = refused(shared, body)
+        assert code == "INVALID_ARGUMENT" and "1048576 are allowed (serve.max_body)" in message
         reply = shared.post(rows=150_000)
         assert reply.status_code == 400 and "1048576 bytes (serve.max_body)" in reply.json()["error"]
 
@@ -103,7 +103,7 @@ class TestAnswers:
 
         reply = httpx.post(shared.url("/v1/models/ctr:predict"), content=pieces(), timeout=20)
         assert reply.status_code == 400 and "1048576 bytes" in reply.json()["error"]
-        assert refused(shared, b"\0" * (2**21 + 100))[0] == "INVALID_ARGUMENT"  # before all of it has come
+        assert refused(shared, b"\0" * (2**21 + 100))[0] == "INVALID_ARGUMENT"  # before all of it has arrived
 
     def test_deadlines(self, shared: Service) -> None:
         assert refused(shared, predict_request(300), timeout=0.1)[0] == "DEADLINE_EXCEEDED"
@@ -114,9 +114,9 @@ class TestAnswers:
         assert reply.status_code == 400 and '"soon"' in reply.json()["error"]
 
     def test_internal_error_is_an_id_for_the_client_and_a_traceback_in_the_log(self, shared: Service) -> None:
-        code, words = refused(shared, predict_request(666))
-        assert code == "INTERNAL" and "Traceback" not in words and "bug" not in words
-        identity = words.split()[2].rstrip(".")
+        code, message = refused(shared, predict_request(666))
+        assert code == "INTERNAL" and "Traceback" not in message and "bug" not in message
+        identity = message.split()[2].rstrip(".")
         line = next(line for line in shared.log("internal error") if line["id"] == identity)
         assert "ZeroDivisionError" in line["traceback"]
         assert shared.post(666).status_code == 500
@@ -140,18 +140,18 @@ class TestAnswers:
         assert head.headers["content-type"] == found.headers["content-type"]
 
     def test_wrong_method_is_answered_with_the_allowed_ones(self, shared: Service) -> None:
-        pages = ("/v1/models/ctr", "/v1/models/ctr/metadata", "/v2", "/v2/health/live", "/v2/models/ctr")
-        doors = ("/v1/models/ctr:predict", "/v1/models/ctr:rank", "/v2/models/ctr/infer")
+        info = ("/v1/models/ctr", "/v1/models/ctr/metadata", "/v2", "/v2/health/live", "/v2/models/ctr")
+        predictions = ("/v1/models/ctr:predict", "/v1/models/ctr:rank", "/v2/models/ctr/infer")
         elastic = "/ElasticCTRPredictionService/inference"
         for allowed, wrong, paths in (
-            ("GET, HEAD", ("POST", "PUT", "DELETE"), (*pages, "/openapi.json")),
-            ("POST", ("GET", "HEAD", "PUT"), (*doors, elastic)),
+            ("GET, HEAD", ("POST", "PUT", "DELETE"), (*info, "/openapi.json")),
+            ("POST", ("GET", "HEAD", "PUT"), (*predictions, elastic)),
         ):
             for path in paths:
                 for method in wrong:
                     reply = httpx.request(method, shared.url(path), timeout=20)
                     assert (reply.status_code, reply.headers.get("allow")) == (405, allowed), (method, path)
-        assert "POST is allowed" in httpx.get(shared.url(doors[0]), timeout=20).json()["error"]
+        assert "POST is allowed" in httpx.get(shared.url(predictions[0]), timeout=20).json()["error"]
         assert httpx.get(shared.url(elastic), timeout=20).json()["err_code"] == 405
         assert httpx.delete(shared.url("/nothing"), timeout=20).status_code == 404
 
@@ -204,7 +204,7 @@ class TestAnswers:
             return metrics.get(f'clickline_requests_total{{code="{code}",protocol="{protocol}"}}', 0.0)
 
         before = shared.metrics()
-        for _ in range(10):  # a connection each, so both processes get some
+        for _ in range(10):  # a new connection each, so that both processes get some
             assert shared.version() == 5
             assert shared.post(rows=4).status_code == 200
         refused(shared, predict_request(name="other"))
@@ -332,7 +332,7 @@ class TestFaults:
             eventually(lambda: service.metrics()["clickline_workers"] == 2)
             assert other in service.workers()
             (line,) = service.log("a worker process is ended")
-            assert line["reason"] == "it gives no sign of life"
+            assert line["reason"] == "it does not answer pings"
 
     def test_worker_that_cannot_be_started_is_retried(self, tmp_path: Path) -> None:
         publish(tmp_path / "versions", 1)
@@ -355,12 +355,12 @@ class TestFaults:
             eventually(lambda: service.log("could not announce that the server is ready"))
             assert service.version() == 1
             (victim,) = service.workers()
-            os.kill(victim, signal.SIGKILL)  # its supervisor still listens
+            os.kill(victim, signal.SIGKILL)  # the supervisor still handles it
             eventually(lambda: service.metrics().get("clickline_worker_restarts_total") == 1)
             eventually(lambda: service.admin("/readyz").status_code == 200)
 
     def test_worker_that_fails_to_handle_a_message_exits(self, tmp_path: Path) -> None:
-        """It would not hear anything any more, not even that it should stop."""
+        """It would not read any further message, not even a stop."""
         ports = dict(zip(("grpc_port", "http_port", "metrics_port"), free_ports(3), strict=True))
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "clickline.serving.worker_process", str(theirs.fileno())]
@@ -390,7 +390,7 @@ class TestFaults:
             service.wait_up()
             with service.channel() as channel:
                 predict = predictor(channel)
-                predict(predict_request(), timeout=20)  # the connection stands
+                predict(predict_request(), timeout=20)  # the connection is open
                 slow = [threads.submit(predict, predict_request(400), timeout=20) for _ in range(3)]
                 eventually(lambda: service.begun() == 2)  # one runs, one waits
                 began = time.monotonic()
@@ -432,7 +432,7 @@ class TestFaults:
     def test_only_pending_answers_delay_shutdown(
         self, tmp_path: Path, batching: dict[str, int] | None
     ) -> None:
-        """Neither a request that was refused, nor one that is half here, nor who watches the health."""
+        """Neither refused requests, nor incomplete ones, nor health watches."""
         publish(tmp_path / "versions", 1)
         with standing_in(tmp_path, drain_timeout=30, batching=batching) as service:
             service.wait_up()
@@ -450,7 +450,7 @@ class TestFaults:
                 assert next(watch).status == 1
                 began = time.monotonic()
                 service.process.send_signal(signal.SIGTERM)
-                assert [told.status for told in watch] == [2]  # told, and let go
+                assert [update.status for update in watch] == [2]  # notified, and ended
                 assert b"503" in http.recv(65536)
                 assert service.process.wait(20) == 0
             assert time.monotonic() - began < 8
@@ -500,7 +500,7 @@ class TestFaults:
                 slow = threads.submit(predict, predict_request(500), timeout=20)
                 eventually(lambda: service.begun() == 1)
                 service.process.kill()
-                assert answered(slow.result()) == 1  # begun, so ended
+                assert answered(slow.result()) == 1  # begun, so finished
             eventually(lambda: not any(map(running, pids)), 15)
 
     def test_overload_is_refused_and_latency_of_accepted_requests_is_bounded(self, tmp_path: Path) -> None:
@@ -509,7 +509,7 @@ class TestFaults:
             service.wait_up()
             with Load(service, clients=24, rows=1, milliseconds=20) as load:
                 eventually(lambda: len(load.versions) > 60)
-                with concurrent.futures.ThreadPoolExecutor(12) as posts:  # more than may wait, at once
+                with concurrent.futures.ThreadPoolExecutor(12) as posts:  # more at once than fit the queue
                     reply = eventually(
                         lambda: next(
                             (r for r in posts.map(service.post, [20] * 12) if r.status_code == 429), None
@@ -525,7 +525,7 @@ class TestFaults:
             assert metrics['clickline_refused_total{kind="overloaded",protocol="tfserving_grpc"}'] == len(
                 load.failures
             )
-            # Each refusal at most once, and sparingly.
+            # Refusals are logged at a limited rate.
             assert len(service.log("refused")) < len(load.failures)
 
     def test_port_in_use_prevents_the_start_with_a_message(self, shared: Service, tmp_path: Path) -> None:
@@ -533,7 +533,7 @@ class TestFaults:
             with standing_in(tmp_path, **{key: getattr(shared, key)}) as service:
                 assert service.process.wait(30) == 1
                 assert (
-                    f"serve.{key}: 127.0.0.1:{getattr(shared, key)} cannot be listened on" in service.said()
+                    f"serve.{key}: 127.0.0.1:{getattr(shared, key)} cannot be listened on" in service.errors()
                 )
         assert shared.version() == 5
 
@@ -546,7 +546,7 @@ def certificate(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     today = datetime.datetime.now(datetime.UTC)
-    made = (
+    built = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -560,7 +560,7 @@ def certificate(folder: Path) -> None:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "cert.pem").write_bytes(built.public_bytes(serialization.Encoding.PEM))
     (folder / "key.pem").write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,
@@ -604,11 +604,11 @@ def test_tls_and_token_protect_every_port(tmp_path: Path) -> None:
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             stub = health_pb2_grpc.HealthStub(channel)
             assert stub.Check(health_pb2.HealthCheckRequest(), timeout=10).status == 1
-        # Nobody gets in without TLS.
+        # No access without TLS.
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"http://127.0.0.1:{service.http_port}/v2", timeout=20)
         assert refused(service, predict_request())[0] == "UNAVAILABLE"
-        assert "open sesame" not in service.said()
+        assert "open sesame" not in service.errors()
 
 
 def test_unusable_certificates_prevent_the_start_with_a_message(tmp_path: Path) -> None:

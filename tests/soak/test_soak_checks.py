@@ -24,7 +24,7 @@ from clickline.scoring.open_scorer import open_scorer
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
-from soaking.load import Second, blamed
+from soaking.load import Second, unexplained_errors
 from soaking.project import EVICTION_HOURS, SLOTS, Project
 from soaking.system import Death
 from soaking.truth import Counters, Published, counters_of_checkpoint, counters_of_logs
@@ -66,9 +66,7 @@ def _raw(rows: list[dict[str, Any]]) -> RawRows:
 
 
 @pytest.mark.slow
-def test_naive_scores_match_every_version_and_no_other_table(
-    followed: Project, tmp_path: Path
-) -> None:
+def test_naive_scores_match_every_version_and_no_other_table(followed: Project, tmp_path: Path) -> None:
     config = load_config(followed.folder / "clickline.yaml")
     registry = registry_of(config)
     published = Published(followed.registry / "versions")
@@ -131,7 +129,7 @@ def _death(role: str, closed: tuple[str, ...], recovered: float | None) -> Death
 def _error(at: float, port: int) -> dict[str, Any]:
     return {
         "error": "the server closed the connection",
-        "door": "grpc",
+        "endpoint": "grpc",
         "at": at,
         "sent": at - 0.01,
         "port": port,
@@ -142,12 +140,12 @@ def _error(at: float, port: int) -> dict[str, Any]:
 
 def test_error_is_explained_only_by_the_death_of_its_own_process() -> None:
     death = _death("worker", (), 3.0)
-    assert blamed([_error(100.1, 4000)], {}, [death]) == []
+    assert unexplained_errors([_error(100.1, 4000)], {}, [death]) == []
     assert death.errors == 1
     for stranger in (_error(100.1, 4001), _error(99.0, 4000), _error(110.0, 4000)):
-        assert len(blamed([stranger], {}, [_death("worker", (), 3.0)])) == 1
+        assert len(unexplained_errors([stranger], {}, [_death("worker", (), 3.0)])) == 1
     # The death of a parent does not explain errors of its workers, which finish their requests.
-    assert len(blamed([_error(101.0, 4001)], {}, [_death("serve", ("grpc",), 8.0)])) == 1
+    assert len(unexplained_errors([_error(101.0, 4001)], {}, [_death("serve", ("grpc",), 8.0)])) == 1
 
 
 def test_reset_connection_is_explained_between_the_kill_and_the_end_of_its_process() -> None:
@@ -157,13 +155,13 @@ def test_reset_connection_is_explained_between_the_kill_and_the_end_of_its_proce
     def unexplained(**changes: Any) -> int:
         death = _death("worker", (), 3.0)
         death.endpoints, death.gone = frozenset({"grpc"}), 100.2
-        errors = blamed([{**reset, **changes}], {}, [death])
+        errors = unexplained_errors([{**reset, **changes}], {}, [death])
         assert death.errors == 1 - len(errors)
         return len(errors)
 
     assert unexplained() == 0
     assert unexplained(reset=False) == 1  # an error response
-    assert unexplained(door="http") == 1  # the process did not listen there
+    assert unexplained(endpoint="http") == 1  # the process did not listen there
     assert unexplained(opened=99.9) == 1  # connected to another process before
     assert unexplained(opened=100.21) == 1  # its sockets were closed by then
     assert unexplained(at=101.0) == 1  # too late to be caused by it
@@ -198,8 +196,8 @@ def test_refused_connection_is_explained_while_the_endpoint_is_down() -> None:
         return {"grpc": [Second(at, at + 1, {"refused": 5}, [])]}
 
     death = _death("serve", ("grpc",), 8.0)
-    assert blamed([], refused(105.0), [death]) == []
+    assert unexplained_errors([], refused(105.0), [death]) == []
     assert death.refused == 5
-    assert len(blamed([], refused(98.0), [_death("serve", ("grpc",), 8.0)])) == 1
-    assert len(blamed([], refused(115.0), [_death("serve", ("grpc",), 8.0)])) == 1
-    assert len(blamed([], refused(105.0), [_death("worker", (), 8.0)])) == 1
+    assert len(unexplained_errors([], refused(98.0), [_death("serve", ("grpc",), 8.0)])) == 1
+    assert len(unexplained_errors([], refused(115.0), [_death("serve", ("grpc",), 8.0)])) == 1
+    assert len(unexplained_errors([], refused(105.0), [_death("worker", (), 8.0)])) == 1

@@ -1,7 +1,8 @@
-"""Days of hours, followed: memory stays flat, and the model stays near the best there is while a frozen one does not.
+"""Days of hourly training: memory stays flat, and the model stays near the best possible while one that stops training
+does not.
 
-The world drifts: half of a slot's weights turn every 12 hours, and a fifth of the values of large slots are ids born in
-the last hours. Thirty hours in every run of the tests, two hundred with `make soak-parts`.
+The data drifts: half of a slot's weights change every 12 hours, and a fifth of the values of large slots are ids that
+first appeared in the last hours. Thirty hours in every test run, two hundred with `make soak-parts`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import pytest
 
 from clickline.errors import CacheFull, StorageError
 from clickline.records import SourceFile
-from clickline.storage.file_cache import Cleared, FileCache, Phase
+from clickline.storage.file_cache import CachePhase, ClearResult, FileCache
 from clickline.storage.storage import Storage
 from servers.web import Web
 
@@ -67,7 +67,7 @@ def test_any_remote_store_is_copied_and_local_files_are_not(store: Store, direct
     assert directory.exists() != store.storage.is_local(uri)
 
 
-def test_a_file_is_fetched_once_and_progress_is_told(web: Web, cache: FileCache, heard: Heard) -> None:
+def test_a_file_is_downloaded_once_with_progress(web: Web, cache: FileCache, heard: Heard) -> None:
     content = os.urandom(300_000)
     file = _file(web, "/a.gz", content)
     assert _content(cache, file, heard) == content
@@ -84,7 +84,7 @@ def test_another_process_finds_the_copy(web: Web, cache: FileCache, directory: P
     assert len(web.gets) == 1
 
 
-def test_the_manifest_says_what_is_there_and_no_secret(web: Web, cache: FileCache, directory: Path) -> None:
+def test_the_manifest_has_the_statistics_and_no_secret(web: Web, cache: FileCache, directory: Path) -> None:
     content = b"content"
     web.files["/a.gz"] = content
     [file] = Storage({}, None).list(f"http://bob:planted@{web.url[7:]}/a.gz?X-Amz-Signature=planted")
@@ -103,7 +103,9 @@ def test_the_manifest_says_what_is_there_and_no_secret(web: Web, cache: FileCach
         assert path.is_dir() or b"planted" not in path.read_bytes()
 
 
-def test_a_corrupt_copy_is_fetched_again(web: Web, cache: FileCache, directory: Path, heard: Heard) -> None:
+def test_a_corrupt_copy_is_downloaded_again(
+    web: Web, cache: FileCache, directory: Path, heard: Heard
+) -> None:
     file = _file(web, "/a.gz", b"good")
     _content(cache, file)
     (_entry(directory) / "data").write_bytes(b"evil")  # of the same size
@@ -124,7 +126,9 @@ def test_a_truncated_copy_is_noticed_at_every_use(
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"version": 1}'])
-def test_a_broken_manifest_is_no_copy(web: Web, cache: FileCache, directory: Path, damage: bytes) -> None:
+def test_a_copy_with_a_damaged_manifest_is_not_used(
+    web: Web, cache: FileCache, directory: Path, damage: bytes
+) -> None:
     file = _file(web, "/a.gz", b"good")
     _content(cache, file)
     (_entry(directory) / "manifest").write_bytes(damage)
@@ -132,13 +136,15 @@ def test_a_broken_manifest_is_no_copy(web: Web, cache: FileCache, directory: Pat
     assert len(web.gets) == 2
 
 
-def test_a_changed_remote_file_is_fetched_again(web: Web, cache: FileCache, heard: Heard) -> None:
+def test_a_changed_remote_file_is_downloaded_again(web: Web, cache: FileCache, heard: Heard) -> None:
     _content(cache, _file(web, "/a.gz", b"old"))
     assert _content(cache, _file(web, "/a.gz", b"newer"), heard) == b"newer"
     assert heard.said == []  # listed anew: nothing surprising
 
 
-def test_a_file_that_changed_since_it_was_listed_is_said(web: Web, cache: FileCache, heard: Heard) -> None:
+def test_a_file_that_changed_since_it_was_listed_is_reported(
+    web: Web, cache: FileCache, heard: Heard
+) -> None:
     listed = _file(web, "/a.gz", b"old")
     web.files["/a.gz"] = b"newer"
     assert _content(cache, listed, heard) == b"newer"
@@ -168,7 +174,7 @@ class _Overwritten(Storage):
 
 def test_a_file_overwritten_while_it_is_fetched(web: Web, directory: Path) -> None:
     file = _file(web, "/a.gz", b"first")
-    with pytest.raises(StorageError, match="overwritten while it was being fetched"):
+    with pytest.raises(StorageError, match="overwritten while it was being downloaded"):
         _content(FileCache(directory, MIB, _Overwritten(web)), file)
     assert _content(FileCache(directory, MIB, Storage({}, None)), file) == b"other"
 
@@ -214,10 +220,10 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # the kernel refuse
 from pathlib import Path
 from clickline.errors import StorageError
 from clickline.records import SourceFile
-from clickline.storage.file_cache import Cache
+from clickline.storage.file_cache import FileCache
 from clickline.storage.storage import Storage
 try:
-    with Cache(Path(sys.argv[1]), 2**20, Storage({}, None)).local(SourceFile(sys.argv[2], 100_000, sys.argv[3])):
+    with FileCache(Path(sys.argv[1]), 2**20, Storage({}, None)).local(SourceFile(sys.argv[2], 100_000, sys.argv[3])):
         pass
 except StorageError as error:
     sys.stdout.write(str(error))
@@ -237,7 +243,7 @@ def test_no_room_while_downloading(web: Web, cache: FileCache, directory: Path) 
     assert _content(cache, file) == b"x" * 100_000
 
 
-def test_too_little_room_on_the_disk_is_said_before_the_download(
+def test_too_little_disk_space_is_reported_before_the_download(
     web: Web, cache: FileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = _file(web, "/a.gz", b"x" * 100_000)
@@ -247,7 +253,7 @@ def test_too_little_room_on_the_disk_is_said_before_the_download(
     assert web.gets == []
 
 
-def test_a_cache_directory_that_cannot_be_made(web: Web, tmp_path: Path) -> None:
+def test_a_cache_directory_that_cannot_be_created(web: Web, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     file = _file(web, "/a.gz", b"x")
     with pytest.raises(StorageError, match=r"file/cache"):
@@ -260,10 +266,10 @@ _USE = """
 import sys
 from pathlib import Path
 from clickline.records import SourceFile
-from clickline.storage.file_cache import Cache
+from clickline.storage.file_cache import FileCache
 from clickline.storage.storage import Storage
 directory, capacity, uri, size, version = sys.argv[1:]
-with Cache(Path(directory), int(capacity), Storage({}, None)).local(SourceFile(uri, int(size), version)) as path:
+with FileCache(Path(directory), int(capacity), Storage({}, None)).local(SourceFile(uri, int(size), version)) as path:
     print(len(path.read_bytes()), flush=True)
     sys.stdin.read()  # in use until the parent closes the pipe
 """
@@ -331,7 +337,7 @@ def test_kill_9_in_the_middle_then_resume(
     assert killed.process.returncode == -signal.SIGKILL
     web.stop_after = None
     web.bytes_sent = 0
-    assert cache.status([file]).phase == Phase.PARTIAL
+    assert cache.status([file]).phase == CachePhase.PARTIAL
     assert cache.status([file]).cached_bytes >= part_grown
     assert _content(cache, file, heard) == content
     assert web.bytes_sent <= len(content) - part_grown
@@ -369,7 +375,7 @@ def _fetch_in_vain(web: Web, cache: FileCache, file: SourceFile) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_cut_connection_then_resume(web: Web, cache: FileCache, ranges: bool) -> None:
+def test_a_broken_connection_is_resumed(web: Web, cache: FileCache, ranges: bool) -> None:
     web.ranges = ranges
     content = os.urandom(500_000)
     file = _file(web, "/a.gz", content)
@@ -378,7 +384,7 @@ def test_a_cut_connection_then_resume(web: Web, cache: FileCache, ranges: bool) 
     assert (web.bytes_sent < len(content)) == ranges
 
 
-def test_a_part_of_an_older_version_is_thrown_away(web: Web, cache: FileCache) -> None:
+def test_a_partial_download_of_an_older_version_is_discarded(web: Web, cache: FileCache) -> None:
     _fetch_in_vain(web, cache, _file(web, "/a.gz", b"a" * 500_000))
     assert _content(cache, _file(web, "/a.gz", b"b" * 500_000)) == b"b" * 500_000
 
@@ -405,7 +411,7 @@ def test_resume_from_any_store(request: pytest.FixtureRequest, kind: str, direct
 # Room
 
 
-def test_the_copies_used_longest_ago_make_room(web: Web, directory: Path) -> None:
+def test_least_recently_used_copies_are_evicted(web: Web, directory: Path) -> None:
     cache = FileCache(directory, 250_000, Storage({}, None))
     old, middle, new = (_file(web, f"/{name}.gz", os.urandom(100_000)) for name in ("a", "b", "c"))
     for age, file in ((300, old), (200, middle)):
@@ -415,7 +421,7 @@ def test_the_copies_used_longest_ago_make_room(web: Web, directory: Path) -> Non
     _content(cache, old)  # used again: now `middle` is the oldest
     _content(cache, new)
     phases = [cache.status([file]).phase for file in (old, middle, new)]
-    assert phases == [Phase.READY, Phase.NOT_CACHED, Phase.READY]
+    assert phases == [CachePhase.READY, CachePhase.NOT_CACHED, CachePhase.READY]
     assert sum(path.stat().st_size for path in directory.glob("*/data")) <= 250_000
     assert len([path for path in directory.iterdir() if path.is_dir()]) == 2
 
@@ -426,13 +432,15 @@ def test_a_copy_in_use_by_another_process_is_not_evicted(web: Web, directory: Pa
     cache = FileCache(directory, 150_000, Storage({}, None))
     using = user(directory, used, 150_000)
     assert using.size() == 100_000
-    with pytest.raises(CacheFull, match=r"there is no room for .*in use by running processes\. Raise cache\.size"):
+    with pytest.raises(
+        CacheFull, match=r"there is no room for .*in use by running processes\. Raise cache\.size"
+    ):
         _content(cache, other)
-    assert cache.clear() == Cleared(files=0, size=0, in_use=1)
-    assert cache.status([used]).phase == Phase.READY
+    assert cache.clear() == ClearResult(files=0, size=0, in_use=1)
+    assert cache.status([used]).phase == CachePhase.READY
     using.leave()
     assert _content(cache, other) == web.files["/other.gz"]
-    assert cache.status([used]).phase == Phase.NOT_CACHED
+    assert cache.status([used]).phase == CachePhase.NOT_CACHED
 
 
 def test_a_copy_in_use_by_this_process_is_not_evicted(web: Web, directory: Path) -> None:
@@ -440,21 +448,21 @@ def test_a_copy_in_use_by_this_process_is_not_evicted(web: Web, directory: Path)
     other = _file(web, "/other.gz", os.urandom(100_000))
     cache = FileCache(directory, 150_000, Storage({}, None))
     with cache.local(used) as path:
-        with pytest.raises(CacheFull, match="in use by running work"):
+        with pytest.raises(CacheFull, match="in use by running processes"):
             _content(cache, other)
         assert path.read_bytes() == web.files["/used.gz"]
     assert _content(cache, other) == web.files["/other.gz"]
 
 
-def test_a_download_under_way_counts_as_taken_room(web: Web, directory: Path, user: Users) -> None:
+def test_a_download_in_progress_counts_as_used_space(web: Web, directory: Path, user: Users) -> None:
     first = _file(web, "/a.gz", os.urandom(100_000))
     second = _file(web, "/b.gz", os.urandom(100_000))
     web.stop_after = 10_000
     fetching = user(directory, first, 150_000)
     assert web.stopped.wait(60)
     cache = FileCache(directory, 150_000, Storage({}, None))
-    assert cache.status([first]).phase == Phase.SYNCING
-    with pytest.raises(CacheFull, match="in use by running work"):
+    assert cache.status([first]).phase == CachePhase.SYNCING
+    with pytest.raises(CacheFull, match="in use by running processes"):
         _content(cache, second)
     web.go_on.set()
     assert fetching.size() == 100_000
@@ -465,13 +473,12 @@ def test_a_file_larger_than_the_cache(web: Web, directory: Path) -> None:
     with pytest.raises(CacheFull) as caught:
         _content(FileCache(directory, 2 * MIB, Storage({}, None)), file)
     assert str(caught.value) == (
-        f"{web.url}/a.gz is 3.0 MiB and the cache may hold 2.0 MiB. "
-        "Raise cache.size, or cut the file into smaller ones."
+        f"{web.url}/a.gz is 3.0 MiB and the cache may hold 2.0 MiB. Raise cache.size, or split the file."
     )
     assert web.gets == []
 
 
-def test_what_is_no_copy_is_neither_counted_nor_evicted_nor_cleared(web: Web, directory: Path) -> None:
+def test_other_files_in_the_cache_folder_are_left_alone(web: Web, directory: Path) -> None:
     cache = FileCache(directory, 150_000, Storage({}, None))
     others = [directory / "work" / "3f2a" / "data", directory / ("a" * 31) / "data", directory / "notes.txt"]
     for other in others:
@@ -481,34 +488,38 @@ def test_what_is_no_copy_is_neither_counted_nor_evicted_nor_cleared(web: Web, di
     assert cache.status([first]).available_bytes == 150_000
     assert _content(cache, first) == web.files["/a.gz"]
     assert _content(cache, second) == web.files["/b.gz"]  # evicts the first, and nothing else
-    assert cache.clear() == Cleared(files=1, size=100_000, in_use=0)
+    assert cache.clear() == ClearResult(files=1, size=100_000, in_use=0)
     assert [other.stat().st_size for other in others] == [100_000] * 3
 
 
 # status, warm, clear
 
 
-def test_status_warm_clear(web: Web, cache: FileCache, directory: Path, tmp_path: Path) -> None:
+def test_status_prefetch_clear(web: Web, cache: FileCache, directory: Path, tmp_path: Path) -> None:
     files = [_file(web, f"/{name}.gz", b"x" * 1000) for name in "abc"]
     before = cache.status(files)
     assert (before.files, before.total_bytes, before.cached_bytes) == (3, 3000, 0)
-    assert before.phase == Phase.NOT_CACHED
+    assert before.phase == CachePhase.NOT_CACHED
     assert before.available_bytes == 100 * MIB
 
     _content(cache, files[0])
     some = cache.status(files)
-    assert (some.cached_bytes, some.available_bytes, some.phase) == (1000, 100 * MIB - 1000, Phase.PARTIAL)
+    assert (some.cached_bytes, some.available_bytes, some.phase) == (
+        1000,
+        100 * MIB - 1000,
+        CachePhase.PARTIAL,
+    )
 
     cache.prefetch(files)
     cache.prefetch(files)
     after = cache.status(files)
-    assert (after.cached_bytes, after.phase) == (3000, Phase.READY)
+    assert (after.cached_bytes, after.phase) == (3000, CachePhase.READY)
     assert len(web.gets) == 3
 
-    assert cache.clear(files[:1]) == Cleared(files=1, size=1000, in_use=0)
-    assert cache.status(files).phase == Phase.PARTIAL
-    assert cache.clear(files[:1]) == Cleared(files=0, size=0, in_use=0)
-    assert cache.clear() == Cleared(files=2, size=2000, in_use=0)
+    assert cache.clear(files[:1]) == ClearResult(files=1, size=1000, in_use=0)
+    assert cache.status(files).phase == CachePhase.PARTIAL
+    assert cache.clear(files[:1]) == ClearResult(files=0, size=0, in_use=0)
+    assert cache.clear() == ClearResult(files=2, size=2000, in_use=0)
     assert list(directory.glob("*/*")) == []
 
 
@@ -516,13 +527,18 @@ def test_status_of_local_files(cache: FileCache, folder: Store, directory: Path)
     folder.storage.put(f"{folder.base}/a", b"1234")
     files = folder.storage.list(f"{folder.base}/a")
     status = cache.status(files)
-    assert (status.files, status.total_bytes, status.cached_bytes, status.phase) == (1, 4, 0, Phase.LOCAL)
+    assert (status.files, status.total_bytes, status.cached_bytes, status.phase) == (
+        1,
+        4,
+        0,
+        CachePhase.LOCAL,
+    )
     assert str(status.phase) == "Local"
     cache.prefetch(files)
-    assert cache.clear() == Cleared(0, 0, 0)
+    assert cache.clear() == ClearResult(0, 0, 0)
 
 
-def test_warm_refuses_what_cannot_all_stay(web: Web, directory: Path) -> None:
+def test_prefetch_refuses_files_larger_than_the_cache(web: Web, directory: Path) -> None:
     files = [_file(web, f"/{name}.gz", b"x" * 1000) for name in "abc"]
     with pytest.raises(
         CacheFull, match=r"the 3 files have 2\.9 KiB in total and the cache may hold 2\.0 KiB.*cache\.size"

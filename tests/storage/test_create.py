@@ -100,9 +100,7 @@ def test_webhdfs_create_killed_before_its_rename(hdfs: Store, name_node: NameNod
 # Disks and stores that cannot
 
 
-def test_a_disk_without_hard_links_is_refused_in_words(
-    folder: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_hard_links_is_a_clear_error(folder: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_links(*_: Any) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -115,7 +113,7 @@ def test_a_disk_without_hard_links_is_refused_in_words(
     assert list(Path(folder.base).iterdir()) == []
 
 
-def test_a_link_whose_answer_got_lost_counts(folder: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_whose_answer_was_lost_counts(folder: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS sends the request again and is told that the name exists, which it does by the first one."""
     link = Path.hardlink_to
 
@@ -146,7 +144,9 @@ def test_http_creates_nothing(web: Web) -> None:
 
 
 def test_hdfs_names_the_way_that_works() -> None:
-    with pytest.raises(StorageError, match=r"hdfs:// does not support that\. Use webhdfs:// for the same cluster"):
+    with pytest.raises(
+        StorageError, match=r"hdfs:// does not support that\. Use webhdfs:// for the same cluster"
+    ):
         Storage().create("hdfs://name-node/a", b"x")
 
 
@@ -160,7 +160,7 @@ def test_webhdfs_create_keeps_the_first_also_at_a_gateway(hdfs: Store, name_node
 # S3
 
 
-def test_s3_that_words_its_refusal_otherwise(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_that_words_its_refusal_differently(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only Amazon names the condition that failed; s3fs takes the answer of others for a bad argument."""
     uri = f"{s3.base}/1.json"
     assert s3.storage.create(uri, b"1") is True
@@ -193,7 +193,7 @@ def test_s3_that_asks_to_try_again(s3: Store, monkeypatch: pytest.MonkeyPatch) -
     assert s3.storage.read(uri) == b"1"
 
 
-def test_s3_that_ignores_the_condition_is_found_out(s3_options: Any, s3: Store) -> None:
+def test_s3_that_ignores_the_condition_is_detected(s3_options: Any, s3: Store) -> None:
     storage = Storage(*s3_options)
     filesystem = storage._drivers.open(s3.base)
     real = filesystem.pipe_file
@@ -202,6 +202,6 @@ def test_s3_that_ignores_the_condition_is_found_out(s3_options: Any, s3: Store) 
         storage.create(f"{s3.base}/1.json", b"1")
 
 
-def test_s3_bucket_that_is_not_there(s3: Store) -> None:
+def test_s3_bucket_that_is_missing(s3: Store) -> None:
     with pytest.raises(StorageError, match="no such file, folder or bucket"):
         s3.storage.create("s3://no-such-bucket-here/1.json", b"x")

@@ -12,15 +12,15 @@ from clickline.storage.file_lock import acquire, read_owner, write_owner
 HOLD = """
 import sys
 from pathlib import Path
-from clickline.storage.file_lock import sign, take
-held = take(Path(sys.argv[1]))
-sign(held, {"pid": 7})
+from clickline.storage.file_lock import acquire, write_owner
+held = acquire(Path(sys.argv[1]))
+write_owner(held, {"pid": 7})
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
-def test_nobody_holds_what_is_not_there_or_was_left(tmp_path: Path) -> None:
+def test_a_missing_or_released_lock_has_no_owner(tmp_path: Path) -> None:
     file = tmp_path / "lock"
     assert read_owner(file) is None
     held = acquire(file)
@@ -33,7 +33,7 @@ def test_nobody_holds_what_is_not_there_or_was_left(tmp_path: Path) -> None:
     assert read_owner(file) is None
 
 
-def test_a_second_one_gets_it_when_the_first_is_killed(tmp_path: Path) -> None:
+def test_a_lock_is_free_when_its_owner_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "lock"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -20,7 +20,7 @@ def put(path: Path, text: str = "x") -> None:
 
 
 @pytest.mark.parametrize("hour", [0, 5, FIRST, FIRST + 23, FIRST + 24 * 59])
-def test_a_label_is_what_dates_are_written_as(hour):
+def test_an_hour_label_has_the_format_of_dates(hour):
     assert DateRange(hour_label(hour, 1), hour_label(hour, 1)).hours() == range(hour, hour + 1)
     day = hour // 24 * 24
     assert DateRange(hour_label(hour, 24), hour_label(hour, 24)).hours() == range(day, day + 24)
@@ -34,7 +34,7 @@ def test_labels():
 def test_the_step_follows_from_the_patterns():
     assert hour_step(["a/{date}/{hour}/*", "b/{date}-{hour}.tsv"]) == 1
     assert hour_step(["a/{date}/*"]) == 24
-    with pytest.raises(ConfigError, match=r"data\.train mixes patterns with \{hour\} and without"):
+    with pytest.raises(ConfigError, match=r"data\.train mixes patterns with and without \{hour\}"):
         hour_step(["a/{date}/{hour}/*", "b/{date}/*"])
     with pytest.raises(
         ConfigError, match=r"data\.train holds b/\*, which has no \{date\}.*Give \{date\}/\{hour\}"
@@ -80,7 +80,7 @@ def test_files_of_an_hour_each_once_and_no_donefile(tmp_path):
         hour_files(Storage(), patterns, None, FIRST + 5, Progress())
 
 
-def test_a_complete_hour_may_hold_nothing(tmp_path):
+def test_a_complete_hour_may_be_empty(tmp_path):
     put(tmp_path / "20260101/03/donefile", "")
     pattern = f"{tmp_path}/{{date}}/{{hour}}/*"
     assert hour_files(Storage(), [pattern], "donefile", FIRST + 3, Progress()) == []
@@ -95,7 +95,7 @@ def test_a_day_is_one_period(tmp_path):
     assert file.hour == FIRST + 24
 
 
-def test_an_hour_in_the_name_of_a_file_is_there_with_the_file(tmp_path):
+def test_an_hour_in_a_file_name_exists_with_the_file(tmp_path):
     put(tmp_path / "donefile")
     put(tmp_path / "20260101-03.tsv")
     pattern = f"{tmp_path}/{{date}}-{{hour}}.tsv"
@@ -103,6 +103,6 @@ def test_an_hour_in_the_name_of_a_file_is_there_with_the_file(tmp_path):
     assert not hour_is_complete(Storage(), [pattern], "donefile", FIRST + 4)
 
 
-def test_a_store_that_cannot_be_asked_is_an_error(tmp_path):
+def test_a_store_that_cannot_be_reached_is_an_error(tmp_path):
     with pytest.raises(StorageError):
         hour_is_complete(Storage(), ["http://127.0.0.1:9/{date}/{hour}/a"], "donefile", FIRST)

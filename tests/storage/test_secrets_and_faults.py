@@ -39,7 +39,7 @@ def _credentials(tmp_path: Path, tree: object) -> Path:
         ("data/a.tsv", "data/a.tsv"),
     ],
 )
-def test_shown(text: str, allowed: str) -> None:
+def test_redacted(text: str, allowed: str) -> None:
     assert redacted(text) == allowed
 
 
@@ -138,7 +138,7 @@ def test_an_absent_credentials_file(tmp_path: Path) -> None:
         Storage({}, tmp_path / "none.yaml")
 
 
-def test_a_credentials_file_others_may_read_is_noted(
+def test_a_credentials_file_readable_by_others_is_warned_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = _credentials(tmp_path, {"s3": {"key": SECRET}})

@@ -97,14 +97,14 @@ def test_a_pattern_that_matches_nothing_says_what_is_near(store: Store, filled: 
     with pytest.raises(SourceNotFound) as caught:
         resolve_files(store.storage, [f"{store.base}/train/2025/*.gz"])
     assert str(caught.value) == (
-        f"{store.base}/train/2025/*.gz matches no file. The nearest folder that exists is {store.base}/train, "
+        f"{store.base}/train/2025/*.gz matches no file. The nearest existing folder is {store.base}/train, "
         "in it: a.tsv, b.tsv. Correct the pattern, or put the files there."
     )
     with pytest.raises(SourceNotFound, match=r"train is a folder\. Write .*/train/\* for the files in it"):
         resolve_files(store.storage, [f"{store.base}/train"])
 
 
-def test_nothing_near_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_without_nearest_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         SourceNotFound, match=r"data/\*\.tsv matches no file\. The nearest .* is \., in it: nothing\."
@@ -112,13 +112,13 @@ def test_nothing_near_a_relative_path(tmp_path: Path, monkeypatch: pytest.Monkey
         resolve_files(Storage({}, None), ["data/*.tsv"])
 
 
-def test_nothing_near_a_missing_bucket(s3: Store) -> None:
-    with pytest.raises(SourceNotFound, match="Not even its bucket or top folder exists"):
+def test_a_missing_bucket_has_no_nearest_folder(s3: Store) -> None:
+    with pytest.raises(SourceNotFound, match="Its bucket or top folder does not exist"):
         resolve_files(s3.storage, ["s3://no-such-bucket-here/a/*.gz"])
 
 
-def test_http_address_that_is_not_there(web: Web) -> None:
-    with pytest.raises(SourceNotFound, match=r"/a\.gz matches no file\. Open the address in a browser"):
+def test_http_url_that_does_not_exist(web: Web) -> None:
+    with pytest.raises(SourceNotFound, match=r"/a\.gz matches no file\. Open the URL in a browser"):
         resolve_files(Storage({}, None), [f"{web.url}/a.gz"])
 
 
@@ -128,7 +128,7 @@ def test_http_address_that_is_not_there(web: Web) -> None:
         ("logs/{date}/*", r"has \{date\}, but no dates are given\. Set data\.dates"),
         ("logs/{hour}/*", r"has \{hour\} without \{date\}"),
         ("logs/{date}/{minute}/*", r"has \{minute\}\. A pattern may have \{date\}"),
-        ("logs/{a,b}/*", r"has \{a,b\}.* Write a brace of the name itself as \[\{\]\."),
+        ("logs/{a,b}/*", r"has \{a,b\}.* Write a literal brace as \[\{\]\."),
         ("logs/{date}/{hour/*", r"has \{hour\. A pattern may have"),
         ("logs/{date/*", r"has \{date\. A pattern may have"),
     ],
@@ -205,7 +205,7 @@ def test_without_a_donefile_a_missing_folder_is_still_reported(store: Store, fil
     assert len(_names(store, dates=DateRange("20260101/00", "20260101/00"))) == 1
 
 
-def test_a_complete_hour_without_data_is_said(store: Store, filled: Filled, heard: Heard) -> None:
+def test_a_complete_hour_without_data_is_reported(store: Store, filled: Filled, heard: Heard) -> None:
     done = {f"20260101/{hour:02}/done": b"" for hour in range(4)}
     filled(store, {**done, "20260101/01/a.gz": b"1"})
     dates = DateRange("20260101/00", "20260101/03")
@@ -217,7 +217,7 @@ def test_a_complete_hour_without_data_is_said(store: Store, filled: Filled, hear
 
 def test_all_hours_without_data_is_an_error(store: Store, filled: Filled) -> None:
     filled(store, {"20260101/00/done": b"", "20260101/00/a.tsv": b"1"})
-    with pytest.raises(SourceNotFound, match=r"\*\.gz matches no file\. The nearest folder"):
+    with pytest.raises(SourceNotFound, match=r"\*\.gz matches no file\. The nearest existing folder"):
         _names(
             store,
             pattern="{date}/{hour}/*.gz",

@@ -28,7 +28,7 @@ Filled = Callable[[Store, dict[str, bytes]], None]
 
 
 @pytest.mark.parametrize("content", [b"", b"x", os.urandom(3_000_000)], ids=["empty", "one byte", "3 MB"])
-def test_what_is_put_is_read(store: Store, content: bytes) -> None:
+def test_put_then_read(store: Store, content: bytes) -> None:
     uri = store.storage.join(store.base, "deep", "a.tsv")
     store.storage.put(uri, content)
     assert store.storage.read(uri) == content
@@ -113,7 +113,7 @@ def test_globs(store: Store, filled: Filled) -> None:
     assert store.storage.names(f"{store.base}/absent") == []
 
 
-def test_signs_of_a_glob_in_the_name_of_a_folder_are_no_glob(store: Store, filled: Filled) -> None:
+def test_wildcard_characters_in_a_folder_name_are_escaped(store: Store, filled: Filled) -> None:
     filled(store, {"a[1] b*/x.tsv": b"", "a[1] b*/x1.tsv": b"", "a[1] b*/sub/y.tsv": b"", "a1 bb/z.tsv": b""})
     folder = store.storage.join(store.base, "a[1] b*")
 
@@ -149,7 +149,7 @@ def test_delete_takes_a_file_or_a_folder_and_leaves_the_neighbours(store: Store,
     assert [file.uri for file in store.storage.list(f"{store.base}/**")] == [f"{store.base}/subtle"]
 
 
-def test_reading_what_is_absent_or_a_folder_says_so(store: Store, filled: Filled) -> None:
+def test_reading_a_missing_file_or_a_folder_is_an_error(store: Store, filled: Filled) -> None:
     filled(store, {"sub/a": b"1"})
     with pytest.raises(
         StorageError, match=r"absent: there is no such file, folder or bucket\. Check the path"
@@ -159,7 +159,7 @@ def test_reading_what_is_absent_or_a_folder_says_so(store: Store, filled: Filled
         store.storage.read(f"{store.base}/sub")
 
 
-def test_a_file_shorter_than_announced_is_not_taken_for_whole(store: Store, filled: Filled) -> None:
+def test_a_file_shorter_than_its_size_is_an_error(store: Store, filled: Filled) -> None:
     filled(store, {"a": b"12345"})
     [file] = store.storage.list(f"{store.base}/a")
     with pytest.raises(
@@ -241,7 +241,7 @@ def test_a_local_file_with_glob_signs_in_its_name_is_found(folder: Store, filled
     ]
 
 
-def test_a_file_with_glob_signs_is_found_in_a_folder_with_some(folder: Store, filled: Filled) -> None:
+def test_a_file_with_wildcard_characters_is_found_in_such_a_folder(folder: Store, filled: Filled) -> None:
     filled(folder, {"[x]/a[1].tsv": b"x", "[x]/a1.tsv": b"y"})
     pattern = Storage.pattern_in(f"{folder.base}/[x]", "a[1].tsv")
     assert [file.uri for file in folder.storage.list(pattern)] == [f"{folder.base}/[x]/a[1].tsv"]
@@ -324,9 +324,7 @@ def test_http_glob_over_folder_pages(web: Web) -> None:
 
 def test_http_glob_on_a_server_that_lists_nothing(web: Web) -> None:
     web.files = {"/logs/a.tsv": b"1"}
-    with pytest.raises(
-        StorageError, match=r"does not list this folder, .* Give the full URL of each file"
-    ):
+    with pytest.raises(StorageError, match=r"does not list this folder, .* Give the full URL of each file"):
         Storage({}, None).list(f"{web.url}/logs/*.tsv")
 
 

@@ -86,7 +86,9 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     credentials.write_text('s3: {key: somebody, secret: "far-away-secret"}\n')
     credentials.chmod(0o600)
     files.append(
-        configure(world / "far", publish=far, storage={"options": options, "credentials_file": str(credentials)})
+        configure(
+            world / "far", publish=far, storage={"options": options, "credentials_file": str(credentials)}
+        )
     )
     write_logs(world / "refused", 3000)
     shutil.copytree(world / "refused" / "data", world / "failed" / "data")
@@ -108,7 +110,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         yield shown
 
 
-def test_all_homes_are_listed_each_under_a_name_of_its_own(studio: Shown) -> None:
+def test_all_homes_are_listed_with_distinct_ids(studio: Shown) -> None:
     homes = {home["id"]: home for home in studio.get("/api/homes")}
     assert list(homes) == [
         "empty",
@@ -131,7 +133,7 @@ def test_all_homes_are_listed_each_under_a_name_of_its_own(studio: Shown) -> Non
 @pytest.mark.parametrize(
     "home", ["empty", "failed", "refused", "old", "hostile", "gone", "far", "refused-2", "nothing"]
 )
-def test_whatever_state_a_home_is_in_it_can_be_shown(studio: Shown, home: str) -> None:
+def test_home_in_any_state_can_be_shown(studio: Shown, home: str) -> None:
     for what in SHOWN:
         studio.of(home, what)
     assert "no such home" in studio.of("other", "status", 404)["error"]
@@ -152,13 +154,13 @@ def test_an_empty_home(studio: Shown) -> None:
     assert studio.of("empty", "logs/up") == ""
 
 
-def test_a_home_that_vanished_says_so(studio: Shown) -> None:
-    assert "is not there" in studio.of("gone", "status")["note"]
+def test_deleted_home_is_reported(studio: Shown) -> None:
+    assert "does not exist yet" in studio.of("gone", "status")["note"]
     assert studio.of("gone", "runs") == []
     assert studio.of("gone", "runs/one", 404)
 
 
-def test_a_failed_stage(studio: Shown) -> None:
+def test_failed_stage(studio: Shown) -> None:
     status = studio.of("failed", "status")
     assert (status["state"], status["stage"]) == ("failed", "prepare")
     assert status["stages"]["prepare"]["state"] == "failed"
@@ -167,7 +169,7 @@ def test_a_failed_stage(studio: Shown) -> None:
 
 
 @pytest.mark.parametrize("home", ["refused", "refused-2"])
-def test_a_gate_that_refused(studio: Shown, home: str) -> None:
+def test_rejected_by_the_gate(studio: Shown, home: str) -> None:
     status = studio.of(home, "status")
     assert status["stages"]["gate"]["state"] == "refused"
     (run,) = studio.of(home, "runs")
@@ -176,7 +178,7 @@ def test_a_gate_that_refused(studio: Shown, home: str) -> None:
     assert studio.of(home, "versions")["list"] == []
 
 
-def test_a_registry_that_cannot_be_reached(studio: Shown) -> None:
+def test_unreachable_registry(studio: Shown) -> None:
     versions = studio.of("far", "versions")
     assert versions["list"] == []
     assert "s3://nowhere" in versions["error"]
@@ -191,7 +193,7 @@ def test_hostile_names_are_not_runs(studio: Shown) -> None:
     assert studio.of("hostile", "runs/good")["run"] == {"name": "good"}
 
 
-def test_a_history_of_500_hours_is_there_at_once(studio: Shown) -> None:
+def test_history_of_500_hours_loads_fast(studio: Shown) -> None:
     data = studio.of("old", "data")
     assert len(data["hours"]) == HOURS
     assert data["summary"] == {
@@ -218,14 +220,14 @@ def test_a_history_of_500_hours_is_there_at_once(studio: Shown) -> None:
 # ── from other machines ────────────────────────────────────────────────────────────────────────
 
 
-def test_others_need_the_token_also_to_look(tmp_path: Path) -> None:
+def test_other_machines_need_the_token_for_reading(tmp_path: Path) -> None:
     certificate, key = certificate_in(tmp_path)
     tls = {"certificate": str(certificate), "key": str(key)}
     file = configure(tmp_path / "ads", studio={"host": "0.0.0.0", "token_file": "token", "tls": tls})
     (tmp_path / "ads" / "token").write_text("look-and-act\n")
     with opened("-c", str(file), cwd=tmp_path, authority=certificate) as shown:
         assert shown.url.startswith("https://127.0.0.1:")
-        with pytest.raises(httpx.HTTPError):  # nobody answers who does not speak TLS
+        with pytest.raises(httpx.HTTPError):  # nobody answers who does not use TLS
             httpx.get(shown.url.replace("https:", "http:"), timeout=10)
         assert shown.get("/api/homes", 401) == shown.of("ads", "status", 401)
         assert shown.client.get("/").status_code == 200
@@ -243,7 +245,7 @@ def test_others_need_the_token_also_to_look(tmp_path: Path) -> None:
         assert "token" in acted["error"]
 
 
-def test_a_token_that_is_set_is_asked_for_on_loopback_too(tmp_path: Path) -> None:
+def test_configured_token_is_required_on_loopback_too(tmp_path: Path) -> None:
     for section in ("serve", "studio"):
         file = configure(tmp_path / section, **{section: {"token_file": "token"}})
         (tmp_path / section / "token").write_text("look-and-act\n")
@@ -258,7 +260,7 @@ def test_a_token_that_is_set_is_asked_for_on_loopback_too(tmp_path: Path) -> Non
             )
 
 
-def test_home_whose_config_has_got_a_token_since_its_last_run_is_closed(tmp_path: Path) -> None:
+def test_home_whose_config_got_a_token_after_its_last_run_is_protected(tmp_path: Path) -> None:
     home = tmp_path / "ads" / ".clickline"
     kept = home / "runs" / "one" / "resolved.yaml"
     kept.parent.mkdir(parents=True)
@@ -271,14 +273,14 @@ def test_home_whose_config_has_got_a_token_since_its_last_run_is_closed(tmp_path
             shown.of(one["id"], what, headers=shown.bearer)
 
 
-def test_a_host_that_others_reach_needs_tls_and_a_token(tmp_path: Path) -> None:
+def test_reachable_host_needs_tls_and_a_token(tmp_path: Path) -> None:
     configure(tmp_path / "ads")
     done = clickline("studio", "--host", "0.0.0.0", cwd=tmp_path / "ads")
     assert (done.returncode, done.stdout) == (2, "")
     assert "Set studio.tls and studio.token_file" in done.stderr
     done = clickline("studio", "--home", "somewhere", "--host", "0.0.0.0", cwd=tmp_path / "ads")
     assert done.returncode == 1
-    assert "Give them in a config (-c), or stay on 127.0.0.1" in done.stderr
+    assert "Set them in a config (-c), or keep 127.0.0.1" in done.stderr
     tls = {"certificate": "none.pem", "key": "none.key"}
     configure(tmp_path / "ads", studio={"host": "0.0.0.0", "token_file": "token", "tls": tls})
     done = clickline("studio", cwd=tmp_path / "ads")
@@ -286,7 +288,7 @@ def test_a_host_that_others_reach_needs_tls_and_a_token(tmp_path: Path) -> None:
     assert "studio.tls.certificate" in done.stderr and "is not a file" in done.stderr
 
 
-def test_a_taken_port_is_told(tmp_path: Path) -> None:
+def test_port_in_use_is_reported(tmp_path: Path) -> None:
     configure(tmp_path / "ads")
     with opened(cwd=tmp_path / "ads") as shown:
         port = shown.url.rpartition(":")[2]

@@ -24,7 +24,7 @@ def predicted(folder: Path, rows: list[dict[str, Any]]) -> list[float]:
         return [float(score) for score in client.predict(rows).probability]
 
 
-def test_what_is_told_fits_the_document_and_the_command_line(studio: Shown, ads: Path) -> None:
+def test_status_matches_openapi_and_the_command(studio: Shown, ads: Path) -> None:
     assert studio.get("/api/homes") == [
         {"id": "ads", "name": "ads", "home": str(ads / ".clickline"), "config": None, "state": "running"}
     ]
@@ -57,7 +57,7 @@ def test_runs(studio: Shown, ads: Path) -> None:
             assert "sandbox" in page.headers["content-security-policy"]
 
 
-def test_versions_and_their_difference(studio: Shown, ads: Path) -> None:
+def test_versions_and_their_diff(studio: Shown, ads: Path) -> None:
     versions = studio.of("ads", "versions")
     assert (versions["current"], versions["previous"], versions["error"]) == (2, 1, None)
     listed = json.loads(clickline("versions", "list", "--json", cwd=ads).stdout)
@@ -71,7 +71,7 @@ def test_versions_and_their_difference(studio: Shown, ads: Path) -> None:
     assert "whole number" in studio.of("ads", "versions/diff", 400, params={"a": 1, "b": "x"})["error"]
 
 
-def test_data_with_rows_that_were_left_out(studio: Shown) -> None:
+def test_data_with_quarantined_rows(studio: Shown) -> None:
     data = studio.of("ads", "data")
     assert data["dataset"]["rows"] == 6000
     assert data["dataset"]["splits"]["train"]["bad_rows"] == 3
@@ -98,7 +98,7 @@ def test_logs(studio: Shown) -> None:
 # ── serving ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_serving_counts_what_was_asked(studio: Shown, ads: Path) -> None:
+def test_serving_counts_requests(studio: Shown, ads: Path) -> None:
     before = studio.of("ads", "serving")
     assert (before["alive"], before["reason"], before["version"]) == (True, None, 2)
     row = studio.of("ads", "form")["examples"][0]
@@ -142,7 +142,7 @@ def events(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
             yield name, json.loads(value)
 
 
-def test_events_tell_at_once_and_when_something_changes(studio: Shown, ads: Path) -> None:
+def test_events_are_sent_at_once_and_on_change(studio: Shown, ads: Path) -> None:
     runs = ads / ".clickline" / "runs"
     with studio.client.stream("GET", "/api/homes/ads/events", timeout=20) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
@@ -159,7 +159,7 @@ def test_events_tell_at_once_and_when_something_changes(studio: Shown, ads: Path
 # ── try it ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_form_has_a_field_for_every_column(studio: Shown) -> None:
+def test_form_has_a_field_for_every_column(studio: Shown) -> None:
     form = studio.of("ads", "form")
     assert (form["version"], form["error"]) == (2, None)
     fields = {field["column"]: field for field in form["fields"]}
@@ -170,7 +170,7 @@ def test_the_form_has_a_field_for_every_column(studio: Shown) -> None:
     assert len(form["examples"]) == 20
 
 
-def test_a_try_is_what_the_server_says_taken_apart(studio: Shown, ads: Path) -> None:
+def test_playground_explains_the_score_of_the_server(studio: Shown, ads: Path) -> None:
     rows = studio.of("ads", "form")["examples"][:3]
     tried = studio.post("/api/homes/ads/try", {"rows": rows, "explain": True})
     direct = predicted(ads, rows)
@@ -190,10 +190,10 @@ def test_a_try_is_what_the_server_says_taken_apart(studio: Shown, ads: Path) -> 
     assert any(one["change"] for row in tried["rows"] for one in row["contributions"])
 
 
-def test_what_the_server_refuses_is_told(studio: Shown) -> None:
+def test_request_rejected_by_the_server_is_reported(studio: Shown) -> None:
     for rows, words in (
         ([{"I1": "many"}], "I1 is 'many', a number expected"),
-        ([{"I1": {"a": 1}}], "I1 is no text, number"),
+        ([{"I1": {"a": 1}}], "I1 is not a text, number"),
         ([], "1 to 50 rows"),
         ([{"C1": "a"}] * 51, "1 to 50 rows"),
         ([{}], "an empty one"),
@@ -205,7 +205,7 @@ def test_what_the_server_refuses_is_told(studio: Shown) -> None:
 # ── acting ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_actions_take_the_token_leave_their_reason_and_do_what_was_foretold(studio: Shown, ads: Path) -> None:
+def test_actions_need_the_token_and_record_their_reason(studio: Shown, ads: Path) -> None:
     def act(action: str, body: Any, status: int = 200, **headers: str) -> Any:
         return studio.post(f"/api/homes/ads/actions/{action}", body, status, headers=headers)
 
@@ -216,7 +216,7 @@ def test_actions_take_the_token_leave_their_reason_and_do_what_was_foretold(stud
         assert str(studio.token_file) in act("rollback", reason, 401, **headers)["error"]
     assert "reason is missing" in act("pin", {"version": 1}, 400, **studio.bearer)["error"]
     assert "reason is missing" in act("pin", {"reason": "  "}, 400, **studio.bearer)["error"]
-    assert "no version's number" in act("pin", reason | {"version": "1"}, 400, **studio.bearer)["error"]
+    assert "not a version number" in act("pin", reason | {"version": "1"}, 400, **studio.bearer)["error"]
     assert "no version 99" in act("pin", reason | {"version": 99}, 409, **studio.bearer)["error"]
     form = studio.client.post(
         "/api/homes/ads/actions/rollback",
@@ -239,6 +239,8 @@ def test_actions_take_the_token_leave_their_reason_and_do_what_was_foretold(stud
     said = [row["previous"]["probability"] for row in tried["rows"]]
     assert predicted(ads, rows) == pytest.approx(said, abs=1e-6)
     assert [row["probability"] for row in tried["rows"]] != pytest.approx(said, abs=1e-4)
+    assert "versions promote 2" in act("rollback", reason | {"version": 2}, 409, **studio.bearer)["error"]
+    assert "version is missing" in act("promote", reason, 400, **studio.bearer)["error"]
     assert act("pin", {"reason": "hold", "version": 2}, **studio.bearer)["pinned"]
     assert "is pinned since" in act("rollback", reason, 409, **studio.bearer)["error"]
     assert act("unpin", {"reason": "go on"}, **studio.bearer)["changed"]
@@ -258,7 +260,7 @@ def test_actions_take_the_token_leave_their_reason_and_do_what_was_foretold(stud
 # ── who may look ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_only_names_of_this_machine_are_answered(studio: Shown) -> None:
+def test_only_host_names_of_this_machine_are_accepted(studio: Shown) -> None:
     for host in ("evil.example", "evil.example:8503", "127.0.0.1.evil.example", ""):
         for path in ("/api/homes", "/"):
             answer = studio.client.get(path, headers={"host": host})
@@ -268,7 +270,7 @@ def test_only_names_of_this_machine_are_answered(studio: Shown) -> None:
         assert studio.client.get("/api/homes", headers={"host": host}).status_code == 200
 
 
-def test_with_a_server_token_no_route_answers_without_the_studio_token(studio: Shown) -> None:
+def test_no_route_answers_without_the_studio_token_if_the_server_has_one(studio: Shown) -> None:
     """The server refuses scores and figures to strangers, so the studio must not hand them out, nor rows of logs."""
     run = studio.of("ads", "runs")[0]["run"]
     filled = {"{home}": "ads", "{run}": run, "{stage}": "prepare"}
@@ -295,7 +297,7 @@ def test_with_a_server_token_no_route_answers_without_the_studio_token(studio: S
             assert again.status_code == 401, (path, again.text)
 
 
-def test_a_wrong_method_is_told_which_ones_are_allowed(studio: Shown) -> None:
+def test_wrong_method_lists_the_allowed_ones(studio: Shown) -> None:
     described = {path: {method.upper() for method in methods} for path, methods in studio.paths.items()}
     for path, methods in described.items():
         expected = methods | ({"HEAD"} if "GET" in methods else set())
@@ -309,7 +311,7 @@ def test_a_wrong_method_is_told_which_ones_are_allowed(studio: Shown) -> None:
     assert studio.client.post("/api/nothing").status_code == 404
 
 
-def test_headers_keep_a_browser_in_bounds(studio: Shown) -> None:
+def test_security_headers(studio: Shown) -> None:
     page = studio.client.get("/")
     assert page.status_code == 200
     assert page.headers["content-security-policy"].startswith("default-src 'self'")
@@ -334,7 +336,7 @@ def test_headers_keep_a_browser_in_bounds(studio: Shown) -> None:
         "a%0ab",
     ],
 )
-def test_names_lead_nowhere_else(studio: Shown, name: str) -> None:
+def test_path_traversal_is_impossible(studio: Shown, name: str) -> None:
     for path in (f"runs/{name}", f"runs/{name}/report.html", f"runs/{name}/curve", f"logs/{name}"):
         answer = studio.client.get(f"/api/homes/ads/{path}")
         assert answer.status_code == 404, (path, answer.text)
@@ -343,7 +345,7 @@ def test_names_lead_nowhere_else(studio: Shown, name: str) -> None:
     assert studio.client.get(f"/api/homes/{name}/status").status_code == 404
 
 
-def test_no_secret_is_in_any_answer(studio: Shown, ads: Path) -> None:
+def test_no_response_contains_a_secret(studio: Shown, ads: Path) -> None:
     log = ads / ".clickline/up/logs/serve.log"
     with log.open("a") as file:  # as a library might
         file.write(f"2026-11-16T00:00:00.000000Z header authorization: Bearer {SECRETS[1]}\n")
@@ -358,7 +360,7 @@ def test_no_secret_is_in_any_answer(studio: Shown, ads: Path) -> None:
     assert "Bearer ***" in studio.client.get("/api/homes/ads/logs/serve?tail=5000").text
 
 
-def test_every_route_is_in_the_document_and_nothing_else(studio: Shown) -> None:
+def test_openapi_lists_exactly_the_routes(studio: Shown) -> None:
     from clickline.studio.app import Studio
     from clickline.studio.studio_auth import Access
 

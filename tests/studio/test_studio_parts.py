@@ -21,14 +21,14 @@ from clickline.pipeline.hour_records import HourRecords
 from clickline.records import RawRows
 from clickline.storage.redaction import Redactor
 from clickline.studio import events, example_rows
-from clickline.studio.dataset_view import Data
-from clickline.studio.events import Watch
-from clickline.studio.home_view import Slow, View
+from clickline.studio.dataset_view import DatasetView
+from clickline.studio.events import EventBroadcaster
+from clickline.studio.home_view import HomeView, SlowAnswer
 from clickline.studio.homes import Home, home_of, open_homes
-from clickline.studio.json_response import as_answer
-from clickline.studio.runs import Runs
-from clickline.studio.serving_view import Serving
-from clickline.studio.studio_auth import Access, Token, studio_token
+from clickline.studio.json_response import encode_json
+from clickline.studio.runs import RunsView
+from clickline.studio.serving_view import ServingView
+from clickline.studio.studio_auth import Access, StudioToken, studio_token
 from servers.serving import QuietHandler, served
 
 
@@ -37,29 +37,29 @@ def home(tmp_path: Path) -> Home:
     return home_of(load_config(configure(tmp_path / "ads")), None, set())
 
 
-def test_somebody_looks_only_while_somebody_listens(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "_LOOKED_SECONDS", 0.2)
+def test_polling_runs_only_while_someone_listens(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_SAMPLING_SECONDS", 0.2)
     monkeypatch.setattr(events, "_SECONDS", 0.1)
 
     async def story() -> None:
-        watch = Watch(View(home), lambda document: json.dumps(document, default=str).encode())
-        assert not watch.looks
+        watch = EventBroadcaster(HomeView(home), lambda document: json.dumps(document, default=str).encode())
+        assert not watch.is_polling
         first, second = watch.stream(), watch.stream()
         assert await anext(first) == await anext(second) == b": hello\n\n"
         for stream in (first, second):
             assert (await anext(stream)).startswith(b"event: status\ndata: {")
-        assert watch.looks
+        assert watch.is_polling
         await first.aclose()
         await asyncio.sleep(0.3)
-        assert watch.looks
+        assert watch.is_polling
         await second.aclose()
         async with asyncio.timeout(10):
-            while watch.looks:
+            while watch.is_polling:
                 await asyncio.sleep(0.01)
-        await watch.sampled()
-        assert watch.looks
+        await watch.serving()
+        assert watch.is_polling
         async with asyncio.timeout(10):
-            while watch.looks:
+            while watch.is_polling:
                 await asyncio.sleep(0.01)
         third = watch.stream()
         await anext(third)
@@ -69,7 +69,7 @@ def test_somebody_looks_only_while_somebody_listens(home: Home, monkeypatch: pyt
     asyncio.run(story())
 
 
-def test_who_asks_for_the_same_gets_the_same_and_nobody_waits_for_ever(home: Home) -> None:
+def test_concurrent_identical_reads_share_one_result(home: Home) -> None:
     calls = []
     done = threading.Event()
 
@@ -79,14 +79,14 @@ def test_who_asks_for_the_same_gets_the_same_and_nobody_waits_for_ever(home: Hom
         return 7
 
     async def story() -> None:
-        view = View(home)
-        asked = [asyncio.create_task(view.once("it", slow)) for _ in range(5)]
-        with pytest.raises(Slow, match=r"no answer within 0.05 s: it"):
-            await view.once("it", slow, 0.05)
+        view = HomeView(home)
+        asked = [asyncio.create_task(view.run_once("it", slow)) for _ in range(5)]
+        with pytest.raises(SlowAnswer, match=r"no answer within 0.05 s: it"):
+            await view.run_once("it", slow, 0.05)
         done.set()
         assert await asyncio.gather(*asked) == [7] * 5
         assert len(calls) == 1
-        assert await view.once("it", slow) == 7
+        assert await view.run_once("it", slow) == 7
         assert len(calls) == 2
 
     asyncio.run(story())
@@ -105,7 +105,7 @@ def write_run(home: Path, name: str, *, curve_age: float | None = None, **report
         os.utime(folder / "curve.json", (at, at))
 
 
-def test_the_states_of_runs(tmp_path: Path) -> None:
+def test_run_states(tmp_path: Path) -> None:
     passed = {"passed": True, "reasons": [], "warnings": []}
     measured = {"auc": 0.7, "logloss": 0.5, "calibration": 1.0}
     report = {"checkpoint": "step-000000030", "epochs": [{}], "evaluation": measured, "gate": passed}
@@ -119,7 +119,7 @@ def test_the_states_of_runs(tmp_path: Path) -> None:
     records.write(
         490_896, {"hour": "20260101/00", "state": "learned", "progressive": measured, "gate": passed}
     )
-    runs = Runs(tmp_path)
+    runs = RunsView(tmp_path)
     found = {run["run"]: run for run in runs.list({"state": "never"})}
     assert {name: run["state"] for name, run in found.items()} == {
         "finished": "finished",
@@ -153,23 +153,21 @@ def test_the_states_of_runs(tmp_path: Path) -> None:
         ({"state": "learning", "late": False}, "learning"),
     ],
 )
-def test_the_hour_that_is_waited_for_is_the_last(
-    tmp_path: Path, facts: dict[str, object], state: str
-) -> None:
+def test_awaited_hour_is_listed_last(tmp_path: Path, facts: dict[str, object], state: str) -> None:
     HourRecords(str(tmp_path), 1).write(
         490_896, {"hour": "20260101/00", "state": "skipped", "reason": "late"}
     )
     (tmp_path / "follow/hours/torn.json").write_text("{")
     told = {"hour": "20260101/01", "waiting_since": "2026-01-01T02:00:00+00:00", **facts}
     up = {"state": "running", "stages": {"follow": {"state": "running", "facts": told}}}
-    found = Data(tmp_path).all(up)
+    found = DatasetView(tmp_path).all(up)
     assert [(hour["hour"], hour["state"]) for hour in found["hours"]] == [
         ("20260101/00", "skipped"),
         ("20260101/01", state),
     ]
     assert found["summary"]["waiting"] == (state != "learning")
     assert found["summary"]["passed_over"] == 1
-    assert len(Data(tmp_path).all({**up, "state": "lost"})["hours"]) == 1
+    assert len(DatasetView(tmp_path).all({**up, "state": "lost"})["hours"]) == 1
 
 
 PAGE = """# TYPE clickline_requests counter
@@ -190,7 +188,7 @@ clickline_version 3
 """
 
 
-def test_a_point_is_what_happened_between_two_readings(tmp_path: Path) -> None:
+def test_metric_point_is_the_difference_of_two_scrapes(tmp_path: Path) -> None:
     figures = {"fine": 0, "bad": 0, "rows": 0, "fast": 0}
 
     class Handler(QuietHandler):
@@ -198,7 +196,7 @@ def test_a_point_is_what_happened_between_two_readings(tmp_path: Path) -> None:
             self.answer(200, PAGE.format(**figures).encode())
 
     async def story(port: int) -> None:
-        serving = Serving(load_config(configure(tmp_path / "ads", serve={"metrics_port": port})))
+        serving = ServingView(load_config(configure(tmp_path / "ads", serve={"metrics_port": port})))
         assert await serving.sample() is None
         figures.update(fine=100, bad=5, rows=700, fast=50)
         point = await serving.sample()
@@ -224,13 +222,13 @@ def test_a_point_is_what_happened_between_two_readings(tmp_path: Path) -> None:
         asyncio.run(story(port))
 
 
-def test_something_else_on_the_port_is_no_server(tmp_path: Path) -> None:
+def test_another_program_on_the_port_is_not_a_server(tmp_path: Path) -> None:
     class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.answer(401, b"who are you?")
 
     async def story(port: int) -> None:
-        serving = Serving(load_config(configure(tmp_path / "ads", serve={"metrics_port": port})))
+        serving = ServingView(load_config(configure(tmp_path / "ads", serve={"metrics_port": port})))
         assert await serving.sample() is None
         assert serving.document()["reason"] == "it answered 401: who are you?"
         await serving.close()
@@ -239,7 +237,7 @@ def test_something_else_on_the_port_is_no_server(tmp_path: Path) -> None:
         asyncio.run(story(port))
 
 
-def test_a_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_token_is_created_once_and_readable_only_by_its_owner(tmp_path: Path) -> None:
     home = tmp_path / "new" / "home"
     token = studio_token(None, home)
     assert token.file == home / "studio-token"
@@ -252,7 +250,7 @@ def test_a_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", "schlüssel".encode()])
-def test_a_token_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_empty_token_file_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "token").write_bytes(content)
     with pytest.raises(ClicklineError, match=r"studio\.token_file .*token"):
         studio_token(str(tmp_path / "token"), tmp_path)
@@ -260,19 +258,19 @@ def test_a_token_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None
         studio_token(str(tmp_path / "absent"), tmp_path)
 
 
-def test_without_a_token_nobody_acts(tmp_path: Path) -> None:
+def test_actions_require_the_token(tmp_path: Path) -> None:
     access = Access(None, "127.0.0.1")
     assert access.may_read(None)
     assert not access.may_act("Bearer ")
     assert not access.may_act("Bearer None")
-    assert not Access(None, "127.0.0.1", guarded=True).may_read(None)
-    token = Access(Token("t", tmp_path), "127.0.0.1")
+    assert not Access(None, "127.0.0.1", protected=True).may_read(None)
+    token = Access(StudioToken("t", tmp_path), "127.0.0.1")
     assert token.may_act("bearer t")
     assert not token.may_act("t")
     assert not token.may_act("Basic t")
 
 
-def test_an_answer_is_json_that_browsers_read() -> None:
+def test_responses_are_json_that_browsers_parse() -> None:
     document = {
         "nan": float("nan"),
         "text": "\udcff é",
@@ -280,7 +278,7 @@ def test_an_answer_is_json_that_browsers_read() -> None:
         "numpy": np.float32(0.5),
         1: [None],
     }
-    answer = as_answer(document, Redactor([]))
+    answer = encode_json(document, Redactor([]))
     assert json.loads(answer, parse_constant=pytest.fail) == {
         "nan": None,
         "text": "\udcff é",
@@ -288,15 +286,15 @@ def test_an_answer_is_json_that_browsers_read() -> None:
         "numpy": 0.5,
         "1": [None],
     }
-    assert as_answer({"a": ["key is hush-hush"]}, Redactor(["hush-hush"])) == b'{"a":["key is ***"]}'
+    assert encode_json({"a": ["key is hush-hush"]}, Redactor(["hush-hush"])) == b'{"a":["key is ***"]}'
 
 
-def test_homes_with_one_name_have_ids_of_their_own(tmp_path: Path) -> None:
+def test_homes_with_the_same_name_get_different_ids(tmp_path: Path) -> None:
     files = [configure(tmp_path / folder / "ads") for folder in ("a", "b", "c")]
     assert [home.id for home in open_homes(files, [])] == ["ads", "ads-2", "ads-3"]
 
 
-def test_an_example_leaves_out_what_stands_for_no_value_however_it_is_written() -> None:
+def test_example_omits_missing_values() -> None:
     features = FeatureSpec(
         (DenseField("n", "n", "none"),), (SlotField("c", "c", 1),), missing=("-9.50", "-1.0", " NULL")
     )

@@ -27,7 +27,7 @@ def signature(rows: LabelledRows) -> list[bytes]:
     return [line.tobytes() for line in np.ascontiguousarray(table)]
 
 
-def test_every_row_comes_once_an_epoch_in_another_order(dataset):
+def test_every_row_comes_once_per_epoch_in_a_new_order(dataset):
     made = Batches(dataset, Path(dataset.folder), 256, seed=1)
     stored = concat_rows(
         [
@@ -42,7 +42,7 @@ def test_every_row_comes_once_an_epoch_in_another_order(dataset):
     assert orders[0] != signature(stored)
 
 
-def test_from_any_position_on_the_same_batches_come(dataset):
+def test_batches_are_the_same_from_any_position(dataset):
     made = Batches(dataset, Path(dataset.folder), 500, seed=2)
     whole = list(made.epoch(Position(3)))
     assert whole[-1][1] == Position(4)
@@ -57,7 +57,7 @@ lists = st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=4), min_size=1, ma
 
 
 @given(lists, st.data())
-def test_rows_with_several_values_are_taken_and_joined_right(values, data):
+def test_multi_value_rows_are_selected_and_concatenated_correctly(values, data):
     counts = np.array([len(ids) for ids in values])
     flat = np.array([one for ids in values for one in ids], dtype=np.uint64)
     slot = SlotIds(flat, np.concatenate([[0], np.cumsum(counts)]))
@@ -92,7 +92,7 @@ def test_rows_with_several_values_are_taken_and_joined_right(values, data):
         (3, 5, 900),
     ],
 )
-def test_newest_hour_is_one_that_a_share_of_the_rows_has_reached(strays, rows, newest):
+def test_newest_hour_is_one_that_enough_rows_have_reached(strays, rows, newest):
     """1 % of a row group, at least 10 rows; of less than 20 rows, half."""
     hours = np.full(rows, 50, dtype=np.int32)
     hours[:strays] = 900

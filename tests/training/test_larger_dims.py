@@ -72,7 +72,7 @@ def learned(network: str, dim: int) -> Metrics:
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ["fm", "deepfm"])
 @pytest.mark.parametrize("dim", [64, 256])
-def test_long_vectors_do_not_diverge_at_the_default_step_sizes(network, dim):
+def test_long_vectors_do_not_diverge_at_the_default_learning_rates(network, dim):
     usual, long = learned(network, 9), learned(network, dim)
     assert usual.normalised_entropy < 1
     assert long.normalised_entropy < 1

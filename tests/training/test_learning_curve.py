@@ -23,7 +23,7 @@ def drawn(path: Path, points: int) -> LearningCurve:
 
 
 @pytest.mark.parametrize("points", [1, 2, 499, 500, 501, 750, 1000, 12_345])
-def test_many_points_are_thinned_evenly_and_the_newest_is_there(tmp_path, points):
+def test_many_points_are_thinned_evenly_and_include_the_newest(tmp_path, points):
     columns = drawn(tmp_path / "curve.json", points).columns()
     assert list(columns) == COLUMNS
     steps = columns["step"]
@@ -36,7 +36,7 @@ def test_many_points_are_thinned_evenly_and_the_newest_is_there(tmp_path, points
     assert columns["loss"] == [1 / step for step in steps]
 
 
-def test_it_is_not_written_with_every_point(tmp_path):
+def test_file_is_not_written_for_every_point(tmp_path):
     path = tmp_path / "curve.json"
     curve = drawn(path, 1)
     assert json.loads(path.read_text())["step"] == [1]
@@ -47,7 +47,7 @@ def test_it_is_not_written_with_every_point(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["curve.json"]
 
 
-def test_going_on_drops_what_comes_after_the_checkpoint(tmp_path):
+def test_resuming_drops_points_after_the_checkpoint(tmp_path):
     path = tmp_path / "curve.json"
     drawn(path, 2000).write()
     curve = LearningCurve(path)
@@ -65,7 +65,7 @@ def test_going_on_drops_what_comes_after_the_checkpoint(tmp_path):
     assert max(gaps) <= 3 * min(gaps[:-1])  # as even after it as before
 
 
-def test_a_step_that_was_told_is_not_told_again(tmp_path):
+def test_step_is_not_added_twice(tmp_path):
     curve = drawn(tmp_path / "curve.json", 3)
     curve.add(3, 30, 0.3, 0.7, 1.0)
     curve.add(0, 0, None, None, 0.0)
@@ -73,7 +73,7 @@ def test_a_step_that_was_told_is_not_told_again(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"step": [1]}'])
-def test_a_spoilt_file_is_a_curve_without_points(tmp_path, content):
+def test_damaged_file_is_an_empty_curve(tmp_path, content):
     path = tmp_path / "curve.json"
     path.write_bytes(content)
     curve = LearningCurve(path)
@@ -81,7 +81,7 @@ def test_a_spoilt_file_is_a_curve_without_points(tmp_path, content):
     assert curve.columns() == {name: [] for name in COLUMNS}
 
 
-def test_a_run_that_goes_on_draws_on(project):
+def test_resumed_run_extends_the_curve(project):
     constant = ["train.schedule={kind: constant}", "train.embedding.schedule={kind: constant}"]
     first = train(load_config(project / "clickline.yaml", constant))
     path = first.checkpoint.folder.parent / "curve.json"

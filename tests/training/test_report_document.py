@@ -53,7 +53,7 @@ def rows_of(project: Path, split: str):
     )
 
 
-def test_every_part_is_what_a_direct_count_gives(project):
+def test_every_section_matches_a_direct_count(project):
     result, report, _ = trained(project)
     assert report.keys() >= KEYS
     dataset = Dataset.current(Storage(), str(project / ".clickline"))
@@ -131,12 +131,12 @@ def test_every_part_is_what_a_direct_count_gives(project):
     assert report["config"] == (result.report.parent / "resolved.yaml").read_text()
     assert report["current"] is None
     assert (
-        "No other version was measured on these rows: there is no current version to compare with."
+        "No other version was evaluated on these rows: there is no current version to compare with."
         in report["notes"]
     )
 
 
-def test_the_page_is_made_from_the_report_and_made_anew_where_it_is_gone(project):
+def test_missing_page_is_rebuilt_from_the_report(project):
     result, report, _ = trained(project)
     page = result.report.with_suffix(".html")
     first = page.read_text()
@@ -154,7 +154,7 @@ def test_the_page_is_made_from_the_report_and_made_anew_where_it_is_gone(project
     assert page.stat().st_mtime_ns > kept
 
 
-def test_without_plotly_training_goes_on_and_says_what_to_install(project, monkeypatch):
+def test_without_plotly_training_continues_and_says_what_to_install(project, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "plotly", None)
         result, report, said = trained(project)
@@ -168,7 +168,7 @@ def test_without_plotly_training_goes_on_and_says_what_to_install(project, monke
     assert page.exists()
 
 
-def test_a_page_that_cannot_be_made_stops_no_training(project, monkeypatch):
+def test_failure_to_write_the_page_does_not_stop_training(project, monkeypatch):
     def broken(*args: object) -> None:
         raise ZeroDivisionError
 
@@ -179,7 +179,7 @@ def test_a_page_that_cannot_be_made_stops_no_training(project, monkeypatch):
 
 
 @pytest.mark.parametrize("auc", [0.55, 0.99])
-def test_report_and_page_go_to_the_tracker_whatever_the_gate_says(project, monkeypatch, auc):
+def test_report_and_page_are_tracked_even_if_the_gate_refuses(project, monkeypatch, auc):
     sent: list[Path] = []
 
     class Recording(Tracker):
@@ -193,7 +193,7 @@ def test_report_and_page_go_to_the_tracker_whatever_the_gate_says(project, monke
     assert [path.name for path in sent] == ["report.json", "report.html"]
 
 
-def test_without_eval_rows_the_report_says_what_it_lacks(prepared, tmp_path):
+def test_report_without_eval_rows_says_what_is_missing(prepared, tmp_path):
     text = (
         (prepared / "clickline.yaml")
         .read_text()
@@ -212,7 +212,7 @@ def test_without_eval_rows_the_report_says_what_it_lacks(prepared, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_live_version_is_measured_on_the_same_rows_or_the_report_says_why_not(project, monkeypatch):
+def test_live_version_is_evaluated_on_the_same_rows_or_the_report_says_why_not(project, monkeypatch):
     config = load_config(project / "clickline.yaml")
     first = train(config)
     version = clickline.publish(config).version.number
@@ -238,7 +238,7 @@ def test_the_live_version_is_measured_on_the_same_rows_or_the_report_says_why_no
     assert report["current"] is None
     assert any(
         note.startswith(
-            "No other version was measured on these rows: the current version, 1, cannot be compared with"
+            "No other version was evaluated on these rows: the current version, 1, cannot be compared with"
         )
         for note in report["notes"]
     )
@@ -254,14 +254,14 @@ def test_the_live_version_is_measured_on_the_same_rows_or_the_report_says_why_no
         trained(project, "train.seed=10", "gate={vs_current: -0.1, auc: 0.99, extra_epochs: 0}")
 
 
-def test_large_tables_are_not_read_for_it(project, monkeypatch):
+def test_large_tables_are_not_read_for_the_report(project, monkeypatch):
     result, _, _ = trained(project)
     monkeypatch.setattr(documents, "_MOST_READ", 1000)
     assert documents.unseen_shares_in_files(result.checkpoint.tables, rows_of(project, "eval")) is None
 
 
 @pytest.mark.slow
-def test_after_an_early_stop_the_report_is_that_of_the_best_epoch(project):
+def test_report_after_early_stopping_is_of_the_best_epoch(project):
     options = ["train.epochs=4", "train.early_stopping={patience: 1}", "train.embedding.learning_rate=0.3"]
     result, report, said = trained(project, *options)
     assert any("was the best; the later ones did not help" in one for one in said)

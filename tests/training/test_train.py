@@ -31,12 +31,12 @@ def test_training_without_a_dataset_says_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["local", "cluster"])
-def test_what_is_to_come_is_refused(project, mode):
+def test_unsupported_settings_are_refused(project, mode):
     with pytest.raises(ConfigError, match="this release trains with a home on local disk"):
         train(load_config(project / "clickline.yaml", [f"train.mode={mode}", "home=memory://x"]))
 
 
-def test_the_final_checkpoint_stands_at_the_end_of_the_last_epoch(project):
+def test_final_checkpoint_is_at_the_end_of_the_last_epoch(project):
     result = train(load_config(project / "clickline.yaml"))
     assert result.verdict.passed
     assert result.evaluation is not None
@@ -72,16 +72,16 @@ def test_every_ids_counters_equal_a_direct_count_over_the_data(project, monkeypa
     assert found == {one: (epochs * count, epochs * clicks[one]) for one, count in shows.items()}
 
 
-def test_a_gate_that_asks_for_figures_is_refused_before_training_where_there_are_no_eval_rows(tmp_path):
+def test_gate_thresholds_without_eval_rows_are_refused_before_training(tmp_path):
     generate(SampleOptions(format="criteo", rows=2000, out=tmp_path / "data"), Progress())
     text = "data: {train: data/train.tsv%s}\ngate: {auc: 0.6}\nmodel: {hidden: [4]}\ntracking: {enabled: false}\n"
     (tmp_path / "clickline.yaml").write_text(text % "")
     config = load_config(tmp_path / "clickline.yaml")
-    with pytest.raises(ConfigError, match=r"data\.eval is not given, but gate\.auc asks for figures"):
+    with pytest.raises(ConfigError, match=r"data\.eval is not set, but gate\.auc needs metrics"):
         run_flow(config, Progress())
     assert not (tmp_path / ".clickline").exists()  # not even prepared
     prepare(config)
-    with pytest.raises(ConfigError, match=r"data\.eval is not given, but gate\.auc asks for figures"):
+    with pytest.raises(ConfigError, match=r"data\.eval is not set, but gate\.auc needs metrics"):
         train(config)
     (tmp_path / "clickline.yaml").write_text(text % ", eval: data/eval.tsv")
     with pytest.raises(
@@ -91,7 +91,7 @@ def test_a_gate_that_asks_for_figures_is_refused_before_training_where_there_are
     assert not (tmp_path / ".clickline" / "runs").exists()
 
 
-def test_a_file_that_is_learned_and_measured_on_is_said_before_training_and_in_the_report(tmp_path):
+def test_file_in_both_train_and_eval_is_reported_before_training_and_in_the_report(tmp_path):
     generate(SampleOptions(format="criteo", rows=2000, out=tmp_path / "data"), Progress())
     (tmp_path / "clickline.yaml").write_text(
         "data: {train: 'data/*.tsv', eval: data/eval.tsv}\nmodel: {hidden: [4]}\ntracking: {enabled: false}\n"
@@ -113,7 +113,7 @@ def test_a_file_that_is_learned_and_measured_on_is_said_before_training_and_in_t
     assert json.loads(result.report.read_text())["notes"][0].startswith(leak)
 
 
-def test_rows_without_a_click_are_neither_learned_nor_tried_again(tmp_path):
+def test_data_without_clicks_are_refused(tmp_path):
     clicked = "".join(f"{i % 2},{'ab'[i % 2]}\n" for i in range(600))
     (tmp_path / "clicked.csv").write_text("y,u\n" + clicked)
     (tmp_path / "shown.csv").write_text("y,u\n" + clicked.replace("1,", "0,"))
@@ -134,7 +134,7 @@ def test_rows_without_a_click_are_neither_learned_nor_tried_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_most_of_the_reachable_auc_is_reached_on_data_that_allow_it(tmp_path: Path):
+def test_most_of_the_reachable_auc_is_reached(tmp_path: Path):
     """With few ids a slot, there are enough rows to learn each; drift and new ids stay out of reach."""
     options = SampleOptions(
         format="csv", rows=200_000, out=tmp_path / "data", slots=8, dense=4, cardinality=50

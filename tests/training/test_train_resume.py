@@ -36,7 +36,9 @@ def checkpoints(project: Path) -> int:
 
 
 @pytest.mark.faults  # `make test` has it with every option on: test_trainer_options.py
-def test_killed_at_several_moments_the_final_checkpoint_is_bit_identical(project, tmp_path_factory, prepared):
+def test_final_checkpoint_is_bit_identical_after_kills_at_several_moments(
+    project, tmp_path_factory, prepared
+):
     undisturbed = start(project)
     assert undisturbed.wait() == 0, undisturbed.communicate()[1].decode()
     undisturbed.communicate()
@@ -59,7 +61,7 @@ def test_killed_at_several_moments_the_final_checkpoint_is_bit_identical(project
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_with_130_and_training_goes_on_later(project):
+def test_ctrl_c_exits_with_130_and_training_resumes_later(project):
     process = start(project)
     while process.poll() is None and checkpoints(project) < 5:
         time.sleep(0.002)
@@ -70,11 +72,11 @@ def test_ctrl_c_ends_with_130_and_training_goes_on_later(project):
     assert b"Traceback" not in process.communicate()[1]
     again = start(project)
     assert again.wait() == 0
-    assert b"going on from step" in again.communicate()[1]
+    assert b"resuming from step" in again.communicate()[1]
 
 
 @pytest.mark.slow
-def test_a_model_below_the_gate_is_trained_on_and_then_refused_with_exit_3(project):
+def test_model_below_the_gate_gets_extra_epochs_and_is_then_refused_with_exit_3(project):
     command = [CLICKLINE, "train", "--json", "--set", "gate.auc=0.99", "--set", "gate.extra_epochs=1"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 3

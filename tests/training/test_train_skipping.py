@@ -58,7 +58,7 @@ def runs(project: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     return Runs(project, monkeypatch)
 
 
-def test_a_finished_run_is_taken_as_it_is(runs, monkeypatch):
+def test_finished_run_is_reused(runs, monkeypatch):
     first = runs.train("train.order=time")
     assert (first.reused, runs.built) == (False, 1)
     with monkeypatch.context() as patch:
@@ -77,7 +77,7 @@ def test_a_finished_run_is_taken_as_it_is(runs, monkeypatch):
 
 
 @pytest.mark.slow
-def test_hours_slices_curves_and_measures_of_ones_own_come_back_from_a_report():
+def test_evaluation_with_hours_slices_curves_and_custom_metrics_is_read_back():
     random = np.random.default_rng(1)
     scored_B = random.random(1000).astype(np.float32)
     label_B = (random.random(1000) < scored_B).astype(np.float32)
@@ -93,7 +93,7 @@ def test_hours_slices_curves_and_measures_of_ones_own_come_back_from_a_report():
 
 
 @pytest.mark.slow
-def test_a_gate_that_was_changed_judges_the_figures_of_then(runs):
+def test_changed_gate_is_checked_against_the_stored_metrics(runs):
     first = runs.train()
     auc = first.evaluation.total.auc
     lower = runs.train("gate.auc=0.51")
@@ -114,22 +114,22 @@ def test_a_gate_that_was_changed_judges_the_figures_of_then(runs):
 
 
 @pytest.mark.slow
-def test_what_passed_beside_the_current_version_stays_passed(runs, monkeypatch):
+def test_run_that_passed_against_the_current_version_stays_passed(runs, monkeypatch):
     """Once it is published it is the current version itself, over which it has no gain."""
     live: list[LiveEvaluation] = []
-    monkeypatch.setattr(training, "_measure_current", lambda *args: (live[0] if live else None, "none yet"))
+    monkeypatch.setattr(training, "_evaluate_live", lambda *args: (live[0] if live else None, "none yet"))
     first = runs.train("gate.vs_current=0.01")
     live.append(LiveEvaluation(1, first.evaluation))
     again = runs.train("gate.vs_current=0.01")
     assert (again.reused, runs.built) == (True, 0)
-    with pytest.raises(GateRefused, match=r"gate\.vs_current asks for a gain of 0\.02"):
+    with pytest.raises(GateRefused, match=r"gate\.vs_current requires a gain of 0\.02"):
         runs.train("gate.vs_current=0.02")
     assert runs.built == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tables.bin", "dense.npz", "manifest.json"])
-def test_a_damaged_checkpoint_is_no_result(runs, name):
+def test_damaged_checkpoint_is_not_a_result(runs, name):
     first = runs.train()
     path = first.checkpoint.folder / name
     if name == "manifest.json":
@@ -147,7 +147,7 @@ def test_a_damaged_checkpoint_is_no_result(runs, name):
 
 
 @pytest.mark.slow
-def test_more_epochs_or_another_rule_to_stop_are_more_to_do(runs):
+def test_more_epochs_or_another_stopping_rule_continue_the_run(runs):
     constant = "train.schedule={kind: constant}", "train.embedding.schedule={kind: constant}"
     first = runs.train(*constant)
     more = runs.train(*constant, "train.epochs=2")
@@ -160,7 +160,7 @@ def test_more_epochs_or_another_rule_to_stop_are_more_to_do(runs):
 
 
 @pytest.mark.slow
-def test_a_report_of_an_earlier_release_is_not_guessed_at(runs):
+def test_report_of_an_earlier_release_is_not_reused(runs):
     first = runs.train()
     report = json.loads(first.report.read_text())
     del report["asked"]
@@ -170,7 +170,7 @@ def test_a_report_of_an_earlier_release_is_not_guessed_at(runs):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_taken_anew_is_the_one_to_publish(runs):
+def test_reused_run_is_the_one_to_publish(runs):
     first = runs.train()
     second = runs.train("train.seed=1")
     home = str(runs.project / ".clickline")
@@ -183,7 +183,7 @@ def test_a_run_that_was_taken_anew_is_the_one_to_publish(runs):
 
 
 @pytest.mark.slow
-def test_without_eval_rows_nothing_is_measured_again(runs, tmp_path):
+def test_run_without_eval_rows_is_reused(runs, tmp_path):
     from clickline.data.prepare.run import prepare
 
     (runs.project / ".clickline" / "datasets").unlink()

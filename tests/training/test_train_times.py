@@ -71,7 +71,7 @@ def test_training_on_microseconds_gives_the_model_of_seconds(tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluation_is_of_the_model_after_eviction(tmp_path):
+def test_evaluation_uses_the_model_after_eviction(tmp_path):
     """What the gate judges is the checkpoint that is published: its tables have lost what eviction takes."""
     from clickline.artifacts.dataset import Dataset
     from clickline.evaluation.evaluator import evaluate_rows

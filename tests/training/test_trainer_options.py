@@ -64,7 +64,7 @@ def eval_rows(project: Path):
     return found.read(Path(found.folder, shard.file), range(len(shard.row_groups)))
 
 
-def test_a_checkpoint_alone_scores_as_training_did(project):
+def test_restored_checkpoint_scores_like_the_trained_model(project):
     result = run(project)
     model = open_checkpoint(result.checkpoint, threads=1)
     rows = eval_rows(project)
@@ -73,7 +73,7 @@ def test_a_checkpoint_alone_scores_as_training_did(project):
     np.testing.assert_allclose(model.score(rows), again.score(rows), rtol=1e-5)
 
 
-def test_slots_may_have_dims_and_poolings_of_their_own(project):
+def test_slots_can_have_their_own_dims_and_poolings(project):
     result = run(project, "model.slots.C1.dim=2", "model.slots.C3.pooling=mean", "model.pooling=max")
     plan = open_checkpoint(result.checkpoint, threads=1).plan
     shapes = {slot.name: (slot.dim, slot.pooling) for slot in plan.slots}
@@ -82,7 +82,7 @@ def test_slots_may_have_dims_and_poolings_of_their_own(project):
     assert shapes["C3"] == (4, "mean")
 
 
-def test_an_unknown_slot_is_named_with_those_there_are(project):
+def test_unknown_slot_is_reported_with_the_known_ones(project):
     with pytest.raises(ConfigError, match=r"model\.slots\.C77 is no slot .* Its slots are C1, C2"):
         run(project, "model.slots.C77.dim=2")
 
@@ -98,7 +98,7 @@ def test_admission_leaves_rare_ids_as_candidates(project):
 
 
 @pytest.mark.slow
-def test_eviction_forgets_and_the_report_counts_it(project):
+def test_evicted_ids_are_counted_in_the_report(project):
     story = report(run(project, "train.eviction.threshold=1.5"))
     gone = {slot["name"]: slot["evicted"] for slot in story["slots"]}
     assert sum(gone.values()) > 1000
@@ -109,7 +109,7 @@ def test_eviction_forgets_and_the_report_counts_it(project):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["isotonic", "platt"])
-def test_a_calibration_is_fitted_on_rows_that_were_not_learned_and_stored(project, method):
+def test_calibration_is_fitted_on_held_out_rows_and_stored(project, method):
     result = run(project, f"train.calibration.method={method}", "train.calibration.holdout=0.2")
     assert result.checkpoint.body["calibration"]["kind"] == method
     model = open_checkpoint(result.checkpoint, threads=1)
@@ -122,7 +122,7 @@ def test_a_calibration_is_fitted_on_rows_that_were_not_learned_and_stored(projec
 
 
 @pytest.mark.slow
-def test_negative_sampling_learns_fewer_rows_and_stays_calibrated(project):
+def test_negative_sampling_trains_fewer_rows_and_stays_calibrated(project):
     whole, sampled = run(project), run(project, "train.negative_sampling=0.3")
     assert sampled.checkpoint.step < whole.checkpoint.step
     planned = sampled.checkpoint.body["plan"]["schedule"]["steps"]  # the rate must end with the rows
@@ -137,7 +137,7 @@ def test_class_weights_stay_calibrated(project):
 
 
 @pytest.mark.slow
-def test_training_stops_when_more_epochs_do_not_help_and_the_best_one_is_the_result(project):
+def test_early_stopping_returns_the_best_epoch(project):
     heard = Heard()
     settings = ("train.epochs=9", "train.early_stopping.patience=2", "train.embedding.learning_rate=0.5")
     result = run(project, *settings, progress=heard)
@@ -154,7 +154,7 @@ def test_training_stops_when_more_epochs_do_not_help_and_the_best_one_is_the_res
 
 
 @pytest.mark.slow
-def test_a_refusal_after_an_early_stop_is_final(project):
+def test_gate_refusal_after_early_stopping_is_final(project):
     with pytest.raises(GateRefused):
         run(
             project,
@@ -168,13 +168,13 @@ def test_a_refusal_after_an_early_stop_is_final(project):
     assert len(epochs) < 9
 
 
-def test_early_stop_without_eval_rows_is_refused(project):
-    with pytest.raises(ConfigError, match=r"data\.eval is not given, but train\.early_stopping asks"):
+def test_early_stopping_without_eval_rows_is_refused(project):
+    with pytest.raises(ConfigError, match=r"data\.eval is not set, but train\.early_stopping needs"):
         run(project, "train.early_stopping.patience=1", "data.eval=null")
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_outlives_the_last_ones(project):
+def test_best_checkpoint_is_never_pruned(project):
     result = run(project, "train.epochs=4", "train.embedding.learning_rate=0.5", "train.keep_checkpoints=1")
     epochs = report(result)["epochs"]
     best = min(epochs, key=lambda epoch: epoch["logloss"])
@@ -183,7 +183,7 @@ def test_the_best_checkpoint_outlives_the_last_ones(project):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_every_so_many_steps(project, monkeypatch):
+def test_checkpoint_every_n_steps(project, monkeypatch):
     steps: list[int] = []
     write = module.write_checkpoint
 
@@ -199,11 +199,11 @@ def test_a_checkpoint_every_so_many_steps(project, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_warm_start_goes_on_from_what_was_learned(project):
+def test_warm_start_continues_from_the_earlier_model(project):
     heard = Heard()
     first = run(project)
     second = run(project, f"train.warm_start={first.checkpoint.folder}", "train.seed=1", progress=heard)
-    assert f"learning on from {first.checkpoint.folder}" in heard.said
+    assert f"warm start from {first.checkpoint.folder}" in heard.said
     assert second.checkpoint.folder.parent != first.checkpoint.folder.parent
     shows = [open_checkpoint(one.checkpoint, 1).tables.size for one in (first, second)]
     assert shows[0] == shows[1]
@@ -212,7 +212,7 @@ def test_a_warm_start_goes_on_from_what_was_learned(project):
 
 
 @pytest.mark.slow
-def test_a_warm_start_from_nothing_or_other_fields_is_refused(project, tmp_path_factory):
+def test_warm_start_from_nothing_or_other_fields_is_refused(project, tmp_path_factory):
     with pytest.raises(ArtifactError, match="neither a checkpoint nor a run with one"):
         run(project, "train.warm_start=nowhere")
     first = run(project)
@@ -222,7 +222,7 @@ def test_a_warm_start_from_nothing_or_other_fields_is_refused(project, tmp_path_
         run(project, f"train.warm_start={first.checkpoint.folder}", "train.seed=1")
 
 
-def test_a_diverged_batch_is_kept_for_inspection(project, monkeypatch):
+def test_diverged_batch_is_saved_for_inspection(project, monkeypatch):
     read = Batches._window
 
     def with_an_infinity(self, *which):
@@ -231,7 +231,7 @@ def test_a_diverged_batch_is_kept_for_inspection(project, monkeypatch):
         return rows
 
     monkeypatch.setattr(Batches, "_window", with_an_infinity)
-    with pytest.raises(ClicklineError, match=r"training has diverged.* The batch is kept in .*\.parquet"):
+    with pytest.raises(ClicklineError, match=r"training has diverged.* The batch was saved to .*\.parquet"):
         run(project)
     (kept,) = project.glob(".clickline/runs/*/diverged-step-000000002.parquet")
     table = pq.read_table(kept)
@@ -240,7 +240,7 @@ def test_a_diverged_batch_is_kept_for_inspection(project, monkeypatch):
 
 
 @pytest.mark.slow
-def test_in_the_order_of_time_each_row_is_scored_before_it_is_learned(tmp_path):
+def test_in_time_order_each_row_is_scored_before_it_is_trained_on(tmp_path):
     generate(SampleOptions(format="criteo", rows=8000, out=tmp_path / "data", hours=4), Progress())
     days = sorted(path.name for path in (tmp_path / "data").glob("2*"))
     (tmp_path / "clickline.yaml").write_text(
@@ -258,7 +258,7 @@ def test_in_the_order_of_time_each_row_is_scored_before_it_is_learned(tmp_path):
         return learn(self, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainStep, "learn", watch)
+        patch.setattr(TrainStep, "run", watch)
         result = train(config)
     assert seen == sorted(seen)
     hours = report(result)["progressive"]["hours"]
@@ -268,7 +268,7 @@ def test_in_the_order_of_time_each_row_is_scored_before_it_is_learned(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_network_of_the_users_own_is_trained(project):
+def test_custom_network_is_trained(project):
     (project / "my.py").write_text(
         "import torch\nfrom torch import nn\n\n\n"
         "class _Net(nn.Module):\n"
@@ -302,7 +302,7 @@ def test_a_network_of_the_users_own_is_trained(project):
 
 
 @pytest.mark.slow
-def test_killed_with_every_option_on_the_final_checkpoint_is_bit_identical(project, tmp_path):
+def test_final_checkpoint_is_bit_identical_after_kills_with_every_option_on(project, tmp_path):
     settings = [
         "train.epochs=3",
         "train.early_stopping.patience=1",
@@ -349,7 +349,7 @@ def test_killed_with_every_option_on_the_final_checkpoint_is_bit_identical(proje
 
 
 @pytest.mark.slow
-def test_changes_of_plan_are_other_runs(project):
+def test_changed_plan_is_another_run(project):
     first = run(project)
     for change in (
         "train.embedding.l2=0.01",
@@ -362,7 +362,7 @@ def test_changes_of_plan_are_other_runs(project):
 
 
 @pytest.mark.slow
-def test_looking_up_ahead_changes_nothing(project, monkeypatch):
+def test_lookup_ahead_changes_nothing(project, monkeypatch):
     def tables(result: TrainResult) -> tuple[str, str]:
         return result.checkpoint.body["tables_sha256"], result.checkpoint.body["dense_sha256"]
 

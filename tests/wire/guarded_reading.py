@@ -1,4 +1,4 @@
-"""Read spoiled requests that end where a page begins that kills whoever touches it. Run by test_wire_fuzz.py."""
+"""Reads corrupted requests that end right before a protected page, whose access crashes. Run by test_wire_fuzz.py."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ start = np.frombuffer(pages, dtype=np.uint8).ctypes.data
 libc = ctypes.CDLL(None, use_errno=True)
 if libc.mprotect(ctypes.c_void_p(start + mmap.PAGESIZE), mmap.PAGESIZE, 0):
     sys.exit("mprotect failed")
-room = memoryview(pages)[: mmap.PAGESIZE]
+page = memoryview(pages)[: mmap.PAGESIZE]
 
 
-def spoil(body: bytes, chance: random.Random) -> bytes:
-    spoilt = bytearray(body)
+def corrupt(body: bytes, chance: random.Random) -> bytes:
+    corrupted = bytearray(body)
     for _ in range(chance.randrange(3)):
-        at = chance.randrange(len(spoilt))
+        at = chance.randrange(len(corrupted))
         match chance.randrange(4):
             case 0:
-                spoilt[at] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
+                corrupted[at] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
             case 1:
-                del spoilt[max(at, 1) :]
+                del corrupted[max(at, 1) :]
             case 2:
-                spoilt[at:at] = chance.randbytes(chance.randrange(1, 4))
+                corrupted[at:at] = chance.randbytes(chance.randrange(1, 4))
             case 3:
-                spoilt += body
-    return bytes(spoilt)
+                corrupted += body
+    return bytes(corrupted)
 
 
-taken = refused = 0
+accepted = refused = 0
 chance = random.Random(5)
 for n in range(6000):
     kind = ("predict", "infer")[n % 2]
-    body = spoil(PLAIN[kind](), chance)
-    room[mmap.PAGESIZE - len(body) :] = body
-    guarded = room[mmap.PAGESIZE - len(body) :].toreadonly()
+    body = corrupt(PLAIN[kind](), chance)
+    page[mmap.PAGESIZE - len(body) :] = body
+    guarded = page[mmap.PAGESIZE - len(body) :].toreadonly()
     try:
         for _ in top_level_fields(guarded, 1, 3):
             pass
@@ -55,7 +55,7 @@ for n in range(6000):
         for c in range(len(COLUMNS)):
             if rows.kind_C[c] == 1:
                 assert (rows.starts_CB[c] >= 0).all() and (rows.ends_CB[c] <= len(body)).all()
-        taken += 1
+        accepted += 1
     except RequestRefused:
         refused += 1
-sys.stdout.write(f"{taken} {refused}")
+sys.stdout.write(f"{accepted} {refused}")

@@ -1,7 +1,7 @@
-"""Requests read the slow way: protobuf's own parser, then plain Python. What the kernels are compared with.
+"""A naive request reader to compare the kernels with: protobuf's own parser, then plain Python.
 
-The messages are ours with some changes: text, and messages that the kernels leave to others, are bytes (so
-that only what they read decides what is malformed), and maps are lists of their entries.
+The messages are ours with some changes: text, and messages that the kernels do not parse, are bytes (so that only what
+they parse decides what is malformed), and maps are lists of their entries.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from clickline.records import (
 NOT_TENSORS = ("model_spec", "parameters", "outputs")
 
 
-def _plain(message: DescriptorProto) -> None:
+def _loosen(message: DescriptorProto) -> None:
     message.options.ClearField("map_entry")
     for field in message.field:
         if field.type == FieldDescriptorProto.TYPE_STRING or field.name in NOT_TENSORS:
             field.type = FieldDescriptorProto.TYPE_BYTES
             field.ClearField("type_name")
-    for inner in message.nested_type:
-        _plain(inner)
+    for nested in message.nested_type:
+        _loosen(nested)
 
 
 def _pool() -> DescriptorPool:
@@ -46,7 +46,7 @@ def _pool() -> DescriptorPool:
         files("clickline.wire").joinpath("messages.binpb").read_bytes()
     ).file:
         for message in file.message_type:
-            _plain(message)
+            _loosen(message)
         pool.Add(file)
     return pool
 
@@ -64,11 +64,11 @@ def _cast(kind: str):
     return lambda value: np.array([value & 0xFFFF], dtype="u2").view(kind)[0].item()
 
 
-def _brain(value: int) -> float:
+def _bfloat16(value: int) -> float:
     return struct.unpack("<f", struct.pack("<I", (value & 0xFFFF) << 16))[0]
 
 
-# dtype: its list, its type in memory, how a value of the list becomes a number
+# dtype: its list, its type in memory, the conversion of a list value
 TENSORFLOW = {
     1: ("float_val", "<f4", float),
     2: ("double_val", "<f8", float),
@@ -79,7 +79,7 @@ TENSORFLOW = {
     7: ("string_val", None, bytes),
     9: ("int64_val", "<i8", int),
     10: ("bool_val", "bool", int),
-    14: ("half_val", "bf16", _brain),
+    14: ("half_val", "bf16", _bfloat16),
     17: ("int_val", "<u2", int),
     19: ("half_val", "<f2", _cast("f2")),
     22: ("uint32_val", "<u4", int),
@@ -103,11 +103,11 @@ INFERENCE = {
 }
 
 
-def _memory(content: bytes, kind: str) -> list[Any]:
+def _raw_values(content: bytes, kind: str) -> list[Any]:
     if kind == "bf16":
         if len(content) % 2:
             raise Refused
-        return [_brain(value) for value in np.frombuffer(content, "<u2").tolist()]
+        return [_bfloat16(value) for value in np.frombuffer(content, "<u2").tolist()]
     if len(content) % np.dtype(kind).itemsize:
         raise Refused
     if kind == "bool":
@@ -139,7 +139,7 @@ def _table(shape: list[int], values: list[Any], max_rows: int) -> list[list[Any]
     return [values[row * width : (row + 1) * width] for row in range(rows)]
 
 
-def _whole(found: dict[str, Any]) -> dict[str, Any]:
+def _check_rows(found: dict[str, Any]) -> dict[str, Any]:
     sizes = {len(table) for _, table in found.values()}
     if len(sizes) != 1 or sizes == {0}:
         raise Refused
@@ -147,7 +147,7 @@ def _whole(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_predict(body: bytes, columns: tuple[str, ...], max_rows: int, ignore: bool) -> dict[str, Any]:
-    """By column: the type of its values, and its values row by row."""
+    """For each column, the type of its values and its values by row."""
     try:
         request = PredictRequest.FromString(body)
     except DecodeError:
@@ -167,13 +167,13 @@ def read_predict(body: bytes, columns: tuple[str, ...], max_rows: int, ignore: b
         if tensor.tensor_content:
             if kind is None:
                 raise Refused
-            values = _memory(tensor.tensor_content, kind)
+            values = _raw_values(tensor.tensor_content, kind)
         else:
             values = [convert(value) for value in getattr(tensor, field)]
             if len(values) == 1 and shape and shape[0] > 1 and shape[1:2] in ([], [1]):
                 values *= min(shape[0], max_rows + 1)
         found[name] = (tensor.dtype, _table(shape, values, max_rows))
-    return _whole(found)
+    return _check_rows(found)
 
 
 def read_infer(body: bytes, columns: tuple[str, ...], max_rows: int, ignore: bool) -> dict[str, Any]:
@@ -197,15 +197,15 @@ def read_infer(body: bytes, columns: tuple[str, ...], max_rows: int, ignore: boo
         if raws:
             if any(len(values) for _, values in tensor.contents.ListFields()):
                 raise Refused
-            values = _raw_texts(raws[n]) if kind is None else _memory(raws[n], kind)
+            values = _raw_texts(raws[n]) if kind is None else _raw_values(raws[n], kind)
         else:
             values = [convert(value) for value in getattr(tensor.contents, field)] if field else []
         found[name] = (tensor.datatype, _table(list(tensor.shape), values, max_rows))
-    return _whole(found)
+    return _check_rows(found)
 
 
 def tables(rows: RequestRows, columns: tuple[str, ...]) -> dict[str, list[list[Any]]]:
-    """The values of decoded rows, row by row."""
+    """The values of decoded rows, by row."""
     found: dict[str, list[list[Any]]] = {}
     for c, name in enumerate(columns):
         if name in rows.multi:
@@ -221,12 +221,12 @@ def tables(rows: RequestRows, columns: tuple[str, ...]) -> dict[str, list[list[A
             bounds = range(rows.rows + 1) if column.offsets_B1 is None else column.offsets_B1.tolist()
             found[name] = [values[bounds[row] : bounds[row + 1]] for row in range(rows.rows)]
         elif rows.kind_C[c] != ABSENT:
-            held = {
+            readers = {
                 TEXT: lambda c=c: _texts(rows.data, rows.starts_CB[c], rows.ends_CB[c]),
                 INTEGER: lambda c=c: rows.integers_CB[c].tolist(),
                 **dict.fromkeys(PRECISION, lambda c=c: rows.numbers_CB[c].tolist()),
             }
-            found[name] = [[value] for value in held[int(rows.kind_C[c])]()]
+            found[name] = [[value] for value in readers[int(rows.kind_C[c])]()]
     return found
 
 

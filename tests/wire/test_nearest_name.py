@@ -1,4 +1,4 @@
-"""The name that a mistyped one probably means: found among thousands without comparing with all of them."""
+"""The name that a mistyped one probably means is found among thousands without comparing all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MANY = tuple(
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "expected"),
     [
         ("user_id_17_", "user_id_17"),
         ("User_Id_17", "user_id_17"),
@@ -25,11 +25,11 @@ MANY = tuple(
         ("page_tag_1650O", "page_tag_1650"),
     ],
 )
-def test_mistyped_name_is_found_among_thousands(name: str, wanted: str) -> None:
-    assert nearest_name(name, MANY) == wanted
+def test_mistyped_name_is_found_among_thousands(name: str, expected: str) -> None:
+    assert nearest_name(name, MANY) == expected
 
 
-def test_a_name_like_no_other_has_no_neighbour() -> None:
+def test_unique_name_has_no_neighbor() -> None:
     assert nearest_name("ü" * 1000, MANY) is None
     assert nearest_name("", MANY) is None
     assert nearest_name("anything", ()) is None
@@ -41,11 +41,11 @@ def test_few_names_are_all_compared() -> None:
 
 def test_only_a_few_of_many_names_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
-    plain = name_matching.get_close_matches
+    original = name_matching.get_close_matches
 
     def counted(word: str, names: tuple[str, ...], n: int, cutoff: float) -> list[str]:
         compared.append(len(names))
-        return plain(word, names, n=n, cutoff=cutoff)
+        return original(word, names, n=n, cutoff=cutoff)
 
     monkeypatch.setattr(name_matching, "get_close_matches", counted)
     for n in range(200):
@@ -53,7 +53,7 @@ def test_only_a_few_of_many_names_are_compared(monkeypatch: pytest.MonkeyPatch) 
     assert max(compared) <= 48  # and not 10,200
 
 
-def test_a_flood_of_wrong_names_costs_little_each() -> None:
+def test_many_wrong_names_are_cheap() -> None:
     nearest_name("first", MANY)  # sorts them
     began = time.process_time()
     for n in range(100):

@@ -1,4 +1,4 @@
-"""Any bytes at all: the kernels say what protobuf's own parser and plain Python say, and read nothing else."""
+"""Arbitrary bytes: the kernels agree with protobuf's own parser and plain Python, and read nothing else."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ READER = RequestReader(COLUMNS)
 MAX_ROWS = 6
 
 names = st.sampled_from([*COLUMNS, *COLUMNS, "c", "", "I"])
-oddly = st.integers(0, 7).map(lambda n: n == 7)
-words = st.binary(max_size=6) | st.binary(min_size=125, max_size=140)
+rarely = st.integers(0, 7).map(lambda n: n == 7)
+texts = st.binary(max_size=6) | st.binary(min_size=125, max_size=140)
 signed32, signed64 = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
 LISTS = {
     "float_val": st.floats(width=32),
     "double_val": st.floats(),
     "int_val": signed32,
-    "string_val": words,
+    "string_val": texts,
     "int64_val": signed64,
     "bool_val": st.booleans(),
     "half_val": st.integers(0, 65535),
@@ -41,7 +41,7 @@ LISTS = {
     "uint64_contents": st.integers(0, 2**64 - 1),
     "fp32_contents": st.floats(width=32),
     "fp64_contents": st.floats(),
-    "bytes_contents": words,
+    "bytes_contents": texts,
 }
 
 
@@ -55,7 +55,7 @@ def varint(value: int) -> bytes:
 
 @st.composite
 def shapes(draw: st.DrawFn, rows: int, odd: bool) -> tuple[list[int], int]:
-    """A shape and how many values go with it: what it says, unless the request is an odd one."""
+    """A shape and the number of values: they match, unless the request is `odd`."""
     usual = [[rows], [rows], [rows, 1], [rows, 2], [rows, 0]] + ([[]] if rows == 1 else [])
     shape = draw(st.sampled_from([*usual, [], [1], [0], [7], [1, 1, 1], [-1]] if odd else usual))
     count = 1
@@ -70,15 +70,15 @@ def shapes(draw: st.DrawFn, rows: int, odd: bool) -> tuple[list[int], int]:
 
 def values(draw: st.DrawFn, field: str, count: int) -> list:
     drawn = draw(st.lists(LISTS[field], min_size=count, max_size=count))
-    finite = draw(st.integers(0, 9)) > 0  # else it would hardly ever be taken
+    finite = draw(st.integers(0, 9)) > 0  # else a request would hardly ever be accepted
     return [0.5 if finite and isinstance(v, float) and abs(v) == float("inf") else v for v in drawn]
 
 
-def memory(draw: st.DrawFn, kind: str | None, count: int) -> bytes:
+def raw_content(draw: st.DrawFn, kind: str | None, count: int) -> bytes:
     if kind is None:
         return b"".join(
             len(word).to_bytes(4, "little") + word
-            for word in draw(st.lists(words, min_size=count, max_size=count))
+            for word in draw(st.lists(texts, min_size=count, max_size=count))
         )
     size = {"bool": 1, "bf16": 2}.get(kind) or int(kind[-1])
     return draw(st.binary(min_size=count * size, max_size=count * size))
@@ -87,7 +87,7 @@ def memory(draw: st.DrawFn, kind: str | None, count: int) -> bytes:
 @st.composite
 def predict_requests(draw: st.DrawFn) -> bytes:
     request = PredictRequest()
-    rows, odd = draw(st.integers(1, 4)), draw(oddly)
+    rows, odd = draw(st.integers(1, 4)), draw(rarely)
     for name in draw(st.lists(names if odd else st.sampled_from(COLUMNS), min_size=1, max_size=5)):
         request.inputs[name].Clear()
         tensor = request.inputs[name]
@@ -97,7 +97,7 @@ def predict_requests(draw: st.DrawFn) -> bytes:
         for size in shape:
             tensor.tensor_shape.dim.add(size=size, name=draw(st.sampled_from(["", "rows"])))
         if draw(st.integers(0, 3)) == 0 and (odd or kind):
-            tensor.tensor_content = memory(draw, kind, count)
+            tensor.tensor_content = raw_content(draw, kind, count)
         else:
             getattr(tensor, field).extend(values(draw, field, count))
     request.model_spec.name = "ads"
@@ -107,27 +107,27 @@ def predict_requests(draw: st.DrawFn) -> bytes:
 @st.composite
 def infer_requests(draw: st.DrawFn) -> bytes:
     request = ModelInferRequest(model_name="ads", id="7")
-    rows, odd, raw = draw(st.integers(1, 4)), draw(oddly), draw(st.booleans())
+    rows, odd, raw = draw(st.integers(1, 4)), draw(rarely), draw(st.booleans())
     for name in draw(
         st.lists(names if odd else st.sampled_from(COLUMNS), min_size=1, max_size=5, unique=not odd)
     ):
         datatype = draw(st.sampled_from([*naive.INFERENCE, b"FP8", b""] if odd else list(naive.INFERENCE)))
         field, kind, _ = naive.INFERENCE.get(datatype, ("fp32_contents", "<f4", float))
         shape, count = draw(shapes(rows, odd))
-        if not odd:  # one value for all rows is TensorFlow's
+        if not odd:  # only TensorFlow has one value for all rows
             count = rows * ([*shape, 1][1] if shape else 1)
         tensor = request.inputs.add(name=name, datatype=datatype, shape=shape)
         tensor.parameters["x"].int64_param = 5
-        if raw and not (odd and draw(oddly)):
-            request.raw_input_contents.append(memory(draw, kind, count))
+        if raw and not (odd and draw(rarely)):
+            request.raw_input_contents.append(raw_content(draw, kind, count))
         elif field:
             getattr(tensor.contents, field).extend(values(draw, field, count))
     return request.SerializeToString()
 
 
 @st.composite
-def spoiled(draw: st.DrawFn, requests: st.SearchStrategy[bytes]) -> bytes:
-    """A request after a few accidents."""
+def corrupted(draw: st.DrawFn, requests: st.SearchStrategy[bytes]) -> bytes:
+    """A request with a few corruptions."""
     body = draw(requests)
     for _ in range(max(0, draw(st.integers(-3, 3)))):
         at, to = sorted(draw(st.tuples(st.integers(0, len(body)), st.integers(0, len(body)))))
@@ -158,7 +158,7 @@ def spoiled(draw: st.DrawFn, requests: st.SearchStrategy[bytes]) -> bytes:
     return body
 
 
-def said_by_kernels(kind: str, body: bytes, ignore: bool):
+def read_by_kernels(kind: str, body: bytes, ignore: bool):
     try:
         if kind == "predict":
             return naive.tables(READER.tensors(body, 2, MAX_ROWS, ignore), COLUMNS)
@@ -167,7 +167,7 @@ def said_by_kernels(kind: str, body: bytes, ignore: bool):
         return "refused"
 
 
-def said_by_python(kind: str, body: bytes, ignore: bool):
+def read_by_python(kind: str, body: bytes, ignore: bool):
     read = naive.read_predict if kind == "predict" else naive.read_infer
     try:
         return {name: table for name, (_, table) in read(body, COLUMNS, MAX_ROWS, ignore).items()}
@@ -188,63 +188,65 @@ def _sorted(found) -> str:
 @pytest.mark.parametrize("kind", ["predict", "infer"])
 @settings(max_examples=150)
 @given(data=st.data())
-def test_a_spoiled_request_is_read_as_protobuf_reads_it(kind, data):
-    body = data.draw(spoiled(predict_requests() if kind == "predict" else infer_requests()))
+def test_corrupted_request_is_read_as_by_protobuf(kind, data):
+    body = data.draw(corrupted(predict_requests() if kind == "predict" else infer_requests()))
     ignore = data.draw(st.booleans())
-    assert same(said_by_kernels(kind, body, ignore), said_by_python(kind, body, ignore))
+    assert same(read_by_kernels(kind, body, ignore), read_by_python(kind, body, ignore))
 
 
 @pytest.mark.parametrize("kind", ["predict", "infer"])
 @settings(max_examples=150)
 @given(body=st.binary(max_size=60))
-def test_random_bytes_are_read_as_protobuf_reads_them(kind, body):
-    assert same(said_by_kernels(kind, body, True), said_by_python(kind, body, True))
+def test_random_bytes_are_read_as_by_protobuf(kind, body):
+    assert same(read_by_kernels(kind, body, True), read_by_python(kind, body, True))
 
 
 @pytest.mark.parametrize("kind", ["predict", "infer"])
-def test_every_cut_and_every_flipped_bit_of_a_request(kind):
+def test_every_truncation_and_bit_flip_is_read_as_by_protobuf(kind):
     body = PLAIN[kind]()
-    assert said_by_kernels(kind, body, False) != "refused"
+    assert read_by_kernels(kind, body, False) != "refused"
     for bits in range(len(body) * 8):
         flipped = bytearray(body)
         flipped[bits // 8] ^= 1 << bits % 8
-        for spoilt in (bytes(flipped), body[: bits // 8]):
-            assert same(said_by_kernels(kind, spoilt, False), said_by_python(kind, spoilt, False)), spoilt
+        for corrupted in (bytes(flipped), body[: bits // 8]):
+            assert same(read_by_kernels(kind, corrupted, False), read_by_python(kind, corrupted, False)), (
+                corrupted
+            )
 
 
 @pytest.mark.parametrize("long", range(1, 12))
-def test_numbers_tags_and_lengths_that_are_written_too_long(long):
-    """As protobuf has it: up to 10 bytes for a number, up to 5 for a tag or a length."""
+def test_overlong_varints_tags_and_lengths(long):
+    """As in protobuf: up to 10 bytes for a number, up to 5 for a tag or a length."""
 
     def padded(value: int) -> bytes:
         return bytes([value | 0x80]) + b"\x80" * (long - 2) + b"\0" if long > 1 else bytes([value])
 
-    def block(field: bytes, size: bytes, content: bytes) -> bytes:
+    def field_bytes(field: bytes, size: bytes, content: bytes) -> bytes:
         return field + size + content
 
     def request(tag: int, length: int, number: int) -> list[bytes]:
-        """One of the three written long, in each of the places where it can stand."""
+        """Requests in which one of the three has a padded encoding."""
         found = []
-        for spoilt in range(3):
-            tags = padded(tag) if spoilt == 0 else bytes([tag])
-            lengths = padded(length) if spoilt == 1 else bytes([length])
-            numbers = padded(number) if spoilt == 2 else bytes([number])
+        for corrupted in range(3):
+            tags = padded(tag) if corrupted == 0 else bytes([tag])
+            lengths = padded(length) if corrupted == 1 else bytes([length])
+            numbers = padded(number) if corrupted == 2 else bytes([number])
             values = numbers + bytes([5])
-            if spoilt != 1:
+            if corrupted != 1:
                 lengths = bytes([len(values)])
             else:
                 values = bytes([4, 5])
-            tensor = b"\x08\x09\x12\x04\x12\x02\x08\x02" + block(tags, lengths, values)
-            entry = b"\x0a\x01b" + block(b"\x12", bytes([len(tensor)]), tensor)
-            found.append(block(b"\x12", bytes([len(entry)]), entry))
+            tensor = b"\x08\x09\x12\x04\x12\x02\x08\x02" + field_bytes(tags, lengths, values)
+            entry = b"\x0a\x01b" + field_bytes(b"\x12", bytes([len(tensor)]), tensor)
+            found.append(field_bytes(b"\x12", bytes([len(entry)]), entry))
         return found
 
-    taken = []
+    accepted = []
     for body in request(tag=0x52, length=2, number=4):
-        mine = said_by_kernels("predict", body, False)
-        assert same(mine, said_by_python("predict", body, False))
-        taken.append(mine == {"b": [[4], [5]]})
-    assert taken == [long <= 5, long <= 5, long <= 10]
+        mine = read_by_kernels("predict", body, False)
+        assert same(mine, read_by_python("predict", body, False))
+        accepted.append(mine == {"b": [[4], [5]]})
+    assert accepted == [long <= 5, long <= 5, long <= 10]
 
 
 def plain_predict() -> bytes:
@@ -275,8 +277,8 @@ PLAIN = {"predict": plain_predict, "infer": plain_infer}
 
 
 @pytest.mark.slow
-def test_no_byte_outside_of_a_request_is_read_and_none_outside_of_an_array_written(tmp_path):
-    """Compiled with bounds checks, each request placed right before a page that may not be touched."""
+def test_no_access_outside_of_requests_and_arrays(tmp_path):
+    """Compiled with bounds checks, with each request placed right before a protected page."""
     environment = os.environ | {
         "NUMBA_BOUNDSCHECK": "1",
         "NUMBA_CACHE_DIR": str(tmp_path),
@@ -290,5 +292,5 @@ def test_no_byte_outside_of_a_request_is_read_and_none_outside_of_an_array_writt
         timeout=280,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    taken, refused = map(int, done.stdout.split())
-    assert taken > 200 and refused > 1000
+    accepted, refused = map(int, done.stdout.split())
+    assert accepted > 200 and refused > 1000

@@ -1,4 +1,4 @@
-"""The compiled messages are what the .proto files say, and theirs is what the public definitions say."""
+"""The compiled messages match the .proto files, which match the public definitions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from clickline.wire import messages
 WIRE = files("clickline.wire")
 
 
-def test_the_compiled_file_fits_the_proto_files(tmp_path):
+def test_compiled_file_matches_the_proto_files(tmp_path):
     protos = sorted(str(file) for file in WIRE.joinpath("protos").iterdir() if file.name.endswith(".proto"))
-    made = tmp_path / "messages.binpb"
+    compiled_file = tmp_path / "messages.binpb"
     subprocess.run(
         [
             *(
@@ -28,13 +28,13 @@ def test_the_compiled_file_fits_the_proto_files(tmp_path):
                 str(WIRE.joinpath("protos")),
                 "--include_imports",
             ),
-            *(f"--descriptor_set_out={made}", *protos),
+            *(f"--descriptor_set_out={compiled_file}", *protos),
         ],
         check=True,
         timeout=60,
     )
     compiled = FileDescriptorSet.FromString(WIRE.joinpath("messages.binpb").read_bytes())
-    assert compiled == FileDescriptorSet.FromString(made.read_bytes()), "run `make protos`"
+    assert compiled == FileDescriptorSet.FromString(compiled_file.read_bytes()), "run `make protos`"
 
 
 def numbers(message: DescriptorProto, at: str = "") -> dict[str, tuple[int, int, int]]:
@@ -45,7 +45,7 @@ def numbers(message: DescriptorProto, at: str = "") -> dict[str, tuple[int, int,
     return found
 
 
-def test_the_inference_protocol_is_the_one_that_tritonclient_speaks():
+def test_inference_protocol_matches_tritonclient():
     from tritonclient.grpc import service_pb2
 
     theirs, ours = FileDescriptorProto(), FileDescriptorProto()
@@ -71,11 +71,11 @@ def test_the_inference_protocol_is_the_one_that_tritonclient_speaks():
         ("tensorflow.TensorShapeProto", {"dim": 2, "unknown_rank": 3}),
     ],
 )
-def test_the_public_field_numbers(name, fields):
+def test_field_numbers_match_the_public_ones(name, fields):
     assert {f.name: f.number for f in messages.POOL.FindMessageTypeByName(name).fields} == fields
 
 
-def test_our_names_are_nobody_elses_business():
+def test_messages_are_not_in_the_default_pool():
     with pytest.raises(KeyError):
         Default().FindMessageTypeByName("clickline.v1.RankRequest")
 

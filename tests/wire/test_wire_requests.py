@@ -1,4 +1,4 @@
-"""What a request means, and what is said of one that means nothing. The rest is in test_wire_fuzz.py."""
+"""Values of decoded requests, and messages for invalid ones. The rest is in test_wire_fuzz.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from naive_requests import tables
 
 from clickline.errors import RequestRefused
-from clickline.records import INTEGER, FLOAT32, TEXT
+from clickline.records import FLOAT32, INTEGER, TEXT
 from clickline.wire.messages import ModelInferRequest, PredictRequest, RankRequest, TensorProto
 from clickline.wire.request_reader import RequestReader, top_level_fields
 
@@ -18,10 +18,10 @@ FLOAT, STRING, INT64, UINT64 = 1, 7, 9, 23
 
 
 def tensor(dtype: int, shape: tuple[int, ...], **lists) -> TensorProto:
-    made = TensorProto(dtype=dtype, **lists)
+    built = TensorProto(dtype=dtype, **lists)
     for size in shape:
-        made.tensor_shape.dim.add(size=size)
-    return made
+        built.tensor_shape.dim.add(size=size)
+    return built
 
 
 def predict(**inputs) -> bytes:
@@ -46,7 +46,7 @@ def refusal(call, *args) -> str:
     return str(refused.value)
 
 
-def test_texts_stay_in_the_request_and_numbers_become_numbers():
+def test_texts_stay_in_the_request_and_numbers_are_decoded():
     body = predict(
         I1=tensor(FLOAT, (2,), float_val=[1.5, float("nan")]),
         C1=tensor(STRING, (2, 1), string_val=[b"68fd1e64", b""]),
@@ -58,7 +58,7 @@ def test_texts_stay_in_the_request_and_numbers_become_numbers():
     np.testing.assert_array_equal(rows.numbers_CB[0], [1.5, np.nan])
 
 
-def test_several_values_a_row_and_64_bits_without_a_sign_stand_aside():
+def test_multi_valued_and_uint64_columns_are_kept_separately():
     rows = read(
         predict(
             tags=tensor(STRING, (2, 2), string_val=[b"a", b"b", b"c", b""]),
@@ -69,24 +69,24 @@ def test_several_values_a_row_and_64_bits_without_a_sign_stand_aside():
     assert rows.kind_C.tolist() == [0, 0, 0]
 
 
-def test_one_value_stands_for_a_tensor_full_of_it():
+def test_single_value_fills_a_tensor():
     rows = read(predict(I1=tensor(FLOAT, (3,), float_val=[2.0]), C1=tensor(INT64, (3, 1), int64_val=[-7])))
     assert tables(rows, COLUMNS) == {"I1": [[2.0]] * 3, "C1": [[-7]] * 3}
     assert rows.kind_C.tolist() == [FLOAT32, INTEGER, 0]
 
 
-def test_a_value_without_a_shape_is_one_row():
+def test_value_without_a_shape_is_one_row():
     assert tables(read(predict(I1=TensorProto(dtype=FLOAT, float_val=[4.0]))), COLUMNS) == {"I1": [[4.0]]}
 
 
-def test_the_last_of_equal_names_counts():
+def test_last_of_equal_names_wins():
     body = predict(I1=tensor(FLOAT, (5,), float_val=range(5))) + predict(
         I1=tensor(STRING, (1,), string_val=[b"x"])
     )
     assert tables(read(body), COLUMNS) == {"I1": [[b"x"]]}
 
 
-def test_both_parts_of_a_ranking_request():
+def test_context_and_candidates_of_a_ranking_request():
     request = RankRequest(top_k=3)
     request.context["I1"].CopyFrom(tensor(FLOAT, (1,), float_val=[1.0]))
     request.candidates["C1"].CopyFrom(tensor(STRING, (2,), string_val=[b"a", b"b"]))
@@ -97,7 +97,7 @@ def test_both_parts_of_a_ranking_request():
     assert reader.tensors_if_any(RankRequest().SerializeToString(), 2, 10, False) is None
 
 
-def test_top_level_pieces_come_as_they_stand():
+def test_top_level_fields_are_in_order():
     request = PredictRequest(output_filter=[f"o{n}" for n in range(20)])
     request.model_spec.name = "ads"
     body = request.SerializeToString()
@@ -109,7 +109,7 @@ def test_top_level_pieces_come_as_they_stand():
 
 
 @pytest.mark.parametrize(
-    ("inputs", "words"),
+    ("inputs", "message"),
     [
         (
             {"Tag": tensor(FLOAT, (1,), float_val=[1])},
@@ -131,7 +131,7 @@ def test_top_level_pieces_come_as_they_stand():
         ({"I1": TensorProto(dtype=FLOAT, float_val=[1, 2])}, "I1 has shape of one value and 2 values"),
         (
             {"I1": tensor(FLOAT, (2, 1, 1), float_val=[1, 2])},
-            "I1 has 3 dimensions; [rows] and [rows, values] are",
+            "I1 has 3 dimensions; allowed: [rows] or [rows, values]",
         ),
         ({"I1": tensor(FLOAT, (-1,), float_val=[1])}, "I1 has shape [-1]; allowed: sizes of at least 0"),
         ({"I1": tensor(FLOAT, (1,), tensor_content=b"12345")}, "bytes that are not a whole number of values"),
@@ -140,10 +140,13 @@ def test_top_level_pieces_come_as_they_stand():
             "C1 has shape [1] and text that is not in the list",
         ),
         ({"I1": tensor(0, (1,), float_val=[1])}, "I1 has no dtype; allowed: text, a number or a bool."),
-        ({"I1": tensor(8, (1,), scomplex_val=[1, 1])}, "I1 has dtype DT_COMPLEX64; allowed: text, a number or a bool"),
+        (
+            {"I1": tensor(8, (1,), scomplex_val=[1, 1])},
+            "I1 has dtype DT_COMPLEX64; allowed: text, a number or a bool",
+        ),
         ({"I1": tensor(77, (1,))}, "I1 has dtype 77"),
-        ({"I1": tensor(FLOAT, (101,), float_val=range(101))}, "I1 has 101 rows; up to 100 are allowed."),
-        ({"I1": tensor(FLOAT, (2**62,), float_val=[1])}, f"I1 has {2**62} rows; up to 100"),
+        ({"I1": tensor(FLOAT, (101,), float_val=range(101))}, "I1 has 101 rows; allowed: up to 100."),
+        ({"I1": tensor(FLOAT, (2**62,), float_val=[1])}, f"I1 has {2**62} rows; allowed: up to 100"),
         ({"I1": tensor(FLOAT, (4, 2**62))}, f"I1 has shape [4, {2**62}] and 0 values"),
         ({"I1": tensor(FLOAT, (2, 2**62), float_val=[1])}, f"I1 has shape [2, {2**62}] and 1 values"),
         (
@@ -152,18 +155,18 @@ def test_top_level_pieces_come_as_they_stand():
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_the_fields_name(inputs, words):
-    assert words in refusal(read, predict(**inputs))
+def test_error_message_names_the_field(inputs, message):
+    assert message in refusal(read, predict(**inputs))
 
 
-def test_malformed_bytes_are_called_so_and_located():
+def test_malformed_bytes_are_reported_with_their_field():
     body = predict(C1=tensor(STRING, (1,), string_val=[b"abc"]))
     assert 'malformed at field "C1"' in refusal(read, body[:-6] + b"\xff\xff\xff\xff\xff\xff")
     assert "The request is malformed:" in refusal(read, body[:-1])
     assert "malformed" in refusal(lambda: list(top_level_fields(b"\x0a\x05", 1)))
 
 
-def test_unknown_fields_are_ignored_if_told_so():
+def test_unknown_fields_are_ignored_on_request():
     body = predict(I1=tensor(FLOAT, (2,), float_val=[1, 2]), weight=tensor(FLOAT, (9,), float_val=[1]))
     assert tables(read(body, ignore=True), COLUMNS) == {"I1": [[1.0], [2.0]]}
 
@@ -171,7 +174,7 @@ def test_unknown_fields_are_ignored_if_told_so():
 # ── Open Inference Protocol ────────────────────────────────────────────────────────────────────
 
 
-def test_typed_and_raw_contents_mean_the_same():
+def test_typed_and_raw_contents_are_equal():
     typed = ModelInferRequest()
     typed.inputs.add(name="I1", datatype="FP32", shape=[2]).contents.fp32_contents.extend([1.5, 2.5])
     typed.inputs.add(name="C1", datatype="BYTES", shape=[2, 1]).contents.bytes_contents.extend([b"ab", b""])
@@ -192,7 +195,7 @@ def test_typed_and_raw_contents_mean_the_same():
     assert tables(as_typed, COLUMNS) == tables(as_raw, COLUMNS) == expected
 
 
-def test_raw_contents_of_ignored_inputs_are_passed_over():
+def test_raw_contents_of_ignored_inputs_are_skipped():
     request = ModelInferRequest(raw_input_contents=[b"\0" * 8, np.float32([7]).tobytes()])
     request.inputs.add(name="weight", datatype="FP64", shape=[1])
     request.inputs.add(name="I1", datatype="FP32", shape=[1])
@@ -207,7 +210,7 @@ def request_of(*inputs: tuple, raw: list[bytes] = ()) -> ModelInferRequest:
 
 
 @pytest.mark.parametrize(
-    ("request_", "words"),
+    ("request_", "message"),
     [
         (
             request_of(("I1", "FP8", [1]), raw=[b"1"]),
@@ -217,7 +220,7 @@ def request_of(*inputs: tuple, raw: list[bytes] = ()) -> ModelInferRequest:
         (request_of(("I1", "FP32", [2]), raw=[b"1234"]), "I1 has shape [2] and 1 values"),
         (
             request_of(("I1", "FP32", [2]), raw=[b"12345"]),
-            "I1 has shape [2] and bytes that are no whole number",
+            "I1 has shape [2] and bytes that are not a whole number",
         ),
         (
             request_of(("C1", "BYTES", [1]), raw=[b"\x05\0\0\0ab"]),
@@ -231,11 +234,11 @@ def request_of(*inputs: tuple, raw: list[bytes] = ()) -> ModelInferRequest:
         (request_of(("I1", "FP32", [1]), raw=[np.float32([np.inf]).tobytes()]), "I1 contains infinity"),
     ],
 )
-def test_what_is_wrong_with_an_inference_request(request_, words):
-    assert re.search(re.escape(words), refusal(infer, request_))
+def test_error_message_of_an_inference_request(request_, message):
+    assert re.search(re.escape(message), refusal(infer, request_))
 
 
-def test_contents_beside_raw_contents_are_refused():
+def test_contents_together_with_raw_contents_are_refused():
     request = request_of(("I1", "FP32", [1]), raw=[b"1234"])
     request.inputs[0].contents.fp32_contents.append(1)
     assert "I1 has values in contents and in raw_input_contents" in refusal(infer, request)

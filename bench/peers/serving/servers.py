@@ -40,15 +40,15 @@ STOPS_IN = 10.0
 
 
 @dataclass(frozen=True)
-class Door:
-    """Where requests go."""
+class Endpoint:
+    """Where requests are sent."""
 
     kind: str  # grpc | http
     path: str
     headers: dict[str, str] = field(default_factory=dict)
 
     def ask(self, port: int, body: bytes, timeout: float = 10) -> bytes:
-        """One request by a real client, which tells errors from answers."""
+        """Send one request with a real client, which raises on errors."""
         if self.kind == "grpc":
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
                 answer: bytes = channel.unary_unary(self.path)(body, timeout=timeout)
@@ -65,21 +65,21 @@ class Door:
         return content
 
     def call(self, length: int) -> dict[str, object]:
-        """What `load.py` has to know beside the bytes: answers have that length."""
-        told: dict[str, object] = {"path": self.path, "length": length}
-        return told | {"headers": self.headers} if self.kind == "http" else told
+        """What `load.py` needs besides the bytes; answers have this length."""
+        document: dict[str, object] = {"path": self.path, "length": length}
+        return document | {"headers": self.headers} if self.kind == "http" else document
 
 
 @dataclass(frozen=True)
 class Protocol:
     """How ready-made embeddings become a request, and an answer becomes logits."""
 
-    door: Door
+    endpoint: Endpoint
     encode: Callable[[np.ndarray, np.ndarray], bytes]
     decode: Callable[[bytes], np.ndarray]
 
 
-INFERENCE = Door("grpc", "/inference.GRPCInferenceService/ModelInfer")
+INFERENCE = Endpoint("grpc", "/inference.GRPCInferenceService/ModelInfer")
 
 
 def tensors(column: bool = False) -> Protocol:
@@ -128,7 +128,7 @@ def octets(path: str) -> Protocol:
     def decode(answer: bytes) -> np.ndarray:
         return np.frombuffer(answer, np.float32)
 
-    return Protocol(Door("http", path, {"Content-Type": "application/octet-stream"}), encode, decode)
+    return Protocol(Endpoint("http", path, {"Content-Type": "application/octet-stream"}), encode, decode)
 
 
 # ── a server that runs ─────────────────────────────────────────────────────────────────────────
@@ -376,7 +376,7 @@ def start_peer(
         nonlocal found_B
         for port in peer.listens:
             socket.create_connection(("127.0.0.1", port), 1).close()
-        found_B = protocol.decode(protocol.door.ask(server.port, protocol.encode(inputs_BI, wide_B)))
+        found_B = protocol.decode(protocol.endpoint.ask(server.port, protocol.encode(inputs_BI, wide_B)))
 
     try:
         server.wait_until(answers)

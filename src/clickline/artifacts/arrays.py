@@ -1,4 +1,4 @@
-"""Reads the plain arrays of an .npz file that we wrote: uncompressed, and without pickles."""
+"""Reads the plain arrays of an .npz file that we wrote: uncompressed, and without Python objects."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def to_table(batches: Sequence[LabelledRows], features: FeatureSpec) -> pa.Table
 
     columns = [
         pa.array(joined([getattr(batch, f"{name}_B") for batch in batches]))
-        for name in ("label", "weight", "show", "click", "event_hour")
+        for name in ("label", "weight", "impression", "click", "event_hour")
     ]
     for d in range(len(features.dense)):
         columns.append(pa.array(joined([batch.encoded.dense_DB[d] for batch in batches])))

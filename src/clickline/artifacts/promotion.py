@@ -79,7 +79,7 @@ def current_of(registry: Registry) -> Move:
     remedy = (
         f"Versions {numbers} exist; `clickline versions pin N` makes one current."
         if numbers
-        else "`clickline publish` makes the first version."
+        else "`clickline publish` creates the first version."
     )
     raise ArtifactError(f"{redacted(registry.uri)} has no current version yet. {remedy}")
 

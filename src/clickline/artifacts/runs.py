@@ -18,9 +18,9 @@ def find_checkpoint(text: str | None, home: str) -> Checkpoint:
         return _newest(home)
     runs = Path(home, "runs")
     for folder in (Path(text), runs / text):
-        found = open_checkpoint_folder(folder) or run_result(folder)
-        if found is not None:
-            return found
+        checkpoint = open_checkpoint_folder(folder) or run_result(folder)
+        if checkpoint is not None:
+            return checkpoint
     existing = ", ".join(path.name for path in _by_age(runs)[:5]) or "none"
     raise ArtifactError(
         f"{text} is neither a checkpoint nor a run with one. Name a folder such as .clickline/runs/RUN or "
@@ -37,12 +37,12 @@ def make_newest(checkpoint: Checkpoint) -> None:
 
 def _newest(home: str) -> Checkpoint:
     runs = _by_age(Path(home, "runs"))
-    found = run_result(runs[0]) if runs else None
-    if found is None:
+    checkpoint = run_result(runs[0]) if runs else None
+    if checkpoint is None:
         raise ArtifactError(
             f"{home} has no checkpoint. Run `clickline train` first, or name one with --model."
         )
-    return found
+    return checkpoint
 
 
 def _by_age(runs: Path) -> list[Path]:

@@ -116,15 +116,15 @@ def verify(version: Version, folder: Path) -> None:
                     f"{path} has {size:,} bytes; the manifest of version {version.number} says {expected['size']:,}. "
                     "Use another version, or publish again."
                 )
-            found = digest(path)
+            sha256 = digest(path)
         except OSError as error:
             raise ArtifactError(
                 f"{path} of version {version.number} cannot be read: {error.strerror}. "
                 "Use another version, or publish again."
             ) from error
-        if found != expected["sha256"]:
+        if sha256 != expected["sha256"]:
             raise ArtifactError(
-                f"{path} is damaged: its SHA-256 is {found[:12]}…, the manifest of version {version.number} says "
+                f"{path} is damaged: its SHA-256 is {sha256[:12]}…, the manifest of version {version.number} says "
                 f"{str(expected['sha256'])[:12]}…. Use another version, or publish again."
             )
 
@@ -314,10 +314,10 @@ class Draft:
 
     def _refresh_claim(self) -> None:
         """Refresh the claim; refuse to continue if gc has removed it."""
-        found = None
+        stored = None
         if self._storage.describe(self._claim_file):
-            found = Claim.read(self._storage, self._claim_file)
-        if found is None or (found.machine, found.process) != (self._claim.machine, self._claim.process):
+            stored = Claim.read(self._storage, self._claim_file)
+        if stored is None or (stored.machine, stored.process) != (self._claim.machine, self._claim.process):
             raise ArtifactError(
                 f"the draft of version {self.number} was inactive for so long that `clickline versions gc` removed it. "
                 "Publish again."
@@ -362,13 +362,13 @@ class Draft:
 
 def first_bad_file(storage: Storage, folder: str, files: Mapping[str, Mapping[str, Any]]) -> str:
     """A message about the first file that is missing or has the wrong size; empty if all are right."""
-    found = {file.uri.rpartition("/")[2]: file.size for file in storage.list(Storage.pattern_in(folder, "*"))}
+    sizes = {file.uri.rpartition("/")[2]: file.size for file in storage.list(Storage.pattern_in(folder, "*"))}
     for name, expected in files.items():
-        place = redacted(Storage.join(folder, name))
-        if name not in found:
-            return f"{place} is missing"
-        if found[name] != expected["size"]:
-            return f"{place} has {found[name]:,} bytes, its manifest says {expected['size']:,}"
+        uri = redacted(Storage.join(folder, name))
+        if name not in sizes:
+            return f"{uri} is missing"
+        if sizes[name] != expected["size"]:
+            return f"{uri} has {sizes[name]:,} bytes, its manifest says {expected['size']:,}"
     return ""
 
 
@@ -398,7 +398,7 @@ def claim_file(registry: str, number: int) -> str:
 
 
 def draft_folder(registry: str, number: int) -> Path:
-    """Where a draft of a local registry writes its files: on the same disk, so that they can be renamed into place."""
+    """Where a draft of a local registry writes its files: on the same disk, so that they can be renamed into uri."""
     return local_folder(Storage.join(registry, "drafts", number_name(number)))
 
 
@@ -434,9 +434,9 @@ def _machine() -> str:
 
 def _is_running(process: str) -> bool:
     pid = int(process.split()[0])
-    found = _process(pid)
-    if found:
-        return found == process
+    running = _process(pid)
+    if running:
+        return running == process
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -47,7 +47,7 @@ def _check_eval_rows(config: Config, config_file: Path) -> None:
 
     problem = config.without_eval()
     if problem is not None and not _is_endless(config.data):
-        remedy = "Give it, or remove what asks for it."
+        remedy = "Set it, or remove what needs it."
         raise ConfigError([Mistake(str(config_file), 0, "data.eval", problem, remedy)])
 
 

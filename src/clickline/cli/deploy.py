@@ -54,7 +54,7 @@ Namespace = Annotated[
 ]
 
 _WATCH_SECONDS = 2.0
-_ROLES = ("pipeline", "learner", "ray-head", "ray-worker", "predictor", "lookup", "tracking", "data")
+_ROLES = ("pipeline", "trainer", "ray-head", "ray-worker", "predictor", "lookup", "tracking", "data")
 
 
 @deploy.command()
@@ -557,7 +557,7 @@ class _Asked:
         return cls(
             _config(config_file, wanted),
             with_record(made.objects, overrides or (), made.notes),
-            memory.new(made.notes),
+            memory.new_notes(made.notes),
             dropped_overrides(config_file, memory.overrides, overrides or ()),
         )
 

@@ -11,7 +11,7 @@ from clickline.cli.console import emit, facts, note, requires_extra
 from clickline.cli.options import Json, Overrides
 
 if TYPE_CHECKING:
-    from clickline.studio.run import Address
+    from clickline.studio.run import StudioAddress
 
 
 def studio(
@@ -66,7 +66,7 @@ def studio(
     opened = open_homes(files, homes or [], changes)
     section = opened[0].config.studio
 
-    def show(address: Address) -> None:
+    def show(address: StudioAddress) -> None:
         token = None if address.token_file is None else str(address.token_file)
         if as_json:
             emit({"url": address.url, "token_file": token, "homes": [home.id for home in opened]})

@@ -96,8 +96,7 @@ def as_table(rows: Rows) -> RequestTable:
     elif isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
         given = _transpose(rows)
     else:
-        found = type(rows).__name__
-        raise _invalid(f"The rows are {found}; allowed: a list of dicts, or a dict of columns.")
+        raise _invalid(f"The rows are {type(rows).__name__}; allowed: a list of dicts, or a dict of columns.")
     columns = {name: _column(name, values) for name, values in given}
     counts = {name: column.size // column.width for name, column in columns.items()}
     first, count = next(iter(counts.items()), ("", 0))
@@ -157,9 +156,9 @@ def _from_values(name: str, values: Sequence[Any]) -> Column:
             return _from_values(name, [_to_python(v) if isinstance(v, np.generic) else v for v in values])
         if any(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
             return _from_lists(name, values)
-        found = next(kind for kind in kinds if kind not in _NUMBERS | _TEXTS)
+        unsupported = next(kind for kind in kinds if kind not in _NUMBERS | _TEXTS)
         raise _invalid(
-            f"{name} contains {found.__name__}; allowed: text, bytes, a number, None, or a list of these."
+            f"{name} contains {unsupported.__name__}; allowed: text, bytes, a number, None, or a list of these."
         )
     if kinds <= {int, bool, NoneType} and (int in kinds or NoneType not in kinds):
         integers_N = _integers(name, [value or 0 for value in values])

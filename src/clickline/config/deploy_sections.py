@@ -80,7 +80,7 @@ class WorkflowSection(Section):
         "job", description="job: one Job runs all stages; argo: a Workflow with a step for each."
     )
     follow: bool = Field(
-        False, description="Keep learning hours as they arrive, as `up --follow`: a learner instead of a job."
+        False, description="Keep training as hours arrive, as `up --follow`: a trainer instead of a job."
     )
     schedule: Annotated[str, Field(pattern=r"^\S+( \S+){4}$")] | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""clickline.yaml to a `Config`, or all its mistakes at once: file, line, key, what is wrong, what to do."""
+"""Loads clickline.yaml as a `Config`, or reports all its mistakes at once: file, line, key, problem, remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from clickline.config.renamed_keys import RENAMED_KEYS, RENAMED_VALUES
-from clickline.config.schema_text import allowed, alternatives, dotted, shown
+from clickline.config.schema_text import allowed, alternatives, dotted, shorten
 from clickline.config.sections import (
     SHORT_FORMS,
     Config,
@@ -32,35 +32,37 @@ KeyPath = tuple[str | int, ...]
 def load_config(
     path: str | Path = "clickline.yaml", overrides: Sequence[str] = (), *, folder: Path | None = None
 ) -> Config:
-    """Reads and checks a config. `overrides` are `section.key=value` texts; they win over the file.
+    """Read and check a config. `overrides` are `section.key=value` texts, which take precedence over the file.
 
-    Relative paths begin in the file's folder; `folder` is another, of a machine where the config will be used: whether
-    the files that it names are there is not asked then.
+    Relative paths are relative to the file's folder, or to `folder` on another machine where the config will be used;
+    then the files that it names are not checked.
     """
     mistakes: list[Mistake] = []
     root = parse(_read(Path(path)), str(path), mistakes)
     if root.value is None:
         root = Node({}, str(path), root.line)
     if not isinstance(root.value, dict):
-        problem = f"is {shown(root.plainly())}. Allowed: a group of keys ({', '.join(Config.model_fields)})."
+        problem = (
+            f"is {shorten(root.to_python())}. Allowed: a group of keys ({', '.join(Config.model_fields)})."
+        )
         raise ConfigError([Mistake(str(path), root.line, "", problem, "Begin with data:")])
     unreadable = bool(mistakes) and not root.value
     for override in overrides:
         set_key(root, override, mistakes)
-    if unreadable:  # what the file lacks now is no news
+    if unreadable:  # missing keys would only be a consequence
         raise ConfigError(mistakes)
     config = _validate(root, folder or Path(path).absolute().parent, mistakes)
     if config is not None and folder is None:
-        mistakes += _absent_files(config, root)
+        mistakes += _missing_files(config, root)
     if config is None or mistakes:
         raise ConfigError(sorted(mistakes, key=lambda m: (m.line == 0, m.line)))
     return config
 
 
 def resolved(config: Config) -> str:
-    """The config as YAML with every default filled in. It holds no secrets and loads to the same config.
+    """The config as YAML with every default filled in. It contains no secrets and loads to the same config.
 
-    What a field does not say is left out: there may be 10,000 of them, and a config has a largest size."""
+    Keys of fields that are not set are omitted: there may be 10,000 fields, and the size of a config is limited."""
     document = config.model_dump(mode="json", by_alias=True)
     for name, field in document["data"]["fields"].items():
         document["data"]["fields"][name] = {key: value for key, value in field.items() if value is not None}
@@ -68,7 +70,7 @@ def resolved(config: Config) -> str:
 
 
 def json_schema(*, with_variables: bool = True) -> dict[str, Any]:
-    """The JSON Schema of clickline.yaml, for editors; they see the file before ${…} is replaced."""
+    """The JSON Schema of clickline.yaml, for editors, which see the file before ${…} is expanded."""
     schema: dict[str, Any] = _with_variables(_schema()) if with_variables else _schema()
     return schema
 
@@ -95,17 +97,19 @@ def _read(path: Path) -> str:
 
 
 def _validate(root: Node, base: Path, mistakes: list[Mistake]) -> Config | None:
-    """Every section on its own, so that a mistake in one hides none in another; then all together."""
+    """Validate every section on its own, so that a mistake in one does not hide one in another; then the whole."""
     assert isinstance(root.value, dict)
-    whole: dict[str, Any] = {key: node.plainly() for key, node in root.value.items() if not node.is_broken}
+    document: dict[str, Any] = {
+        key: node.to_python() for key, node in root.value.items() if not node.is_broken
+    }
     for name, field in Config.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, Section):
             node = root.value.get(name, Node({}, root.file, 0))
-            # Options of a store have no schema, so YAML's own types count there.
-            raw = node.plainly(typed=name == "storage")
-            whole[name] = _validate_section(section, raw, root, (name,), base, mistakes)
-    config = _try(Config, whole, root, (), base, "all", mistakes)
+            # Options of a store have no schema, so YAML's types apply there.
+            raw = node.to_python(typed=name == "storage")
+            document[name] = _validate_section(section, raw, root, (name,), base, mistakes)
+    config = _try(Config, document, root, (), base, "all", mistakes)
     return config if isinstance(config, Config) else None
 
 
@@ -120,31 +124,31 @@ def _validate_section(
     broken = frozenset(str(key) for key in raw if root.at((*path, key))[0].is_broken)
     checked = _try(section, raw, root, path, base, broken, mistakes)
     if isinstance(checked, frozenset) and checked:
-        # What is wrong by itself is known now; without it the other keys can still disagree.
-        mended = _mended_fields(raw.get("fields"), base) if "fields" in checked else None
-        if mended is not None:
-            raw, checked = {**raw, "fields": mended}, checked - {"fields"}
+        # Invalid keys are known now; without them the other keys can still contradict each other.
+        reduced = _reduced_fields(raw.get("fields"), base) if "fields" in checked else None
+        if reduced is not None:
+            raw, checked = {**raw, "fields": reduced}, checked - {"fields"}
         checked = _try(section, raw, root, path, base, broken | checked, mistakes)
     return checked if isinstance(checked, Section) else section.model_construct()
 
 
-def _mended_fields(fields: Any, base: Path) -> dict[str, Any] | None:
-    """The fields with each wrong one cut down to its kind, so that they can be compared with each other.
+def _reduced_fields(fields: Any, base: Path) -> dict[str, Any] | None:
+    """The fields with each invalid one reduced to its kind, so that they can be checked against each other.
 
-    None when a kind itself is wrong: then nobody knows what the field was meant to be.
+    None if a kind itself is invalid: then the intended field is unknown.
     """
     if not isinstance(fields, Mapping):
         return None
-    mended: dict[str, Any] = {}
+    reduced: dict[str, Any] = {}
     for name, spec in fields.items():
-        mended[name] = spec
+        reduced[name] = spec
         try:
             FieldConfig.model_validate(spec, context={"base": base})
         except ValidationError:
-            mended[name] = spec.get("kind") if isinstance(spec, Mapping) else None
-            if mended[name] not in get_args(Kind):
+            reduced[name] = spec.get("kind") if isinstance(spec, Mapping) else None
+            if reduced[name] not in get_args(Kind):
                 return None
-    return mended
+    return reduced
 
 
 def _try(
@@ -156,7 +160,7 @@ def _try(
     broken: frozenset[str] | Literal["all"],
     mistakes: list[Mistake],
 ) -> Section | frozenset[str]:
-    """The section, or which of its keys are wrong by themselves."""
+    """The section, or which of its keys are invalid by themselves."""
     try:
         return section.model_validate(
             {key: value for key, value in raw.items() if broken == "all" or key not in broken},
@@ -164,18 +168,18 @@ def _try(
         )
     except ValidationError as error:
         details = error.errors(include_url=False)
-    told = {(m.file, m.line, m.key) for m in mistakes}
+    reported = {(m.file, m.line, m.key) for m in mistakes}
     for detail in details:
         for mistake in _mistakes(detail, root, path):
             place = (mistake.file, mistake.line, mistake.key)
-            # The branches of a union complain one by one about the same value.
-            if detail["type"] == "complaints" or place not in told:
+            # Each branch of a union reports the same value.
+            if detail["type"] == "complaints" or place not in reported:
                 mistakes.append(mistake)
-                told.add(place)
-    wrong = {str(detail["loc"][0]) for detail in details if detail["loc"]}
-    meant = {near for key in wrong for near in get_close_matches(key, section.model_fields, n=1)}
-    renamed = {RENAMED_KEYS.get(dotted((*path, key)), "").rpartition(".")[2] for key in wrong}
-    return frozenset(wrong | meant | renamed)
+                reported.add(place)
+    invalid = {str(detail["loc"][0]) for detail in details if detail["loc"]}
+    intended = {near for key in invalid for near in get_close_matches(key, section.model_fields, n=1)}
+    renamed = {RENAMED_KEYS.get(dotted((*path, key)), "").rpartition(".")[2] for key in invalid}
+    return frozenset(invalid | intended | renamed)
 
 
 def _mistakes(detail: ErrorDetails, root: Node, path: KeyPath) -> Iterator[Mistake]:
@@ -188,7 +192,7 @@ def _mistakes(detail: ErrorDetails, root: Node, path: KeyPath) -> Iterator[Mista
     elif detail["type"] == "missing":
         yield _mistake(root, location, f"is missing. Allowed: {_allowed(location)}.", "Give it.")
     else:
-        # Beyond the value itself a location names branches of a union.
+        # The rest of the location names branches of a union.
         yield _wrong_value(root, location[: root.at(location)[1]])
 
 
@@ -217,17 +221,17 @@ def _unknown_key(root: Node, path: KeyPath) -> Mistake:
 def _wrong_value(root: Node, path: KeyPath) -> Mistake:
     node = root.at(path)[0]
     secret = node.hidden or any(looks_secret(str(step)) for step in path) or path[:1] == ("storage",)
-    value = node.plainly()
+    value = node.to_python()
     if isinstance(value, str) and "://" in value:
-        secret = True  # it may carry a password, and that may be why it is wrong
+        secret = True  # it may contain a password, which may be why it is invalid
     if isinstance(value, str) and holds_password(value):
         return _mistake(
             root,
             path,
-            "holds a password or a signature, and this file is stored with every dataset.",
-            "Leave it out of the URI and put it into the environment or the file named by storage.credentials_file.",
+            "contains a password or a signature, and a copy of this file is stored with every dataset.",
+            "Remove it from the URI and put it into the environment or the file named by storage.credentials_file.",
         )
-    problem = f"{'has a wrong value' if secret else f'is {shown(value)}'}. Allowed: {_allowed(path)}."
+    problem = f"{'has an invalid value' if secret else f'is {shorten(value)}'}. Allowed: {_allowed(path)}."
     schema = _schema_at(path)
     choices = [c for one in alternatives(schema, _schema()["$defs"]) for c in one.get("enum", ())]
     renamed = RENAMED_VALUES.get((dotted(path), str(value)))
@@ -241,7 +245,7 @@ def _wrong_value(root: Node, path: KeyPath) -> Mistake:
     return _mistake(root, path, problem, remedy)
 
 
-def _absent_files(config: Config, root: Node) -> Iterator[Mistake]:
+def _missing_files(config: Config, root: Node) -> Iterator[Mistake]:
     for path, file in (
         (("data", "reader"), config.data.reader),
         (("model", "file"), config.model.file),
@@ -249,7 +253,7 @@ def _absent_files(config: Config, root: Node) -> Iterator[Mistake]:
     ):
         if file is not None and not Path(file).is_file():
             yield _mistake(
-                root, path, f"is {shown(file)}, and there is no such file.", "Create it, or correct the path."
+                root, path, f"is {shorten(file)}, which does not exist.", "Create it, or correct the path."
             )
 
 
@@ -292,7 +296,7 @@ def _allowed(path: Sequence[str | int]) -> str:
 
 
 def _with_variables(schema: Any) -> Any:
-    """Where a number, a choice or true/false stands, ${VARIABLE} may stand as well."""
+    """The schema, with ${VARIABLE} allowed wherever a number, a choice or true/false is."""
     if isinstance(schema, list):
         return [_with_variables(one) for one in schema]
     if not isinstance(schema, dict):
@@ -305,7 +309,7 @@ def _with_variables(schema: Any) -> Any:
 
 
 def _escaped(value: Any) -> Any:
-    """${ in a resolved value is meant as it stands."""
+    """The value with each ${ escaped: in a resolved config it is literal."""
     if isinstance(value, dict):
         return {key: _escaped(below) for key, below in value.items()}
     if isinstance(value, list):

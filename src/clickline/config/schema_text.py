@@ -1,4 +1,4 @@
-"""The schema in words: what a key may hold. Messages and docs/config.md use the same ones."""
+"""Describes in English what a key may contain; used by error messages and docs/config.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Schema = Mapping[str, Any]
 
 
 def alternatives(schema: Schema, definitions: Schema) -> list[Schema]:
-    """The schemas of which one must fit, references followed."""
+    """The schemas of which one must match, with references resolved."""
     if "$ref" in schema:
         return alternatives(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "anyOf" in schema:
@@ -18,17 +18,17 @@ def alternatives(schema: Schema, definitions: Schema) -> list[Schema]:
 
 
 def allowed(schema: Schema, definitions: Schema) -> str:
-    """Such as `a whole number of at least 1, or null`."""
+    """What a schema allows, such as `a whole number of at least 1, or null`."""
     if "x-allowed" in schema:
-        words = [schema["x-allowed"]]
+        choices = [schema["x-allowed"]]
         if "null" in schema.get("type", ()):
-            words.append("null")
+            choices.append("null")
     else:
-        words = [_one(one, definitions) for one in alternatives(schema, definitions)]
-    return ", or ".join(dict.fromkeys(words))
+        choices = [_allowed_by(one, definitions) for one in alternatives(schema, definitions)]
+    return ", or ".join(dict.fromkeys(choices))
 
 
-def _one(schema: Schema, definitions: Schema) -> str:
+def _allowed_by(schema: Schema, definitions: Schema) -> str:
     if "x-allowed" in schema:
         return str(schema["x-allowed"])
     if "enum" in schema:
@@ -55,15 +55,15 @@ def _limits(schema: Schema) -> str:
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """Such as model.hidden[2]."""
+    """A path as dotted text, such as model.hidden[2]."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
     return text
 
 
-def shown(value: Any) -> str:
-    """A value as a message shows it: one short line."""
+def shorten(value: Any) -> str:
+    """A value as one short line for a message."""
     if value is None:
         return "null"
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""The sections of clickline.yaml: one frozen model each, one doc line a key, each with its own checks.
+"""The sections of clickline.yaml: one frozen model per section, with a description for each key and its checks.
 
-A check that looks at one key is the key's type. A check that looks at several is in `checks` of its
-section: it yields complaints instead of raising, so that all of them are reported at once.
+A check of a single key is the key's type. A check of several keys is in `checks` of the section; it yields
+complaints instead of raising, so that all of them are reported at once.
 """
 
 from __future__ import annotations
@@ -52,31 +52,31 @@ Pooling = Literal["sum", "mean", "max"]
 RowOptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
 
 SHORT_FORMS = (*get_args(Kind), *get_args(Transform))
-"""What a field may be written as in one word: a kind, or a transform, which means dense with it."""
+"""The one-word forms of a field: a kind, or a transform, which implies kind: dense."""
 
 FORMATS_WITH_FIELDS = ("criteo", "slots", "paddlerec")
-"""Formats that have fields without being told."""
+"""Formats with built-in fields."""
 
 RESERVED_NAMES = ("label", "weight", "show", "click", "event_hour")
-"""Columns that every dataset has; a slot or dense field would overwrite them."""
+"""Columns of every dataset; a slot or dense field must not use these names."""
 
-_PLACEHOLDER = re.compile(r"\{(?!\])([^{}]*)\}")  # [{] is the sign itself, of a folder's name
+_PLACEHOLDER = re.compile(r"\{(?!\])([^{}]*)\}")  # [{] is a literal brace in a folder's name
 
 
 class Dates(Section):
-    """Which hours of a {date}/{hour} pattern to read."""
+    """The hours of a {date}/{hour} pattern to read."""
 
     first: Hour = Field(alias="from", description="First date or hour, UTC.")
     last: Hour | None = Field(
-        None, alias="to", description="Last date or hour, itself included; only `up --follow` can do without."
+        None, alias="to", description="Last date or hour, inclusive; only `up --follow` works without it."
     )
-    wait: Seconds = Field(0, description="How long to wait for hours that have no donefile yet.")
+    wait: Seconds = Field(0, description="How long to wait for hours without a donefile.")
 
     def checks(self) -> Iterator[Complaint]:
         if self.last is None:
             return
         end = self.last if "/" in self.last else f"{self.last}/23"
-        if self.first > end:  # year, month, day, hour: as texts they are in the order of time
+        if self.first > end:  # YYYYMMDD/HH sorts by time as text
             yield Complaint(
                 ("from",),
                 f"is {self.first}, after `to`, which is {self.last}.",
@@ -86,42 +86,42 @@ class Dates(Section):
 
 
 class FieldConfig(Section):
-    """One field: what it means, and how its raw value is read and encoded."""
+    """One field: its meaning, and how its raw value is read and encoded."""
 
     kind: Kind | None = Field(
-        None, description="What the field is. Left out: as the format has it; slot for a new field."
+        None, description="Kind of the field. Default: that of the format; slot for a new field."
     )
     column: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="Column of the source. Left out: the field's own name."
+        None, description="Column of the source. Default: the field's name."
     )
     transform: Transform | None = Field(
         None,
-        description="How a dense number is changed; none: not at all; bucket turns it into ids. Left out: as the "
-        "format has it (criteo: log1p), else robust.",
+        description="How a dense number is transformed; none: not at all; bucket turns it into ids. Default: that of "
+        "the format (criteo: log1p), else robust.",
     )
     buckets: Annotated[
         Literal["log2"] | Annotated[int, Field(ge=2, le=1000)] | None,
         as_type(["string", "integer", "null"], "log2, or a whole number of quantiles from 2 to 1000"),
-    ] = Field(None, description="Buckets of `transform: bucket`; log2 if left out.")
-    separator: Separator | None = Field(None, description="Splits the text of a slot into several values.")
+    ] = Field(None, description="Buckets of `transform: bucket`. Default: log2.")
+    separator: Separator | None = Field(None, description="Splits the text of a slot into values.")
     multi: bool | None = Field(
-        None, description="Whether a slot may hold several values. Left out: as the format has it."
+        None, description="Whether a slot may have several values. Default: that of the format."
     )
     encoding: Literal["text", "feasign"] | None = Field(
         None,
-        description="text: hash the value; feasign: it is a 64-bit id. Left out: as the format has it.",
+        description="text: hash the value; feasign: the value is a 64-bit id. Default: that of the format.",
     )
     slot: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
-        None, description="Slot number mixed into the ids. Left out: from the field's name."
+        None, description="Slot number mixed into the ids. Default: derived from the field's name."
     )
     positive: Texts | None = Field(
-        None, description="Texts of the label that mean a click. Left out: the label is 0 or 1."
+        None, description="Label values that mean a click. Default: the label is 0 or 1."
     )
     time_format: TimeFormat | None = Field(
-        None, description="How the time is written. Left out: a number since 1970, or YYYY-MM-DD HH:MM:SS."
+        None, description="Format of the time. Default: a Unix timestamp, or YYYY-MM-DD HH:MM:SS."
     )
     unit: Literal["s", "ms", "us", "ns"] | None = Field(
-        None, description="Of times since 1970. Left out: what most times of a file are."
+        None, description="Unit of Unix timestamps. Default: that of most timestamps in a file."
     )
 
     @model_validator(mode="before")
@@ -163,7 +163,7 @@ class FieldConfig(Section):
             )
 
     def keys_of_other_kinds(self, kind: Kind) -> Iterator[Complaint]:
-        """Keys that mean nothing for this kind."""
+        """Complaints about keys that do not apply to this kind."""
         makes_ids = kind == "slot" or self.transform == "bucket"
         for key, value, wanted, fits in (
             ("transform", self.transform, "dense", kind == "dense"),
@@ -185,31 +185,34 @@ class FieldConfig(Section):
 
 
 class DataSection(Section):
-    """Where the logs are and what they hold."""
+    """Where the logs are and what they contain."""
 
     format: Format | None = Field(
         None,
-        description="Layout of the logs.",
+        description="Format of the logs.",
         json_schema_extra={"default": "criteo", "x-allowed": ", ".join(get_args(Format))},
     )
     reader: LocalPath | None = Field(
-        None, description="Instead of format: a Python file whose function yields the rows."
+        None, description="Instead of format: a Python file with a function that yields the rows."
     )
-    train: Patterns = Field((), description="Logs to learn from.")
-    eval: Patterns | None = Field(None, description="Logs to measure on, later in time than train.")
+    train: Patterns = Field((), description="Logs to train on.")
+    eval: Patterns | None = Field(None, description="Logs to evaluate on, later in time than train.")
     dates: Dates | None = Field(None, description="Hours of a {date}/{hour} pattern in train.")
     eval_dates: Dates | None = Field(None, description="Hours of a {date}/{hour} pattern in eval.")
     donefile: Annotated[str, Field(min_length=1)] | None = Field(
-        "donefile", description="Empty file that marks an hour as complete; null: all hours are."
+        "donefile", description="Empty file that marks an hour as complete; null: all hours are complete."
     )
     slot_conf: Place | None = Field(
-        None, description="File with one slot number a line: the slots to use (slots, paddlerec)."
+        None, description="File with one slot number per line: the slots to use (slots, paddlerec)."
     )
     modulo: Annotated[int, Field(ge=1, le=2**64 - 1)] | None = Field(
-        None, description="Reduce feasigns by this before anything else (slots, paddlerec)."
+        None, description="Take feasigns modulo this number before anything else (slots, paddlerec)."
     )
     max_bad_ratio: float = Field(
-        0.01, ge=0, le=1, description="Largest share of bad rows; above it prepare stops with exit 4."
+        0.01,
+        ge=0,
+        le=1,
+        description="Largest allowed fraction of bad rows; above it prepare stops with exit code 4.",
     )
     shard_size: Annotated[
         int,
@@ -218,19 +221,19 @@ class DataSection(Section):
         as_type(["string", "integer"], f"at least 64KiB: {BYTES}"),
     ] = Field(
         64 * 1024**2,
-        description="Input that goes into one shard of the dataset.",
+        description="Amount of input per shard of the dataset.",
         json_schema_extra={"default": "64MiB"},
     )
-    delimiter: Separator = Field(",", description="Between two columns (csv).")
+    delimiter: Separator = Field(",", description="Column separator (csv).")
     header: bool = Field(True, description="Whether the first line names the columns (csv).")
     columns: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        None, description="Names of the columns, when header is false (csv)."
+        None, description="Column names, if header is false (csv)."
     )
-    missing: Texts = Field((), description="Texts that mean a missing value, beside the empty one (csv).")
+    missing: Texts = Field((), description="Texts that mean a missing value, besides the empty text (csv).")
     fields: dict[str, FieldConfig] = Field(
         {},
-        description="Fields by name; or a glob such as I* for the format's own fields that are not named.",
-        json_schema_extra={"x-allowed": "a group of keys, one a field"},
+        description="Fields by name, or a glob such as I* for the remaining fields of the format.",
+        json_schema_extra={"x-allowed": "a group of keys, one per field"},
     )
 
     @model_validator(mode="before")
@@ -244,7 +247,7 @@ class DataSection(Section):
         if self.format is not None and self.reader is not None:
             yield Complaint(
                 ("reader",),
-                f"is given beside format: {self.format}. Allowed: one of the two.",
+                f"is given together with format: {self.format}. Allowed: one of the two.",
                 "Remove format to use your reader, or remove reader.",
                 ("format",),
             )
@@ -260,36 +263,38 @@ class DataSection(Section):
     def _check_hours(
         self, key: str, patterns: tuple[str, ...], dates_key: str, dates: Dates | None
     ) -> Iterator[Complaint]:
-        holes = {hole for pattern in patterns for hole in _PLACEHOLDER.findall(pattern)}
-        for hole in sorted(holes - {"date", "hour"}):
+        placeholders = {name for pattern in patterns for name in _PLACEHOLDER.findall(pattern)}
+        for name in sorted(placeholders - {"date", "hour"}):
             yield Complaint(
                 (key,),
-                f"holds {{{hole}}}. Allowed between braces: {{date}} and {{hour}}.",
-                "Use one of them, or a * to match any text. Write a brace of the name itself as [{].",
+                f"contains {{{name}}}. Allowed in braces: {{date}} and {{hour}}.",
+                "Use one of them, or * to match any text. Write a literal brace as [{].",
             )
-        if "hour" in holes and "date" not in holes:
+        if "hour" in placeholders and "date" not in placeholders:
             yield Complaint(
-                (key,), "holds {hour} but no {date}.", "Put {date} into the pattern, such as {date}/{hour}."
+                (key,),
+                "contains {hour} but no {date}.",
+                "Put {date} into the pattern, such as {date}/{hour}.",
             )
         if dates is None:
-            if holes & {"date", "hour"}:
+            if placeholders & {"date", "hour"}:
                 yield Complaint(
                     (dates_key,),
                     f"is missing, but {key} is a {{date}}/{{hour}} pattern.",
                     f"Give {dates_key}: {{from: YYYYMMDD, to: YYYYMMDD}}.",
                     (key,),
                 )
-        elif "date" not in holes:
+        elif "date" not in placeholders:
             yield Complaint(
                 (dates_key,),
-                f"is given, but {key} holds no {{date}}.",
+                f"is given, but {key} contains no {{date}}.",
                 f"Put {{date}}/{{hour}} into {key}, or remove {dates_key}.",
                 (key,),
             )
-        elif "hour" not in holes and ("/" in dates.first or "/" in (dates.last or "")):
+        elif "hour" not in placeholders and ("/" in dates.first or "/" in (dates.last or "")):
             yield Complaint(
                 (dates_key,),
-                f"names hours, but {key} holds no {{hour}}.",
+                f"names hours, but {key} contains no {{hour}}.",
                 f"Put {{hour}} into {key}, or give plain dates.",
                 (key,),
             )
@@ -314,7 +319,7 @@ class DataSection(Section):
         if self.format == "csv" and self.header and self.columns is not None:
             yield Complaint(
                 ("columns",),
-                "is given, but the header names the columns already.",
+                "is given, but the header already names the columns.",
                 "Remove columns, or set header: false if the first line is a row.",
                 ("header", "format"),
             )
@@ -322,12 +327,12 @@ class DataSection(Section):
             yield Complaint(
                 ("columns",),
                 "is missing, but header is false.",
-                "Give the columns' names in their order, such as [click, age, city].",
+                "Give the column names in order, such as [click, age, city].",
                 ("header", "format"),
             )
         repeated = sorted(name for name, count in Counter(self.columns or ()).items() if count > 1)
         for name in repeated:
-            yield Complaint(("columns",), f"names {name} twice.", "Give every column a name of its own.")
+            yield Complaint(("columns",), f"names {name} twice.", "Give every column its own name.")
 
     def _check_fields(self) -> Iterator[Complaint]:
         declared = self.format not in FORMATS_WITH_FIELDS
@@ -335,105 +340,108 @@ class DataSection(Section):
             if declared and is_glob(name):
                 yield Complaint(
                     ("fields", name),
-                    f"is a glob. Allowed only for formats with fields of their own: {', '.join(FORMATS_WITH_FIELDS)}.",
-                    "Name each column; one whose own name holds such a sign is given by column:.",
+                    f"is a glob. Allowed only for formats with built-in fields: {', '.join(FORMATS_WITH_FIELDS)}.",
+                    "Name each column; for a column whose name contains such a character, use column:.",
                     ("format", "reader"),
                 )
             elif not declared and field.column is not None and is_glob(name):
                 yield Complaint(
                     ("fields", name, "column"),
-                    "is given for a glob, which stands for many fields.",
+                    "is given for a glob, which matches many fields.",
                     "Remove it, or name one field.",
                     ("format", "reader"),
                 )
             yield from self._check_column(name, field)
-        meant = self._meant()
+        effective = self._effective_fields()
         for key, field in self.fields.items():
             if field.kind is not None:
-                continue  # then it has looked at itself
-            for kind in sorted({m.kind for m in meant.values() if m.said_by == key}):
+                continue  # FieldConfig has checked it
+            for kind in sorted({one.kind for one in effective.values() if one.key == key}):
                 for c in field.keys_of_other_kinds(kind):
                     yield c._replace(key=("fields", key, *c.key), also=("format", "reader"))
-        yield from self._check_names(meant)
-        yield from self._check_kinds(meant)
+        yield from self._check_names(effective)
+        yield from self._check_kinds(effective)
 
-    def _meant(self) -> dict[str, _Meant]:
-        """Every field that is known before reading. A glob stands for the format's own that are not named."""
-        meant = {name: _Meant(kind, name, name) for name, kind in _own_fields(self.format)}
+    def _effective_fields(self) -> dict[str, _EffectiveField]:
+        """Every field that is known before reading. A glob matches the format's fields that are not named."""
+        effective = {name: _EffectiveField(kind, name, name) for name, kind in _built_in_fields(self.format)}
         for key, field in self.fields.items():
             if is_glob(key) and self.format in FORMATS_WITH_FIELDS:
-                for name in [n for n in meant if fnmatchcase(n, key) and n not in self.fields]:
-                    meant[name] = meant[name]._replace(kind=field.kind or meant[name].kind, said_by=key)
+                for name in [n for n in effective if fnmatchcase(n, key) and n not in self.fields]:
+                    kind = field.kind or effective[name].kind
+                    effective[name] = effective[name]._replace(kind=kind, key=key)
         for key, field in self.fields.items():
             if not is_glob(key) or self.format not in FORMATS_WITH_FIELDS:
-                before = meant.get(key) or _Meant(_kind_of_new(key, self.format), key, key)
-                meant[key] = _Meant(field.kind or before.kind, field.column or before.column, key)
-        return meant
+                before = effective.get(key) or _EffectiveField(_default_kind(key, self.format), key, key)
+                effective[key] = _EffectiveField(
+                    field.kind or before.kind, field.column or before.column, key
+                )
+        return effective
 
-    def _check_names(self, meant: Mapping[str, _Meant]) -> Iterator[Complaint]:
-        """Names of the dataset's own columns."""
-        for name, (kind, column, key) in meant.items():
+    def _check_names(self, effective: Mapping[str, _EffectiveField]) -> Iterator[Complaint]:
+        """Check for names that clash with the columns of every dataset."""
+        for name, (kind, column, key) in effective.items():
             if kind in ("slot", "dense") and name in RESERVED_NAMES:
                 if name == key:
-                    problem = f"is a {kind} field under a name that every dataset uses itself."
+                    problem = f"is a {kind} field with a name that is reserved in every dataset."
                     remedy = f"Give it another name and set column: {column}."
                 else:
-                    problem = f"makes {name} a {kind} field, and every dataset uses that name itself."
-                    remedy = f"Narrow the glob, or say what {name} is."
+                    problem = f"makes {name} a {kind} field, but that name is reserved in every dataset."
+                    remedy = f"Narrow the glob, or declare {name} by name."
                 yield Complaint(("fields", key), problem, remedy, ("format", "reader"))
 
-    def _check_kinds(self, meant: Mapping[str, _Meant]) -> Iterator[Complaint]:
-        """One label, at most one weight and time, and something to learn from."""
+    def _check_kinds(self, effective: Mapping[str, _EffectiveField]) -> Iterator[Complaint]:
+        """Check for one label, at most one weight and time, and at least one feature."""
         for kind, what in (("label", "clicks"), ("weight", "weights"), ("time", "times")):
-            names = [name for name, m in meant.items() if m.kind == kind]
+            names = [name for name, one in effective.items() if one.kind == kind]
             if len(names) > 1:
                 few = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
                 yield Complaint(
                     ("fields",),
                     f"has {len(names)} fields of kind {kind}: {few}. Allowed: one.",
-                    f"Keep the one that holds the {what} and set the others to ignore.",
+                    f"Keep the one with the {what} and set the others to ignore.",
                     ("format", "reader"),
                 )
-        labels = {name: m for name, m in meant.items() if m.kind == "label"}
+        labels = {name: one for name, one in effective.items() if one.kind == "label"}
         source = {"slots": "show and click", "paddlerec": "click"}.get(self.format or "")
         for name, label in labels.items():
             if source is not None and label.column != source:
                 yield Complaint(
-                    ("fields", label.said_by),
-                    f"makes {name} a label, but a line of the format {self.format} has its own: {source}.",
+                    ("fields", label.key),
+                    f"makes {name} a label, but the format {self.format} has its own: {source}.",
                     "Remove it.",
                     ("format", "reader"),
                 )
-        own = next((name for name, kind in _own_fields(self.format) if kind == "label"), None)
-        if not labels and own is not None:
-            key = meant[own].said_by
+        built_in = next((name for name, kind in _built_in_fields(self.format) if kind == "label"), None)
+        if not labels and built_in is not None:
+            key = effective[built_in].key
             yield Complaint(
                 ("fields", key),
-                f"sets {own} to {meant[own].kind}, and so no label is left.",
-                "Remove it." if key == own else f"Narrow the glob, or add {own}: label.",
+                f"sets {built_in} to {effective[built_in].kind}, which leaves no label.",
+                "Remove it." if key == built_in else f"Narrow the glob, or add {built_in}: label.",
                 ("format", "reader"),
             )
         elif not labels and self.format != "slots":
             yield Complaint(
                 ("fields",),
                 "has no label, and this format has none of its own.",
-                "Declare the column that tells a click, such as click: label.",
+                "Declare the column with the clicks, such as click: label.",
                 ("format", "reader"),
             )
-        known = self.format not in ("slots", "paddlerec")  # of the slots of those two only the data know
-        if known and not {"slot", "dense"} & {m.kind for m in meant.values()}:
+        known = self.format not in ("slots", "paddlerec")  # their slots are only known from the data
+        if known and not {"slot", "dense"} & {one.kind for one in effective.values()}:
             yield Complaint(
                 ("fields",),
-                "has no slot and no dense field, so there is nothing to learn from.",
+                "has no slot and no dense field, so the model would have no features.",
                 "Declare at least one, such as city: slot or age: log1p.",
                 ("format", "reader"),
             )
 
     def _check_column(self, name: str, field: FieldConfig) -> Iterator[Complaint]:
-        """A field must come from a column that exists, where the columns are known before reading."""
+        """Check that a field's column exists, if the columns are known before reading."""
         known = self.columns
         if self.format == "criteo":
-            known = tuple(own for own, _ in _own_fields(self.format))
+            known = tuple(name for name, _ in _built_in_fields(self.format))
         column = field.column or name
         if known is None or column in known:
             return
@@ -442,54 +450,54 @@ class DataSection(Section):
         near = get_close_matches(column, known, n=1, cutoff=0.6)
         yield Complaint(
             ("fields", name),
-            f"comes from column {column}, which is not there.",
+            f"comes from column {column}, which does not exist.",
             f"Did you mean {near[0]}?" if near else f"Allowed: {', '.join(known)}.",
             ("format", "reader", "columns"),
         )
 
 
-class _Meant(NamedTuple):
-    """What a field is in the end, and which key of `fields` said so last."""
+class _EffectiveField(NamedTuple):
+    """A field after all of `fields` was applied, and the key of `fields` that decided it."""
 
     kind: Kind
     column: str
-    said_by: str
+    key: str
 
 
-def _own_fields(format_name: Format | None) -> list[tuple[str, Kind]]:
-    """The fields that a format has itself, as far as they are known before reading."""
+def _built_in_fields(format_name: Format | None) -> list[tuple[str, Kind]]:
+    """The built-in fields of a format, as far as they are known before reading."""
     if format_name == "paddlerec":
         return [("click", "label")]
     if format_name != "criteo":
         return []
-    from clickline.records import CRITEO_FIELDS  # brings numpy, which other configs need not wait for
+    from clickline.records import CRITEO_FIELDS  # imports numpy, which other configs do not need
 
     kinds: dict[str, Kind] = {"l": "label", "I": "dense", "C": "slot"}
     return [(name, kinds[name[0]]) for name in CRITEO_FIELDS]
 
 
-def _kind_of_new(name: str, format_name: Format | None) -> Kind:
+def _default_kind(name: str, format_name: Format | None) -> Kind:
     return "dense" if format_name == "paddlerec" and name.startswith("dense_") else "slot"
 
 
 def is_glob(name: str) -> bool:
-    """Whether a field's name stands for several."""
-    return any(mark in name for mark in "*?[")
+    """Whether the name of a field is a pattern for several."""
+    return any(sign in name for sign in "*?[")
 
 
 class CacheSection(Section):
     """Local copies of remote data."""
 
-    dir: LocalPath = Field("~/.cache/clickline", description="Folder that holds them.")
+    dir: LocalPath = Field("~/.cache/clickline", description="Folder of the copies.")
     size: Size = Field(
         50 * 1024**3,
-        description="How much it may hold; the files used longest ago go first.",
+        description="Largest size; the least recently used files are removed first.",
         json_schema_extra={"default": "50GiB"},
     )
 
 
 class StorageSection(Section):
-    """How remote stores are reached. Secrets come from the environment or the credentials file."""
+    """How to access remote stores. Secrets come from the environment or the credentials file."""
 
     options: dict[str, dict[str, Any]] = Field(
         {},
@@ -497,7 +505,7 @@ class StorageSection(Section):
         json_schema_extra={"x-allowed": "a group of protocols (s3, gs, https, …), each a group of options"},
     )
     credentials_file: LocalPath | None = Field(
-        None, description="File with the secret options of the stores; read, never copied or printed."
+        None, description="File with the secret options of the stores; never copied or printed."
     )
 
     def checks(self) -> Iterator[Complaint]:
@@ -505,7 +513,7 @@ class StorageSection(Section):
             for path in _secrets(options, ("options", protocol)):
                 yield Complaint(
                     path,
-                    "looks like a secret, and this file is stored with every dataset.",
+                    "looks like a secret, and a copy of this file is stored with every dataset.",
                     "Put it into the environment or the file named by storage.credentials_file.",
                 )
 
@@ -519,13 +527,13 @@ def _secrets(options: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tupl
 
 
 class SlotModel(Section):
-    """What is different for one slot."""
+    """Model settings of one slot."""
 
     dim: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="Numbers learned for every id of the slot. Left out: embedding_dim."
+        None, description="Embedding dimension of the slot. Default: model.embedding_dim."
     )
     pooling: Pooling | None = Field(
-        None, description="How several ids of one row become one vector. Left out: as model.pooling."
+        None, description="How the ids of one row are pooled into one vector. Default: model.pooling."
     )
 
 
@@ -537,21 +545,17 @@ class ModelSection(Section):
         description="One of the built-in networks.",
         json_schema_extra={"default": "wide_deep", "x-allowed": ", ".join(get_args(ModelName))},
     )
-    file: LocalPath | None = Field(
-        None, description="Instead of name: a Python file with a network of yours."
-    )
-    embedding_dim: int = Field(9, ge=1, le=1024, description="Numbers learned for every id.")
+    file: LocalPath | None = Field(None, description="Instead of name: a Python file with your own network.")
+    embedding_dim: int = Field(9, ge=1, le=1024, description="Embedding dimension of an id.")
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (512, 256, 128, 32), description="Widths of the hidden layers."
     )
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="Share of a hidden layer's outputs dropped while learning."
-    )
-    batch_norm: bool = Field(False, description="Whether hidden layers have batch norm.")
-    pooling: Pooling = Field("sum", description="How several ids of one row become one vector.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate of the hidden layers while training.")
+    batch_norm: bool = Field(False, description="Whether hidden layers use batch normalization.")
+    pooling: Pooling = Field("sum", description="How the ids of one row are pooled into one vector.")
     slots: dict[str, SlotModel] = Field(
         {},
-        description="Slots that differ: a dim or a pooling of their own.",
+        description="Slots with their own dim or pooling.",
         json_schema_extra={"x-allowed": "a group of slots, each a group with dim, pooling or both"},
     )
 
@@ -566,14 +570,14 @@ class ModelSection(Section):
         if self.name is not None and self.file is not None:
             yield Complaint(
                 ("file",),
-                f"is given beside name: {self.name}. Allowed: one of the two.",
+                f"is given together with name: {self.name}. Allowed: one of the two.",
                 "Remove name to use your file, or remove file.",
                 ("name",),
             )
 
 
 class ScheduleSection(Section):
-    """How a step size changes over the steps."""
+    """How a learning rate changes over the steps."""
 
     kind: Literal["constant", "cosine", "linear_tail", "step"] = Field(
         "constant",
@@ -600,20 +604,23 @@ class ScheduleSection(Section):
 
 
 class EmbeddingSection(Section):
-    """How the vectors of ids learn."""
+    """How the embeddings are trained."""
 
-    optimizer: RowOptimizerName = Field("adagrad", description="Their optimizer.")
-    learning_rate: float = Field(0.05, gt=0, le=10, description="Their step size.")
+    optimizer: RowOptimizerName = Field("adagrad", description="Optimizer of the embeddings.")
+    learning_rate: float = Field(0.05, gt=0, le=10, description="Learning rate of the embeddings.")
     init_scale: float = Field(
-        0.01, ge=0, le=10, description="They start uniform within ± this / √dim, from seed and id alone."
+        0.01,
+        ge=0,
+        le=10,
+        description="Embeddings start uniform within ± this / √dim, determined by seed and id.",
     )
     initial_accumulator: float = Field(
         0.001,
         gt=0,
         le=10,
-        description="What AdaGrad starts from; the smaller, the farther an id's first gradients move it.",
+        description="Initial value of AdaGrad's accumulator; the smaller, the larger the first updates of an id.",
     )
-    l2: float = Field(0.0, ge=0, le=10, description="Pulls the vectors of a batch towards zero.")
+    l2: float = Field(0.0, ge=0, le=10, description="L2 regularization of the embeddings in a batch.")
     schedule: ScheduleSection = Field(
         ScheduleSection(kind="linear_tail"),
         description="Learning rate schedule of embeddings and wide weights.",
@@ -621,12 +628,12 @@ class EmbeddingSection(Section):
 
 
 class WideSection(Section):
-    """How the wide weights of ids learn."""
+    """How the wide weights are trained."""
 
-    optimizer: RowOptimizerName = Field("ftrl", description="Their optimizer.")
-    learning_rate: float = Field(0.05, gt=0, le=10, description="Their step size; alpha of FTRL.")
-    l1: float = Field(0.0, ge=0, le=1000, description="Keeps weights with little evidence at 0 (FTRL).")
-    l2: float = Field(0.0, ge=0, le=1000, description="Pulls weights towards 0 (FTRL).")
+    optimizer: RowOptimizerName = Field("ftrl", description="Optimizer of the wide weights.")
+    learning_rate: float = Field(0.05, gt=0, le=10, description="Learning rate; alpha of FTRL.")
+    l1: float = Field(0.0, ge=0, le=1000, description="L1 regularization: keeps rare ids at 0 (FTRL).")
+    l2: float = Field(0.0, ge=0, le=1000, description="L2 regularization (FTRL).")
 
     def checks(self) -> Iterator[Complaint]:
         for key in ("l1", "l2"):
@@ -641,60 +648,64 @@ class WideSection(Section):
 
 
 class AdmissionSection(Section):
-    """Which ids get a vector of their own; until then they share their slot's default row."""
+    """Which ids get their own embedding; until then they share the default row of their slot."""
 
-    min_impressions: int = Field(1, ge=1, description="Shows after which an id is admitted; 1: at once.")
-    probability: float = Field(1.0, gt=0, le=1, description="Chance at each show from then on.")
+    min_impressions: int = Field(1, ge=1, description="Impressions before an id is admitted; 1: at once.")
+    probability: float = Field(
+        1.0, gt=0, le=1, description="Probability of admission at each impression from then on."
+    )
 
 
 class EvictionSection(Section):
-    """Which ids are forgotten, at the end of each epoch."""
+    """Which ids are evicted at the end of each epoch."""
 
     decay: float = Field(
-        1.0, gt=0, le=1, description="What all show and click counters are multiplied by first."
+        1.0, gt=0, le=1, description="Factor applied to all impression and click counters first."
     )
     threshold: float = Field(
-        0.0, ge=0, description="Ids worth less go: click_weight x clicks + nonclick_weight x other shows."
+        0.0,
+        ge=0,
+        description="Ids with a lower score go: click_weight x clicks + nonclick_weight x other impressions.",
     )
     max_idle_hours: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Ids go that were not seen for so many hours before the newest hour."
+        None, description="Ids not seen within this many hours before the newest hour go."
     )
-    click_weight: float = Field(1.0, ge=0, description="Worth of a click.")
-    nonclick_weight: float = Field(0.1, ge=0, description="Worth of a show without a click.")
+    click_weight: float = Field(1.0, ge=0, description="Weight of a click in the score.")
+    nonclick_weight: float = Field(
+        0.1, ge=0, description="Weight of an impression without a click in the score."
+    )
 
 
 class ClassWeights(Section):
-    """How much an impression counts in the loss. Scores are put right again: they stay probabilities."""
+    """Weights of impressions in the loss. Scores are corrected for them, so they stay probabilities."""
 
     click: float = Field(1.0, gt=0, le=1000, description="Weight of an impression with a click.")
     no_click: float = Field(1.0, gt=0, le=1000, description="Weight of an impression without.")
 
 
 class CalibrationSection(Section):
-    """A last step that puts scores right, fitted on rows that are held out of training."""
+    """A final step that calibrates scores, fitted on rows held out of training."""
 
     method: Literal["isotonic", "platt"] = Field(
-        "isotonic", description="Any rising curve, or a shifted one."
+        "isotonic", description="isotonic: any monotone curve; platt: a shifted and scaled logit."
     )
-    holdout: float = Field(
-        0.05, gt=0, le=0.5, description="Share of the training rows that is held out for it."
-    )
+    holdout: float = Field(0.05, gt=0, le=0.5, description="Fraction of the training rows held out for it.")
 
 
 class EarlyStop(Section):
-    """Stop when more epochs no longer help; the best epoch's checkpoint is the result."""
+    """Stop when more epochs no longer help; the result is the checkpoint of the best epoch."""
 
-    patience: int = Field(1, ge=1, description="Epochs in a row that may fail to be the best.")
-    metric: Literal["logloss", "auc"] = Field("logloss", description="Measured on the eval rows.")
+    patience: int = Field(1, ge=1, description="Epochs in a row without improvement before training stops.")
+    metric: Literal["logloss", "auc"] = Field("logloss", description="Metric on the eval rows.")
 
 
 class WorkersSection(Section):
-    """How many processes compute when training runs on a cluster."""
+    """Number of workers when training runs on a cluster."""
 
-    min: int = Field(1, ge=1, le=4096, description="Training begins as soon as so many fit.")
+    min: int = Field(1, ge=1, le=4096, description="Training starts once this many workers fit.")
     max: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         None,
-        description="It grows to so many while the cluster has room; null: as many as there is room for.",
+        description="It grows to this many while the cluster has room; null: as many as there is room for.",
     )
 
     def checks(self) -> Iterator[Complaint]:
@@ -705,88 +716,93 @@ class WorkersSection(Section):
 
 
 class TrainSection(Section):
-    """How the model learns."""
+    """How the model is trained."""
 
-    mode: Literal["local", "cluster"] = Field("local", description="On this machine, or on a Ray cluster.")
+    mode: Literal["local", "cluster"] = Field(
+        "local", description="Train on this machine, or on a Ray cluster."
+    )
     workers: WorkersSection = WorkersSection()
     embedding_servers: int = Field(
-        2, ge=1, le=64, description="Processes that hold the sparse rows, when training runs on a cluster."
+        2, ge=1, le=64, description="Cluster: number of processes that hold the embedding tables."
     )
     sync: bool = Field(
         True,
-        description="Cluster: all workers share each batch and step together. false: each takes batches of its own.",
+        description="Cluster: synchronous training, in which all workers share each batch; false: asynchronous.",
     )
     max_staleness: int = Field(
-        8, ge=1, le=1024, description="With sync false: how many steps of others a gradient may be behind."
+        8,
+        ge=1,
+        le=1024,
+        description="With sync: false: how many steps of other workers a gradient may be behind.",
     )
     scale_lr_by_staleness: bool = Field(
         False,
-        description="With sync false: divide a late gradient's step size by 1 + the steps it is behind.",
+        description="With sync: false: divide the learning rate of a stale gradient by 1 + its staleness.",
     )
     batch_size: Annotated[
         Literal["auto"] | Annotated[int, Field(ge=1)],
         as_type(["string", "integer"], "auto, or a whole number of rows of at least 1"),
     ] = Field(
-        "auto", description="Rows a step; auto: 4096, or halved down to 128 until an epoch has 200 steps."
+        "auto", description="Rows per step; auto: 4096, or halved down to 128 until an epoch has 200 steps."
     )
-    epochs: int = Field(1, ge=1, description="How often each row is learned.")
+    epochs: int = Field(1, ge=1, description="Passes over the training rows.")
     order: Literal["shuffled", "time"] = Field(
-        "shuffled", description="Of the rows; time: as they are stored, shuffled within an hour."
+        "shuffled", description="Order of the rows; time: as stored, shuffled within each hour."
     )
-    learning_rate: float = Field(0.001, gt=0, le=1, description="Step size of the dense part (Adam).")
-    weight_decay: float = Field(0.0, ge=0, le=1, description="Of the dense part, decoupled (AdamW).")
+    learning_rate: float = Field(0.001, gt=0, le=1, description="Learning rate of the network (Adam).")
+    weight_decay: float = Field(0.0, ge=0, le=1, description="Decoupled weight decay of the network (AdamW).")
     embedding: EmbeddingSection = EmbeddingSection()
     wide: WideSection = WideSection()
     schedule: ScheduleSection = Field(
-        ScheduleSection(kind="cosine"), description="Of the dense part's step size."
+        ScheduleSection(kind="cosine"), description="Learning rate schedule of the network."
     )
     admission: AdmissionSection = AdmissionSection()
-    eviction: EvictionSection | None = Field(None, description="Which ids are forgotten; null: none.")
+    eviction: EvictionSection | None = Field(None, description="Which ids are evicted; null: none.")
     class_weights: ClassWeights = ClassWeights()
     negative_sampling: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="Share of the rows without a click that is learned; scores are put right.",
+        description="Fraction of the rows without a click that is used; scores are corrected for it.",
     )
     calibration: CalibrationSection | None = Field(
-        None, description="A last step that puts scores right; null: none."
+        None, description="A final step that calibrates scores; null: none."
     )
     early_stopping: EarlyStop | None = Field(None, description="When to stop before `epochs`; null: never.")
     precision: Literal["fp32", "bf16"] = Field(
         "fp32",
-        description="Numbers of the dense part while learning; bf16 is faster on processors that have it.",
+        description="Precision of the network while training; bf16 is faster on CPUs that support it.",
     )
     warm_start: LocalPath | None = Field(
-        None, description="A checkpoint, or a run whose newest is meant, to learn on from."
+        None, description="A checkpoint, or a run (its newest checkpoint), to start training from."
     )
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="Fixes first weights and the order of the rows.")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="Random seed of initial weights and row order.")
     checkpoint_every: Seconds = Field(
         300, description="Time between two checkpoints.", json_schema_extra={"default": "5m"}
     )
     checkpoint_steps: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Steps between two checkpoints, beside the time; null: time alone."
+        None, description="Also write a checkpoint every N steps; null: by time only."
     )
     keep_checkpoints: int = Field(
-        2, ge=1, le=1000, description="How many checkpoints of a run are kept, beside the best epoch's."
+        2, ge=1, le=1000, description="Checkpoints of a run to keep, besides that of the best epoch."
     )
 
 
 class RoleSection(Section):
-    """What one process of a role asks the cluster for."""
+    """Resources of one process of a role."""
 
-    cpus: float = Field(1.0, ge=0, le=1024, description="Cores that are reserved for it.")
+    cpus: float = Field(1.0, ge=0, le=1024, description="Reserved cores.")
     memory: Annotated[
         Literal["auto"] | Size,
         as_type(["string", "integer"], f"auto, or at least 1MiB: {BYTES}"),
-    ] = Field("auto", description="Memory it may use; auto: a share of its node's, none of it reserved.")
+    ] = Field("auto", description="Memory limit; auto: a share of the node's memory, not reserved.")
 
 
 class ShardRoleSection(RoleSection):
-    """What a shard asks the cluster for."""
+    """Resources of one embedding server."""
 
     cpus: float = Field(
-        0.0, ge=0, le=1024, description="Cores that are reserved for it; it computes little beside a worker."
+        0.0, ge=0, le=1024, description="Reserved cores; it computes little compared with a worker."
     )
 
 
@@ -794,7 +810,7 @@ class ClusterSection(Section):
     """The Ray cluster of `train.mode: cluster`."""
 
     address: str | None = Field(
-        None, description="host:port of an existing cluster, or auto; null: one is started on this machine."
+        None, description="host:port of an existing cluster, or auto; null: start one on this machine."
     )
     worker: RoleSection = RoleSection()
     embedding_server: ShardRoleSection = ShardRoleSection()
@@ -802,43 +818,43 @@ class ClusterSection(Section):
         3,
         ge=1,
         le=100,
-        description="How often the same place may fail, with no progress, before training gives up.",
+        description="Failures of the same process or step without progress before training gives up.",
     )
 
 
 class TrackingSection(Section):
-    """Where MLflow keeps parameters, metrics and reports of runs."""
+    """Where parameters, metrics and reports of runs are tracked with MLflow."""
 
     enabled: bool | None = Field(
-        None, description="Whether runs are tracked. Left out: if the extra `tracking` is installed."
+        None, description="Whether to track runs. Default: if the extra `tracking` is installed."
     )
     uri: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="Tracking server or store of MLflow. Left out: mlflow.db in home."
+        None, description="Tracking server or store of MLflow. Default: mlflow.db in home."
     )
     experiment: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="Name of the experiment. Left out: the service's name."
+        None, description="Name of the experiment. Default: the name of the service."
     )
 
     def checks(self) -> Iterator[Complaint]:
         if self.uri is not None and holds_password(self.uri):
             yield Complaint(
                 ("uri",),
-                "holds a password or token, and this file is stored with every run.",
+                "contains a password or token, and a copy of this file is stored with every run.",
                 "Put it into the environment: MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD or _TOKEN.",
             )
 
 
 class GateSection(Section):
-    """What a model must reach before it may be published; null: not asked for."""
+    """The quality a model must reach before it can be published; null: not checked."""
 
     auc: Annotated[float, Field(gt=0.5, le=1)] | None = Field(None, description="Smallest AUC.")
     logloss: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Largest log loss.")
     accuracy: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Smallest accuracy.")
     calibration: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="Largest distance from 1 of predicted clicks / real clicks."
+        None, description="Largest distance of predicted / actual clicks from 1."
     )
     vs_current: Annotated[float, Field(ge=-1, le=1)] | None = Field(
-        None, description="Smallest gain in AUC over the current version; below 0: the largest loss."
+        None, description="Smallest AUC gain over the current version; below 0: the largest allowed loss."
     )
     extra_epochs: int = Field(
         3,
@@ -848,24 +864,24 @@ class GateSection(Section):
 
 
 class PublishSection(Section):
-    """How a version is packed, and which are kept."""
+    """How versions are packaged, and which are kept."""
 
     registry: Place | None = Field(
-        None, description="Folder or URI of the versions; by default registry/ in home."
+        None, description="Folder or URI of the versions. Default: registry/ in home."
     )
-    shards: int = Field(2, ge=1, le=4096, description="Pieces of the sparse table.")
+    shards: int = Field(2, ge=1, le=4096, description="Number of shards of the embedding table.")
     table_precision: Literal["fp32", "fp16", "int8"] = Field(
-        "fp32", description="Of the vectors in the sparse table; its cost is measured at publish."
+        "fp32", description="Precision of the embedding table; its effect on AUC is measured at publish."
     )
     dense_precision: Literal["fp32", "int8"] = Field(
-        "fp32", description="Of the network's weights; its cost is measured at publish."
+        "fp32", description="Precision of the network; its effect on AUC is measured at publish."
     )
     max_deltas: int = Field(
-        24, ge=0, le=1000, description="Deltas on one base before a new base is made; 0: only bases."
+        24, ge=0, le=1000, description="Deltas on one base before the next base; 0: only bases."
     )
-    keep_versions: int = Field(5, ge=1, description="Newest versions that `versions gc` keeps.")
+    keep_versions: int = Field(5, ge=1, description="Number of newest versions that `versions gc` keeps.")
     sample_rows: int = Field(
-        256, ge=1, le=65536, description="Rows stored with their scores in each version."
+        256, ge=1, le=65536, description="Sample rows stored with their scores in each version."
     )
     signing_key_file: LocalPath | None = Field(
         None,
@@ -879,12 +895,12 @@ class TlsSection(Section):
     certificate: LocalPath = Field(description="PEM file of the certificate, with its chain.")
     key: LocalPath = Field(description="PEM file of the certificate's private key.")
     ca: LocalPath | None = Field(
-        None, description="PEM file of the authority that signed it, for predictors that call lookup servers."
+        None, description="PEM file of the CA certificate, for predictors that call lookup servers."
     )
 
 
 def unguarded(host: str, tls: TlsSection | None, token_file: str | None) -> list[str]:
-    """What a port lacks that other machines can reach: the keys `tls` and `token_file`."""
+    """Which of `tls` and `token_file` are missing for a port that other machines can reach."""
     if is_loopback(host):
         return []
     return [key for key, given in (("tls", tls), ("token_file", token_file)) if given is None]
@@ -897,88 +913,87 @@ def _unguarded_complaints(
     if missing:
         yield Complaint(
             ("host",),
-            f"is {server.host}, which others can reach, and {' and '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not given. Allowed: an address of this machine alone "
-            "(127.0.0.1, ::1, localhost), or any with TLS and a token.",
+            f"is {server.host}, which other machines can reach, but {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not set. Allowed: a loopback address "
+            "(127.0.0.1, ::1, localhost), or any address with TLS and a token.",
             f"Set {' and '.join(f'{section}.{key}' for key in missing)}, {instead}.",
             ("tls", "token_file", "allow_unauthenticated"),
         )
 
 
 class BatchingSection(Section):
-    """Small requests that are scored together."""
+    """Dynamic batching: small requests are scored together."""
 
-    rows: int = Field(64, ge=2, le=65536, description="Rows that are enough to begin.")
+    rows: int = Field(64, ge=2, le=65536, description="Rows that are enough to start a batch.")
     max_wait_ms: float = Field(
-        1.0, gt=0, le=1000, description="Milliseconds that a request waits for others at most."
+        1.0, gt=0, le=1000, description="Longest time a request waits for others, in milliseconds."
     )
 
 
 class LookupSection(Section):
-    """Sparse tables on other machines: the servers of each shard, each `host:port`."""
+    """Embedding tables on other machines: the lookup servers of each shard."""
 
     shards: Annotated[
         tuple[Annotated[tuple[Address, ...], Field(min_length=1)], ...],
         Field(min_length=1),
         as_type("array", "a list of shards, each a list of host:port"),
-    ] = Field(description="For each shard the addresses of its replicas.")
-    timeout_ms: int = Field(
-        200, ge=1, le=60_000, description="Milliseconds after which a lookup is given up."
-    )
+    ] = Field(description="For each shard, the addresses of its replicas.")
+    timeout_ms: int = Field(200, ge=1, le=60_000, description="Timeout of a lookup in milliseconds.")
     hedge_after_ms: int = Field(
-        20, ge=1, le=60_000, description="Milliseconds after which another replica is asked too."
+        20, ge=1, le=60_000, description="Milliseconds after which another replica is asked as well."
     )
     on_missing_shard: Literal["default", "unavailable"] = Field(
-        "default", description="With all replicas of a shard gone: answer with default rows, or UNAVAILABLE."
+        "default",
+        description="If all replicas of a shard are down: use default rows, or fail with UNAVAILABLE.",
     )
-    cache_rows: int = Field(0, ge=0, description="Hot rows that each predictor process keeps; 0: none.")
+    cache_rows: int = Field(0, ge=0, description="Hot rows cached in each predictor process; 0: none.")
 
 
 class ServeSection(Section):
-    """The endpoint."""
+    """The prediction endpoint."""
 
     host: str = Field(
         "127.0.0.1",
-        description="Address to listen on, 0.0.0.0 for all; others than this machine need TLS and a token.",
+        description="Address to listen on, 0.0.0.0 for all; addresses beyond this machine need TLS and a token.",
     )
     allow_unauthenticated: bool = Field(
         False,
-        description="Whether others may come in without: for ports that a firewall, mesh or NetworkPolicy guards.",
+        description="Allow other machines without TLS and token: for ports behind a firewall, mesh or NetworkPolicy.",
     )
     http_port: Port = Field(8501, description="Port of the HTTP interface.")
     grpc_port: Port = Field(8500, description="Port of the gRPC interface.")
     metrics_port: Port = Field(8502, description="Port of /metrics, /healthz and /readyz.")
     lookup_port: Port = Field(8600, description="Port of `clickline lookup`.")
     processes: int | None = Field(
-        None, ge=1, le=1024, description="Processes on the same ports; by default one for each core."
+        None, ge=1, le=1024, description="Processes on the same ports. Default: one per core."
     )
-    threads: int = Field(1, ge=1, le=256, description="Threads of the network in each process.")
-    aliases: tuple[ModelAlias, ...] = Field(
-        (), description="Other model names that are answered, beside `name`."
-    )
+    threads: int = Field(1, ge=1, le=256, description="Threads for the network in each process.")
+    aliases: tuple[ModelAlias, ...] = Field((), description="Other model names to answer to, besides `name`.")
     unknown_fields: Literal["error", "ignore"] = Field(
-        "error", description="What is done with a field that the model does not have."
+        "error", description="What to do with request fields that the model does not have."
     )
-    max_rows: int = Field(10_000, ge=1, description="Rows in one request.")
+    max_rows: int = Field(10_000, ge=1, description="Largest number of rows in a request.")
     max_body: Size = Field(
-        16 * 1024**2, description="Bytes of one request.", json_schema_extra={"default": "16MiB"}
+        16 * 1024**2, description="Largest size of a request.", json_schema_extra={"default": "16MiB"}
     )
     queue_size: int = Field(
-        64, ge=1, le=65536, description="Requests that wait in each process; more are refused."
+        64, ge=1, le=65536, description="Requests that can wait in each process; more are rejected."
     )
-    drain_timeout: Seconds = Field(10, description="Longest time that running requests get at SIGTERM.")
-    poll_interval: float = Field(1.0, gt=0, le=3600, description="Seconds between two looks at the registry.")
-    batching: BatchingSection | None = Field(None, description="Scores small requests together; null: off.")
-    tls: TlsSection | None = Field(None, description="Encrypts all ports; null: off.")
+    drain_timeout: Seconds = Field(10, description="Longest time for running requests to finish at SIGTERM.")
+    poll_interval: float = Field(
+        1.0, gt=0, le=3600, description="Seconds between two checks of the registry."
+    )
+    batching: BatchingSection | None = Field(None, description="Dynamic batching; null: off.")
+    tls: TlsSection | None = Field(None, description="TLS certificate and key for all ports; null: off.")
     token_file: LocalPath | None = Field(
-        None, description="File whose first line is the bearer token that all ports ask for; null: none."
+        None, description="File whose first line is the bearer token that all ports require; null: none."
     )
     lookup: LookupSection | None = Field(
-        None, description="Sparse tables on other machines; null: mapped from the version's files."
+        None, description="Embedding tables on other machines; null: mapped from the version's files."
     )
     trusted_keys_file: LocalPath | None = Field(
         None,
-        description="PEM file of public keys: only versions that one of them has signed are used; null: any version.",
+        description="PEM file of public keys: only versions signed with one of them are served; null: any version.",
     )
 
     def checks(self) -> Iterator[Complaint]:
@@ -1001,56 +1016,57 @@ class ServeSection(Section):
 
 
 class StudioSection(Section):
-    """The web page."""
+    """The web UI."""
 
-    enabled: bool = Field(True, description="Whether `clickline up` shows it too.")
+    enabled: bool = Field(True, description="Whether `clickline up` starts it.")
     host: str = Field(
-        "127.0.0.1", description="Address to listen on; others than this machine need TLS and a token."
+        "127.0.0.1", description="Address to listen on; addresses beyond this machine need TLS and a token."
     )
-    port: Port = Field(8503, description="Port of the page.")
-    tls: TlsSection | None = Field(None, description="Encrypts the page; null: off.")
+    port: Port = Field(8503, description="Port to listen on.")
+    tls: TlsSection | None = Field(None, description="TLS certificate and key; null: off.")
     token_file: LocalPath | None = Field(
         None,
-        description="File whose first line is the bearer token for actions, and beyond this machine for reading; "
-        "null: one is made in `home`, for actions.",
+        description="File whose first line is the bearer token for actions, and from other machines also for reading; "
+        "null: one is created in `home`, for actions.",
     )
 
     def checks(self) -> Iterator[Complaint]:
-        yield from _unguarded_complaints("studio", self, "or reach it by an SSH tunnel")
+        yield from _unguarded_complaints("studio", self, "or use an SSH tunnel")
 
 
 class FollowSection(Section):
-    """How `up --follow` learns hours as they arrive."""
+    """How `up --follow` trains on hours as they arrive."""
 
     poll_interval: float = Field(
-        5.0, gt=0, le=3600, description="Seconds between two looks for the next hour."
+        5.0, gt=0, le=3600, description="Seconds between two checks for the next hour."
     )
     missing_after: Seconds = Field(
         7200,
-        description="Time after which an hour that is missing is reported.",
+        description="Time after which a missing hour is reported.",
         json_schema_extra={"default": "2h"},
     )
     on_missing_hour: Literal["wait", "skip", "stop"] = Field(
         "wait",
-        description="What then: wait on; skip: go on with the hours behind it (--backfill learns it later); stop.",
+        description="What to do then: keep waiting; skip to the next hours (--backfill trains on it later); stop.",
     )
     on_corrupt_hour: Literal["skip", "stop"] = Field(
-        "skip", description="What is done with an hour that cannot be used: go on without it, or stop."
+        "skip", description="What to do with an hour that cannot be used."
     )
     holdout: float = Field(
         0.1,
         ge=0,
         lt=1,
-        description="Share of an hour's rows that the gate judges by before they are learned.",
+        description="Fraction of an hour's rows that the gate evaluates on before they are trained on.",
     )
     lr_scale: float = Field(
-        1.0, gt=0, le=10, description="Factor on all step sizes; they stay the same for ever."
+        1.0, gt=0, le=10, description="Factor applied to all learning rates, which stay constant."
     )
     max_table_memory: Annotated[
         Literal["auto"] | Size,
         as_type(["string", "integer"], f"auto, or at least 1MiB: {BYTES}"),
     ] = Field(
-        "auto", description="Bound on the sparse tables: beyond it ids go; auto: half of the machine's."
+        "auto",
+        description="Memory limit of the embedding tables, above which ids are evicted; auto: half of the machine's.",
     )
 
 
@@ -1072,17 +1088,17 @@ class Config(Section):
     cluster: ClusterSection = ClusterSection()
     deploy: DeploySection = DeploySection()
     home: Place = Field(
-        ".clickline", description="Where datasets, checkpoints, versions, logs and state live."
+        ".clickline", description="Folder or URI for datasets, checkpoints, versions, logs and state."
     )
 
     def without_eval(self) -> str | None:
-        """What `train` would miss because data.eval is not given; of hours that are followed, rows are held out."""
+        """What `train` lacks because data.eval is not set; `up --follow` holds out rows instead."""
         if self.data.eval is not None:
             return None
-        asking = [f"gate.{key}" for key, value in self.gate if key != "extra_epochs" and value is not None]
+        needing = [f"gate.{key}" for key, value in self.gate if key != "extra_epochs" and value is not None]
         if self.train.early_stopping is not None:
-            asking.append("train.early_stopping")
-        if not asking:
+            needing.append("train.early_stopping")
+        if not needing:
             return None
-        verb = "asks" if len(asking) == 1 else "ask"
-        return f"is not given, but {' and '.join(asking)} {verb} for figures, which are measured on its rows."
+        verb = "needs" if len(needing) == 1 else "need"
+        return f"is not set, but {' and '.join(needing)} {verb} metrics, which are measured on it."

@@ -1,4 +1,4 @@
-"""What a section of clickline.yaml is, and the kinds of values that its keys take."""
+"""The base class of the sections of clickline.yaml, and the types of their values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECRET = re.compile(
 _URI = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
 _USER_INFO = re.compile(
     r"://[^/@]*:[^/@]*@|^https?://[^/@]*@", re.IGNORECASE
-)  # a name alone is a token on the web
+)  # over HTTP a user name alone may be a token
 _QUERY_NAME = re.compile(r"[?&]([^=&]*)=")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i)?)?B?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+)\s*([smhd])?")
@@ -38,19 +38,19 @@ _SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a key or variable of this name should never be printed or stored."""
+    """Whether the value of a key or variable of this name must never be printed or stored."""
     return _SECRET.search(name) is not None
 
 
 def holds_password(uri: str) -> bool:
-    """Whether a URI carries a password, a token or a signature."""
+    """Whether a URI contains a password, a token or a signature."""
     if _URI.match(uri) is None:
         return False
     return _USER_INFO.search(uri) is not None or any(map(looks_secret, _QUERY_NAME.findall(uri)))
 
 
 class Complaint(NamedTuple):
-    """Keys of one section that do not agree. `also` names the other keys that were looked at."""
+    """Keys of one section that contradict each other. `also` names the other keys that the check involved."""
 
     key: tuple[str, ...]
     problem: str
@@ -67,62 +67,64 @@ def is_loopback(host: str) -> bool:
 
 
 def complain(complaints: list[Complaint]) -> PydanticCustomError:
-    """The error that carries them through Pydantic."""
+    """The error that carries the complaints through Pydantic."""
     text = "\n".join(" ".join((".".join(c.key), c.problem, c.remedy)) for c in complaints)
     return PydanticCustomError("complaints", "{text}", {"text": text, "complaints": complaints})
 
 
 class Section(BaseModel):
+    """A group of keys in clickline.yaml; unknown keys are errors."""
+
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         validate_default=True,
         allow_inf_nan=False,
-        hide_input_in_errors=True,  # a value may be a secret put in the wrong place
+        hide_input_in_errors=True,  # a value may be a secret in the wrong place
     )
 
     def checks(self) -> Iterator[Complaint]:
-        """What keys of this section say against each other."""
+        """Complaints about keys of this section that contradict each other."""
         yield from ()
 
     @model_validator(mode="after")
     def _keys_agree(self, info: ValidationInfo) -> Self:
-        # A key that is wrong by itself stands at its default here, so what it seems to contradict is no news.
+        # An invalid key has its default here, so a contradiction with it means nothing.
         broken = (info.context or {}).get("broken", frozenset())
         if broken == "all":
             return self
-        found = [c for c in self.checks() if broken.isdisjoint((c.key[0], *c.also))]
-        if found:
-            raise complain(found)
+        complaints = [c for c in self.checks() if broken.isdisjoint((c.key[0], *c.also))]
+        if complaints:
+            raise complain(complaints)
         return self
 
 
 def _absolute(text: str, info: ValidationInfo) -> str:
-    """Paths are relative to the folder of the config; `~` is the home folder; URIs stay as they are."""
+    """An absolute path: paths are relative to the folder of the config, `~` is the home folder, URIs are unchanged."""
     if _URI.match(text):
         if holds_password(text):
             raise ValueError(text)
         return text
-    folder, way = _beginning(text, info)
-    return str(Path(folder, *way))
+    folder, rest = _base_folder(text, info)
+    return str(Path(folder, *rest))
 
 
 def _absolute_pattern(text: str, info: ValidationInfo) -> str:
-    """As `_absolute`; the folder, which the user did not write, is no pattern whatever signs it holds."""
+    """Like `_absolute`, with the folder, which the user did not write, escaped so that it is not a pattern."""
     if _URI.match(text):
         return _absolute(text, info)
-    folder, way = _beginning(text, info)
-    return str(Path(glob.escape(str(folder)).replace("{", "[{]"), *way))
+    folder, rest = _base_folder(text, info)
+    return str(Path(glob.escape(str(folder)).replace("{", "[{]"), *rest))
 
 
-def _beginning(text: str, info: ValidationInfo) -> tuple[Path, tuple[str, ...]]:
-    """The folder that a path begins in, and the way from there."""
+def _base_folder(text: str, info: ValidationInfo) -> tuple[Path, tuple[str, ...]]:
+    """The folder that a path is relative to, and the rest of the path."""
     first, *rest = Path(text).parts or ("",)
     if not first.startswith("~"):
         return Path((info.context or {}).get("base") or ""), (first, *rest)
     try:
         return Path(first).expanduser(), tuple(rest)
-    except RuntimeError as error:  # ~somebody, and there is no such user
+    except RuntimeError as error:  # ~user, but that user does not exist
         raise ValueError(text) from error
 
 
@@ -137,7 +139,7 @@ def _one_or_many(value: Any) -> Any:
 
 
 def parse_bytes(value: Any) -> Any:
-    """12MiB and the like, as bytes."""
+    """A size such as 12MiB in bytes."""
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value.strip())
@@ -169,7 +171,7 @@ def _calendar(text: str) -> str:
 
 
 def _time_format(text: str) -> str:
-    # A format that cannot read what it has written is no format that can read the user's file.
+    # A format that cannot parse its own output cannot parse the user's file either.
     if "%" not in text:
         raise ValueError(text)
     sample = datetime(2024, 2, 29, 23, 58, 59, tzinfo=UTC)
@@ -178,7 +180,7 @@ def _time_format(text: str) -> str:
 
 
 def as_type(name: str | list[str], allowed: str, **more: Any) -> Any:
-    """JSON Schema of a key whose text we parse ourselves; `x-allowed` is how messages and docs put it."""
+    """JSON Schema of a key whose text we parse ourselves; `x-allowed` describes it in messages and docs."""
     extra: dict[str, Any] = {"type": name, "x-allowed": allowed, **more}
     return Field(json_schema_extra=extra)
 
@@ -231,7 +233,7 @@ Hour = Annotated[
 Separator = Annotated[
     str,
     Field(pattern=r"^[\x01-\x09\x0b\x0c\x0e-\x21\x23-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]$"),
-    as_type("string", 'one ASCII sign: no letter, digit, quote or line end ("\\t" in quotes is a tab)'),
+    as_type("string", 'one ASCII character: no letter, digit, quote or line end ("\\t" in quotes is a tab)'),
 ]
 TimeFormat = Annotated[
     str, AfterValidator(_time_format), as_type("string", "a format of Python's strptime, such as %Y-%m-%d")

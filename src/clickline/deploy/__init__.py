@@ -1,1 +1,1 @@
-"""Kubernetes: the whole system from the same YAML."""
+"""Deploys the whole system to Kubernetes from the same YAML."""

@@ -1,7 +1,7 @@
-"""Bring a deployment to a cluster, and take it away again.
+"""Applies a deployment to a cluster, and deletes it.
 
-Nothing is changed before everything was looked at: the APIs that are needed, what the objects refer to, and a dry run
-of each on the server. What cannot be changed in place is told with what to do about it.
+Nothing is changed before everything has been checked: the APIs that are needed, what the objects refer to, and a
+server-side dry run of each. What cannot be changed in place is reported with what to do about it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KINDS: tuple[tuple[str, str], ...] = (
     ("batch/v1", "Job"),
     ("v1", "Pod"),
 )
-"""Every kind that a deployment may have, in the order in which they are made: who may, what is read, then who runs."""
+"""Every kind that a deployment may have, in the order of creation: access, configuration and storage, workloads."""
 
 _DATA = ("PersistentVolume", "PersistentVolumeClaim")
 
@@ -63,7 +63,7 @@ _RUN_TO_COMPLETION = {
     ("ray.io/v1", "RayJob"),
     ("argoproj.io/v1alpha1", "Workflow"),
 }
-"""Kinds that run to their end. A changed one is made anew: their controllers refuse or ignore a change."""
+"""Kinds that run to completion. A changed one is replaced: their controllers reject or ignore a change."""
 
 _KNATIVE = ("serving.knative.dev/v1", "Service")
 
@@ -73,17 +73,17 @@ _POLL_SECONDS = 0.5
 
 @dataclass
 class ApplyResult:
-    """What an apply did. With `failed`, what stands in `untried` was not reached."""
+    """What an apply did. If something `failed`, the objects in `untried` were not reached."""
 
     created: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
-    """What ran the pipeline before in another way."""
+    """Objects that ran the pipeline in another way before."""
     pruned: list[str] = field(default_factory=list)
     left_over: list[str] = field(default_factory=list)
-    """Of an earlier apply, and no longer part of the deployment."""
+    """Objects of an earlier apply that are no longer part of the deployment."""
     failed: dict[str, str] = field(default_factory=dict)
     untried: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -91,15 +91,17 @@ class ApplyResult:
 
 @dataclass
 class LiveObjects:
-    """What a deployment has on a cluster."""
+    """The objects of a deployment on a cluster."""
 
     objects: list[Object]
     not_listed: list[str]
-    """Kinds that could not be looked for, and why."""
+    """Kinds that could not be listed, and why."""
 
 
 @dataclass
 class DeleteResult:
+    """What a delete did."""
+
     removed: list[str]
     kept: list[str]
     notes: list[str]
@@ -107,33 +109,33 @@ class DeleteResult:
 
 @dataclass(frozen=True)
 class ObjectChange:
-    """What becomes of one object."""
+    """What an apply does to one object."""
 
     item: Object
     action: str
-    """created, changed, replaced, unchanged or removed, in the word of `Applied`."""
+    """created, changed, replaced, unchanged or removed: a field of `ApplyResult`."""
     live: Object | None
     new: Object | None = None
-    """As the server would have it; None if it was not asked, or the object goes."""
+    """The result of the server-side dry run; None if there was none, or the object is removed."""
     releases_volume: bool = False
-    """It is a volume that is reserved for a claim that is gone."""
+    """The volume is still reserved for a claim that is gone."""
 
 
 @dataclass(frozen=True)
 class ChangeSet:
-    """What an apply would do."""
+    """All changes that an apply would make."""
 
     steps: list[ObjectChange]
-    """In the order in which they are carried out."""
+    """In the order of execution."""
     left_over: list[Object]
-    """Of an earlier apply, no longer part of the deployment, and in nobody's way."""
+    """Objects of an earlier apply that are no longer part of the deployment, and harmless."""
     notes: list[str]
 
 
 def plan_changes(
     kube: Kube, objects: Sequence[Object], *, name: str, namespace: str, progress: Progress
 ) -> ChangeSet:
-    """What `apply` would do, without doing any of it. Raises `ClusterError` with all that would stop it."""
+    """Plan what `apply` would do. Raises `ClusterError` with everything that would prevent it."""
     ordered = sorted(objects, key=_rank)
     notes: list[str] = []
     try:
@@ -144,7 +146,7 @@ def plan_changes(
         proposal = _plan_all(kube, ordered, name=name, namespace=namespace, progress=progress)
         return ChangeSet(proposal.steps, proposal.left_over, [*notes, *proposal.notes, *kube.warnings])
     notes.append(
-        f"namespace {namespace} does not exist yet: what lies in it is tried on the server when it is applied"
+        f"namespace {namespace} does not exist yet: its objects are checked by the server when they are applied"
     )
     return ChangeSet([ObjectChange(item, "created", None, item) for item in ordered], [], notes)
 
@@ -159,9 +161,9 @@ def apply(
     progress: Progress,
     wait_seconds: float = 0.0,
 ) -> ApplyResult:
-    """Create and change what differs. Raises `ClusterError` when nothing was changed because something is wrong.
+    """Create and change what differs. Raises `ClusterError` if a check failed and nothing was changed.
 
-    A namespace is made first, for what others must put into it; `wait_seconds` is how many seconds that is waited for.
+    If secrets or claims are missing, the namespace is created first; `wait_seconds` is how long to wait for them.
     """
     ordered = sorted(objects, key=_rank)
     done = ApplyResult()
@@ -173,7 +175,7 @@ def apply(
         ordered = [item for item in ordered if item not in made]
         fresh = None
     if fresh is not None:
-        # A dry run of what lies in a namespace needs the namespace. It goes again if the dry run finds anything.
+        # A dry run of namespaced objects needs the namespace. It is deleted again if the dry run fails.
         create_namespace(kube, fresh)
     try:
         proposal = _plan_all(kube, ordered, name=name, namespace=namespace, progress=progress)
@@ -206,8 +208,8 @@ def apply(
                 getattr(done, step.action).append(describe(step.item))
                 if step.releases_volume:
                     done.notes.append(
-                        f"{describe(step.item)} was still reserved for a claim that is gone; the new claim gets it, with "
-                        "the files that lie on it"
+                        f"{describe(step.item)} was still reserved for a deleted claim; the new claim gets "
+                        "it, with its files"
                     )
         _handle_leftovers(kube, proposal.left_over, done, prune=prune)
     finally:
@@ -221,7 +223,7 @@ _NOTHING_CHANGED = "Nothing was changed."
 def _check_prerequisites(
     kube: Kube, ordered: Sequence[Object], namespace: str, notes: list[str]
 ) -> Object | None:
-    """The namespace if it is ours to make and not there yet."""
+    """Check the prerequisites; returns the namespace if it has to be created."""
     check_apis(kube, ordered)
     fresh = check_namespace(kube, _own_namespace(ordered), namespace)
     check_references(kube, ordered, namespace, notes)
@@ -241,40 +243,40 @@ def _await_references(
     wait_seconds: float,
     progress: Progress,
 ) -> list[Object]:
-    """Make the namespace that the missing things must be put into, and wait for them as long as there is wait_seconds.
-    Returns what was made."""
+    """Create the namespace that the missing objects belong to, and wait `wait_seconds` for them. Returns what was
+    created."""
     made = []
     fresh = check_namespace(kube, _own_namespace(ordered), namespace) if missing.namespaced else None
     if fresh is not None:
         create_namespace(kube, fresh)
         made.append(fresh)
-    told = f"Namespace {namespace} is there now; nothing else was changed." if made else _NOTHING_CHANGED
+    state = f"Namespace {namespace} was created; nothing else was changed." if made else _NOTHING_CHANGED
     if not missing.namespaced or not wait_seconds:
         again = (
-            " When all of it is there, apply again; `clickline deploy apply --wait` waits for it."
+            " Create them and apply again; `clickline deploy apply --wait` waits for them."
             if missing.namespaced
             else ""
         )
-        raise ClusterError(f"{missing}\n{told}{again}") from missing
+        raise ClusterError(f"{missing}\n{state}{again}") from missing
     progress.log(str(missing))
     deadline = time.monotonic() + wait_seconds
     with SlowTask(progress, f"waiting for {', '.join(missing.missing)}") as slow:
         while True:
             try:
                 check_references(kube, ordered, namespace, notes)
-                slow.tick("there")
+                slow.tick("found")
                 return made
             except MissingReferences as still:
                 slow.tick(f"missing: {', '.join(still.missing)}")
                 if time.monotonic() > deadline:
-                    raise ClusterError(f"{still}\nWaited {wait_seconds:.0f} s. {told}") from still
+                    raise ClusterError(f"{still}\nWaited {wait_seconds:.0f} s. {state}") from still
             time.sleep(_POLL_SECONDS)
 
 
 def _plan_all(
     kube: Kube, ordered: Sequence[Object], *, name: str, namespace: str, progress: Progress
 ) -> ChangeSet:
-    with SlowTask(progress, "looking at what is there") as slow:
+    with SlowTask(progress, "listing existing objects") as slow:
         there = find_objects(kube, name=name, namespace=namespace, on_progress=slow.tick)
     now = {_identity(item) for item in ordered}
     old = [
@@ -297,10 +299,10 @@ def _rank(item: Object) -> int:
 def _plan_objects(
     kube: Kube, objects: Sequence[Object], name: str, problems: list[str], progress: Progress
 ) -> list[ObjectChange]:
-    """One step for each object, found out by a dry run on the server. All problems are told at once."""
+    """One change per object, from a server-side dry run. All problems are reported at once."""
     steps: list[ObjectChange] = []
-    kube.warnings.clear()  # those about what is changed are meant
-    with SlowTask(progress, "trying it on the server") as slow:
+    kube.warnings.clear()  # keep only those about objects that change
+    with SlowTask(progress, "server-side dry run") as slow:
         for n, item in enumerate(objects):
             slow.tick(f"{n} of {len(objects)} objects, now {describe(item)}")
             warned = len(kube.warnings)
@@ -313,26 +315,26 @@ def _plan_objects(
                 problems.append(str(stuck))
             else:
                 if steps[-1].action == "unchanged":
-                    del kube.warnings[warned:]  # it was told when the object was made
+                    del kube.warnings[warned:]  # it was reported when the object was created
     if problems:
         raise ClusterError("\n".join([*problems, _NOTHING_CHANGED]))
     return steps
 
 
-# ── who runs the pipeline ──────────────────────────────────────────────────────────────────────
+# ── one pipeline at a time ─────────────────────────────────────────────────────────────────────
 
 _SCHEDULED = ("CronJob", "CronWorkflow")
 
 
 def _runs_pipeline(item: Object) -> bool:
-    """Whether an object of ours learns into `home`, now or later: of those there must be one alone."""
+    """Whether an object trains into `home`, now or later. There must be only one of these."""
     kind = (item["apiVersion"], item["kind"])
     runs = kind in _RUN_TO_COMPLETION or item["kind"] in (*_SCHEDULED, "WorkflowTemplate")
-    return runs or (item["kind"] == "Deployment" and label(item, "component") == "learner")
+    return runs or (item["kind"] == "Deployment" and label(item, "component") == "trainer")
 
 
 def _is_active(item: Object) -> bool:
-    """Whether work would be lost with it. A learner never ends, and goes on from its checkpoint."""
+    """Whether deleting it would lose work. A trainer never finishes, and resumes from its checkpoint."""
     if item["kind"] in _SCHEDULED:
         return bool((item.get("status") or {}).get("active"))
     return (item["apiVersion"], item["kind"]) in _RUN_TO_COMPLETION and not finished(item)
@@ -340,28 +342,30 @@ def _is_active(item: Object) -> bool:
 
 def _still_running(item: Object) -> str:
     return (
-        f"{describe(item)} is running, and is no longer how the pipeline is run: two would learn into the same home. "
-        f"Wait for its end (`clickline deploy status`) and apply again; or end it now and apply again: {_stop_command(item)}."
+        f"{describe(item)} is running, and the pipeline is now configured to run in another way: two would train "
+        "into the "
+        "same home. Wait until it has finished (`clickline deploy status`) and apply again; or stop it now and apply "
+        f"again: {_stop_command(item)}."
     )
 
 
 def _stop_command(item: Object) -> str:
     metadata = item["metadata"]
     if item["apiVersion"].startswith("argoproj.io/"):
-        # What is deleted runs no exit handler, and Ray would stay: a run that is stopped lets it go.
+        # A deleted workflow runs no exit handler and would leave Ray running; a stopped one releases it.
         runs = (item.get("status") or {}).get("active") or () if item["kind"] in _SCHEDULED else [metadata]
         stop = ' --type merge --patch \'{"spec": {"shutdown": "Stop"}}\''
         commands = [f"kubectl -n {metadata['namespace']} patch workflow {one['name']}{stop}" for one in runs]
-        return f"{' && '.join(commands)} (training goes on from its checkpoint; deleting it would leave Ray running)"
+        return f"{' && '.join(commands)} (training resumes from its checkpoint; deleting it would leave Ray running)"
     full_name = item["kind"].lower() + ("" if item["kind"] != "Job" else f".{_api_group(item)}")
     return (
         f"kubectl -n {metadata['namespace']} delete {full_name} {metadata['name']} --cascade=foreground "
-        "(training goes on from its checkpoint)"
+        "(training resumes from its checkpoint)"
     )
 
 
 def _await_terminating_runs(kube: Kube, name: str, namespace: str, progress: Progress) -> None:
-    """A pod that is still ending has the lock of `home`, and lets Ray go at its very end."""
+    """A terminating pod still holds the lock of `home`, and releases Ray only at its end."""
     labels = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
 
     def ending() -> list[Object]:
@@ -370,21 +374,21 @@ def _await_terminating_runs(kube: Kube, name: str, namespace: str, progress: Pro
         except ApiError as refused:
             if refused.status != 403:
                 raise
-            return []  # `found` has told it
+            return []  # `find_objects` has reported it
         return [
             pod
             for pod in pods
-            if label(pod, "component") in ("pipeline", "learner") and pod["metadata"].get("deletionTimestamp")
+            if label(pod, "component") in ("pipeline", "trainer") and pod["metadata"].get("deletionTimestamp")
         ]
 
-    _await_deletion(kube, [], progress, title="waiting for the end of the run before", also=ending)
+    _await_deletion(kube, [], progress, title="waiting for the previous run to terminate", also=ending)
 
 
-# ── what becomes of an object ──────────────────────────────────────────────────────────────────
+# ── planning a change ──────────────────────────────────────────────────────────────────────────
 
 
 class _Conflict(ClusterError):
-    """An object that stands in the way."""
+    """An existing object prevents the change."""
 
 
 def _plan_object(kube: Kube, item: Object, live: Object | None, name: str) -> ObjectChange:
@@ -393,11 +397,11 @@ def _plan_object(kube: Kube, item: Object, live: Object | None, name: str) -> Ob
         return ObjectChange(item, "created", None, kube.apply(item, dry_run=True))
     if not is_ours(live, name):
         raise _Conflict(
-            f"{describe(item)} exists and was not made by this deployment ({owner_of(live)}). "
-            "Rename the deployment (name:), choose another deploy.namespace, or remove that object."
+            f"{describe(item)} exists and was not created by this deployment ({owner_of(live)}). "
+            "Rename the deployment (name:), choose another deploy.namespace, or delete that object."
         )
     if live["metadata"].get("deletionTimestamp"):
-        raise _Conflict(f"{describe(item)} is being removed. Wait until it is gone, then apply again.")
+        raise _Conflict(f"{describe(item)} is being deleted. Wait until it is gone, then apply again.")
     stale = item["kind"] == "PersistentVolume" and is_stale_reservation(kube, item, live)
     once = (item["apiVersion"], item["kind"]) in _RUN_TO_COMPLETION
     try:
@@ -406,7 +410,7 @@ def _plan_object(kube: Kube, item: Object, live: Object | None, name: str) -> Ob
         if not once or not _is_immutable_error(refused):
             raise
         new = None
-    # A pipeline that failed begins again: what was wrong with it may have been the data.
+    # A failed pipeline is started again: the cause may have been the data.
     again = once and workload_state(live)[0] == "failed"
     if stale:
         return ObjectChange(item, "changed", live, new, releases_volume=True)
@@ -416,27 +420,28 @@ def _plan_object(kube: Kube, item: Object, live: Object | None, name: str) -> Ob
         return ObjectChange(item, "changed", live, new)
     if not finished(live):
         raise _Conflict(
-            f"{describe(item)} is running, and what it runs has changed; it cannot be changed while it runs. Wait for "
-            f"its end (`clickline deploy status`) and apply again; or end it now and apply again: {_stop_command(live)}."
+            f"{describe(item)} is running and cannot be changed while it runs. Wait until it has finished (`clickline "
+            f"deploy status`) and apply again; or stop it now and apply again: {_stop_command(live)}."
         )
     return ObjectChange(item, "replaced", live, kube.apply(_with_trial_name(item), dry_run=True))
 
 
 def _check_name_is_free(kube: Kube, item: Object) -> None:
-    """Knative makes a Service of Kubernetes under the name of its own, and stays as it is where there is another."""
+    """Knative creates a Kubernetes Service with the name of its own one, and never becomes ready if there is
+    another."""
     if (item["apiVersion"], item["kind"]) != _KNATIVE:
         return
     name, namespace = item["metadata"]["name"], item["metadata"]["namespace"]
     taken = kube.get("v1", "Service", name, namespace)
     if taken is not None and not taken["metadata"].get("ownerReferences"):
         raise _Conflict(
-            f"Service {name} of Kubernetes has the name that Knative needs for its own. Remove it and apply again: "
-            f"kubectl -n {namespace} delete service {name} (nothing answers under that name meanwhile)."
+            f"Kubernetes Service {name} has the name that Knative needs for its own. Delete it and apply again: "
+            f"kubectl -n {namespace} delete service {name} (requests to that name fail meanwhile)."
         )
 
 
 def _with_trial_name(item: Object) -> Object:
-    """The object under a name that is free: whether the server would take it after the old one is gone."""
+    """The object under a free name, to check that the server would accept it once the old one is deleted."""
     return {**item, "metadata": {**item["metadata"], "name": f"{item['metadata']['name'][:50]}-next"}}
 
 
@@ -445,7 +450,7 @@ def _api_group(item: Object) -> str:
 
 
 def _is_immutable_error(refused: ApiError) -> bool:
-    """Whether the server refused because a part of an object cannot be changed."""
+    """Whether the server rejected a change of an immutable field."""
     words = " ".join([refused.message, *(text for _, text in refused.causes)])
     return refused.status in (400, 403, 422) and any(
         sign in words for sign in ("immutable", "updates to", "may not change", "cannot change")
@@ -454,30 +459,32 @@ def _is_immutable_error(refused: ApiError) -> bool:
 
 _IMMUTABLE_REMEDIES = {
     "PersistentVolumeClaim": (
-        "a claim keeps its class, access and volume, and can at most grow, where its class allows that. Put back what "
-        "deploy.storage said before; or copy the data, remove claim and data (`clickline deploy delete --with-data`) "
+        "the class, access mode and volume of a claim are immutable; it can only grow, if its class allows that. "
+        "Restore "
+        "the previous deploy.storage; or copy the data, delete claim and data (`clickline deploy delete --with-data`) "
         "and apply again."
     ),
     "PersistentVolume": (
-        "a volume keeps its source. Put back what deploy.storage said before; or `clickline deploy delete --with-data` "
-        "(files on NFS or on a node stay where they are) and apply again."
+        "the source of a volume is immutable. Restore the previous deploy.storage; or `clickline deploy delete "
+        "--with-data` (files on NFS or on a node stay) and apply again."
     ),
     "StatefulSet": (
-        "its claims, selector and service name are fixed. Remove it (its claims stay) and apply again: "
+        "its claims, selector and service name are immutable. Delete it (its claims stay) and apply again: "
         "kubectl -n {namespace} delete statefulset {name}."
     ),
     "Deployment": (
-        "its selector is fixed. Remove it and apply again, with a pause in serving: "
+        "its selector is immutable. Delete it and apply again, with an interruption of serving: "
         "kubectl -n {namespace} delete deployment {name}."
     ),
-    "Service": "its address is fixed. Remove it and apply again: kubectl -n {namespace} delete service {name}.",
-    "RoleBinding": "its role is fixed. Remove it and apply again: kubectl -n {namespace} delete rolebinding {name}.",
+    "Service": "its address is immutable. Delete it and apply again: kubectl -n {namespace} delete service {name}.",
+    "RoleBinding": "its role is immutable. Delete it, apply again: kubectl -n {namespace} delete rolebinding "
+    "{name}.",
 }
 
 
 def _explain(item: Object, live: Object | None, refused: ApiError) -> str:
-    """What the server refused, in words, and what to do."""
-    about = f"The server's words: {refused.message or refused}"
+    """Why the server rejected a change, and what to do."""
+    about = f"Server: {refused.message or refused}"
     kind = item["kind"]
     if live is not None and (
         _is_immutable_error(refused) or (kind in _DATA and "cannot " not in refused.message)
@@ -487,24 +494,26 @@ def _explain(item: Object, live: Object | None, refused: ApiError) -> str:
         )
         metadata = item["metadata"]
         words = words.format(namespace=metadata.get("namespace", ""), name=metadata["name"])
-        return f"it exists and this change cannot be made in place: {words} {about}"
+        return f"it exists and cannot be changed in place: {words} {about}"
     if "exceeded quota" in refused.message:
         return (
-            "the quota of the namespace does not allow it. Lower deploy.resources or the numbers of workers and "
-            f"replicas, or ask for more. {about}"
+            "it exceeds the namespace's quota. Lower deploy.resources or the number of workers and replicas, or ask "
+            "for "
+            f"more. {about}"
         )
     if (item["apiVersion"], kind) == _KNATIVE and "support is disabled" in refused.message:
         return (
-            "Knative does not allow what its pods need. Whoever runs the cluster can allow it (the note above has the "
+            "Knative does not allow what its pods need. A cluster administrator can allow it (see the note above for "
+            "the "
             f"command), or set deploy.serving.kind: deployment. {about}"
         )
     if "admission webhook" in refused.message or "PodSecurity" in refused.message:
-        return f"a rule of the cluster refuses it. Ask who runs the cluster, or change deploy. {about}"
+        return f"a policy of the cluster rejects it. Ask a cluster administrator, or change deploy. {about}"
     if refused.status in (400, 422):
         fields = "; ".join(f"{where}: {text}" for where, text in refused.causes if where)
         return (
-            f"the server finds it invalid{f' ({fields})' if fields else ''}. Look for the key in "
-            f"`clickline deploy render`; a cluster older than the objects says so too. {about}"
+            f"the server rejects it as invalid{f' ({fields})' if fields else ''}. Look for the field in "
+            f"`clickline deploy render`; an older cluster may not know it. {about}"
         )
     return str(refused)
 
@@ -513,7 +522,7 @@ _SERVER_FIELDS = ("managedFields", "resourceVersion", "generation", "creationTim
 
 
 def without_server_fields(item: Object) -> Object:
-    """An object without what changes with every write."""
+    """An object without the fields that the server sets."""
     metadata = {key: value for key, value in item["metadata"].items() if key not in _SERVER_FIELDS}
     return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
 
@@ -523,7 +532,7 @@ def _execute(kube: Kube, step: ObjectChange, progress: Progress, *, scheduled: b
         return
     if step.action in ("replaced", "removed") and step.live is not None:
         kube.delete(step.live, propagation="Foreground")
-        _await_deletion(kube, [step.live], progress, title=f"removing the old {describe(step.item)}")
+        _await_deletion(kube, [step.live], progress, title=f"deleting the old {describe(step.item)}")
     if step.action == "removed":
         return
     try:
@@ -537,7 +546,7 @@ def _execute(kube: Kube, step: ObjectChange, progress: Progress, *, scheduled: b
 
 
 def _scale_to_zero(kube: Kube, item: Object) -> None:
-    """Ray whose first run comes at its time: without a number, the server makes one pod of each at once."""
+    """Until the first scheduled run Ray has no pods; without a number the server would start one of each."""
     if "replicas" not in item["spec"]:
         kube.patch(item, {"spec": {"replicas": 0}})
 
@@ -559,13 +568,13 @@ def _identity(item: Object) -> tuple[str, str, str]:
     return _api_group(item), item["kind"], item["metadata"]["name"]
 
 
-# ── what is ours ───────────────────────────────────────────────────────────────────────────────
+# ── finding and deleting ───────────────────────────────────────────────────────────────────────
 
 
 def find_objects(
     kube: Kube, *, name: str, namespace: str, on_progress: Callable[[str], None] = lambda message: None
 ) -> LiveObjects:
-    """What a deployment has made, and nothing that its controllers have made in turn. `on_progress` hears how far it is."""
+    """The objects that a deployment has created, without those that controllers created for them."""
     labels = {"app.kubernetes.io/managed-by": "clickline", "app.kubernetes.io/instance": name}
     objects: list[Object] = []
     not_listed: list[str] = []
@@ -583,7 +592,7 @@ def find_objects(
 
 
 def _belongs_to_namespace(item: Object, namespace: str) -> bool:
-    """Whether an object that lies in no namespace belongs to this one: another may have a deployment of this name."""
+    """Whether a cluster-wide object belongs to this namespace: another one may have a deployment of the same name."""
     if item["kind"] == "Namespace":
         return bool(item["metadata"]["name"] == namespace)
     if item["kind"] == "PersistentVolume":
@@ -592,7 +601,7 @@ def _belongs_to_namespace(item: Object, namespace: str) -> bool:
 
 
 def objects_to_delete(there: LiveObjects, *, with_data: bool) -> list[Object]:
-    """What `remove` takes away for sure, the last made first: nothing is left without what it needs to end well."""
+    """What `delete_objects` deletes in any case, in reverse order of creation."""
     spared = ("Namespace",) if with_data else ("Namespace", *_DATA)
     return [item for item in reversed(there.objects) if item["kind"] not in spared]
 
@@ -607,8 +616,8 @@ def delete_objects(
     progress: Progress,
     seconds: float = _DELETE_SECONDS,
 ) -> DeleteResult:
-    """Remove what `found` has told; claims and volumes only `with_data`, and then the namespace if it is ours and holds
-    nothing else. Returns when all of it is gone."""
+    """Delete what `find_objects` has found; claims and volumes only `with_data`, and then also the namespace if the
+    deployment created it and nothing else is in it. Returns when all of it is gone."""
     leaving = objects_to_delete(there, with_data=with_data)
     result = DeleteResult(
         [], [describe(item) for item in there.objects if item not in leaving], list(there.not_listed)
@@ -620,7 +629,7 @@ def delete_objects(
         kube,
         leaving,
         progress,
-        title=f"removing {name}",
+        title=f"deleting {name}",
         seconds=seconds,
         also=lambda: kube.list("v1", "Pod", namespace, pods),
     )
@@ -636,7 +645,7 @@ def delete_objects(
             result.notes.append(f"namespace {namespace} stays: it also holds {_abbreviate(others)}")
         else:
             kube.delete(own)
-            _await_deletion(kube, [own], progress, title=f"removing namespace {namespace}", seconds=seconds)
+            _await_deletion(kube, [own], progress, title=f"deleting namespace {namespace}", seconds=seconds)
             result.removed.append(describe(own))
             result.kept.remove(describe(own))
     return result
@@ -649,14 +658,14 @@ _DEFAULT_OBJECTS = {
     ("ConfigMap", "openshift-service-ca.crt"),
 }
 _DERIVED_KINDS = ("Event", "PodMetrics", "Lease", "EndpointSlice", "Endpoints")
-"""Kinds that follow others, and are of no one's making."""
+"""Kinds that the cluster derives from other objects."""
 
 
 def _other_objects(kube: Kube, namespace: str) -> tuple[list[str], list[str]]:
-    """What a namespace holds beyond what each has, and the kinds that could not be listed."""
+    """The objects of a namespace beyond the default ones, and the kinds that could not be listed."""
     others: list[str] = []
     unknown: list[str] = []
-    for resource in kube.listable():
+    for resource in kube.namespaced_resources():
         if resource.kind in _DERIVED_KINDS:
             continue
         try:
@@ -688,7 +697,7 @@ def _await_deletion(
     seconds: float = _DELETE_SECONDS,
     also: Callable[[], list[Object]] = list,
 ) -> None:
-    """Until the server has none of the objects, nor what `also` lists."""
+    """Wait until the objects, and those that `also` lists, are gone."""
     left = list(items)
     deadline = time.monotonic() + seconds
     with SlowTask(progress, title) as slow:
@@ -696,14 +705,15 @@ def _await_deletion(
             left = [item for item in left if _still_exists(kube, item)]
             remaining = [*left, *(pod for pod in also() if not left)]
             if not remaining:
-                slow.tick("gone")
+                slow.tick("deleted")
                 return
             slow.tick(f"{len(remaining)} left: {_abbreviate([describe(item) for item in remaining])}")
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{_abbreviate([describe(item) for item in remaining])}: not gone {seconds:.0f} s after their removal was "
-                    "asked for. The cluster goes on removing them; `clickline deploy status` shows what is left. "
-                    "What stays has a finalizer: kubectl describe tells whose."
+                    f"{_abbreviate([describe(item) for item in remaining])}: not gone after {seconds:.0f} s. The "
+                    "cluster continues deleting them; `clickline deploy status` shows what is left. An object that "
+                    "stays "
+                    "has a finalizer: see `kubectl describe`."
                 )
             time.sleep(_POLL_SECONDS)
 

@@ -1,5 +1,4 @@
-"""What an apply leaves in the ConfigMap for the next one to know: the --set values that it used, and the notes that it
-has shown."""
+"""What an apply records in the ConfigMap for the next one: its --set values, and the notes that it has shown."""
 
 from __future__ import annotations
 
@@ -21,18 +20,18 @@ _NOTES = "clickline/notes"
 
 @dataclass(frozen=True)
 class ApplyRecord:
-    """Of the last apply; empty before the first."""
+    """The record of the last apply; empty before the first."""
 
     overrides: tuple[str, ...] = ()
     shown_notes: frozenset[str] = frozenset()
 
     def new_notes(self, notes: Sequence[str]) -> list[str]:
-        """The notes that were not shown yet."""
+        """The notes that have not been shown yet."""
         return [line for line in notes if _fingerprint(line) not in self.shown_notes]
 
 
 def with_record(objects: Sequence[Object], overrides: Sequence[str], notes: Sequence[str]) -> list[Object]:
-    """The objects, with what the next apply must know in the ConfigMap's annotations."""
+    """The objects, with the record in the ConfigMap's annotations."""
     annotations = {_SET: json.dumps(list(overrides))} if overrides else {}
     if notes:
         annotations[_NOTES] = ",".join(sorted(map(_fingerprint, notes)))
@@ -44,14 +43,14 @@ def _annotated(item: Object, annotations: dict[str, str]) -> Object:
 
 
 def read_record(kube: Kube, objects: Sequence[Object]) -> ApplyRecord:
-    """What the last apply left."""
+    """The record of the last apply."""
     config = next(one for one in objects if one["kind"] == "ConfigMap")
     live = kube.live(config)
     left = ((live or {}).get("metadata") or {}).get("annotations") or {}
     shown = frozenset(filter(None, left.get(_NOTES, "").split(",")))
     try:
         overrides = json.loads(left.get(_SET, "[]"))
-    except ValueError:  # somebody has written there
+    except ValueError:  # edited by hand
         overrides = []
     return ApplyRecord(tuple(map(str, overrides)) if isinstance(overrides, list) else (), shown)
 
@@ -61,14 +60,14 @@ def _fingerprint(words: str) -> str:
 
 
 def dropped_overrides(config_file: Path, before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """What goes back because the last apply had it from a --set that this one was not given; a line each."""
+    """Values that change back because the last apply had a --set that this one does not have; a line each."""
     if not before:
         return []
     try:
         old = load_config(config_file, before).model_dump(mode="json", by_alias=True)
     except ConfigError:
         given = " ".join(f"--set {one}" for one in before)
-        return [f"the last apply used {given}, which {config_file} does not take any more"]
+        return [f"the last apply used {given}, which {config_file} no longer accepts"]
     new = load_config(config_file, now).model_dump(mode="json", by_alias=True)
     lines = []
     for one in before:

@@ -1,8 +1,8 @@
-"""The stages as steps of an Argo Workflow: prepare → train → publish → roll-out. Ray from core objects comes before and
-goes after them.
+"""The stages as steps of an Argo Workflow: prepare → train → publish → roll-out. Ray from core objects is scaled up
+before them and down after them.
 
-Each step is a pod of ours; Argo adds its own containers beside ours, which get the same security here. Training by
-Volcano or KubeRay is a step that makes their object and waits for its end; the object retries by itself.
+Each step is one of our pods; Argo adds containers of its own, which get the same security context here. Training by
+Volcano or KubeRay is a step that creates their object and waits until it has finished; the object retries by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _API = "argoproj.io/v1alpha1"
 _RAY, _RELEASE_RAY = "ray", "without-ray"
 _GATE_EXIT_CODE = 3
 _STARTING_DEADLINE = 3600
-# Root's file system stays writable in these two: Argo's own defaults do not lock it (argo-workflows #10787).
+# The root file system stays writable in these two: Argo's own defaults do not lock it (argo-workflows #10787).
 _EXECUTOR = {
     "allowPrivilegeEscalation": False,
     "runAsNonRoot": True,
@@ -50,38 +50,37 @@ _BY_OPERATOR = {
 
 
 def workflow_objects(plan: DeployPlan) -> list[Object]:
-    """The steps as a template, and a run of it: now, or at its times. Learning on as hours arrive has no steps: the
-    learner."""
-    wanted = plan.deploy.workflow
-    if wanted.follow:
+    """The steps as a template, and a run of it: now, or on a schedule. Follow mode has no steps: the trainer."""
+    section = plan.deploy.workflow
+    if section.follow:
         return pipeline_objects(plan)
-    if wanted.kind != "argo":
+    if section.kind != "argo":
         return []
     name = plan.object_name("pipeline")
     run: Object = {"workflowTemplateRef": {"name": name}}
-    if wanted.schedule is None:
-        begun = plan.object(_API, "Workflow", name, "pipeline", {"spec": run})
+    if section.schedule is None:
+        run_object = plan.object(_API, "Workflow", name, "pipeline", {"spec": run})
     else:
         times = {
-            "schedules": [wanted.schedule],
-            "concurrencyPolicy": "Forbid",  # one run at a time learns into a home
+            "schedules": [section.schedule],
+            "concurrencyPolicy": "Forbid",  # only one run at a time may train into a home
             "startingDeadlineSeconds": _STARTING_DEADLINE,
             "successfulJobsHistoryLimit": 3,
             "failedJobsHistoryLimit": 3,
             "workflowMetadata": {"labels": plan.labels("pipeline")},
             "workflowSpec": run,
         }
-        begun = plan.object(_API, "CronWorkflow", name, "pipeline", {"spec": times})
+        run_object = plan.object(_API, "CronWorkflow", name, "pipeline", {"spec": times})
     template = plan.object(_API, "WorkflowTemplate", name, "pipeline", {"spec": _steps(plan)})
     named = (
         [ray_service(plan)] if uses_operator(plan.config) and plan.deploy.training.kind == "volcano" else []
     )
-    return [*named, rollout_service(plan), template, begun]
+    return [*named, rollout_service(plan), template, run_object]
 
 
 def argo_rules(plan: DeployPlan) -> list[Object]:
-    """What the steps' pods must be allowed to do, as rules of a Role: Argo's part in them tells how they ended, and one
-    may make an operator's object."""
+    """The Role rules of the steps' pods: Argo's container reports how a step ended, and one step may create an
+    operator's object."""
     if plan.deploy.workflow.kind != "argo" or plan.deploy.workflow.follow:
         return []
     needed = [("argoproj.io", "workflowtaskresults", ["create", "patch"])]
@@ -93,12 +92,12 @@ def argo_rules(plan: DeployPlan) -> list[Object]:
 
 def _steps(plan: DeployPlan) -> Object:
     stages = ["prepare", "train", "publish", "roll-out"]
-    operated, passing = uses_operator(plan.config), ray_is_temporary(plan)
-    if passing:
+    operated, temporary = uses_operator(plan.config), ray_is_temporary(plan)
+    if temporary:
         stages.insert(0, _RAY)
     templates = [
         {"name": "pipeline", "steps": [[{"name": stage, "template": stage}] for stage in stages]},
-        # Before an operator's training there is no Ray: the logs are prepared by this pod alone.
+        # Before an operator starts training there is no Ray: this pod prepares the logs alone.
         _step(
             plan, "prepare", ["clickline", "prepare", *(_WITHOUT_RAY if operated else [])], ray=not operated
         ),
@@ -106,7 +105,7 @@ def _steps(plan: DeployPlan) -> Object:
         _step(plan, "publish", ["clickline", "publish"], ray=False),
         _step(plan, "roll-out", ["clickline", "deploy", "await-rollout"], ray=False, calls_predictors=True),
     ]
-    if passing:
+    if temporary:
         templates += [
             _step(plan, _RAY, scaler_command(plan, "--only", "ask"), ray=False),
             _step(plan, _RELEASE_RAY, scaler_command(plan, "--only", "release"), ray=False),
@@ -117,7 +116,7 @@ def _steps(plan: DeployPlan) -> Object:
         "podMetadata": {"labels": plan.labels("pipeline")},
         "securityContext": driver(plan, [], ray=False)["spec"]["securityContext"],
         "templates": templates,
-        **({"onExit": _RELEASE_RAY} if passing else {}),  # however it has ended
+        **({"onExit": _RELEASE_RAY} if temporary else {}),  # however the workflow ended
     }
     if plan.deploy.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in plan.deploy.pull_secrets]
@@ -125,15 +124,15 @@ def _steps(plan: DeployPlan) -> Object:
 
 
 def _train(plan: DeployPlan) -> Object:
-    """The gate's retries are tries of the step: each learns one epoch more, from the checkpoint of the one before. Argo
-    has one limit for all tries, so that of refusals and that of crashes are added up."""
+    """After a failed gate the step is retried with one more epoch, from the previous checkpoint. Argo has one limit for
+    all retries, so those of the gate and those of crashes are added up."""
     most = plan.config.gate.extra_epochs
     epochs = f"{{{{=sprig.int(retries) < {most} ? sprig.int(retries) : {most}}}}}"
     return _step(
         plan,
         "train",
         ["clickline", "train", "--set", f"gate.extra_epochs={epochs}"],
-        tries=most + plan.deploy.workflow.retries,
+        retries=most + plan.deploy.workflow.retries,
         final=tuple(code for code in FINAL_CODES if code != _GATE_EXIT_CODE),
     )
 
@@ -145,12 +144,12 @@ def _step(
     *,
     ray: bool = True,
     calls_predictors: bool = False,
-    tries: int | None = None,
+    retries: int | None = None,
     final: tuple[int, ...] = FINAL_CODES,
 ) -> Object:
     spec = driver(plan, command, ray=ray, calls_predictors=calls_predictors)["spec"]
     container = {key: value for key, value in spec["containers"][0].items() if key != "name"}
-    taken = (
+    copied = (
         "initContainers",
         "volumes",
         "securityContext",
@@ -158,26 +157,26 @@ def _step(
         "tolerations",
         "priorityClassName",
     )
-    limit = plan.deploy.workflow.retries if tries is None else tries
-    never = ", ".join(f"'{code}'" for code in final)
+    limit = plan.deploy.workflow.retries if retries is None else retries
+    final_codes = ", ".join(f"'{code}'" for code in final)
     return {
         "name": name,
         "metadata": {"labels": {**plan.labels("pipeline"), "clickline/stage": name}},
-        "automountServiceAccountToken": True,  # of Argo's container; `rules` says what it opens
-        **{key: spec[key] for key in taken if key in spec},
+        "automountServiceAccountToken": True,  # for Argo's container; see `argo_rules`
+        **{key: spec[key] for key in copied if key in spec},
         "container": container,
         "podSpecPatch": json.dumps(_PATCH),
         "retryStrategy": {
             "limit": str(limit),
-            "retryPolicy": "Always",  # also when the pod was taken away
-            "expression": f"!(lastRetry.exitCode in [{never}])",
+            "retryPolicy": "Always",  # also when the pod was evicted
+            "expression": f"!(lastRetry.exitCode in [{final_codes}])",
             "backoff": {"duration": "10s", "factor": "2", "maxDuration": "1h"},
         },
     }
 
 
 def _train_by_operator(plan: DeployPlan) -> Object:
-    """An object of each try has a name of its own, and goes with the workflow."""
+    """Each attempt creates an object with a name of its own, which is deleted with the workflow."""
     make, success, failure = _BY_OPERATOR[plan.deploy.training.kind]
     made = make(plan, ["clickline", "train"])
     metadata = made["metadata"]

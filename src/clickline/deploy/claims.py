@@ -1,7 +1,7 @@
-"""Where data and models lie: claims, and the volumes behind them where nobody else makes those.
+"""The claims for data, models and cache, and the volumes behind them where the cluster does not provision those.
 
-A pod only ever names a claim. NFS servers and folders of a node become volumes of the cluster that are bound to their
-claim by name, so that no class and no other claim gets between them; they are kept when the claim goes (Retain).
+Pods only name claims. An NFS export or a folder of a node becomes a PersistentVolume that is bound to its claim by
+name, so that no storage class and no other claim can take it. It is retained when the claim is deleted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clickline.deploy.pods import claim_name
 
 
 def storage_objects(plan: DeployPlan) -> list[Object]:
-    """The claims of data, models and cache, with their volumes."""
+    """The claims of data, models and cache, and their volumes."""
     made = [*_volume_objects(plan, "data"), *_volume_objects(plan, "models")]
     if plan.deploy.storage.cache is not None:
         made += _node_cache(plan)
@@ -33,14 +33,14 @@ def _volume_objects(plan: DeployPlan, volume: str) -> list[Object]:
             source = {"nfs": {"server": section.server, "path": section.path}}
         case "host":
             source = {"hostPath": {"path": section.path, "type": "DirectoryOrCreate"}}
-        case _:  # a claim of the user's, or none
+        case _:  # an existing claim, or none
             return []
     assert name is not None
     return _bound_volume(plan, name, "ReadWriteMany", section.size, source)
 
 
 def _node_cache(plan: DeployPlan) -> list[Object]:
-    """A folder of one node. The scheduler sends whoever mounts it there."""
+    """A folder of one node. The scheduler places the pods that mount it there."""
     cache = plan.deploy.storage.cache
     assert cache is not None
     there = {"key": "kubernetes.io/hostname", "operator": "In", "values": [cache.node]}
@@ -55,10 +55,9 @@ def _node_cache(plan: DeployPlan) -> list[Object]:
 def _bound_volume(
     plan: DeployPlan, name: str, access: str, size: str, source: dict[str, Any]
 ) -> list[Object]:
-    """A volume and its claim, made for each other."""
-    volume = (
-        f"{plan.deploy.namespace}-{name}"  # it lies in no namespace, and others may have a claim of this name
-    )
+    """A volume and its claim, bound to each other."""
+    # Volumes have no namespace, and another namespace may have a claim of this name.
+    volume = f"{plan.deploy.namespace}-{name}"
     spec = {
         "capacity": {"storage": size},
         "accessModes": [access],

@@ -1,4 +1,4 @@
-"""Settings that cannot work on a cluster, found before any cluster sees them; and what works and is worth knowing."""
+"""Checks for settings that cannot work on Kubernetes, before an apply; and notes on those that may surprise."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from clickline.errors import Mistake
 from clickline.progress import human_size, pluralize
 
 _MAX_NAME_LENGTH = 38
-"""Of the service. KubeRay allows a job 47 characters, Kubernetes a label 63; the ends that we add take the rest."""
+"""KubeRay allows 47 characters for a job, Kubernetes 63 for a label; our suffixes take the rest."""
 _CONFIG_MAP_BYTES = 2**20
 _MIB = 2**20
-# What processes take before they hold any row, as `clickline plan` reckons.
+# Memory of processes before they have any row, as in `clickline plan`.
 _TRAINER, _SHARD = 560 * _MIB, 200 * _MIB
 _SERVER, _SERVER_PROCESS = 190 * _MIB, 115 * _MIB
 
@@ -30,7 +30,7 @@ _Problem = tuple[str, str, str]
 
 
 def config_mistakes(plan: DeployPlan) -> list[Mistake]:
-    """All that is wrong."""
+    """All mistakes of the config."""
     found = (
         *_names(plan),
         *_folders(plan),
@@ -46,7 +46,7 @@ def config_mistakes(plan: DeployPlan) -> list[Mistake]:
     return [Mistake("clickline.yaml", 0, *one) for one in found]
 
 
-# ── names and places ───────────────────────────────────────────────────────────────────────────
+# ── names and paths ────────────────────────────────────────────────────────────────────────────
 
 
 def _names(plan: DeployPlan) -> Iterator[_Problem]:
@@ -54,19 +54,20 @@ def _names(plan: DeployPlan) -> Iterator[_Problem]:
         yield (
             "name",
             f"has {len(plan.name)} characters. Allowed on Kubernetes: at most {_MAX_NAME_LENGTH}, because the names of "
-            "all objects begin with it.",
+            "all objects start with it.",
             "Shorten it.",
         )
     if not plan.name[0].isalpha():
         yield (
             "name",
-            f"is {plan.name}. Allowed on Kubernetes: a letter at its beginning, because Services are called by it.",
-            "Put a letter before it.",
+            f"is {plan.name}. Allowed on Kubernetes: a name that starts with a letter, because it is the name of "
+            "Services.",
+            "Prefix it with a letter.",
         )
 
 
 def _folders(plan: DeployPlan) -> Iterator[_Problem]:
-    """Where volumes are mounted: one must not hide another, nor what the pods have there."""
+    """Mount paths must not overlap each other or the pods' own files."""
     home = plan.config.home
     if _is_uri(home):
         yield (
@@ -87,21 +88,21 @@ def _folders(plan: DeployPlan) -> Iterator[_Problem]:
     for key, place in taken.items():
         yield (
             key,
-            f"is {place}, where the pods have files of their own. Allowed: a folder below the YAML's, or one apart "
-            "from it.",
+            f"is {place}, where the pods have files of their own. Allowed: a folder below the YAML's, or one "
+            "elsewhere.",
             "Choose a folder such as data or .clickline.",
         )
     data = places.get("deploy.storage.data.mount")
     if data is not None and not taken and (_is_inside(data, home) or _is_inside(home, data)):
         yield (
             "deploy.storage.data.mount",
-            f"is {data}, and home is {home}: one volume would lie in the other. Allowed: folders apart.",
+            f"is {data}, and home is {home}: one volume would be inside the other. Allowed: separate folders.",
             "Move one of them.",
         )
 
 
 def _inputs(plan: DeployPlan) -> Iterator[_Problem]:
-    """What stages read must lie in a volume, or in a store that is reached by its URI."""
+    """What stages read must be in a volume, or in an object store."""
     config = plan.config
     named = [
         *(("data.train", pattern) for pattern in config.data.train),
@@ -116,14 +117,14 @@ def _inputs(plan: DeployPlan) -> Iterator[_Problem]:
         if plan.deploy.storage.data.kind == "none":
             yield (
                 key,
-                f"is {place}, and deploy.storage.data.kind is none: the pods have no such file. Allowed: URIs of a "
-                "store, such as s3://….",
-                "Put the files into a store and give its URI, or choose another kind of volume.",
+                f"is {place}, and deploy.storage.data.kind is none: the pods have no such file. Allowed: URIs of an "
+                "object store, such as s3://….",
+                "Put the files into an object store and set its URI, or choose another kind of volume.",
             )
         else:
             yield (
                 key,
-                f"is {place}, outside of what the pods mount ({' and '.join(volumes)}).",
+                f"is {place}, outside of the pods' volumes ({' and '.join(volumes)}).",
                 "Set deploy.storage.data.mount to the folder that holds it, or move it.",
             )
     registry = config.publish.registry
@@ -131,13 +132,13 @@ def _inputs(plan: DeployPlan) -> Iterator[_Problem]:
         yield (
             "publish.registry",
             f"is {registry}, outside of home ({config.home}), which the pods share. Allowed: a folder in home, or the "
-            "URI of a store.",
-            "Remove it to get registry/ in home, or give a URI.",
+            "URI of an object store.",
+            "Remove it to use registry/ in home, or set a URI.",
         )
 
 
 def _own_files(plan: DeployPlan) -> Iterator[_Problem]:
-    """Python files of the user come in the ConfigMap."""
+    """The user's Python files are part of the ConfigMap."""
     config = plan.config
     size = len(plan.config_text.encode()) + sum(len(text.encode()) for text in plan.files.values())
     for key, file in (("model.file", config.model.file), ("data.reader", config.data.reader)):
@@ -148,20 +149,20 @@ def _own_files(plan: DeployPlan) -> Iterator[_Problem]:
             where = f"in {hidden[0]}, where a volume is mounted" if hidden else "outside of the YAML's folder"
             yield (
                 key,
-                f"is {file}, {where}. It travels with the config. Allowed: a file beside the YAML, or in a folder of "
-                "its own below.",
+                f"is {file}, {where}. It is deployed with the config. Allowed: a file beside the YAML, or in a "
+                "folder of its own below.",
                 "Move it there.",
             )
         if size > _CONFIG_MAP_BYTES:
             yield (
                 key,
                 f"makes the config {human_size(size)} large with the other files. Allowed in a ConfigMap: 1 MiB.",
-                "Keep data and weights out of Python files: put them into the data volume, or build your own image.",
+                "Move data and weights out of Python files: into the data volume, or into your own image.",
             )
 
 
 def _secret_files(plan: DeployPlan) -> Iterator[_Problem]:
-    """Files with secrets are never copied from here: the cluster must have them."""
+    """Files with secrets are never copied from this machine: the cluster must have them."""
     given = {_clean(str(WORKING_FOLDER / path)) for path in plan.deploy.secrets.files}
     for key, file in _secrets(plan):
         if _clean(file) not in given:
@@ -170,7 +171,7 @@ def _secret_files(plan: DeployPlan) -> Iterator[_Problem]:
                 written = written.relative_to(WORKING_FOLDER)
             yield (
                 key,
-                f"is {file}, and no secret of the cluster is named for it. Secrets are never copied from this machine.",
+                f"is {file}, and deploy.secrets.files has no entry for it. Secrets are never copied from this machine.",
                 f"Create one (kubectl create secret generic NAME --from-file=KEY={written}) and set "
                 f'deploy.secrets.files: {{"{written}": NAME/KEY}}.',
             )
@@ -184,7 +185,7 @@ def _secret_files(plan: DeployPlan) -> Iterator[_Problem]:
 
 
 def _secrets(plan: DeployPlan) -> list[tuple[str, str]]:
-    """Keys of files that hold secrets, and the files."""
+    """The config keys of secret files, and the files."""
     config = plan.config
     named = {
         "serve.token_file": config.serve.token_file,
@@ -200,7 +201,7 @@ def _secrets(plan: DeployPlan) -> list[tuple[str, str]]:
 
 
 def _no_volume(plan: DeployPlan) -> Iterator[_Problem]:
-    """Without a models volume each pod has a home of its own, for its life."""
+    """Without a models volume each pod has a temporary home of its own."""
     config, key = plan.config, "deploy.storage.models.kind"
     if plan.deploy.storage.models.kind != "none":
         return
@@ -208,8 +209,8 @@ def _no_volume(plan: DeployPlan) -> Iterator[_Problem]:
     if config.publish.registry is None or not _is_uri(config.publish.registry):
         yield (
             key,
-            "is none, and publish.registry is no URI: predictors would never see a version.",
-            f"{remedy}, or set publish.registry to the URI of a store.",
+            "is none, and publish.registry is not a URI: predictors would never see a version.",
+            f"{remedy}, or set publish.registry to the URI of an object store.",
         )
     if plan.on_ray:
         yield (
@@ -220,14 +221,14 @@ def _no_volume(plan: DeployPlan) -> Iterator[_Problem]:
     if plan.deploy.workflow.kind == "argo":
         yield (
             key,
-            "is none, and deploy.workflow.kind is argo, whose steps hand results on in home.",
+            "is none, and deploy.workflow.kind is argo, whose steps pass results on in home.",
             f"{remedy}, or set deploy.workflow.kind: job.",
         )
     if plan.deploy.tracking.enabled:
         yield (
             key,
-            "is none, and deploy.tracking.enabled is true: what MLflow keeps would go with its pod.",
-            f"{remedy}, or set tracking.uri to a server of yours.",
+            "is none, and deploy.tracking.enabled is true: MLflow's data would be lost with its pod.",
+            f"{remedy}, or set tracking.uri to your own server.",
         )
 
 
@@ -239,33 +240,36 @@ def _training(plan: DeployPlan) -> Iterator[_Problem]:
     if training.kind != "plain" and not plan.on_ray:
         yield (
             "deploy.training.kind",
-            f"is {training.kind}, but train.mode is local: nothing would run by it. Allowed: with train.mode cluster.",
+            f"is {training.kind}, but train.mode is local, which does not use it. Allowed only with train.mode "
+            "cluster.",
             "Set train.mode: cluster, or deploy.training.kind: plain.",
         )
     if training.gang and training.kind != "kuberay":
         yield (
             "deploy.training.gang",
-            f"is true, but deploy.training.kind is {training.kind}. Allowed for kuberay; volcano always schedules so.",
+            f"is true, but deploy.training.kind is {training.kind}. Allowed only for kuberay; volcano always "
+            "gang-schedules.",
             "Remove it, or change the kind.",
         )
     if training.queue is not None and training.kind != "volcano" and not training.gang:
         yield (
             "deploy.training.queue",
-            f"is {training.queue}, but Volcano schedules nothing here. Allowed for kind volcano, or kuberay with gang.",
+            f"is {training.queue}, but Volcano schedules nothing here. Allowed only for kind volcano, or kuberay "
+            "with gang.",
             "Remove it, or set deploy.training.kind: volcano.",
         )
     if workflow.schedule is not None and training.kind != "plain" and workflow.kind == "job":
         yield (
             "deploy.workflow.schedule",
-            f"is given, but deploy.training.kind is {training.kind}, whose job runs once. Allowed: with plain, or with "
+            f"is given, but deploy.training.kind is {training.kind}, whose job runs once. Allowed with plain, or with "
             "deploy.workflow.kind argo.",
             "Set deploy.workflow.kind: argo, or deploy.training.kind: plain.",
         )
     if workflow.follow and plan.config.data.dates is None:
         yield (
             "deploy.workflow.follow",
-            "is true, but data.dates is missing: it says which hour to begin with.",
-            "Give data.dates: {from: YYYYMMDD/HH}, and data.train as a {date}/{hour} pattern.",
+            "is true, but data.dates is missing: it sets the first hour.",
+            "Set data.dates: {from: YYYYMMDD/HH}, and data.train to a {date}/{hour} pattern.",
         )
 
 
@@ -277,7 +281,7 @@ def _serving(plan: DeployPlan) -> Iterator[_Problem]:
             yield (
                 key,
                 f"is {port}. Allowed in pods: 1024 to 65535, because nothing runs as root there.",
-                "Choose another one. A Service of your own, or an Ingress, can offer it as 80 or 443.",
+                "Choose another one. Your own Service, or an Ingress, can expose it as 80 or 443.",
             )
     if section.kind == "deployment":
         return
@@ -285,20 +289,20 @@ def _serving(plan: DeployPlan) -> Iterator[_Problem]:
         if ports[key] in RESERVED_PORTS:
             yield (
                 f"serve.{key}",
-                f"is {ports[key]}, which Knative's own container has in every pod. Not allowed with knative: "
+                f"is {ports[key]}, which Knative's own container uses in every pod. Not allowed with knative: "
                 f"{', '.join(map(str, RESERVED_PORTS))}.",
                 "Choose another one.",
             )
     if serve.tls is not None:
         yield (
             "serve.tls",
-            "is given, but deploy.serving.kind is knative, which speaks to its pods without TLS.",
-            "Remove it and let Knative's gateway have the certificate, or set deploy.serving.kind: deployment.",
+            "is given, but deploy.serving.kind is knative, which connects to its pods without TLS.",
+            "Remove it and configure the certificate in Knative's gateway, or set deploy.serving.kind: deployment.",
         )
     if section.service != "ClusterIP":
         yield (
             "deploy.serving.service",
-            f"is {section.service}, but deploy.serving.kind is knative, whose gateway opens the way in.",
+            f"is {section.service}, but deploy.serving.kind is knative, which exposes the service by its gateway.",
             "Remove it, or set deploy.serving.kind: deployment.",
         )
     yield from _canary(plan)
@@ -318,8 +322,8 @@ def _canary(plan: DeployPlan) -> Iterator[_Problem]:
     elif canary.stable == revision(plan):
         yield (
             "deploy.serving.canary.stable",
-            f"is {canary.stable}, which is the revision that this very config makes: there is nothing to compare.",
-            "Change what the canary should try (image, resources, serve), or remove canary.",
+            f"is {canary.stable}, which is the revision of this very config: there is nothing to compare.",
+            "Change what the canary should test (image, resources, serve), or remove canary.",
         )
 
 
@@ -335,7 +339,7 @@ def _tracking(plan: DeployPlan) -> Iterator[_Problem]:
         yield (
             "deploy.tracking.enabled",
             "is true, but tracking.enabled is false: nothing would be sent to it.",
-            "Set one of them the other way.",
+            "Change one of them.",
         )
     if tracking.uri not in (None, tracking_uri(plan.name, section.port)):
         yield (
@@ -349,7 +353,7 @@ def _tracking(plan: DeployPlan) -> Iterator[_Problem]:
 
 
 def _memory(plan: DeployPlan) -> Iterator[_Problem]:
-    """Lower bounds: what is above them may still be too little, and `clickline plan` tells how much the tables take."""
+    """Check lower bounds of memory; `clickline plan` estimates what the tables take."""
     config, takes = plan.config, plan.deploy.resources
     processes = config.serve.processes or 1
     needed, limit = _SERVER + processes * _SERVER_PROCESS, amount(takes.predictor.memory_limit)
@@ -366,8 +370,8 @@ def _memory(plan: DeployPlan) -> Iterator[_Problem]:
 
 
 def _training_memory(plan: DeployPlan) -> Iterator[_Problem]:
-    """Training begins on as few pods as train.workers.min, so all shards must fit there: what their processes take, and
-    what they ask Ray for."""
+    """Training may start on train.workers.min pods, so all embedding servers must fit there: the memory of their
+    processes and what they request from Ray."""
     config = plan.config
     least, _ = worker_range(config)
     written = plan.deploy.resources.ray_worker.memory_limit
@@ -384,16 +388,17 @@ def _training_memory(plan: DeployPlan) -> Iterator[_Problem]:
         f"is {config.train.embedding_servers}: with train.workers.min {least} a pod holds {per_pod} of them, "
         f"{human_size(shard)} each at least, beside a worker of {human_size(worker)}. Allowed by "
         f"deploy.resources.ray_worker.memory_limit {written}: {max(0, int((limit - worker) // shard)) * least} shards.",
-        "Lower train.embedding_servers or cluster.embedding_server.memory, or raise memory_limit or train.workers.min. `clickline plan` "
+        "Lower train.embedding_servers or cluster.embedding_server.memory, or raise memory_limit or "
+        "train.workers.min. `clickline plan` "
         "tells what the tables take.",
     )
 
 
-# ── worth knowing ──────────────────────────────────────────────────────────────────────────────
+# ── notes ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def config_notes(plan: DeployPlan) -> list[str]:
-    """What works, and may surprise."""
+    """Notes on settings that work but may surprise."""
     return [*_storage_notes(plan), *_access_notes(plan), *_knative_notes(plan), *_resource_notes(plan)]
 
 
@@ -404,30 +409,34 @@ def _storage_notes(plan: DeployPlan) -> Iterator[str]:
         yield (
             "deploy.storage.models is ReadWriteOnce: all pods that mount it run on one node"
             + (", Ray's workers too" if plan.on_ray else "")
-            + ". For several nodes set access: ReadWriteMany, with a storage class that has it, or kind: nfs."
+            + ". For several nodes set access: ReadWriteMany, with a storage class that supports it, or kind: nfs."
         )
     for name in ("data", "models"):
         volume = getattr(storage, name)
         if volume.kind == "host":
             yield (
-                f"deploy.storage.{name} is {volume.path} on whichever node a pod runs: right for a cluster of one. "
-                f"The folder must belong to {plan.deploy.identity.user}:{plan.deploy.identity.fs_group}, or take its "
-                "files."
+                f"deploy.storage.{name} is {volume.path} on whichever node a pod runs: only for a single-node cluster. "
+                f"The folder must belong to {plan.deploy.identity.user}:{plan.deploy.identity.fs_group}, or be "
+                "writable "
+                "for it."
             )
     if claim_name(plan, "models") is None:
-        yield "deploy.storage.models.kind is none: checkpoints go with the pod, so that a lost pod begins anew."
+        yield (
+            "deploy.storage.models.kind is none: checkpoints are lost with the pod, so that a new pod starts "
+            "from the beginning."
+        )
     if claim_name(plan, "data") is not None and storage.data.kind == "new":
         yield ("deploy.storage.data is a new, empty volume: `clickline deploy data push FOLDER` fills it.")
     places = (*config.data.train, *(config.data.eval or ()), config.publish.registry or "")
     remote = any(map(_is_uri, places))
     if remote and not plan.deploy.secrets.environment and config.storage.credentials_file is None:
         yield (
-            "data or versions lie in a store, and no secret is named for it (deploy.secrets.environment, or "
-            "storage.credentials_file): that works if the store is open, or the nodes have access by themselves."
+            "data or versions are in an object store, and no credentials are set (deploy.secrets.environment, or "
+            "storage.credentials_file): that works if the store is public, or the nodes themselves have access."
         )
     if storage.cache is not None:
         if not remote:
-            yield "deploy.storage.cache is given, but nothing is read from a store: it stays empty."
+            yield "deploy.storage.cache is given, but nothing is read from an object store: it stays empty."
         yield (
             f"deploy.storage.cache: the pods that read the logs run on node {storage.cache.node} (by its label "
             f"kubernetes.io/hostname), where {storage.cache.path} must exist."
@@ -446,18 +455,19 @@ def _access_notes(plan: DeployPlan) -> Iterator[str]:
     ]
     if missing and plan.deploy.serving.service != "ClusterIP":
         yield (
-            f"deploy.serving.service is {plan.deploy.serving.service} without {' and '.join(missing)}: whoever reaches "
-            "the nodes can ask for predictions."
+            f"deploy.serving.service is {plan.deploy.serving.service} without {' and '.join(missing)}: anyone who "
+            "can reach the nodes can request predictions."
         )
     if config.serve.token_file is not None:
-        yield "serve.token_file guards /metrics too: Prometheus needs the token."
+        yield "serve.token_file also protects /metrics: Prometheus needs the token."
     if config.serve.tls is not None and plan.deploy.serving.lookup is not None:
         name = plan.object_name("lookup")
-        yield f"serve.tls: the certificate must also be for the lookup servers, *.{name}."
+        yield f"serve.tls: the certificate must also be valid for the lookup servers, *.{name}."
     if plan.deploy.tracking.enabled and plan.deploy.tracking.image is None:
         yield (
-            "deploy.tracking: this image's MLflow takes and tells runs by its API and has no web pages; for those set "
-            "deploy.tracking.image to one with the complete MLflow."
+            "deploy.tracking: the MLflow of this image has only the API; for the web UI set deploy.tracking.image to "
+            "an image "
+            "with the full MLflow."
         )
 
 
@@ -476,26 +486,30 @@ def _knative_notes(plan: DeployPlan) -> Iterator[str]:
     if "@" not in plan.deploy.image and registry not in _LOCAL_REGISTRIES:
         skipped = {"registries-skipping-tag-resolving": ",".join((*_LOCAL_REGISTRIES, registry))}
         yield (
-            f"Knative asks the registry of {plan.deploy.image} ({registry}) which image the tag means. For one that "
-            "lies on the nodes alone call it dev.local/…, or let Knative not ask: "
+            f"Knative resolves the tag of {plan.deploy.image} at its registry ({registry}). For an image that is "
+            "only on "
+            "the nodes name it dev.local/…, or disable that: "
             f"{_patch('config-deployment', skipped)}"
         )
     yield (
-        "Knative takes requests once a version is published. Without one for an hour the revision counts as failed: "
-        f"remove it (kubectl -n {plan.deploy.namespace} delete ksvc {plan.object_name('predictor')}) and apply again."
+        "Knative accepts requests once a version is published. Without one for an hour the revision fails: "
+        f"delete it (kubectl -n {plan.deploy.namespace} delete ksvc {plan.object_name('predictor')}) and apply again."
     )
     if section.protocol == "grpc":
-        yield "deploy.serving.protocol is grpc: Knative opens that one port, and HTTP is not reached from outside."
+        yield (
+            "deploy.serving.protocol is grpc: Knative exposes only that port, and HTTP cannot be reached from "
+            "outside."
+        )
     if section.canary is not None:
-        yield "Both revisions read the same ConfigMap: a pod of the stable one that starts anew has the new config."
+        yield "Both revisions read the same ConfigMap: a restarted pod of the stable one has the new config."
 
 
 _LOCAL_REGISTRIES = ("kind.local", "ko.local", "dev.local")
-"""Registries that Knative never asks: images that were built beside it."""
+"""Registries of locally built images, whose tags Knative never resolves."""
 
 
 def _registry(image: str) -> str:
-    """Whom an image's name means, as Knative spells it."""
+    """The registry of an image, as Knative names it."""
     first, slash, _ = image.partition("/")
     named = slash and ("." in first or ":" in first or first == "localhost")
     return first if named else "index.docker.io"
@@ -510,7 +524,7 @@ def _resource_notes(plan: DeployPlan) -> Iterator[str]:
     for role in ("pipeline", "ray_head", "ray_worker", "predictor", "lookup", "tracking"):
         gpus = getattr(deploy.resources, role).gpu
         if gpus:
-            yield f"deploy.resources.{role}.gpu is {gpus}: this release computes on CPUs and leaves them idle."
+            yield f"deploy.resources.{role}.gpu is {gpus}: this release runs on CPUs and leaves them idle."
     section = deploy.serving
     if (
         section.kind == "deployment"
@@ -525,12 +539,13 @@ def _resource_notes(plan: DeployPlan) -> Iterator[str]:
         pods = config.publish.shards * section.lookup.replicas
         yield (
             f"deploy.serving.lookup: {pluralize(pods, 'pod')}, publish.shards {config.publish.shards} x replicas "
-            f"{section.lookup.replicas}. Versions that are published with another number of shards do not fit them."
+            f"{section.lookup.replicas}. They cannot serve versions that were published with another number of shards."
         )
     least, most = worker_range(config)
     if plan.on_ray and deploy.training.kind == "volcano":
         yield (
-            f"Volcano starts nothing before {2 + least} of {2 + most} pods fit at once (train.workers.min {least}, the "
+            f"Volcano starts nothing before {2 + least} of {2 + most} pods fit at the same time (train.workers.min "
+            f"{least}, the "
             "head and the driver)."
         )
 
@@ -539,7 +554,7 @@ def _resource_notes(plan: DeployPlan) -> Iterator[str]:
 
 
 def _mount_paths(plan: DeployPlan) -> list[str]:
-    """Where volumes are in the pods."""
+    """The mount paths of volumes in the pods."""
     data = [] if plan.deploy.storage.data.kind == "none" else [data_folder(plan)]
     return data if _is_uri(plan.config.home) else [*data, plan.config.home]
 

@@ -1,4 +1,4 @@
-"""How a deployment does: fetched from the cluster, then told role by role by a function of what was fetched."""
+"""The status of a deployment: fetched from the cluster, then summarized per role by a pure function."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _OTHER_KINDS = (
     ("v1", "PersistentVolumeClaim"),
     ("autoscaling/v2", "HorizontalPodAutoscaler"),
 )
-_MAX_QUERIED_PODS = 20  # of each role that tells its version
+_MAX_QUERIED_PODS = 20  # per role, for their version
 _MAX_ERRORS = 10
 _SERVING = ("predictor", "lookup")
 _STATE_ORDER = ("failed", "waiting", "running", "scheduled", "done")
-"""States, those first that decide for the whole."""
+"""States, most important first: the first that a role has is the state of the deployment."""
 _SCALER = "HorizontalPodAutoscaler"
 _LONG_RUNNING = ("Deployment", "StatefulSet", "Service")
 
 
 def fetch_status(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool) -> dict[str, Any]:
-    """What the cluster knows of a deployment, as `summarise` takes it."""
+    """What the cluster knows about a deployment: the argument of `summarize`."""
     labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/name": "clickline"}
     objects: list[Object] = []
     notes: list[str] = []
@@ -55,14 +55,14 @@ def fetch_status(kube: Kube, *, name: str, namespace: str, metrics_port: int, tl
         except ApiError as refused:
             if refused.status != 403:
                 raise
-            notes.append("the addresses of the nodes are not told: this user may not list nodes (403)")
+            notes.append("node addresses are not shown: this user may not list nodes (403)")
     try:
         events = [one for one in kube.list("v1", "Event", namespace) if _is_relevant(one)]
     except ApiError as refused:
         if refused.status != 403:
             raise
         events = []
-        notes.append("the last errors are not told: this user may not list events (403)")
+        notes.append("recent errors are not shown: this user may not list events (403)")
     events, unmeasured = _without_metrics(kube, events, objects)
     return {
         "name": name,
@@ -76,29 +76,29 @@ def fetch_status(kube: Kube, *, name: str, namespace: str, metrics_port: int, tl
 
 
 def _is_relevant(event: Object) -> bool:
-    """Warnings; and what the cluster says of a claim, where also the reasons for waiting are no warnings."""
+    """Whether an event is a warning, or about a claim: the reasons why a claim is pending are normal events."""
     return event.get("type") == "Warning" or event["involvedObject"].get("kind") == "PersistentVolumeClaim"
 
 
 def _without_metrics(
     kube: Kube, events: list[Object], objects: Sequence[Object]
 ) -> tuple[list[Object], list[str]]:
-    """Where no metrics server runs, an autoscaler warns of it twice a minute: said once, it is enough."""
+    """Without a metrics server an autoscaler warns twice a minute: replace those warnings by one note."""
     ours = {one["metadata"]["name"] for one in objects if one["kind"] == _SCALER}
-    told = [one for one in events if one["involvedObject"].get("kind") == _SCALER]
-    if not ours.intersection(one["involvedObject"].get("name") for one in told) or kube.versions(
+    warnings = [one for one in events if one["involvedObject"].get("kind") == _SCALER]
+    if not ours.intersection(one["involvedObject"].get("name") for one in warnings) or kube.versions(
         "metrics.k8s.io"
     ):
         return events, []
     note = (
-        "the number of predictors is not scaled: autoscaling needs a metrics server, and this cluster has none. "
+        "predictors are not autoscaled: that needs a metrics server, and this cluster has none. "
         "Install one, or set deploy.serving.max_replicas: null"
     )
-    return [one for one in events if one not in told], [note]
+    return [one for one in events if one not in warnings], [note]
 
 
 def _volumes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> dict[str, str]:
-    """For volumes that a claim names and does not get, why it does not."""
+    """For each volume that an unbound claim names, why it is not bound."""
     found: dict[str, str] = {}
     for claim in objects:
         if claim["kind"] != "PersistentVolumeClaim" or _phase(claim) == "Bound":
@@ -113,15 +113,15 @@ def _volumes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> dict[st
             if refused.status != 403:
                 raise
             notes.append(
-                f"why {describe(claim)} waits is not told in full: this user may not read its volume (403)"
+                f"why {describe(claim)} is pending is not shown in full: this user may not read its volume (403)"
             )
             continue
         if volume is None:
-            found[name] = f"volume {name} does not exist: `clickline deploy apply` makes it"
+            found[name] = f"volume {name} does not exist: `clickline deploy apply` creates it"
         elif held is not None and held.gone:
             found[name] = (
-                f"volume {name} is still reserved for a claim that is gone: `clickline deploy apply` frees it, "
-                "and the files stay"
+                f"volume {name} is still reserved for a deleted claim: `clickline deploy apply` releases it, "
+                "and its files stay"
             )
         elif held is not None:
             found[name] = f"volume {name} is bound to {held}"
@@ -129,7 +129,7 @@ def _volumes(kube: Kube, objects: Sequence[Object], notes: list[str]) -> dict[st
 
 
 def unbound_claims(kube: Kube, claims: Sequence[Object]) -> list[tuple[str, str, str]]:
-    """Of those claims that have no volume: name, phase, and why it is so where the volume tells."""
+    """Name, phase and, if known, the reason of each claim that is not bound."""
     why = _volumes(kube, claims, [])
     return [
         (one["metadata"]["name"], _phase(one), why.get(one["spec"].get("volumeName", ""), ""))
@@ -141,7 +141,7 @@ def unbound_claims(kube: Kube, claims: Sequence[Object]) -> list[tuple[str, str,
 def _served_versions(
     kube: Kube, namespace: str, objects: Sequence[Object], port: int, notes: list[str], *, tls: bool
 ) -> dict[str, dict[str, Any]]:
-    """For each pod that serves, its version or what it says instead; through the API server, which reaches all pods."""
+    """The version of each serving pod, or why it has none; asked through the API server, which reaches all pods."""
     served: dict[str, dict[str, Any]] = {}
     for role in _SERVING:
         pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == role]
@@ -153,36 +153,36 @@ def _served_versions(
             except ApiError as refused:
                 if refused.status == 403:
                     notes.append(
-                        "versions are not told: this user may not reach pods through the API server (403)"
+                        "versions are not shown: this user may not reach pods through the API server (403)"
                     )
                     return served
-                unreached = "version not told: the API server does not reach the pod"
+                unreached = "version unknown: the API server cannot reach the pod"
                 served[name] = {"words": unreached if _ready(pod) else "not reachable yet"}
             except ClusterError as error:
                 served[name] = {"words": f"did not answer: {error}"}
-                break  # the others would take as long to say the same
+                break  # the others would take as long to fail
     return served
 
 
 def _query_version(kube: Kube, namespace: str, pod: str, port: int, *, tls: bool) -> dict[str, Any]:
-    status, text = kube.ask(namespace, pod, port, "/metrics", tls=tls)
+    status, text = kube.proxy_get(namespace, pod, port, "/metrics", tls=tls)
     told = re.search(r"^clickline_(?:lookup_)?version (\d+)", text, re.MULTILINE)
     if status == 200 and told and int(told[1]):
         return {"version": int(told[1])}
-    status, text = kube.ask(namespace, pod, port, "/readyz", tls=tls)
+    status, text = kube.proxy_get(namespace, pod, port, "/readyz", tls=tls)
     told = re.search(r"^version (\d+)", text, re.MULTILINE)
-    if status == 200 and told:  # /metrics asks for a token, which the API server does not pass on
+    if status == 200 and told:  # /metrics needs a token, which the API server does not forward
         return {"version": int(told[1])}
     if status == 200:
-        return {"words": "version not told: it is of an older release, and asks for a token"}
-    return {"words": text.strip().partition("\n")[0] if status == 503 else f"it answers {status}"}
+        return {"words": "version unknown: it runs an older release that requires a token"}
+    return {"words": text.strip().partition("\n")[0] if status == 503 else f"HTTP status {status}"}
 
 
-# ── what it means ──────────────────────────────────────────────────────────────────────────────
+# ── summary ────────────────────────────────────────────────────────────────────────────────────
 
 
 def summarize(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of `clickline deploy status`. `state`: absent, failed, waiting, running, scheduled or done."""
+    """The JSON of `clickline deploy status`. `state`: absent, failed, waiting, running, scheduled or done."""
     name, objects = found["name"], found["objects"]
     pods = [one for one in objects if one["kind"] == "Pod"]
     claims = [
@@ -233,7 +233,7 @@ def _is_service(item: Object) -> bool:
 
 
 def desired_pods(workload: Object) -> dict[str, int | None]:
-    """How many pods a workload is meant to have of each role; None where nobody says."""
+    """The desired number of pods per role of a workload; None if it is not specified."""
     spec, kind = workload.get("spec") or {}, workload["kind"]
     own = label(workload, "component") or "other"
     if kind in ("Deployment", "StatefulSet"):
@@ -279,7 +279,7 @@ def _role_status(
     state, why = _worst(states)
     newest = max(pods, key=_created, default=None)
     if state == "scheduled" and newest is not None and _phase(newest) == "Failed":
-        state = "failed"  # the last run; the next begins at its time
+        state = "failed"  # the last run; the next one is scheduled
     if state not in ("done", "failed"):
         live = [one for one in shown_pods if one["alive"]]
         troubled = [one for one in live if one["state"] != "running"]
@@ -295,7 +295,7 @@ def _role_status(
         tried = _last_failure(workloads, pods, role)
         if tried:
             again = [words for _, words in states if words and words not in why]
-            why = "; ".join(part for part in (why, *again, f"last try: {tried}") if part)
+            why = "; ".join(part for part in (why, *again, f"last attempt: {tried}") if part)
     elif state == "failed":
         ended = [pod for pod in pods if _phase(pod) == "Failed"]
         last = _pod_state(max(ended, key=_created), role)[1] if ended else ""
@@ -322,7 +322,8 @@ def _role_status(
 
 
 def _last_failure(workloads: Sequence[Object], pods: Sequence[Object], role: str) -> str:
-    """Why the last pod failed of what is tried again; the pods of a Deployment or StatefulSet only come back."""
+    """Why the last pod of a retried workload failed. Deployments and StatefulSets restart their pods and do not
+    retry."""
     if all(one["kind"] in _LONG_RUNNING for one in workloads):
         return ""
     run = _run_name(max(pods, key=_created, default={}))
@@ -334,7 +335,7 @@ _RUN_LABELS = ("batch.kubernetes.io/job-name", "workflows.argoproj.io/workflow")
 
 
 def _run_name(pod: Object) -> str | None:
-    """The Job or Workflow that a pod is of: a CronJob or CronWorkflow has one each time."""
+    """The Job or Workflow of a pod: a CronJob or CronWorkflow creates one per run."""
     labels = (pod.get("metadata") or {}).get("labels") or {}
     return next((str(labels[key]) for key in _RUN_LABELS if key in labels), None)
 
@@ -365,12 +366,12 @@ _ARGO = {"Succeeded": "done", "Failed": "failed", "Error": "failed", "Running": 
 
 
 def finished(workload: Object) -> bool:
-    """Whether a workload that runs to its end has got there."""
+    """Whether a workload that runs to completion has finished."""
     return workload_state(workload)[0] in ("done", "failed")
 
 
 def workload_state(workload: Object) -> tuple[str, str]:
-    """running, waiting, failed, scheduled or done, and why."""
+    """Its state (running, waiting, failed, scheduled or done) and the reason."""
     status = workload.get("status") or {}
     kind, api = workload["kind"], workload["apiVersion"]
     conditions = {
@@ -380,9 +381,9 @@ def workload_state(workload: Object) -> tuple[str, str]:
         desired = (workload.get("spec") or {}).get("replicas", 1)
         refused = conditions.get("ReplicaFailure", {})
         if refused.get("status") == "True":
-            return "failed", f"its pods are refused: {refused.get('message', refused.get('reason', ''))}"
+            return "failed", f"its pods are rejected: {refused.get('message', refused.get('reason', ''))}"
         if desired == 0 and (label(workload, "component") or "").startswith("ray-"):
-            return "done", "Ray is there while a pipeline runs"
+            return "done", "Ray runs only while a pipeline does"
         if status.get("readyReplicas", 0) >= desired:
             return "running", ""
         return "waiting", f"{status.get('readyReplicas', 0)} of {desired} are ready"
@@ -394,7 +395,7 @@ def workload_state(workload: Object) -> tuple[str, str]:
             return "done", ""
         if (workload.get("spec") or {}).get("suspend"):
             return "waiting", "it is suspended"
-        again = f"failed {_times(status['failed'])}, tries again" if status.get("failed") else ""
+        again = f"failed {_times(status['failed'])}, retrying" if status.get("failed") else ""
         return ("running" if status.get("active") else "waiting"), again
     if kind == "CronJob":
         if status.get("active"):
@@ -414,7 +415,7 @@ def workload_state(workload: Object) -> tuple[str, str]:
         told = (status.get("state") or {}).get("message") or (status.get("state") or {}).get("reason") or ""
         least = (workload.get("spec") or {}).get("minAvailable")
         gang = (
-            f"Volcano starts it when {least} pods find room at once"
+            f"Volcano starts it once {least} pods fit at the same time"
             if phase in ("", "Pending", "Inqueue")
             else ""
         )
@@ -425,21 +426,21 @@ def workload_state(workload: Object) -> tuple[str, str]:
         if phase == "Complete" and status.get("jobStatus") in ("FAILED", "STOPPED"):
             return "failed", f"{status['jobStatus']}: {told}" if told else str(status["jobStatus"])
         words = (
-            f"KubeRay: {phase or 'not seen by the operator yet'}"
+            f"KubeRay: {phase or 'not picked up by the operator yet'}"
             if phase not in ("Running", "Complete")
             else ""
         )
         return _RAY_JOB.get(phase, "waiting"), "; ".join(part for part in (words, told) if part)
     if kind == "Workflow":
         phase = status.get("phase", "")
-        words = status.get("message") or ("" if phase else "not seen by Argo's controller yet")
+        words = status.get("message") or ("" if phase else "not picked up by Argo's controller yet")
         return _ARGO.get(phase, "waiting"), str(words)
     ready = conditions.get("Ready", {})  # Knative
     if ready.get("status") == "True":
         return "running", ""
     words = ": ".join(part for part in (ready.get("reason"), ready.get("message")) if part)
     state = "failed" if ready.get("status") == "False" else "waiting"
-    return state, words or "not seen by Knative yet"
+    return state, words or "not picked up by Knative yet"
 
 
 # ── pods ───────────────────────────────────────────────────────────────────────────────────────
@@ -454,40 +455,40 @@ _WAITING_REASONS = {
     "RunContainerError": "the node could not start the container",
 }
 _EXIT_CODES = {
-    1: "it failed, see its log",
+    1: "failed, see its log",
     2: "bad config",
-    3: "the gate refused the model",
+    3: "the model failed the gate",
     4: "bad data",
-    130: "it was interrupted",
+    130: "interrupted",
 }
 _FAILED = 1
 _SIGNALS = {
-    134: "it crashed (SIGABRT)",
-    137: "it was killed (SIGKILL)",
-    139: "it crashed (SIGSEGV)",
-    143: "it was ended (SIGTERM)",
+    134: "crashed (SIGABRT)",
+    137: "killed (SIGKILL)",
+    139: "crashed (SIGSEGV)",
+    143: "terminated (SIGTERM)",
 }
 
 
 def explain_exit(code: int, reason: str | None, role: str, container: str, message: str = "") -> str:
-    """An exit code in words, and the last that the container said. Clickline's own codes are its own: Ray's processes
-    mean others by them."""
+    """What an exit code means, and the container's last message. Codes 2 to 4 have a meaning only for Clickline's own
+    processes, not for Ray's."""
     if reason == "OOMKilled":
-        section = "pipeline" if role == "learner" else "lookup" if role == "data" else role.replace("-", "_")
+        section = "pipeline" if role == "trainer" else "lookup" if role == "data" else role.replace("-", "_")
         return f"OOMKilled: out of memory, raise deploy.resources.{section}.memory_limit"
     words = _SIGNALS.get(code)
     if words is None and (container == "ready" or not role.startswith("ray-")):
         words = _EXIT_CODES.get(code)
     said = _last_line(message)
     if said and code == _FAILED:
-        words = said  # better than to say that it is in the log
+        words = said  # better than a pointer to the log
     elif said:
         words = f"{words} ({said})" if words else said
     return f"exit code {code}" + (f": {words}" if words else "")
 
 
 def _last_line(message: str) -> str:
-    """What a container said last: its termination message is the end of its log. Servers log JSON: no words."""
+    """The last line of a termination message, which is the end of the log. Servers log JSON, which is skipped."""
     lines = [line.strip() for line in message.splitlines()]
     return next((line for line in reversed(lines) if line and not line.startswith("{")), "")
 
@@ -501,7 +502,7 @@ def _created(pod: Object) -> str:
 
 
 def _phase(item: Object) -> str:
-    """Of a pod or a claim."""
+    """The phase of a pod or a claim."""
     return str((item.get("status") or {}).get("phase", "Pending"))
 
 
@@ -522,7 +523,7 @@ def _pod_status(
     events: Sequence[Object],
     claims: Mapping[str, str],
 ) -> dict[str, Any]:
-    """`claims`: why those wait that do."""
+    """The status of one pod. `claims`: the reason of each pending claim."""
     name = pod["metadata"]["name"]
     state, why = _pod_state(pod, role)
     if state == "waiting" and not why:
@@ -562,7 +563,7 @@ def _pod_state(pod: Object, role: str) -> tuple[str, str]:
             part for part in (status.get("reason"), status.get("message")) if part
         )
     if pod["metadata"].get("deletionTimestamp"):
-        return "waiting", "it is ending"
+        return "waiting", "terminating"
     for one in status.get("conditions") or ():
         if one["type"] == "PodScheduled" and one["status"] == "False":
             return "waiting", f"Pending: {one.get('message') or one.get('reason') or 'no node yet'}"
@@ -589,12 +590,12 @@ def _last_termination(container: Object, role: str) -> str:
     state = container.get("state") or {}
     ended = (container.get("lastState") or {}).get("terminated") or state.get("terminated") or {}
     if not ended:
-        return "end unknown"
+        return "exit unknown"
     return _explain_termination(ended, role, container)
 
 
 def _failure(pod: Object, role: str) -> str:
-    """Why a pod that is over has failed: the first container that did. Sidecars are ended with it, and do not count."""
+    """Why a finished pod failed: its first failed container, except sidecars, which are terminated with the pod."""
     initial = (pod.get("spec") or {}).get("initContainers") or ()
     sidecars = {one["name"] for one in initial if one.get("restartPolicy") == "Always"}
     for one in _containers(pod):
@@ -694,7 +695,7 @@ def _event_time(event: Object) -> str:
 def _errors(
     events: Sequence[Object], objects: Sequence[Object], roles: Sequence[Mapping[str, Any]], name: str
 ) -> list[dict[str, Any]]:
-    """The last warnings about what is ours and not over, also about what is gone; equal ones once."""
+    """The last warnings about this deployment's unfinished objects, existing or deleted; repeated ones once."""
     there = {(one["kind"], one["metadata"]["name"]): one for one in objects}
     names = {key[1] for key in there}
     over = tuple(f"{name}-{role['role']}-" for role in roles if role["state"] == "done")
@@ -723,8 +724,8 @@ def _errors(
 
 
 def _is_resolved(item: Object, event: Object) -> bool:
-    """Whether a warning is from before its object was well: a pod that is ready has failed its probes while it started,
-    a claim that is bound has waited, an autoscaler that scales had no figures at first."""
+    """Whether a warning is from before its object became healthy: a ready pod failed its probes while it started, a
+    bound claim was pending, an active autoscaler had no metrics at first."""
     if item["kind"] == "PersistentVolumeClaim":
         return _phase(item) == "Bound"
     if (item["apiVersion"], item["kind"]) in WORKLOADS:

@@ -1,11 +1,11 @@
-"""Files over a pipe: each gets its name at the other end when all of it is there and its checksum is right.
+"""Transfers files over a pipe. A file gets its name at the other end once it is complete and its checksum matches.
 
-    {"files": 2, "bytes": 30, "single": false}     what will come; single: one file that was named itself
-    {"name": "20260101/a.tsv", "size": 10}         then the bytes, then their SHA-256 and a line feed
+    {"files": 2, "bytes": 30, "single": false}     the total; single: a file, not a folder, was named
+    {"name": "20260101/a.tsv", "size": 10}         then the bytes, their SHA-256 and a line feed
     …
     {"end": true}
 
-The end is said, not seen: Kubernetes before 1.30 cannot close the standard input of a process in a pod.
+The end is explicit, because Kubernetes before 1.30 cannot close the stdin of a process in a pod.
 """
 
 from __future__ import annotations
@@ -24,23 +24,29 @@ from clickline.progress import human_size
 from clickline.storage.atomic import is_temporary_name, remove_leftovers, temporary_name
 
 CHUNK = 256 << 10
-_PART_SECONDS = 86_400  # a pod for data lives no longer, so what is older has lost its writer
+_PART_SECONDS = 86_400  # the data pod lives no longer, so older partial files have lost their writer
 _MAX_LINE = 64 << 10
 
 
 class ByteReader(Protocol):
+    """A binary stream to read from."""
+
     def read(self, size: int, /) -> bytes:
-        """At most so many bytes; none at the end."""
+        """At most `size` bytes; none at the end."""
 
     def readline(self, size: int, /) -> bytes: ...
 
 
 class ByteWriter(Protocol):
+    """A binary stream to write to."""
+
     def write(self, data: bytes, /) -> object: ...
 
 
 @dataclass(frozen=True)
 class TransferTotal:
+    """How much is transferred."""
+
     files: int
     bytes: int
     single: bool
@@ -48,11 +54,11 @@ class TransferTotal:
 
 _Named = tuple[str, Path]
 Files = list[_Named]
-"""Name at the other end, and place here."""
+"""Names at the other end, and paths here."""
 
 
 def list_files(path: Path) -> Files:
-    """A file, or all files below a folder, in the order of their names. Links count as what they lead to."""
+    """A file, or all files in a folder and below it, sorted by name. Links are followed."""
     try:
         if path.is_file():
             return [(path.name, path)]
@@ -62,20 +68,20 @@ def list_files(path: Path) -> Files:
 
 
 def _below(folder: Path, inside: PurePosixPath, above: tuple[str, ...] = ()) -> Iterator[_Named]:
-    """`above` are the folders that this one lies in, as they really are: a link back to one of them has no end."""
+    """`above` are the real paths of the parent folders, to detect a link back to one of them."""
     here = os.path.realpath(folder)
     if here in above:
         raise StorageError(
-            f"{folder} is a link to a folder that it lies in. Remove it, or name a folder without it."
+            f"{folder} is a link to one of its parent folders. Remove it, or name a folder without it."
         )
     for one in sorted(folder.iterdir()):
         name = inside / one.name
         if one.is_dir():
-            if one.name != "lost+found":  # of the file system, closed to all but root
+            if one.name != "lost+found":  # of the file system, readable by root only
                 yield from _below(one, name, (*above, here))
         elif one.is_symlink() and not one.exists():
             raise StorageError(
-                f"{one} is a link to {one.readlink()}, which does not exist. Mend or remove it."
+                f"{one} is a link to {one.readlink()}, which does not exist. Fix or remove it."
             )
         elif one.is_file() and not is_temporary_name(one.name):
             yield name.as_posix(), one
@@ -86,7 +92,7 @@ def transfer_total(path: Path, files: Files) -> TransferTotal:
 
 
 def send(files: Files, total: TransferTotal, out: ByteWriter, sent: Callable[[int], None]) -> None:
-    """Write them; `sent` hears of every chunk."""
+    """Write the files to `out`; `sent` is called with the size of every chunk."""
     _write_header(out, asdict(total))
     for name, place in files:
         with place.open("rb") as file:
@@ -112,20 +118,20 @@ def _write_header(out: ByteWriter, document: dict[str, Any]) -> None:
 def receive(
     stream: ByteReader,
     folder_for: Callable[[TransferTotal], Path],
-    got: Callable[[int], None] = lambda size: None,
+    received: Callable[[int], None] = lambda size: None,
     *,
     clears: bool = False,
 ) -> TransferTotal:
-    """Read what `send` writes into a folder that is chosen once the total is known. Returns what has arrived.
+    """Read what `send` writes into the folder that `folder_for` chooses for the total. Returns what has arrived.
 
-    `clears`: parts of files whose writer was killed are removed first. That is for the volume, which pods of ours fill;
-    a folder of the user's may hold anything.
+    `clears`: first remove partial files whose writer was killed. Only for the data volume, which our own pods write; a
+    local folder may contain anything.
     """
-    said = _read_header(stream)
+    header = _read_header(stream)
     try:
-        total = TransferTotal(said["files"], said["bytes"], said["single"])
+        total = TransferTotal(header["files"], header["bytes"], header["single"])
     except KeyError as error:
-        raise StorageError(f"what comes is not what `clickline deploy data` sends: {said!r}") from error
+        raise StorageError(f"not a transfer of `clickline deploy data`: {header!r}") from error
     folder = folder_for(total)
     files = size = 0
     try:
@@ -135,23 +141,23 @@ def receive(
         free = shutil.disk_usage(folder).free
         if total.bytes > free:
             raise StorageError(
-                f"{folder} has {human_size(free)} free, and {human_size(total.bytes)} are to come. Enlarge the volume, "
-                "or remove what is not needed."
+                f"{folder} has {human_size(free)} free, and {human_size(total.bytes)} are needed. Enlarge the volume, "
+                "or delete files that are not needed."
             )
-        while "end" not in (said := _read_header(stream)):
-            _receive_file(stream, _safe_path(folder, said["name"]), said["size"], got)
-            files, size = files + 1, size + said["size"]
+        while "end" not in (header := _read_header(stream)):
+            _receive_file(stream, _safe_path(folder, header["name"]), header["size"], received)
+            files, size = files + 1, size + header["size"]
     except OSError as error:
         raise StorageError(
             f"{error.filename or folder} cannot be written: {error.strerror or error}. "
-            f"{files} of {total.files} files are there."
+            f"{files} of {total.files} files have arrived."
         ) from error
     if files != total.files:
-        raise StorageError(f"{files} files came, and {total.files} were announced. Send them again.")
+        raise StorageError(f"{files} files arrived, and {total.files} were announced. Send them again.")
     return TransferTotal(files, size, total.single)
 
 
-def _receive_file(stream: ByteReader, place: Path, size: int, got: Callable[[int], None]) -> None:
+def _receive_file(stream: ByteReader, place: Path, size: int, received: Callable[[int], None]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(temporary_name(place.name))
     digest, left = sha256(), size
@@ -166,7 +172,7 @@ def _receive_file(stream: ByteReader, place: Path, size: int, got: Callable[[int
                 file.write(data)
                 digest.update(data)
                 left -= len(data)
-                got(len(data))
+                received(len(data))
             file.flush()
             os.fsync(file.fileno())
         if stream.readline(_MAX_LINE).strip().decode(errors="replace") != digest.hexdigest():
@@ -179,11 +185,11 @@ def _receive_file(stream: ByteReader, place: Path, size: int, got: Callable[[int
 
 
 def _safe_path(folder: Path, name: str) -> Path:
-    """Names come from the other side: none leads out of the folder."""
+    """The path of a received name, which must not lead out of the folder."""
     pure = PurePosixPath(name)
     place = folder.joinpath(*pure.parts)
     if pure.is_absolute() or ".." in pure.parts or not name:
-        raise StorageError(f"a file named {name!r} was sent: it would lie outside of {folder}")
+        raise StorageError(f"a file named {name!r} was sent: it would be outside of {folder}")
     if not place.parent.resolve().is_relative_to(folder.resolve()):
         raise StorageError(
             f"{place.parent} is a link that leads out of {folder}. Remove it, or send elsewhere."
@@ -194,11 +200,11 @@ def _safe_path(folder: Path, name: str) -> Path:
 def _read_header(stream: ByteReader) -> dict[str, Any]:
     line = stream.readline(_MAX_LINE)
     if not line:
-        raise ClusterError("the stream ended before all files were there. Send them again.")
+        raise ClusterError("the stream ended before all files had arrived. Send them again.")
     try:
-        said = json.loads(line)
+        header = json.loads(line)
     except ValueError:
-        said = None
-    if not isinstance(said, dict):
-        raise StorageError(f"what comes is not what `clickline deploy data` sends: {line[:80]!r}")
-    return said
+        header = None
+    if not isinstance(header, dict):
+        raise StorageError(f"not a transfer of `clickline deploy data`: {line[:80]!r}")
+    return header

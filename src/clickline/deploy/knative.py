@@ -1,8 +1,8 @@
-"""Predictors as a Service of Knative, which scales them with the requests and can split those between two revisions.
+"""Predictors as a Knative Service, which scales with the requests and can split them between two revisions.
 
-Knative allows less in a pod than Kubernetes does. What it refuses without a setting of its own is done otherwise here:
-the first container's work comes before the server in the same command, who the process is stands with the container,
-and Knative itself lets requests end. `flags` names what remains to be allowed.
+Knative allows less in a pod than Kubernetes does. What it rejects without a feature flag is done in another way here:
+the init container's command runs before the server in the same container, the user id is set on the container, and
+Knative itself drains requests. `feature_flags` names what still has to be allowed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from clickline.deploy.objects import DeployPlan, Object
 from clickline.deploy.predictors import lookup_servers, predictor_pod
 
 RESERVED_PORTS = (8008, 8012, 8013, 8022, 8112, 9090, 9091)
-"""In every pod they are of Knative's own container."""
+"""Used by Knative's own container in every pod."""
 
-_READY_SECONDS = 3600  # the first predictors are ready with the first version
+_READY_SECONDS = 3600  # the first predictors become ready with the first version
 
 _FLAGGED_FIELDS = {
     "nodeSelector": "kubernetes.podspec-nodeselector",
@@ -25,7 +25,7 @@ _FLAGGED_FIELDS = {
 
 
 def knative_service(plan: DeployPlan) -> list[Object]:
-    """The Service, and the lookup servers if there are any."""
+    """The Knative Service, and the lookup servers if there are any."""
     role, name, canary = "predictor", plan.object_name("predictor"), plan.deploy.serving.canary
     template = _template(plan)
     template["metadata"] = {"name": _revision_name(name, template), **template["metadata"]}
@@ -41,13 +41,13 @@ def knative_service(plan: DeployPlan) -> list[Object]:
 
 
 def revision(plan: DeployPlan) -> str:
-    """The name of the revision that this config makes. It follows from what the revision is, so that applying the same
-    again makes no other, and that a canary can be told from what was there."""
+    """The name of this config's revision. It is derived from the revision's content, so that applying the same config
+    again creates no other, and a canary has another name than the stable revision."""
     return _revision_name(plan.object_name("predictor"), _template(plan))
 
 
 def feature_flags(plan: DeployPlan) -> list[str]:
-    """Keys of Knative's ConfigMap config-features that must be `enabled` for this Service."""
+    """The keys of Knative's ConfigMap config-features that must be `enabled` for this Service."""
     spec = _template(plan)["spec"]
     needed = [flag for key, flag in _FLAGGED_FIELDS.items() if key in spec]
     if any("persistentVolumeClaim" in volume for volume in spec["volumes"]):
@@ -56,7 +56,7 @@ def feature_flags(plan: DeployPlan) -> list[str]:
 
 
 def queue_ports(plan: DeployPlan) -> list[int]:
-    """Where requests, probes and the autoscaler's questions arrive: at Knative's container, in plain and over TLS."""
+    """The ports of Knative's container for requests, probes and the autoscaler, with and without TLS."""
     return [8013 if plan.deploy.serving.protocol == "grpc" else 8012, 8022, 8112, 9090, 9091]
 
 
@@ -65,10 +65,10 @@ def _revision_name(service: str, template: Object) -> str:
 
 
 def _template(plan: DeployPlan) -> Object:
-    usual = predictor_pod(plan)
-    spec = usual["spec"]
+    pod = predictor_pod(plan)
+    spec = pod["spec"]
     (container,) = spec["containers"]
-    (first,) = spec["initContainers"]
+    (init,) = spec["initContainers"]
     allowed = (
         "env",
         "envFrom",
@@ -81,16 +81,16 @@ def _template(plan: DeployPlan) -> Object:
         "workingDir",
     )
     inside: Object = {key: container[key] for key in allowed if key in container}
-    begin = " ".join(first["command"])
-    inside["command"] = ["/bin/sh", "-c", f"{begin} && exec {' '.join(container['command'])}"]
+    check = " ".join(init["command"])
+    inside["command"] = ["/bin/sh", "-c", f"{check} && exec {' '.join(container['command'])}"]
     inside["ports"] = [_port(plan)]
     inside["securityContext"] = {**container["securityContext"], "runAsUser": plan.deploy.identity.user}
     inside |= _probes(plan)
     kept = ("automountServiceAccountToken", "enableServiceLinks", "imagePullSecrets", "serviceAccountName")
     return {
         "metadata": {
-            "labels": usual["metadata"]["labels"],
-            "annotations": {**usual["metadata"]["annotations"], **_scale(plan)},
+            "labels": pod["metadata"]["labels"],
+            "annotations": {**pod["metadata"]["annotations"], **_scale(plan)},
         },
         "spec": {
             **{key: spec[key] for key in (*kept, *_FLAGGED_FIELDS) if key in spec},
@@ -101,9 +101,9 @@ def _template(plan: DeployPlan) -> Object:
 
 
 def _volume(volume: Object) -> Object:
-    if "persistentVolumeClaim" in volume:  # it may be written to only by another flag
+    if "persistentVolumeClaim" in volume:  # writing would need another flag
         return {**volume, "persistentVolumeClaim": {**volume["persistentVolumeClaim"], "readOnly": True}}
-    if "secret" in volume:  # without fsGroup the files have no group that the process is in
+    if "secret" in volume:  # without fsGroup the process is not in the files' group
         return {**volume, "secret": {**volume["secret"], "defaultMode": 0o444}}
     return volume
 
@@ -116,7 +116,7 @@ def _port(plan: DeployPlan) -> Object:
 
 
 def _probes(plan: DeployPlan) -> dict[str, Object]:
-    """On the port of requests, the one that Knative asks. A server without a version lives, and is not ready."""
+    """Probes on the port of requests, the only one Knative probes. A server without a version is live but not ready."""
     port = _port(plan)["containerPort"]
     ready: Object = {"httpGet": {"path": "/v2/health/ready", "port": port}}
     live: Object = {"httpGet": {"path": "/v2/health/live", "port": port}}

@@ -1,4 +1,4 @@
-"""The API of a Kubernetes cluster: plain objects in, plain objects out, errors in words."""
+"""A client of the Kubernetes API: plain objects in, plain objects out, errors with a remedy."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _FOLLOW_SECONDS = 60
 
 
 class ApiError(ClusterError):
-    """The server answered, and said no. `causes` are (field, words) of an invalid object."""
+    """The API server rejected a request. `causes` are the (field, message) pairs of an invalid object."""
 
-    def __init__(self, words: str, status: int, message: str, causes: Sequence[tuple[str, str]] = ()) -> None:
-        super().__init__(words)
+    def __init__(self, text: str, status: int, message: str, causes: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(text)
         self.status = status
         self.message = message
         self.causes = tuple(causes)
@@ -36,7 +36,7 @@ class ApiError(ClusterError):
 
 @dataclass(frozen=True)
 class Resource:
-    """How objects of one kind are addressed."""
+    """How objects of one kind are addressed in the API."""
 
     api_version: str
     kind: str
@@ -55,31 +55,31 @@ class Resource:
 
 
 def describe(item: Object) -> str:
-    """An object as messages name it: Deployment ads-predictor."""
+    """An object's name in messages: Deployment ads-predictor."""
     return f"{item['kind']} {item['metadata']['name']}"
 
 
 def label(item: Object, key: str) -> str | None:
-    """One of the labels that all our objects carry, by the end of its name."""
+    """One of the app.kubernetes.io labels that all our objects have."""
     found = (item["metadata"].get("labels") or {}).get(f"app.kubernetes.io/{key}")
     return None if found is None else str(found)
 
 
 def connect(context: str | None = None) -> Kube:
-    """A client for the user's kubeconfig, or inside a pod for the cluster around it."""
+    """A client for the user's kubeconfig or, inside a pod, for its own cluster."""
     from kubernetes import client, config
 
     files = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
-    there = [path for path in files.split(os.pathsep) if path and Path(path).expanduser().is_file()]
-    if there:
-        api, name = _from_kubeconfig(os.pathsep.join(there), context)
+    existing = [path for path in files.split(os.pathsep) if path and Path(path).expanduser().is_file()]
+    if existing:
+        api, name = _from_kubeconfig(os.pathsep.join(existing), context)
     elif context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         settings = client.Configuration()
         try:
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
         except config.ConfigException as error:
             raise ClusterError(
-                f"this looks like a pod, but the pod cannot use its cluster: {error} "
+                f"this looks like a pod, but it cannot use the API of its cluster: {error} "
                 "Give it a service account with automountServiceAccountToken, or set KUBECONFIG."
             ) from error
         api, name = client.ApiClient(settings), "this pod's cluster"
@@ -87,9 +87,9 @@ def connect(context: str | None = None) -> Kube:
         raise ClusterError(
             f"no kubeconfig was found: {files} does not exist. Set KUBECONFIG to the file of your cluster, "
             "or have your cluster's tool write one (minikube, kind and the clouds' tools do); "
-            "`kubectl config get-contexts` shows what there is."
+            "`kubectl config get-contexts` lists the contexts."
         )
-    # Failures are told at once: the library would try a dead address several times, with warnings of its own.
+    # Fail at once: the library would retry a dead address several times, with warnings of its own.
     api.configuration.retries = False
     api.configuration.connection_pool_maxsize = _CONNECTIONS
     return Kube(client.ApiClient(api.configuration), name)
@@ -114,7 +114,7 @@ def _from_kubeconfig(files: str, context: str | None) -> tuple[Any, str]:
     names = [one["name"] for one in contexts or ()]
     if contexts is not None and context is not None and context not in names:
         raise ClusterError(
-            f"{files} has no context {context!r}. Allowed: {', '.join(sorted(names)) or 'none is there'}."
+            f"{files} has no context {context!r}. Allowed: {', '.join(sorted(names)) or 'it has none'}."
         )
     name = context or current["name"]
     try:
@@ -122,21 +122,22 @@ def _from_kubeconfig(files: str, context: str | None) -> tuple[Any, str]:
     except (config.ConfigException, KeyError, TypeError, OSError) as error:
         raise ClusterError(
             f"context {name} of {files} cannot be used: {error}. "
-            "`kubectl config view` shows what it lacks; `kubectl version` tells whether kubectl can use it."
+            "`kubectl config view` shows what it lacks; `kubectl version` shows whether kubectl can use it."
         ) from error
     return api, f"context {name}"
 
 
 class Kube:
-    """Verbs on plain objects. What the server refuses becomes `ApiRefused`; the rest that fails `ClusterError`."""
+    """The API's verbs on plain objects. Raises `ApiError` if the server rejects a request, `ClusterError` for any other
+    failure."""
 
     def __init__(self, api: Any, where: str) -> None:
         self._api = api
         self.where = where
         self.host: str = api.configuration.host
         self.warnings: list[str] = []
-        """What the server warned of, each once: of what is deprecated, or will not be let run."""
-        self._known: dict[str, list[Resource] | None] = {}
+        """Warnings of the server, each once: deprecated fields, pods that a policy will not admit."""
+        self._resource_cache: dict[str, list[Resource] | None] = {}
 
     def close(self) -> None:
         self._api.rest_client.close()
@@ -144,12 +145,12 @@ class Kube:
     # ── kinds ──────────────────────────────────────────────────────────────────────────────────
 
     def resource(self, api_version: str, kind: str) -> Resource | None:
-        """How a kind is addressed; None if the server does not have it."""
+        """The resource of a kind; None if the server does not have it."""
         found = self._resources(api_version) or ()
         return next((one for one in found if one.kind == kind), None)
 
     def versions(self, group: str) -> list[str]:
-        """The versions that the server has of an API group; none if it does not have the group."""
+        """The versions of an API group that the server has; empty if it does not have the group."""
         try:
             return [
                 one["version"] for one in self._json("GET", f"/apis/{group}", ("get", "APIs"))["versions"]
@@ -159,28 +160,28 @@ class Kube:
                 raise
             return []
 
-    def listable(self) -> list[Resource]:
-        """Every kind whose objects lie in namespaces, in the version that the server prefers."""
+    def namespaced_resources(self) -> list[Resource]:
+        """Every namespaced kind that can be listed, in the server's preferred version."""
         groups = self._json("GET", "/apis", ("list", "APIs"))["groups"]
         preferred = ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
         return [one for version in preferred for one in self._resources(version) or () if one.namespaced]
 
     def _resources(self, api_version: str) -> list[Resource] | None:
-        if api_version not in self._known:
+        if api_version not in self._resource_cache:
             root = "/apis" if "/" in api_version else "/api"
             try:
                 found = self._json("GET", f"{root}/{api_version}", ("get", "APIs"))["resources"]
             except ApiError as refused:
                 if refused.status != 404:
                     raise
-                self._known[api_version] = None
+                self._resource_cache[api_version] = None
             else:
-                self._known[api_version] = [
+                self._resource_cache[api_version] = [
                     Resource(api_version, one["kind"], one["name"], one["namespaced"])
                     for one in found
                     if "/" not in one["name"] and "list" in one["verbs"]
                 ]
-        return self._known[api_version]
+        return self._resource_cache[api_version]
 
     def _resource_of(self, api_version: str, kind: str) -> Resource:
         found = self.resource(api_version, kind)
@@ -191,7 +192,7 @@ class Kube:
     # ── objects ────────────────────────────────────────────────────────────────────────────────
 
     def apply(self, item: Object, *, dry_run: bool = False) -> Object:
-        """Create or change an object so that it has what `item` has, and what the server adds."""
+        """Create or change an object by server-side apply; returns it with what the server adds."""
         resource = self._resource_of(item["apiVersion"], item["kind"])
         metadata = item["metadata"]
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
@@ -206,32 +207,34 @@ class Kube:
         )
         return applied
 
-    def patch(self, item: Object, changes: Mapping[str, Any], part: str = "") -> Object:
-        """Change single fields, whoever owns them: what others have added an apply leaves alone, and cannot take away.
-        None removes a field. `part` is a subresource, such as scale."""
+    def patch(self, item: Object, changes: Mapping[str, Any], subresource: str = "") -> Object:
+        """Change single fields by merge patch, also those that other managers own and an apply cannot remove. None
+        removes a field. `subresource` is, for example, scale."""
         resource = self._resource_of(item["apiVersion"], item["kind"])
         metadata = item["metadata"]
-        path = resource.path(metadata.get("namespace"), metadata["name"]) + (f"/{part}" if part else "")
-        full_name = f"{resource.full_name}/{part}" if part else resource.full_name
+        path = resource.path(metadata.get("namespace"), metadata["name"]) + (
+            f"/{subresource}" if subresource else ""
+        )
+        full_name = f"{resource.full_name}/{subresource}" if subresource else resource.full_name
         patched: Object = self._json("PATCH", path, ("patch", full_name), body=changes)
         return patched
 
     def get(
-        self, api_version: str, kind: str, name: str, namespace: str | None = None, part: str = ""
+        self, api_version: str, kind: str, name: str, namespace: str | None = None, subresource: str = ""
     ) -> Object | None:
         resource = self._resource_of(api_version, kind)
-        path = resource.path(namespace, name) + (f"/{part}" if part else "")
-        full_name = f"{resource.full_name}/{part}" if part else resource.full_name
+        path = resource.path(namespace, name) + (f"/{subresource}" if subresource else "")
+        full_name = f"{resource.full_name}/{subresource}" if subresource else resource.full_name
         try:
-            there: Object = self._json("GET", path, ("get", full_name))
+            item: Object = self._json("GET", path, ("get", full_name))
         except ApiError as refused:
             if refused.status != 404:
                 raise
             return None
-        return there
+        return item
 
     def live(self, item: Object) -> Object | None:
-        """The object of the same name that the server has."""
+        """The object of the same kind and name on the server; None if there is none."""
         metadata = item["metadata"]
         return self.get(item["apiVersion"], item["kind"], metadata["name"], metadata.get("namespace"))
 
@@ -242,7 +245,7 @@ class Kube:
         namespace: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        """All objects of a kind with these labels; none where the server does not have the kind."""
+        """All objects of a kind with these labels; empty if the server does not have the kind."""
         resource = self.resource(api_version, kind)
         if resource is None:
             return []
@@ -252,7 +255,7 @@ class Kube:
         found: list[Object] = []
         while True:
             page = self._json("GET", resource.path(namespace), ("list", resource.full_name), query)
-            # The items of a list leave out what the list says of all of them.
+            # The items of a list lack apiVersion and kind.
             found += [{**item, "apiVersion": api_version, "kind": kind} for item in page.get("items") or ()]
             following = (page.get("metadata") or {}).get("continue")
             if not following:
@@ -260,9 +263,9 @@ class Kube:
             query["continue"] = following
 
     def delete(self, item: Object, *, propagation: str = "Background") -> None:
-        """Have an object removed, and all that belongs to it. One that is gone already is fine.
+        """Delete an object and its dependents, if it still exists.
 
-        Only the very object that was looked at: one of the same name made meanwhile stays.
+        Only the very object that was read: another one created under the same name meanwhile stays.
         """
         resource = self._resource_of(item["apiVersion"], item["kind"])
         metadata = item["metadata"]
@@ -302,7 +305,7 @@ class Kube:
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
         seconds = _FOLLOW_SECONDS if follow else _READ_SECONDS
         response = self._send("GET", path, ("get", "pods/log"), query, seconds=seconds)
-        with self._reaching(seconds):
+        with self._network_errors(seconds):
             rest = b""
             for chunk in response.response.stream():
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -311,23 +314,23 @@ class Kube:
             if rest:
                 yield rest.decode(errors="replace")
 
-    def ask(self, namespace: str, pod: str, port: int, path: str, *, tls: bool = False) -> tuple[int, str]:
-        """What a pod answers to a GET that the API server passes on: HTTP status and text. Raises `ApiRefused` when the
-        API server answers instead, because it does not reach the pod or this user may not."""
+    def proxy_get(
+        self, namespace: str, pod: str, port: int, path: str, *, tls: bool = False
+    ) -> tuple[int, str]:
+        """GET from a pod through the API server's proxy: HTTP status and text. Raises `ApiError` if the API server
+        itself responds, because it cannot reach the pod or this user may not."""
         target = f"{'https:' if tls else ''}{pod}:{port}"
         whole = f"/api/v1/namespaces/{namespace}/pods/{target}/proxy{path}"
         response = self._raw("GET", whole, {}, None, _PROXY_SECONDS)
-        with self._reaching(_PROXY_SECONDS):
+        with self._network_errors(_PROXY_SECONDS):
             data = response.read()
         if response.status >= 300 and _is_status_object(data):
-            raise self._refusal(response.status, data, ("get", "pods/proxy"), whole)
+            raise self._api_error(response.status, data, ("get", "pods/proxy"), whole)
         return response.status, data.decode(errors="replace")
 
     @contextmanager
-    def execute(
-        self, namespace: str, pod: str, container: str, command: Sequence[str]
-    ) -> Iterator[ExecProcess]:
-        """A process in a container."""
+    def exec(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> Iterator[ExecProcess]:
+        """Run a command in a container."""
         from kubernetes.stream.ws_client import create_websocket, get_websocket_url
         from websocket import WebSocketBadStatusException, WebSocketException
 
@@ -342,7 +345,7 @@ class Kube:
             socket = create_websocket(self._api.configuration, address, headers)  # type: ignore[no-untyped-call]
         except WebSocketBadStatusException as error:
             body = error.resp_body or b""
-            raise self._refusal(error.status_code, body, ("get and create", "pods/exec"), path) from error
+            raise self._api_error(error.status_code, body, ("get and create", "pods/exec"), path) from error
         except (WebSocketException, OSError) as error:
             raise ClusterError(
                 f"{self.host} ({self.where}) cannot be reached: {_reason(error)}. Try again."
@@ -364,7 +367,7 @@ class Kube:
         body: str | Mapping[str, Any] | None = None,
     ) -> Any:
         response = self._send(method, path, what, query, body)
-        with self._reaching(_READ_SECONDS):
+        with self._network_errors(_READ_SECONDS):
             data = response.read()
         try:
             return json.loads(data)
@@ -389,8 +392,8 @@ class Kube:
             if text not in self.warnings:
                 self.warnings.append(text)
         if response.status >= 300:
-            with self._reaching(seconds):
-                raise self._refusal(response.status, response.read(), what, path)
+            with self._network_errors(seconds):
+                raise self._api_error(response.status, response.read(), what, path)
         return response
 
     def _raw(
@@ -406,7 +409,7 @@ class Kube:
         if isinstance(body, str):
             kind = "application/apply-patch+yaml"
         headers = {"Accept": "application/json", "Content-Type": kind}
-        with self._reaching(seconds):
+        with self._network_errors(seconds):
             made = self._api.param_serialize(
                 method,
                 path,
@@ -421,26 +424,26 @@ class Kube:
             )
 
     @contextmanager
-    def _reaching(self, seconds: float) -> Iterator[None]:
-        """Around what goes over the network."""
+    def _network_errors(self, seconds: float) -> Iterator[None]:
+        """Translate network errors to ClusterError."""
         from kubernetes.client.exceptions import ApiException
         from urllib3 import exceptions as http
 
         try:
             yield
-        except ApiException as error:  # only TLS comes as this one
+        except ApiException as error:  # only raised for TLS errors
             raise ClusterError(
-                f"{self.host} ({self.where}) cannot be trusted: {_reason(error.reason)}. "
+                f"{self.host} ({self.where}) failed the TLS check: {_reason(error.reason)}. "
                 "Check certificate-authority in the kubeconfig."
             ) from error
         except http.ReadTimeoutError as error:
             raise ClusterError(
                 f"{self.host} ({self.where}) did not answer within {seconds:.0f} s. Try again; "
-                "if it stays so, the cluster's control plane is overloaded or half down."
+                "if it persists, the cluster's control plane is overloaded or partly down."
             ) from error
         except http.ProtocolError as error:
             raise ClusterError(
-                f"{self.host} ({self.where}) cut the connection: {_reason(error)}. Try again."
+                f"{self.host} ({self.where}) closed the connection: {_reason(error)}. Try again."
             ) from error
         except http.HTTPError as error:
             raise ClusterError(
@@ -448,7 +451,7 @@ class Kube:
                 "and that this machine may reach it; --context or KUBECONFIG chooses another one."
             ) from error
 
-    def _refusal(self, status: int, data: bytes, what: tuple[str, str], path: str) -> ApiError:
+    def _api_error(self, status: int, data: bytes, what: tuple[str, str], path: str) -> ApiError:
         try:
             document = json.loads(data)
             message = str(document.get("message") or "")
@@ -462,23 +465,23 @@ class Kube:
         inside = re.search(r"/namespaces/([^/]+)/", path)
         place = f" in namespace {inside[1]}" if inside else ""
         if status == 401:
-            words = (
+            text = (
                 f"{self.host} does not accept the credentials of {self.where} (401). Log in to the cluster again, "
                 "or choose another context with --context."
             )
         elif status == 403 and (not message or "cannot " in message):
-            words = (
+            text = (
                 f"{self.host} does not let the user of {self.where} {verb} {resource}{place} (403). "
-                f"Ask for the right to: verb {verb}, resource {resource}; or choose another context with --context. "
-                f"The server's words: {message or 'none'}"
+                f"Ask for this permission: verb {verb}, resource {resource}; or choose another context with --context. "
+                f"Server: {message or 'no message'}"
             )
         else:
-            words = f"{message or 'no reason was given'} ({status})"
-        return ApiError(words, status, message, causes)
+            text = f"{message or 'no reason was given'} ({status})"
+        return ApiError(text, status, message, causes)
 
 
 def _is_status_object(data: bytes) -> bool:
-    """Whether an answer is a Status object: what the API server says for itself, and a pod of ours never does."""
+    """Whether a response is a Status object of the API server, which our pods never send."""
     try:
         document = json.loads(data)
     except ValueError:
@@ -490,6 +493,6 @@ def _is_status_object(data: bytes) -> bool:
 
 
 def _reason(error: object) -> str:
-    """The reason of a failed connection without the objects that it was wrapped in."""
+    """The reason of a failed connection without the repr of the objects around it."""
     text = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
     return re.sub(r"^.*?>?: (?=Failed|\[)|\(_ssl\.c:\d+\)", "", text).strip(" .")

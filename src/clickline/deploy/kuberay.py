@@ -1,7 +1,7 @@
-"""Ray by the KubeRay operator: a RayJob whose entrypoint, on the head, runs the stages.
+"""Training by the KubeRay operator: a RayJob whose entrypoint, on the head, runs the stages.
 
-The operator writes the command of head and workers from `rayStartParams`, adds their probes, a container that waits
-for the head, the submitter's command, the token (authOptions) and, if the cluster grows, the autoscaler.
+The operator derives the command of head and workers from `rayStartParams`, and adds probes, an init container that
+waits for the head, the submitter's command, the token (authOptions) and, if the cluster can grow, the autoscaler.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from clickline.deploy.ray_pods import (
 )
 
 _RAY_VERSION = "2.60.0"
-"""The operator asks for it to know what this Ray can do; the smallest that we run with."""
+"""Tells the operator what this Ray supports; the oldest version that Clickline runs with."""
 
-_TTL_SECONDS = 60  # that the cluster stays when the job has ended, for a look at its logs
+_TTL_SECONDS = 60  # the cluster stays after the job has finished, for a look at its logs
 _SUBMITTER = Resources(cpu="50m", memory="128Mi", memory_limit="512Mi")
 _AUTOSCALER = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
 _HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265}
 
 
 def ray_job(plan: DeployPlan) -> list[Object]:
-    """The RayJob; nothing where another kind runs training."""
+    """The RayJob; empty if something else runs training."""
     if not uses_operator(plan.config) or plan.deploy.training.kind != "kuberay":
         return []
     return [ray_job_for(plan, driver_command(plan))]
 
 
 def ray_job_for(plan: DeployPlan, command: list[str]) -> Object:
-    """A RayJob whose entrypoint is `command`. A lost worker is made anew; a lost head begins again from the checkpoint,
-    with a new cluster. A RayJob knows no exit codes: what ends for good, as a refused gate, ends so at each try."""
+    """A RayJob whose entrypoint is `command`. A lost worker is replaced; a lost head starts again from the checkpoint
+    with a new cluster. A RayJob ignores exit codes: a permanent failure, such as a failed gate, is retried in vain."""
     least, most = worker_range(plan.config)
     cluster: Object = {
         "rayVersion": _RAY_VERSION,
@@ -54,7 +54,7 @@ def ray_job_for(plan: DeployPlan, command: list[str]) -> Object:
                 "object-store-memory": str(OBJECT_STORE),
                 "disable-usage-stats": "true",
             },
-            "template": _head(plan, grows=least < most),
+            "template": _head(plan, autoscales=least < most),
         },
         "workerGroupSpecs": [
             {
@@ -84,11 +84,11 @@ def ray_job_for(plan: DeployPlan, command: list[str]) -> Object:
             "env": [{"name": "HOME", "value": "/tmp"}, {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}],
             "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
         }
-    made = plan.object(
+    job = plan.object(
         "ray.io/v1",
         "RayJob",
-        # The submitter is a Job of the same name. One that is there, as the pipeline's of core objects, the operator
-        # would take for it, and never hand the entrypoint over.
+        # The submitter is a Job of the same name. The operator would mistake an existing Job, such as the pipeline's,
+        # for it and never submit the entrypoint.
         plan.object_name("ray"),
         "pipeline",
         {
@@ -102,12 +102,12 @@ def ray_job_for(plan: DeployPlan, command: list[str]) -> Object:
             }
         },
     )
-    made["metadata"]["labels"] |= _gang(plan)
-    return made
+    job["metadata"]["labels"] |= _gang(plan)
+    return job
 
 
 def _gang(plan: DeployPlan) -> dict[str, str]:
-    """The operator, installed with Volcano as its batch scheduler, makes a PodGroup of head and smallest workers."""
+    """Labels with which the operator, installed with Volcano as its batch scheduler, creates a PodGroup."""
     if not plan.deploy.training.gang:
         return {}
     labels = {"ray.io/scheduler-name": "volcano"}
@@ -121,8 +121,8 @@ def _gang(plan: DeployPlan) -> dict[str, str]:
 # ── pods ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _head(plan: DeployPlan, *, grows: bool) -> Object:
-    """The stages run here, beside Ray's own processes: it takes what both take. The autoscaler calls the API."""
+def _head(plan: DeployPlan, *, autoscales: bool) -> Object:
+    """The head also runs the stages and has the resources of both. The autoscaler calls the Kubernetes API."""
     resources = _sum_resources(plan.deploy.resources.ray_head, plan.deploy.resources.pipeline)
     return _for_operator(
         plan,
@@ -135,7 +135,7 @@ def _head(plan: DeployPlan, *, grows: bool) -> Object:
             probes=_probes("dashboard", "gcs-server"),
             ray=True,
             data=True,
-            uses_api=grows,
+            uses_api=autoscales,
         ),
     )
 
@@ -157,12 +157,13 @@ def _worker(plan: DeployPlan) -> Object:
 
 
 def _probes(ready: str, alive: str) -> Object:
-    """The operator's own start an interpreter every few seconds in each pod: a burden for a small node."""
+    """Replace the operator's probes, which start an interpreter every few seconds in each pod: too much for a small
+    node."""
     return {"readinessProbe": tcp_probe(ready, failures=3), "livenessProbe": tcp_probe(alive, failures=24)}
 
 
 def _submitter(plan: DeployPlan) -> Object:
-    """It hands the entrypoint over and shows what that prints: no volumes, nothing to prepare."""
+    """It submits the entrypoint and prints its log: it needs no volumes and no init container."""
     template = _for_operator(plan, pod(plan, "pipeline", [], resources=_SUBMITTER, ray=True, restart="Never"))
     spec = template["spec"]
     del spec["initContainers"]
@@ -175,7 +176,8 @@ def _submitter(plan: DeployPlan) -> Object:
 
 
 def _for_operator(plan: DeployPlan, template: Object) -> Object:
-    """Without what the operator sets itself: the command, and the token, which it keeps in a secret of its own."""
+    """The template without what the operator sets: the command, and the token, which it keeps in a secret of its
+    own."""
     spec: dict[str, Any] = template["spec"]
     for container in (*spec["initContainers"], *spec["containers"]):
         container["env"] = [one for one in container["env"] if one["name"] != "RAY_AUTH_TOKEN_PATH"]

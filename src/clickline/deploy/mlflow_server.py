@@ -1,4 +1,4 @@
-"""MLflow beside the pipeline: one server, its database and files in the models volume."""
+"""An MLflow server beside the pipeline, with its database and files in the models volume."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from clickline.deploy.pods import http_probe, pod
 
 
 def tracking_uri(name: str, port: int) -> str:
-    """Where runs are sent to."""
+    """The URI of the server."""
     return f"http://{name}-tracking:{port}"
 
 
 def tracking_server(plan: DeployPlan) -> list[Object]:
-    """The server and how it is reached. Its database is the file that runs use without a server, so that what was
-    tracked before is there."""
+    """The server's Deployment and Service. Its database is the file that runs use without a server, so that earlier
+    runs are kept."""
     role, section, home = "tracking", plan.deploy.tracking, plan.config.home
     name, port = plan.object_name(role), section.port
     command = [
@@ -21,7 +21,7 @@ def tracking_server(plan: DeployPlan) -> list[Object]:
         "server",
         "--host=0.0.0.0",
         f"--port={port}",
-        "--workers=1",  # one writer: SQLite has no more
+        "--workers=1",  # SQLite allows one writer
         f"--backend-store-uri=sqlite:///{home}/mlflow.db",
         f"--artifacts-destination={home}/mlflow-artifacts",
         f"--allowed-hosts={_hosts(plan)}",
@@ -48,7 +48,7 @@ def tracking_server(plan: DeployPlan) -> list[Object]:
         template["spec"]["containers"][0]["image"] = section.image
     spec = {
         "replicas": 1,
-        "strategy": {"type": "Recreate"},  # never two on one database
+        "strategy": {"type": "Recreate"},  # never two servers on one database
         "selector": {"matchLabels": plan.selector(role)},
         "template": template,
     }
@@ -63,7 +63,7 @@ def tracking_server(plan: DeployPlan) -> list[Object]:
 
 
 def _hosts(plan: DeployPlan) -> str:
-    """Names that a request may be addressed to, as MLflow compares them; localhost is for kubectl port-forward."""
+    """The host names that MLflow accepts requests for; localhost is for kubectl port-forward."""
     service = plan.object_name("tracking")
     inside = [service, f"{service}.{plan.deploy.namespace}", f"{service}.{plan.deploy.namespace}.svc"]
     names = [*inside, f"{inside[-1]}.cluster.local", "localhost", "127.0.0.1"]

@@ -1,4 +1,4 @@
-"""The differences between what is live and what an apply would make of it, as text that diff tools read."""
+"""Unified diffs between the live objects and what an apply would make of them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from clickline.deploy.objects import Object, to_yaml
 
 @dataclass(frozen=True)
 class ObjectDiff:
+    """The change of one object."""
+
     object: str
     action: str
     """created, changed, replaced or removed."""
@@ -22,7 +24,7 @@ class ObjectDiff:
 
 
 def object_diffs(steps: Sequence[ObjectChange]) -> list[ObjectDiff]:
-    """One for each object that would not stay as it is. Secrets are named by objects, never part of them."""
+    """One for each object that would change. Objects only name secrets, so none is ever shown."""
     return [
         ObjectDiff(describe(step.item), step.action, _diff(step))
         for step in steps
@@ -39,8 +41,8 @@ def _diff(step: ObjectChange) -> str:
 
 
 def _lines(item: Object, named: Object | None = None) -> list[str]:
-    """An object as YAML without what the server writes into each. One that is made anew was tried under another
-    name."""
+    """The lines of an object's YAML without the server's fields. `named` has the real name of an object that was tried
+    under another one."""
     cleaned = deepcopy(without_server_fields(item))
     if named is not None:
         cleaned["metadata"] = {**cleaned["metadata"], "name": named["metadata"]["name"]}
@@ -58,7 +60,7 @@ _JOB_LABELS = (
 
 
 def _without_job_labels(job: Object) -> Object:
-    """By what a Job knows its pods is another thing in each."""
+    """The labels and selector that a Job's controller adds differ in every Job."""
     job.get("spec", {}).pop("selector", None)
     for holder in (job, job.get("spec", {}).get("template") or {}):
         for label in _JOB_LABELS:

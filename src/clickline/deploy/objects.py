@@ -1,4 +1,4 @@
-"""Objects of Kubernetes as plain dicts: what all of them share, and their text."""
+"""Kubernetes objects as plain dicts: what all of them share, and their YAML."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Object = dict[str, Any]
 SERVING_ROLES = ("predictor", "lookup")
 
 WORKING_FOLDER = PurePosixPath("/clickline")
-"""Where the config lies in a pod: relative paths of the YAML begin here, as they begin in its folder elsewhere."""
+"""The folder of clickline.yaml in a pod; relative paths in it start here."""
 
 
 @dataclass(frozen=True)
 class DeployPlan:
-    """What is deployed: the config as the pods see it, and the user's own Python files that it names."""
+    """What is deployed: the config as the pods see it, and the user's Python files that it names."""
 
     config: Config
     files: Mapping[str, str]
-    """Path in a pod to text."""
+    """Maps a path in a pod to the file's text."""
     config_text: str
-    """The config's text in the pods."""
+    """The YAML of the config in the pods."""
 
     @property
     def name(self) -> str:
@@ -45,15 +45,15 @@ class DeployPlan:
         return self.config.train.mode == "cluster"
 
     def object_name(self, role: str) -> str:
-        """The name of an object of this deployment."""
+        """The name of this deployment's object with that role."""
         return f"{self.name}-{role}"
 
     def labels(self, role: str) -> dict[str, str]:
-        """What every object and pod of a role carries."""
+        """The labels of every object and pod of a role."""
         return {**self.selector(role), "app.kubernetes.io/managed-by": "clickline"}
 
     def selector(self, role: str) -> dict[str, str]:
-        """Which pods are of a role; it never changes, because selectors cannot."""
+        """The labels that select the pods of a role. They never change, because selectors are immutable."""
         return {
             "app.kubernetes.io/name": "clickline",
             "app.kubernetes.io/instance": self.name,
@@ -81,15 +81,15 @@ class DeployPlan:
         return {"apiVersion": api, "kind": kind, "metadata": metadata, **body}
 
     def config_map(self) -> Object:
-        """The config and the user's files."""
+        """The ConfigMap with the config and the user's files."""
         return self.object(
             "v1", "ConfigMap", self.object_name("config"), "config", {"data": dict(self._config_files())}
         )
 
     def config_hash(self, role: str) -> str:
-        """Changes with what the pods of a role depend on, so that those that read it at their start are replaced.
+        """A hash of what the pods of a role read at startup, so that a change replaces them.
 
-        How models are served is no matter of those that make them: a change there must not train again.
+        For training roles it leaves out how models are served: a change of that must not restart training.
         """
         files = self._config_files()
         if role not in SERVING_ROLES:
@@ -97,13 +97,13 @@ class DeployPlan:
         return sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
 
     def _serving_defaults(self) -> dict[str, Any]:
-        # Whom a registry's versions must be signed by is asked when they are made, too.
+        # The trusted keys also matter when versions are published.
         keys = {"trusted_keys_file": self.config.serve.trusted_keys_file}
         serve = ServeSection().model_copy(update=keys)
         return {"deploy": DeploySection(), "serve": serve, "studio": StudioSection()}
 
     def mounted_files(self) -> dict[str, str]:
-        """Path in a pod to key of the ConfigMap."""
+        """Maps a path in a pod to the ConfigMap key."""
         mounts = {str(WORKING_FOLDER / "clickline.yaml"): "clickline.yaml"}
         return mounts | {path: _config_map_key(path) for path in self.files}
 
@@ -114,7 +114,7 @@ class DeployPlan:
 
 
 def _config_map_key(path: str) -> str:
-    """Keys of a ConfigMap have no slashes."""
+    """ConfigMap keys cannot contain slashes."""
     inside = PurePosixPath(path)
     return ".".join(
         (inside.relative_to(WORKING_FOLDER) if inside.is_relative_to(WORKING_FOLDER) else inside).parts
@@ -122,7 +122,7 @@ def _config_map_key(path: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as they are read; equal parts are written out, not referred to."""
+    """Writes multi-line strings as blocks, and equal parts in full instead of as aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -140,7 +140,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def to_yaml(objects: Iterable[Object]) -> str:
-    """YAML of one or several objects."""
+    """The YAML of one or several objects."""
     return "---\n".join(
         yaml.dump(one, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110) for one in objects
     )

@@ -1,4 +1,4 @@
-"""What runs the pipeline when no operator does: a Job, a CronJob, or a learner that never ends."""
+"""What runs the pipeline without an operator: a Job, a CronJob, or a trainer that runs continuously."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from clickline.deploy.ray_lifecycle import api_token_volume, scaler_container
 from clickline.deploy.ray_pods import driver, driver_command, ray_is_temporary, uses_operator
 
 FINAL_CODES = (2, 3, 4)
-"""Exit codes that another try would end with too: a bad config, a refused model, bad data."""
+"""Exit codes that a retry would not change: bad config, failed gate, bad data."""
 
-_STARTING_DEADLINE = 3600  # that a run may begin after its time; older ones are left out
+_STARTING_DEADLINE = 3600  # how late a run may start; later ones are skipped
 
 
 def pipeline_objects(plan: DeployPlan) -> list[Object]:
-    """A Job or CronJob, or the learner; nothing where Argo, Volcano or KubeRay runs the stages."""
+    """A Job, a CronJob or the trainer; empty if Argo, Volcano or KubeRay runs the stages."""
     if plan.deploy.workflow.follow:
         return [_trainer(plan)]
     if plan.deploy.workflow.kind == "argo" or uses_operator(plan.config):
@@ -29,7 +29,7 @@ def _job(plan: DeployPlan) -> Object:
 def _cron_job(plan: DeployPlan, schedule: str) -> Object:
     spec = {
         "schedule": schedule,
-        "concurrencyPolicy": "Forbid",  # one run at a time learns into a home
+        "concurrencyPolicy": "Forbid",  # only one run at a time may train into a home
         "startingDeadlineSeconds": _STARTING_DEADLINE,
         "successfulJobsHistoryLimit": 3,
         "failedJobsHistoryLimit": 3,
@@ -42,7 +42,7 @@ def _cron_job(plan: DeployPlan, schedule: str) -> Object:
 
 
 def _job_spec(plan: DeployPlan) -> Object:
-    """A crash begins again where it was; a pod that the cluster took away does not count as one."""
+    """A crashed run is retried and resumes; an evicted pod does not count as a crash."""
     return {
         "backoffLimit": plan.deploy.workflow.retries,
         "podFailurePolicy": {
@@ -58,14 +58,14 @@ def _job_spec(plan: DeployPlan) -> Object:
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },
-        # A pod that is going still holds the lock of `home`: its successor waits until it is gone.
+        # A terminating pod still holds the lock of `home`: its replacement starts once it is gone.
         "podReplacementPolicy": "Failed",
         "template": _with_ray(plan, driver(plan, driver_command(plan), restart="Never")),
     }
 
 
 def _with_ray(plan: DeployPlan, template: Object) -> Object:
-    """With Ray beside it, for as long as it runs."""
+    """Add the sidecar that scales Ray up for as long as the pod runs."""
     if ray_is_temporary(plan):
         template["spec"]["initContainers"].insert(0, scaler_container(plan))
         template["spec"]["volumes"].append(api_token_volume())
@@ -75,8 +75,8 @@ def _with_ray(plan: DeployPlan, template: Object) -> Object:
 def _trainer(plan: DeployPlan) -> Object:
     spec = {
         "replicas": 1,
-        "strategy": {"type": "Recreate"},  # one learner at a time: it holds the lock of `home`
-        "selector": {"matchLabels": plan.selector("learner")},
+        "strategy": {"type": "Recreate"},  # one trainer at a time: it holds the lock of `home`
+        "selector": {"matchLabels": plan.selector("trainer")},
         "template": driver(plan, driver_command(plan)),
     }
-    return plan.object("apps/v1", "Deployment", plan.object_name("learner"), "learner", {"spec": spec})
+    return plan.object("apps/v1", "Deployment", plan.object_name("trainer"), "trainer", {"spec": spec})

@@ -1,4 +1,4 @@
-"""What the pods of a deployment say: of all containers in the order of time, and on as they say more."""
+"""The logs of a deployment's pods: of all containers in order of time, and followed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _LONG_RUNNING = ("Deployment", "StatefulSet", "Service", "CronJob", "CronWorkflo
 
 
 class LogLine(NamedTuple):
+    """A line of a container's log."""
+
     at: str
     pod: str
     container: str
@@ -25,7 +27,7 @@ class LogLine(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """One run of a container: after a restart it is another."""
+    """One run of a container; a restart is another."""
 
     pod: str
     uid: str
@@ -34,7 +36,7 @@ class _Source(NamedTuple):
 
 
 def list_pods(kube: Kube, *, name: str, namespace: str, role: str | None) -> list[Object]:
-    """The pods of a role, or all; the oldest first."""
+    """The pods of a role, or of all roles; oldest first."""
     found = kube.list("v1", "Pod", namespace, _labels(name, role))
     return sorted(
         found, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"])
@@ -49,19 +51,19 @@ def _labels(name: str, role: str | None) -> dict[str, str]:
 def last_lines(
     kube: Kube, found: Sequence[Object], *, namespace: str, lines: int, previous: bool = False
 ) -> list[LogLine]:
-    """The last lines of all containers together, or of their runs before the last restart."""
-    told: list[LogLine] = []
+    """The last lines of all containers together, or of their previous runs."""
+    collected: list[LogLine] = []
     for pod in found:
         for source in _sources(pod):
             if previous and not source.restarts:
                 continue
-            told += _read(kube, namespace, source, tail=lines, previous=previous)
-    told.sort(key=lambda line: line.at)
-    return told[-lines:] if lines else []
+            collected += _read(kube, namespace, source, tail=lines, previous=previous)
+    collected.sort(key=lambda line: line.at)
+    return collected[-lines:] if lines else []
 
 
 def _sources(pod: Object) -> list[_Source]:
-    """The containers that have begun."""
+    """The containers that have started."""
     status = pod.get("status") or {}
     metadata = pod["metadata"]
     return [
@@ -81,7 +83,7 @@ def _read(
     following: bool = False,
     since: str | None = None,
 ) -> Iterator[LogLine]:
-    """Nothing from a container that has nothing to say yet, or whose pod is gone."""
+    """The lines of one container; none if it has no log yet or its pod is gone."""
     try:
         for text in kube.log(
             namespace,
@@ -92,9 +94,9 @@ def _read(
             tail=tail,
             since=since,
         ):
-            at, _, words = text.partition(" ")
+            at, _, message = text.partition(" ")
             if since is None or at > since:
-                yield LogLine(at, source.pod, source.container, words)
+                yield LogLine(at, source.pod, source.container, message)
     except ApiError as refused:
         if refused.status not in (400, 404):
             raise
@@ -103,23 +105,23 @@ def _read(
 def follow(
     kube: Kube, *, name: str, namespace: str, role: str | None, after: Sequence[LogLine]
 ) -> Iterator[LogLine]:
-    """What is said after the lines `after`, also by pods that come later. Ends when nothing runs or will run."""
-    told: queue.SimpleQueue[LogLine | ClusterError] = queue.SimpleQueue()
-    heard: dict[tuple[str, str], str] = {}
+    """The lines after `after`, also of pods that start later. Ends when no pod runs and none will."""
+    lines: queue.SimpleQueue[LogLine | ClusterError] = queue.SimpleQueue()
+    last_seen: dict[tuple[str, str], str] = {}
     for line in after:
-        heard[line.pod, line.container] = max(line.at, heard.get((line.pod, line.container), ""))
+        last_seen[line.pod, line.container] = max(line.at, last_seen.get((line.pod, line.container), ""))
     readers: dict[_Source, threading.Thread] = {}
 
-    def listen(source: _Source) -> None:
+    def read(source: _Source) -> None:
         try:
-            since = heard.get((source.pod, source.container))
+            since = last_seen.get((source.pod, source.container))
             for line in _read(kube, namespace, source, following=True, since=since):
-                heard[source.pod, source.container] = line.at
-                told.put(line)
+                last_seen[source.pod, source.container] = line.at
+                lines.put(line)
         except ApiError as refused:
-            told.put(refused)
+            lines.put(refused)
         except ClusterError:
-            return  # cut, or silent for long: the next look takes it up where it was
+            return  # disconnected, or idle for long: the next poll resumes it
 
     done: set[_Source] = set()
     while True:
@@ -131,30 +133,30 @@ def follow(
                 if source in done or (reader is not None and reader.is_alive()):
                     continue
                 if reader is not None and ended:
-                    done.add(source)  # read to its end after the pod had ended
+                    done.add(source)  # read to the end after the pod had finished
                     continue
-                readers[source] = threading.Thread(target=listen, args=(source,), daemon=True)
+                readers[source] = threading.Thread(target=read, args=(source,), daemon=True)
                 readers[source].start()
         deadline = time.monotonic() + _POLL_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
+        while (remaining := deadline - time.monotonic()) > 0:
             try:
-                heard_of = told.get(timeout=left)
+                item = lines.get(timeout=remaining)
             except queue.Empty:
                 break
-            if isinstance(heard_of, ClusterError):
-                raise heard_of
-            yield heard_of
-        listening = any(reader.is_alive() for reader in readers.values())
+            if isinstance(item, ClusterError):
+                raise item
+            yield item
+        reading = any(reader.is_alive() for reader in readers.values())
         if (
-            not listening
+            not reading
             and _is_finished(kube, found, name=name, namespace=namespace, role=role)
-            and told.empty()
+            and lines.empty()
         ):
             return
 
 
 def _is_finished(kube: Kube, found: Sequence[Object], *, name: str, namespace: str, role: str | None) -> bool:
-    """Whether no pod runs and none will come."""
+    """Whether no pod runs and none will."""
     if any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in found):
         return False
     workloads = [

@@ -1,7 +1,7 @@
-"""Pods: every role's process with the same identity, the same folders and the same way to begin.
+"""Pod templates: every role runs with the same identity, mounts and init container.
 
-Any user id works, the root file system is read-only, nothing can gain rights: the restricted Pod Security Standard.
-Volumes are claims throughout, because that standard allows neither NFS nor host folders in a pod.
+Any user id works, the root file system is read-only and no process can gain privileges: the restricted Pod Security
+Standard. All volumes are claims, because that standard allows neither NFS nor hostPath in a pod.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clickline.deploy.objects import SERVING_ROLES, DeployPlan, Object
 
 SCRATCH = PurePosixPath("/scratch")
 TOKEN_FILE = "ray-token"
-"""In `home`: what Ray's processes know each other by. The first pod makes it."""
+"""The file in `home` with the token of Ray's processes. The first pod creates it."""
 
 _SHARED_MEMORY = "/dev/shm"
 
@@ -45,10 +45,10 @@ def pod(
 ) -> Object:
     """A pod template with one process.
 
-    `data`: it reads the click logs; `writes_data`: it writes_home them. `writes_home`: it writes_home to `home`. `ray`: it is a node of Ray.
-    `uses_api`: it calls the API of Kubernetes. `wait_for` is a host:port that must answer before it begins. `restart` is
-    the pod's restartPolicy, where it is not Always. `calls_predictors`: it asks predictors, and needs the files of a server as
-    the roles that are servers do.
+    `data`: it reads the click logs; `writes_data`: it also writes them. `writes_home`: it writes to `home`. `ray`: it
+    is a node of the Ray cluster. `uses_api`: it calls the Kubernetes API. `wait_for`: a host:port that must accept
+    connections before it starts. `restart`: the pod's restartPolicy, if not Always. `calls_predictors`: it sends
+    requests to predictors and so needs their token and certificate, as the serving roles do.
     """
     signs = writes_home and role != "tracking"
     secret_files = _secret_files(
@@ -65,15 +65,15 @@ def pod(
         **_secret_environment(plan),
         "volumeMounts": mounts,
         "securityContext": security(),
-        # Why a container has failed then stands in its pod's status, also when the next one runs already.
+        # The pod's status then shows why a container failed, even when the next one is already running.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    checked = [] if writes_home else ["--read-only"]
-    checked += ["--data", data_folder(plan)] if writes_data and claim_name(plan, "data") is not None else []
-    checked += [] if wait_for is None else ["--await", wait_for]
-    ready = {
+    options = [] if writes_home else ["--read-only"]
+    options += ["--data", data_folder(plan)] if writes_data and claim_name(plan, "data") is not None else []
+    options += [] if wait_for is None else ["--await", wait_for]
+    init = {
         "name": "ready",
-        "command": ["clickline", "deploy", "check-pod", *checked],
+        "command": ["clickline", "deploy", "check-pod", *options],
         **shared,
         "resources": {
             "requests": {"cpu": "50m", "memory": "128Mi"},
@@ -90,9 +90,9 @@ def pod(
     spec: Object = {
         "serviceAccountName": plan.object_name("access"),
         "automountServiceAccountToken": uses_api,
-        "enableServiceLinks": False,  # one variable for each Service of the namespace, of no use
+        "enableServiceLinks": False,  # otherwise one unused variable for each Service of the namespace
         "securityContext": _pod_security(plan),
-        "initContainers": [ready],
+        "initContainers": [init],
         "containers": [main],
         "volumes": _volumes(plan, ray=ray, data=data, secret_files=secret_files),
         **_placement(plan),
@@ -111,8 +111,8 @@ def pod(
 
 
 def data_pod(plan: DeployPlan) -> Object:
-    """A pod to put click logs into the data volume with: `kubectl cp`, or `kubectl exec … clickline sample`. It is
-    ready once it can write there; until then it looks again and again."""
+    """A pod to copy click logs into the data volume with (`kubectl cp`, or `kubectl exec … clickline sample`). It is
+    ready once the volume is writable."""
     template = pod(
         plan,
         "data",
@@ -127,11 +127,11 @@ def data_pod(plan: DeployPlan) -> Object:
     return plan.object("v1", "Pod", plan.object_name("data"), "data", {"spec": template["spec"]})
 
 
-# ── what a process is and has ──────────────────────────────────────────────────────────────────
+# ── containers ─────────────────────────────────────────────────────────────────────────────────
 
 
 def security() -> Object:
-    """Of a container."""
+    """The securityContext of a container."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -142,22 +142,22 @@ def security() -> Object:
 
 
 def _pod_security(plan: DeployPlan) -> Object:
-    who = plan.deploy.identity
+    identity = plan.deploy.identity
     return {
         "runAsNonRoot": True,
-        "runAsUser": who.user,
-        "runAsGroup": who.group,
-        "fsGroup": who.fs_group,
-        "fsGroupChangePolicy": "OnRootMismatch",  # a volume with many files is not walked at every start
+        "runAsUser": identity.user,
+        "runAsGroup": identity.group,
+        "fsGroup": identity.fs_group,
+        "fsGroupChangePolicy": "OnRootMismatch",  # do not walk a volume with many files at every start
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
 
 def environment(plan: DeployPlan, *, ray: bool) -> list[Object]:
-    """Variables of every process."""
+    """Environment variables of every container."""
     variables = {
         "HOME": str(SCRATCH),
-        "USER": "clickline",  # a user id without a name has no other
+        "USER": "clickline",  # a numeric user id has no name of its own
         "NUMBA_CACHE_DIR": str(SCRATCH / "kernels"),
         "PYTHONUNBUFFERED": "1",
     }
@@ -171,12 +171,12 @@ def environment(plan: DeployPlan, *, ray: bool) -> list[Object]:
 
 
 def _secret_environment(plan: DeployPlan) -> Object:
-    named = plan.deploy.secrets.environment
-    return {"envFrom": [{"secretRef": {"name": name}} for name in named]} if named else {}
+    secrets = plan.deploy.secrets.environment
+    return {"envFrom": [{"secretRef": {"name": name}} for name in secrets]} if secrets else {}
 
 
 def resource_spec(resources: Resources) -> Object:
-    """Requests and limits of a container."""
+    """The resource requests and limits of a container."""
     limits: Object = {"memory": resources.memory_limit}
     if resources.cpu_limit is not None:
         limits["cpu"] = resources.cpu_limit
@@ -186,7 +186,7 @@ def resource_spec(resources: Resources) -> Object:
 
 
 def http_probe(path: str, port: str | int, *, tls: bool = False, **timing: int) -> Object:
-    """A probe by HTTP."""
+    """An HTTP probe."""
     call: Object = {"path": path, "port": port}
     if tls:
         call["scheme"] = "HTTPS"
@@ -197,12 +197,12 @@ def http_probe(path: str, port: str | int, *, tls: bool = False, **timing: int) 
 
 
 def data_folder(plan: DeployPlan) -> str:
-    """Where the data volume is mounted."""
+    """The mount path of the data volume."""
     return plan.deploy.storage.data.mount or "/clickline/data"
 
 
 def claim_name(plan: DeployPlan, volume: str) -> str | None:
-    """The claim of `data` or `models`; None: there is no such volume."""
+    """The claim of the `data` or `models` volume; None if there is no such volume."""
     section = getattr(plan.deploy.storage, volume)
     if section.kind == "none":
         return None
@@ -264,23 +264,23 @@ def _volumes(plan: DeployPlan, *, ray: bool, data: bool, secret_files: _SecretFi
 
 
 def _secret_files(plan: DeployPlan, *, signs: bool, calls_predictors: bool) -> _SecretFiles:
-    """Path in a pod to secret and key. The key that signs versions is for those who make them, never for servers; a
-    server's certificate and token are for those who serve, or ask servers: the pipeline is not another for them."""
+    """Maps a path in a pod to (secret, key). The key that signs versions goes only to pods that publish, not to
+    servers; a server's certificate and token go only to pods that serve or call servers."""
     config = plan.config
     hidden = {None if signs else config.publish.signing_key_file}
-    if not serves:
-        hidden |= _files_of_servers(config.serve) | _files_of_servers(config.studio)
+    if not calls_predictors:
+        hidden |= _server_files(config.serve) | _server_files(config.studio)
         hidden -= {config.serve.trusted_keys_file, config.publish.signing_key_file if signs else None}
-    found: _SecretFiles = {}
+    files: _SecretFiles = {}
     for path, source in sorted(plan.deploy.secrets.files.items()):
         place = PurePosixPath("/clickline", path)
         secret, _, key = source.partition("/")
         if str(place) not in hidden:
-            found[str(place)] = (secret, key)
-    return found
+            files[str(place)] = (secret, key)
+    return files
 
 
-def _files_of_servers(section: ServeSection | StudioSection) -> set[str | None]:
+def _server_files(section: ServeSection | StudioSection) -> set[str | None]:
     tls = section.tls
     return {section.token_file, *(() if tls is None else (tls.certificate, tls.key, tls.ca))}
 

@@ -1,7 +1,7 @@
-"""Predictors as a Deployment, and the servers of the sparse table when those are apart.
+"""Predictors as a Deployment, and lookup servers for the sparse table if configured.
 
-A predictor is ready once it has loaded a version: before the first publish all of them run and none gets requests. Each
-follows the registry by itself, so that a new version needs no rollout.
+A predictor is ready once it has loaded a version: before the first publish all of them run but get no requests. Each
+one polls the registry, so that a new version needs no rollout.
 """
 
 from __future__ import annotations
@@ -16,40 +16,38 @@ from clickline.deploy.objects import DeployPlan, Object
 from clickline.deploy.pods import http_probe, pod
 
 _PRE_STOP_SECONDS = 5
-"""Between the word that a pod goes and its SIGTERM: for everyone who still sends requests to hear of it."""
+"""Between a pod's removal from its Service and SIGTERM, so that clients stop sending requests to it first."""
 _EXIT_SECONDS = 10
-"""Behind the time to drain, for processes to end by themselves."""
+"""After the drain timeout, for processes to exit."""
 _ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 def serve_overrides(config: Config) -> dict[str, Any]:
-    """What of serving must be otherwise in pods, by dotted key. What the user chose stays."""
-    found: dict[str, Any] = {}
+    """Serving settings that pods need, by dotted key. The user's own settings are kept."""
+    overrides: dict[str, Any] = {}
     if config.serve.host not in _ALL_INTERFACES:
-        found["serve.host"] = _ALL_INTERFACES[0]  # of a pod's addresses nobody knows before it is there
+        overrides["serve.host"] = _ALL_INTERFACES[0]  # a pod's address is unknown beforehand
         if unguarded(_ALL_INTERFACES[0], config.serve.tls, config.serve.token_file):
-            found["serve.allow_unauthenticated"] = (
-                True  # the NetworkPolicy guards it; `checks` says what is missing beside it
-            )
+            overrides["serve.allow_unauthenticated"] = True  # the NetworkPolicy protects it
     if config.serve.processes is None:
-        takes = config.deploy.resources.predictor
-        found["serve.processes"] = max(
-            1, int(amount(takes.cpu_limit or takes.cpu))
-        )  # not one a core of the node
+        resources = config.deploy.resources.predictor
+        overrides["serve.processes"] = max(
+            1, int(amount(resources.cpu_limit or resources.cpu))
+        )  # not one per core of the node
     role = config.deploy.serving.lookup
     if role is not None:
         chosen = {} if config.serve.lookup is None else config.serve.lookup.model_dump(mode="json")
-        found["serve.lookup"] = {
+        overrides["serve.lookup"] = {
             **chosen,
             "shards": _addresses(config.name, config.publish.shards, role.replicas, config.serve.lookup_port),
         }
     if config.deploy.tracking.enabled and config.tracking.uri is None:
-        found["tracking.uri"] = tracking_uri(config.name, config.deploy.tracking.port)
-    return found
+        overrides["tracking.uri"] = tracking_uri(config.name, config.deploy.tracking.port)
+    return overrides
 
 
 def _addresses(name: str, shards: int, replicas: int, port: int) -> list[list[str]]:
-    """Of each shard, as its pods are called: pod n holds shard n modulo shards."""
+    """The addresses of each shard's pods: pod n has shard n modulo shards."""
     return [
         [f"{name}-lookup-{shard + copy * shards}.{name}-lookup:{port}" for copy in range(replicas)]
         for shard in range(shards)
@@ -60,31 +58,31 @@ def _addresses(name: str, shards: int, replicas: int, port: int) -> list[list[st
 
 
 def predictors(plan: DeployPlan) -> list[Object]:
-    """The Deployment with all that belongs to it, and the lookup servers if there are any."""
+    """The Deployment with its Service, budget and autoscaler, and the lookup servers if there are any."""
     role, name, section = "predictor", plan.object_name("predictor"), plan.deploy.serving
     scales = section.max_replicas is not None and section.max_replicas > section.replicas
     spec: Object = {
-        # A number here would undo, with every apply, what the autoscaler has chosen.
+        # With a number here, every apply would undo the autoscaler's choice.
         **({} if scales else {"replicas": section.replicas}),
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "progressDeadlineSeconds": 3600,  # the first predictors are ready with the first version
+        "progressDeadlineSeconds": 3600,  # the first predictors become ready with the first version
         "selector": {"matchLabels": plan.selector(role)},
         "template": predictor_pod(plan),
     }
-    made = [
+    objects = [
         plan.object("apps/v1", "Deployment", name, role, {"spec": spec}),
         plan.object("v1", "Service", name, role, {"spec": _service_spec(plan)}),
         _disruption_budget(plan, role),
     ]
     if scales:
-        made.append(
+        objects.append(
             plan.object("autoscaling/v2", "HorizontalPodAutoscaler", name, role, _autoscaler_spec(plan))
         )
-    return made + lookup_servers(plan)
+    return objects + lookup_servers(plan)
 
 
 def predictor_pod(plan: DeployPlan) -> Object:
-    """The template of a predictor's pods."""
+    """The pod template of the predictors."""
     role, serve = "predictor", plan.config.serve
     template = pod(
         plan,
@@ -102,14 +100,14 @@ def predictor_pod(plan: DeployPlan) -> Object:
 
 
 def _service_host(plan: DeployPlan) -> str:
-    """Under which name clients of the cluster reach the predictors; that of Knative has ports of its own."""
+    """The host name of the predictors inside the cluster; empty for Knative, which has ports of its own."""
     if plan.deploy.serving.kind == "knative":
         return ""
     return f"{plan.object_name('predictor')}.{plan.deploy.namespace}.svc"
 
 
 def _probes(plan: DeployPlan) -> dict[str, Object]:
-    """Of predictors and lookup servers alike. The start may wait for a busy node, and for kernels to compile."""
+    """The probes of predictors and lookup servers. Startup may take long on a busy node, or if kernels are compiled."""
     tls = plan.config.serve.tls is not None
     live = http_probe("/healthz", "metrics", tls=tls, timeoutSeconds=5)
     ready = http_probe("/readyz", "metrics", tls=tls, timeoutSeconds=5)
@@ -121,7 +119,7 @@ def _probes(plan: DeployPlan) -> dict[str, Object]:
 
 
 def _with_scrape_annotations(plan: DeployPlan, template: Object) -> Object:
-    """Annotations that a Prometheus without an operator looks for; one with an operator takes the port by its name."""
+    """Add the annotations for a Prometheus without an operator; one with an operator finds the port by its name."""
     serve = plan.config.serve
     template["metadata"]["annotations"] |= {
         "prometheus.io/scrape": "true",
@@ -133,7 +131,7 @@ def _with_scrape_annotations(plan: DeployPlan, template: Object) -> Object:
 
 
 def _with_spread(plan: DeployPlan, role: str, template: Object) -> Object:
-    """Over the nodes, as far as there are several."""
+    """Spread the pods over the nodes."""
     template["spec"]["topologySpreadConstraints"] = [
         {
             "maxSkew": 1,
@@ -177,7 +175,7 @@ def _autoscaler_spec(plan: DeployPlan) -> Object:
 
 
 def _disruption_budget(plan: DeployPlan, role: str) -> Object:
-    """A node that is emptied takes one pod at a time; one that is not ready anyway does not hold it up."""
+    """A node drain evicts one pod at a time; pods that are not ready do not block it."""
     spec = {
         "maxUnavailable": 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
@@ -190,7 +188,7 @@ def _disruption_budget(plan: DeployPlan, role: str) -> Object:
 
 
 def lookup_servers(plan: DeployPlan) -> list[Object]:
-    """The sparse table in servers of its own; empty when it is mapped in each predictor."""
+    """Lookup servers for the sparse table; empty if each predictor maps the table itself."""
     section, serve, shards = plan.deploy.serving.lookup, plan.config.serve, plan.config.publish.shards
     if section is None:
         return []
@@ -217,7 +215,7 @@ def lookup_servers(plan: DeployPlan) -> list[Object]:
     }
     service = {
         "clusterIP": "None",
-        # Predictors find out by themselves which replica answers; a name that comes and goes would be slower.
+        # Predictors detect by themselves which replica responds; waiting for DNS would be slower.
         "publishNotReadyAddresses": True,
         "selector": plan.selector(role),
         "ports": [{"name": "lookup", "port": serve.lookup_port, "targetPort": "lookup"}],

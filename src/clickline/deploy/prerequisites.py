@@ -1,4 +1,4 @@
-"""What a cluster must have before a deployment comes to it: APIs, the namespace, secrets, claims, storage classes."""
+"""Checks what a cluster must have before an apply: APIs, the namespace, secrets, claims, storage classes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from clickline.errors import ClusterError
 
 
 class _Operator(NamedTuple):
+    """An operator, where to get it, and the setting that does without it."""
+
     name: str
     site: str
     instead: str
@@ -23,7 +25,7 @@ _OPERATORS = {
     "argoproj.io": _Operator("Argo Workflows", "argo-workflows.readthedocs.io", "deploy.workflow.kind: job"),
     "serving.knative.dev": _Operator("Knative Serving", "knative.dev", "deploy.serving.kind: deployment"),
 }
-"""Who brings an API group that a bare cluster does not have, and what to choose to do without."""
+"""The operator of each API group that a plain cluster does not have."""
 
 
 def check_apis(kube: Kube, objects: Sequence[Object]) -> None:
@@ -45,7 +47,7 @@ def _missing_api(kube: Kube, api_version: str, kind: str, items: Sequence[Object
     operator = _OPERATORS.get(group)
     if has:
         lacks = f"has {group} in {', '.join(has)} only" if version not in has else f"has no {kind} in it"
-        remedy = f"Bring {operator.name} up to date ({operator.site})" if operator else "Update the cluster"
+        remedy = f"Update {operator.name} ({operator.site})" if operator else "Update the cluster"
     else:
         lacks = "does not have it"
         remedy = f"Install {operator.name} ({operator.site})" if operator else "Update the cluster"
@@ -54,39 +56,37 @@ def _missing_api(kube: Kube, api_version: str, kind: str, items: Sequence[Object
 
 
 def check_namespace(kube: Kube, item: Object | None, namespace: str) -> Object | None:
-    """The namespace if it is ours to make and not there yet."""
+    """Check the namespace; returns it if it has to be created."""
     try:
         live = kube.get("v1", "Namespace", namespace)
     except ApiError as refused:
         if refused.status != 403:
             raise
         if item is None:
-            return None  # who may not look at namespaces may still work in one
+            return None  # this user may still be allowed to work in it
         raise ClusterError(f"{refused} {_EXISTING_NAMESPACE}") from refused
     if live is not None and live["metadata"].get("deletionTimestamp"):
         raise ClusterError(
-            f"namespace {namespace} is being removed. Wait until it is gone, then apply again."
+            f"namespace {namespace} is being deleted. Wait until it is gone, then apply again."
         )
     if item is None:
         if live is None:
             raise ClusterError(
                 f"namespace {namespace} does not exist, and deploy.create_namespace is false. "
-                f"Make it (kubectl create namespace {namespace}), or set deploy.create_namespace: true."
+                f"Create it (kubectl create namespace {namespace}), or set deploy.create_namespace: true."
             )
         return None
     if live is None:
         return item
     if not is_ours(live, label(item, "instance")):
         raise ClusterError(
-            f"namespace {namespace} exists and was not made by this deployment ({owner_of(live)}). To deploy into it "
-            "as it is, set deploy.create_namespace: false; or choose another deploy.namespace."
+            f"namespace {namespace} exists and was not created by this deployment ({owner_of(live)}). To use "
+            "it unchanged, set deploy.create_namespace: false; or choose another deploy.namespace."
         )
     return None
 
 
-_EXISTING_NAMESPACE = (
-    "To deploy into a namespace that somebody made for you, set deploy.create_namespace: false."
-)
+_EXISTING_NAMESPACE = "To deploy into an existing namespace, set deploy.create_namespace: false."
 
 
 def create_namespace(kube: Kube, item: Object) -> None:
@@ -97,7 +97,7 @@ def create_namespace(kube: Kube, item: Object) -> None:
 
 
 def is_ours(item: Object, name: str | None) -> bool:
-    """What a controller has made has the labels of its owner, and is the controller's."""
+    """Whether this deployment created an object. What a controller created has the labels of its owner, too."""
     made = label(item, "managed-by") == "clickline" and label(item, "instance") == name
     return made and not item["metadata"].get("ownerReferences")
 
@@ -106,9 +106,9 @@ def owner_of(item: Object) -> str:
     by, instance = label(item, "managed-by"), label(item, "instance")
     owners = item["metadata"].get("ownerReferences")
     if owners:
-        return f"it belongs to {owners[0]['kind']} {owners[0]['name']}, and goes with it"
+        return f"it belongs to {owners[0]['kind']} {owners[0]['name']}"
     if by == "clickline":
-        return f"it is of the deployment {instance}"
+        return f"it belongs to the deployment {instance}"
     return f"app.kubernetes.io/managed-by is {by}" if by else "it has no label app.kubernetes.io/managed-by"
 
 
@@ -117,11 +117,11 @@ class _Reference(NamedTuple):
     kind: str
     name: str
     section: str
-    """Of the config, that names it."""
+    """The config section that names it."""
 
 
 def _references(value: Any, key: str = "") -> Iterator[_Reference]:
-    """What an object names that must exist, wherever in it that stands."""
+    """All references in an object to objects that must exist."""
     if isinstance(value, list):
         for one in value:
             yield from _references(one, key)
@@ -143,7 +143,7 @@ def _references(value: Any, key: str = "") -> Iterator[_Reference]:
 
 
 class MissingReferences(ClusterError):
-    """What objects name, and the cluster does not have. `inside`: all of it would lie in the namespace."""
+    """Referenced objects that the cluster does not have. `namespaced`: all of them belong into the namespace."""
 
     def __init__(self, problems: Sequence[str], missing: Sequence[str], *, namespaced: bool) -> None:
         super().__init__("\n".join(problems))
@@ -152,7 +152,7 @@ class MissingReferences(ClusterError):
 
 
 def check_references(kube: Kube, objects: Sequence[Object], namespace: str, notes: list[str]) -> None:
-    """Raises MissingReferences with all that is missing, and how to make it."""
+    """Raises MissingReferences with everything that is missing, and how to create it."""
     ours = {(item["apiVersion"], item["kind"], item["metadata"]["name"]) for item in objects}
     wanted: dict[tuple[str, str, str], tuple[str, Object]] = {}
     for item in objects:
@@ -197,13 +197,13 @@ def check_references(kube: Kube, objects: Sequence[Object], namespace: str, note
         raise MissingReferences([*problems, *classes], missing, namespaced=namespaced and not classes)
 
 
-def _add_note(notes: list[str], words: str) -> None:
-    if words not in notes:
-        notes.append(words)
+def _add_note(notes: list[str], note: str) -> None:
+    if note not in notes:
+        notes.append(note)
 
 
 def _create_secret_command(objects: Sequence[Object], name: str, namespace: str) -> str:
-    """The arguments with which kubectl creates a Secret that has what the pods take from it."""
+    """The kubectl arguments that create a Secret with the keys that the pods use."""
     create = f"-n {namespace} create secret"
     used = [one for item in objects for one in _secret_uses(item, name)]
     files = {key: path for key, path in used if path is not None}
@@ -212,7 +212,7 @@ def _create_secret_command(objects: Sequence[Object], name: str, namespace: str)
             f"--from-file={key}={path}" for key, path in sorted(files.items())
         )
     if ("envFrom", None) in used:
-        return f"{create} generic {name} --from-env-file=FILE   # a line NAME=VALUE for each variable"
+        return f"{create} generic {name} --from-env-file=FILE   # one line NAME=VALUE per variable"
     if ("imagePullSecrets", None) in used:
         return (
             f"{create} docker-registry {name} --docker-server=REGISTRY --docker-username=USER "
@@ -222,7 +222,7 @@ def _create_secret_command(objects: Sequence[Object], name: str, namespace: str)
 
 
 def _secret_uses(value: Any, secret: str) -> Iterator[tuple[str, str | None]]:
-    """How pods use a Secret: its keys with the files that they become, or in which list it is named."""
+    """How pods use a Secret: (key, file) pairs, or the name of the list that it is in."""
     if isinstance(value, list):
         for one in value:
             yield from _secret_uses(one, secret)
@@ -233,7 +233,7 @@ def _secret_uses(value: Any, secret: str) -> Iterator[tuple[str, str | None]]:
         for volume in value.get("volumes") or ()
         if (volume.get("secret") or {}).get("secretName") == secret
     }
-    single = [value["container"]] if isinstance(value.get("container"), dict) else []  # a step of Argo
+    single = [value["container"]] if isinstance(value.get("container"), dict) else []  # an Argo step
     for container in (*(value.get("initContainers") or ()), *(value.get("containers") or ()), *single):
         if any((one.get("secretRef") or {}).get("name") == secret for one in container.get("envFrom") or ()):
             yield "envFrom", None
@@ -266,7 +266,7 @@ def _storage_classes(kube: Kube, objects: Sequence[Object], notes: list[str]) ->
         == "true"
         for one in classes
     )
-    allowed = f"Allowed: {', '.join(names)}." if names else "There is none at all."
+    allowed = f"Allowed: {', '.join(names)}." if names else "The cluster has none."
     problems = []
     for claim in claims:
         spec = claim["spec"]

@@ -1,10 +1,9 @@
-"""Ray is there while a pipeline runs, and holds no places of the cluster before and after.
+"""Scales Ray up while a pipeline runs, so that it takes no resources of the cluster before and after.
 
-A container beside the pipeline's own asks for Ray's pods when it begins, and lets them go when it is ended: the kubelet
-ends it when the pipeline has ended, however that was. It alone has a token of the cluster's API, which opens nothing
-but the sizes of these two StatefulSets; the pipeline, which runs code of users, has none. Of Argo's workflow, whose
-steps are pods of their own, the first step asks for Ray, and what Argo runs at the very end lets it go.
-"""
+A sidecar of the pipeline scales Ray's StatefulSets up when it starts and down when it is terminated: the kubelet
+terminates it when the pipeline has ended, for whatever reason. Only the sidecar has a token of the Kubernetes API,
+which allows no more than to scale these two StatefulSets; the pipeline, which runs the users' code, has none. In an
+Argo workflow, whose steps are separate pods, the first step scales Ray up and the exit handler scales it down."""
 
 from __future__ import annotations
 
@@ -18,45 +17,45 @@ from clickline.deploy.ray_pods import ray_is_temporary, worker_range
 from clickline.errors import ClusterError
 
 StopCheck = Callable[[float], bool]
-"""Waits for so many seconds at most; True as soon as it is time to end."""
+"""Waits for at most the given number of seconds; True as soon as it is time to stop."""
 
 _POLL_SECONDS = 1.0
 _KEEP_SECONDS = 5.0
 _SCALE_DOWN_SECONDS = 300.0
-"""That releasing is tried. In a pod the kubelet ends it sooner; a step of Argo has nobody who would."""
+"""How long scaling down is retried. In a pod the kubelet stops it sooner; nothing stops a step of Argo."""
 _TRANSIENT = (409, 429)
-"""Refusals that another try may not meet, beside those of 500 and above."""
+"""Status codes that are worth a retry, besides those from 500."""
 _TOKEN_MOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _READY_FILE = SCRATCH / "ray-is-asked-for"
 
 
 def scale_up(
-    kube: Kube, namespace: str, sizes: Mapping[str, int], stopped: StopCheck, say: Callable[[str], None]
+    kube: Kube, namespace: str, sizes: Mapping[str, int], stopped: StopCheck, log: Callable[[str], None]
 ) -> None:
-    """Bring StatefulSets to their sizes, and say which had others. Pods of a run before are let go to their end first:
-    who joined them would end with them."""
+    """Scale StatefulSets to their sizes, and log which changed. First wait until the pods of the previous run are gone:
+    a driver that joined them would end with them."""
     for name, size in sizes.items():
         item = _stateful_set(namespace, name)
-        told = False
+        waiting = False
         while not stopped(0):
-            scale = kube.get("apps/v1", "StatefulSet", name, namespace, part="scale")
+            scale = kube.get("apps/v1", "StatefulSet", name, namespace, subresource="scale")
             if scale is None:
                 raise ClusterError(
-                    f"StatefulSet {name} does not exist in namespace {namespace}. `clickline deploy apply` makes it."
+                    f"StatefulSet {name} does not exist in namespace {namespace}. `clickline deploy apply` creates it."
                 )
             wanted, there = scale["spec"].get("replicas", 0), scale.get("status", {}).get("replicas", 0)
             if wanted or not there:
                 break
-            if not told:
-                say(f"{name}: pods of the run before are ending")
-                told = True
+            if not waiting:
+                log(f"{name}: pods of the previous run are terminating")
+                waiting = True
             if stopped(_POLL_SECONDS):
                 return
         else:
             return
         if wanted != size:
-            kube.patch(item, {"spec": {"replicas": size}}, part="scale")
-            say(f"{name}: {size} asked for")
+            kube.patch(item, {"spec": {"replicas": size}}, subresource="scale")
+            log(f"{name}: scaled to {size}")
 
 
 def keep_scaled(
@@ -64,53 +63,53 @@ def keep_scaled(
     namespace: str,
     sizes: Mapping[str, int],
     stopped: StopCheck,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
-    """Hold StatefulSets at their sizes until it is time to end: a pipeline that ended late lets Ray go after its
-    successor has asked for it."""
-    told = ""
+    """Keep StatefulSets at their sizes until it is time to stop: an earlier pipeline that ends late may scale Ray down
+    after this one has scaled it up."""
+    last_error = ""
     while not stopped(_KEEP_SECONDS):
         try:
-            kube = connect()  # by now the token is another
+            kube = connect()  # the token is rotated
             try:
-                scale_up(kube, namespace, sizes, stopped, say)
+                scale_up(kube, namespace, sizes, stopped, log)
             finally:
                 kube.close()
-            told = ""
-        except ClusterError as error:  # the pipeline may well run on without the API
-            if str(error) != told:
-                told = str(error)
-                say(f"{told} Looking again.")
+            last_error = ""
+        except ClusterError as error:  # the pipeline can continue without the API
+            if str(error) != last_error:
+                last_error = str(error)
+                log(f"{last_error} Trying again.")
 
 
 def scale_down(
-    connect: Callable[[], Kube], namespace: str, names: list[str], say: Callable[[str], None]
+    connect: Callable[[], Kube], namespace: str, names: list[str], log: Callable[[str], None]
 ) -> None:
-    """Bring StatefulSets to none, the last one first; again and again while the API cannot be reached or is busy.
-    Raises `ClusterError` with those that keep their pods."""
+    """Scale StatefulSets to zero, the last one first; retry while the API cannot be reached or is busy. Raises
+    `ClusterError` with those that keep their pods."""
     deadline = time.monotonic() + _SCALE_DOWN_SECONDS
     kept: list[str] = []
     left = list(names)
     while left:
         try:
-            kube = connect()  # by now the token is another
+            kube = connect()  # the token is rotated
             try:
-                kube.patch(_stateful_set(namespace, left[-1]), {"spec": {"replicas": 0}}, part="scale")
+                kube.patch(_stateful_set(namespace, left[-1]), {"spec": {"replicas": 0}}, subresource="scale")
             finally:
                 kube.close()
         except ClusterError as error:
-            gone = isinstance(error, ApiError) and error.status == 404  # with the deployment
+            gone = isinstance(error, ApiError) and error.status == 404  # deleted with the deployment
             if not gone and _is_transient(error) and time.monotonic() < deadline:
-                say(str(error))
+                log(str(error))
                 time.sleep(_POLL_SECONDS)
                 continue
             if not gone:
                 kept.append(
                     f"{left[-1]} keeps its pods: {error} "
-                    f"Release them: kubectl -n {namespace} scale statefulset {left[-1]} --replicas=0"
+                    f"Scale it down: kubectl -n {namespace} scale statefulset {left[-1]} --replicas=0"
                 )
         else:
-            say(f"{left[-1]}: let go")
+            log(f"{left[-1]}: scaled to 0")
         left.pop()
     if kept:
         raise ClusterError("\n".join(kept))
@@ -132,13 +131,14 @@ def _stateful_set(namespace: str, name: str) -> Object:
 
 
 def scaler_command(plan: DeployPlan, *options: str) -> list[str]:
+    """The command that scales Ray up and down."""
     sizes = {plan.object_name("ray-head"): 1, plan.object_name("ray-worker"): worker_range(plan.config)[1]}
     named = [f"{name}={size}" for name, size in sizes.items()]
     return ["clickline", "deploy", "hold-ray", "--namespace", plan.deploy.namespace, *options, *named]
 
 
 def scaler_container(plan: DeployPlan) -> Object:
-    """A sidecar, in Kubernetes' sense: an init container that stays. The others begin when it has asked for Ray."""
+    """A Kubernetes sidecar: an init container that keeps running. The others start once it has scaled Ray up."""
     return {
         "name": "ray",
         "command": scaler_command(plan, "--mark", str(_READY_FILE)),
@@ -167,7 +167,7 @@ def scaler_container(plan: DeployPlan) -> Object:
 
 
 def api_token_volume() -> Object:
-    """What Kubernetes would mount into every container of the pod, for one of them."""
+    """The volume with the API token, for the sidecar only; Kubernetes would mount it into every container."""
     namespace = {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
     sources = [
         {"serviceAccountToken": {"path": "token"}},
@@ -178,7 +178,7 @@ def api_token_volume() -> Object:
 
 
 def scale_rules(plan: DeployPlan) -> list[Object]:
-    """What it may do, as rules of a Role."""
+    """The Role rules of the sidecar."""
     if not ray_is_temporary(plan):
         return []
     return [

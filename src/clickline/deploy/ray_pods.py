@@ -1,10 +1,10 @@
-"""Ray from core objects: a head and workers, each of which comes back alone when it is lost.
+"""Ray from core objects: a head and workers, each of which is restarted on its own.
 
-    StatefulSet <name>-ray-head      knows who is there, computes nothing
-    StatefulSet <name>-ray-worker    workers and shards of training, pieces of prepare; a worker a pod
-    Service     <name>-ray           a name for the head that stays when its pod is another
+    StatefulSet <name>-ray-head      the control plane; runs no tasks
+    StatefulSet <name>-ray-worker    trainers and embedding servers, tasks of prepare; one training worker per pod
+    Service     <name>-ray           a stable host name of the head
 
-The driver joins from a pod of its own. What Volcano and KubeRay run differs in who starts the pods, not in the pods.
+The driver joins from a pod of its own. Volcano and KubeRay start the same pods in another way.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from clickline.deploy.pods import pod
 
 HEAD_PORTS = {"gcs": 6379, "node-manager": 6380, "object-manager": 6381}
 WORKER_PORTS = {"node-manager": 6382, "object-manager": 6383}
-"""Beside these, processes of Ray and of training open ports of their own among each other."""
+"""Besides these, processes of Ray and of training open random ports among each other."""
 
 NO_MEMORY = 1
-"""Bytes that a node without work has to give away: what asks for memory, a shard, never lands there."""
+"""Bytes that a node without work declares: an embedding server, which requests memory, is never placed there."""
 
 OBJECT_STORE = 256 << 20
-"""Of a worker, in /dev/shm. Batches go from process to process; little passes through here."""
+"""Bytes of a worker's object store, in /dev/shm. Batches go from process to process; little passes through here."""
 
-_SMALLEST_STORE = 75 << 20  # that Ray starts with
-_SHARDS_SHARE = 0.6  # of a pod's memory, as training reckons where nobody says
+_SMALLEST_STORE = 75 << 20  # with which Ray starts
+_SHARDS_SHARE = 0.6  # of a pod's memory, as training assumes by default
 _COMMON_OPTIONS = (
     "--disable-usage-stats",
     "--include-log-monitor=false",
-)  # what is printed goes to files of ours
+)  # output goes to our own log files
 _POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
 
 def ray_cluster(plan: DeployPlan) -> list[Object]:
-    """Ray from core objects; nothing where training needs none, or an operator runs it."""
+    """Ray from core objects; empty if training does not need it, or an operator runs it."""
     if not plan.on_ray or uses_operator(plan.config):
         return []
     _, most = worker_range(plan.config)
-    passing = ray_is_temporary(plan)
+    temporary = ray_is_temporary(plan)
     return [
         ray_service(plan),
-        _stateful_set(plan, "ray-head", None if passing else 1, head(plan)),
-        _stateful_set(plan, "ray-worker", None if passing else most, worker(plan)),
+        _stateful_set(plan, "ray-head", None if temporary else 1, head(plan)),
+        _stateful_set(plan, "ray-worker", None if temporary else most, worker(plan)),
     ]
 
 
 def ray_is_temporary(plan: DeployPlan) -> bool:
-    """Whether Ray is there only while a pipeline runs (`hold`). A learner never ends."""
+    """Whether Ray runs only while a pipeline does (`ray_lifecycle`). A trainer runs continuously."""
     return plan.on_ray and not uses_operator(plan.config) and not plan.deploy.workflow.follow
 
 
 def uses_operator(config: Config) -> bool:
-    """Whether Volcano or KubeRay runs driver and Ray. Learning on as hours arrive never ends, and takes the cluster for
-    its history alone: no job, so core objects run it."""
+    """Whether Volcano or KubeRay runs driver and Ray. Follow mode runs continuously, and uses Ray only for the hours
+    before it: it is not a job, so core objects run it."""
     return (
         config.train.mode == "cluster"
         and config.deploy.training.kind != "plain"
@@ -65,17 +65,17 @@ def uses_operator(config: Config) -> bool:
 
 
 def head_address(config: Config) -> str:
-    """`cluster.address` in the pods. KubeRay runs the driver on the head."""
+    """The `cluster.address` in the pods. KubeRay runs the driver on the head."""
     if uses_operator(config) and config.deploy.training.kind == "kuberay":
         return "auto"
     return f"{config.name}-ray-head-0.{config.name}-ray:{HEAD_PORTS['gcs']}"
 
 
 def cluster_overrides(config: Config) -> dict[str, object]:
-    """What the config in the pods must say beyond the user's, by key; what the user set stays, but for the address.
+    """Cluster settings that pods need, by dotted key. The user's own settings are kept, except the address.
 
-    Every worker pod has room for one worker, so there are no more workers than pods. A shard asks for memory, which
-    only worker pods have to give: it never lands on the head or beside the driver.
+    Every worker pod has room for one worker, so there are no more workers than pods. An embedding server requests
+    memory, which only worker pods declare: it is never placed on the head or beside the driver.
     """
     if config.train.mode != "cluster":
         return {}
@@ -84,22 +84,22 @@ def cluster_overrides(config: Config) -> dict[str, object]:
     if config.train.workers.max is None:
         changes["train.workers.max"] = most
     if config.cluster.embedding_server.memory == "auto":
-        whole = worker_memory(config)
-        asked = config.cluster.worker.memory
-        rest = whole if asked == "auto" else max(0, whole - int(asked))
-        share = min(_SHARDS_SHARE * whole, rest) // math.ceil(config.train.embedding_servers / least)
+        memory = worker_memory(config)
+        requested = config.cluster.worker.memory
+        rest = memory if requested == "auto" else max(0, memory - int(requested))
+        share = min(_SHARDS_SHARE * memory, rest) // math.ceil(config.train.embedding_servers / least)
         changes["cluster.embedding_server.memory"] = max(1 << 20, int(share))
     return changes
 
 
 def worker_range(config: Config) -> tuple[int, int]:
-    """Worker pods at least and at most; without a most, no more than at least."""
+    """The minimum and maximum number of worker pods; without a maximum, the minimum is both."""
     section = config.train.workers
     return section.min, section.max or section.min
 
 
 def worker_cpus(config: Config) -> int:
-    """CPUs that a worker pod declares to Ray: for its worker, and its part of the shards. Prepare's pieces take one."""
+    """CPUs that a worker pod declares to Ray: for its worker and its embedding servers. A task of prepare takes one."""
     least, _ = worker_range(config)
     shards = math.ceil(config.train.embedding_servers / least) * config.cluster.embedding_server.cpus
     return max(1, math.ceil(config.cluster.worker.cpus + shards))
@@ -114,7 +114,7 @@ def worker_memory(config: Config) -> int:
 
 
 def head(plan: DeployPlan, *, restart: str | None = None) -> Object:
-    """A pod with Ray's head. `ray start` ends when one of its processes does, and the pod starts it anew."""
+    """The pod of Ray's head. `ray start` exits if one of its processes does, and the pod restarts it."""
     command = [
         "ray",
         "start",
@@ -127,7 +127,7 @@ def head(plan: DeployPlan, *, restart: str | None = None) -> Object:
         f"--memory={NO_MEMORY}",
         f"--object-store-memory={_SMALLEST_STORE}",
         "--include-dashboard=false",
-        "--no-monitor",  # of Ray's own autoscaler
+        "--no-monitor",  # Ray's own autoscaler
         *_COMMON_OPTIONS,
     ]
     return _with_priority(
@@ -147,7 +147,7 @@ def head(plan: DeployPlan, *, restart: str | None = None) -> Object:
 
 
 def worker(plan: DeployPlan, *, restart: str | None = None) -> Object:
-    """A pod with a node of Ray. It reads the click logs too: prepare's pieces run here."""
+    """The pod of a Ray worker node. It also reads the click logs: the tasks of prepare run here."""
     command = [
         "ray",
         "start",
@@ -177,11 +177,11 @@ def worker(plan: DeployPlan, *, restart: str | None = None) -> Object:
 
 
 def driver_role(plan: DeployPlan) -> str:
-    return "learner" if plan.deploy.workflow.follow else "pipeline"
+    return "trainer" if plan.deploy.workflow.follow else "pipeline"
 
 
 def driver_command(plan: DeployPlan) -> list[str]:
-    """The stages, or hours as they arrive."""
+    """The command that runs the stages, or follows new hours of logs."""
     follow = ["--follow"] if plan.deploy.workflow.follow else []
     return [
         "clickline",
@@ -189,7 +189,7 @@ def driver_command(plan: DeployPlan) -> list[str]:
         *follow,
         "--no-serve",
         "--no-studio",
-    ]  # nobody outside reaches a page of this pod
+    ]  # no page of this pod can be reached from outside
 
 
 def driver(
@@ -200,8 +200,8 @@ def driver(
     restart: str | None = None,
     calls_predictors: bool = False,
 ) -> Object:
-    """A pod that runs stages; with training on Ray it is a node of it that has nothing to give. `ray`: whether the
-    command needs it; `calls_predictors`: whether it asks predictors."""
+    """The pod that runs stages; with training on Ray it joins as a node without resources. `ray`: the command needs
+    Ray; `calls_predictors`: it sends requests to predictors."""
     on_ray = plan.on_ray and ray
     template = pod(
         plan,
@@ -222,7 +222,7 @@ def _ports(ports: dict[str, int]) -> list[str]:
 
 
 def _readiness(port: str) -> Object:
-    """Whether Ray's own process takes connections. That it lives needs no probe: `ray start --block` ends with it."""
+    """Ready once Ray's own process accepts connections. Liveness needs no probe: `ray start --block` exits with it."""
     return {"readinessProbe": tcp_probe(port, failures=3)}
 
 
@@ -236,11 +236,11 @@ def _with_priority(plan: DeployPlan, template: Object) -> Object:
     return template
 
 
-# ── what keeps them ────────────────────────────────────────────────────────────────────────────
+# ── Service and StatefulSets ───────────────────────────────────────────────────────────────────
 
 
 def ray_service(plan: DeployPlan) -> Object:
-    """The head's name. It is there before the head is ready: whoever waits for it asks by name."""
+    """The headless Service of the head. It resolves before the head is ready, for those that wait for it."""
     return plan.object(
         "v1",
         "Service",
@@ -258,8 +258,8 @@ def ray_service(plan: DeployPlan) -> Object:
 
 
 def _stateful_set(plan: DeployPlan, role: str, replicas: int | None, template: Object) -> Object:
-    """Pods that come back one by one under their names, each without a look at the others. None: a number here would
-    undo, with every apply, what the pipeline has asked for."""
+    """A StatefulSet whose pods restart independently. Without `replicas` an apply does not undo the scaling of the
+    pipeline."""
     body: dict[str, Any] = {
         **({} if replicas is None else {"replicas": replicas}),
         "serviceName": plan.object_name("ray"),

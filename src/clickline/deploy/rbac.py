@@ -1,7 +1,7 @@
-"""Who may do what: the namespace, the account of the pods, and who may talk to whom.
+"""Access: the namespace, the pods' service account and its Role, and network policies.
 
-Only what arrives at the pods is limited. Where they go to (object stores, DNS, MLflow) is different in every cluster
-and mostly known by name, which a NetworkPolicy cannot say; a list of ours would break more than it guards.
+Only ingress is restricted. Egress (object stores, DNS, MLflow) differs in every cluster and is mostly known by host
+name, which a NetworkPolicy cannot express; a list of ours would break more than it protects.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from clickline.deploy.knative import queue_ports
 from clickline.deploy.objects import DeployPlan, Object
 from clickline.deploy.ray_lifecycle import scale_rules
 
-_TRAINING = ("pipeline", "learner", "ray-head", "ray-worker")
+_TRAINING = ("pipeline", "trainer", "ray-head", "ray-worker")
 _RAY_DASHBOARD = 8265
 _STANDARD = "pod-security.kubernetes.io"
 
 
 def access_objects(plan: DeployPlan) -> list[Object]:
-    """Namespace, account, rights and network policies."""
+    """The namespace, service account, Role and network policies."""
     made = [_namespace(plan)] if plan.deploy.create_namespace else []
     name = plan.object_name("access")
     body = {"automountServiceAccountToken": False}
@@ -39,7 +39,7 @@ def _namespace(plan: DeployPlan) -> Object:
 
 
 def _role_objects(plan: DeployPlan, name: str, allowed: list[Object]) -> list[Object]:
-    """What those pods may ask of the API that ask anything of it."""
+    """The Role of the pods that call the Kubernetes API, and its binding."""
     api = "rbac.authorization.k8s.io"
     binding = {
         "roleRef": {"apiGroup": api, "kind": "Role", "name": name},
@@ -51,29 +51,29 @@ def _role_objects(plan: DeployPlan, name: str, allowed: list[Object]) -> list[Ob
     ]
 
 
-# ── who may talk to whom ───────────────────────────────────────────────────────────────────────
+# ── network policies ───────────────────────────────────────────────────────────────────────────
 
 
 def _network_policies(plan: DeployPlan) -> list[Object]:
     serve, deploy = plan.config.serve, plan.deploy
     made = [_policy(plan, "deny", _pods(plan), [])]
-    if plan.on_ray:  # it chooses many of its ports itself
-        members = _pods(plan, *_TRAINING)
-        made.append(_policy(plan, "training", members, [_from(members)]))
+    if plan.on_ray:  # Ray opens random ports
+        training = _pods(plan, *_TRAINING)
+        made.append(_policy(plan, "training", training, [_from(training)]))
     if plan.on_ray and deploy.training.kind == "kuberay":
-        # The operator asks the head how the job is, from a namespace of its own.
-        asked = {"from": [{"namespaceSelector": {}}], **_ports(_RAY_DASHBOARD)}
-        made.append(_policy(plan, "operator", _pods(plan, "ray-head"), [asked]))
+        # The operator polls the job's status on the head, from a namespace of its own.
+        ingress = {"from": [{"namespaceSelector": {}}], **_ports(_RAY_DASHBOARD)}
+        made.append(_policy(plan, "operator", _pods(plan, "ray-head"), [ingress]))
     ports = [serve.http_port, serve.grpc_port, serve.metrics_port]
     if deploy.serving.kind == "knative":
         ports += queue_ports(plan)
     made.append(_policy(plan, "predictor", _pods(plan, "predictor"), [_ports(*ports)]))
     if deploy.serving.lookup is not None:
-        asked = _from(_pods(plan, "predictor"), serve.lookup_port)
-        made.append(_policy(plan, "lookup", _pods(plan, "lookup"), [asked, _ports(serve.metrics_port)]))
+        ingress = _from(_pods(plan, "predictor"), serve.lookup_port)
+        made.append(_policy(plan, "lookup", _pods(plan, "lookup"), [ingress, _ports(serve.metrics_port)]))
     if deploy.tracking.enabled:
-        told = _from(_pods(plan), deploy.tracking.port)
-        made.append(_policy(plan, "tracking", _pods(plan, "tracking"), [told]))
+        ingress = _from(_pods(plan), deploy.tracking.port)
+        made.append(_policy(plan, "tracking", _pods(plan, "tracking"), [ingress]))
     return made
 
 
@@ -85,7 +85,7 @@ def _policy(plan: DeployPlan, name: str, pods: Object, ingress: list[Object]) ->
 
 
 def _pods(plan: DeployPlan, *roles: str) -> Object:
-    """Those of some roles; without a role all of this deployment's."""
+    """A selector of the pods of some roles, or of all pods of this deployment."""
     labels = plan.selector("")
     del labels["app.kubernetes.io/component"]
     if not roles:

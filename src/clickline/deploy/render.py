@@ -1,10 +1,10 @@
-"""From clickline.yaml to the objects of Kubernetes, and to files that kubectl and kustomize take as they are.
+"""Renders clickline.yaml to Kubernetes objects, and to files for kubectl and kustomize.
 
-DIR/kustomization.yaml      what the YAML says: base + chosen
-DIR/base/                   what all ways to run it share
-DIR/chosen/                 the rest of what the YAML says
-DIR/overlays/…              the same service in other ways: one pod trains, or the whole pipeline; NFS, or claims
-DIR/tools/data-pod.yaml     a pod to put click logs into the data volume with
+DIR/kustomization.yaml      the configured deployment: base + chosen
+DIR/base/                   what all variants share
+DIR/chosen/                 the rest of the configured deployment
+DIR/overlays/…              variants of it: trained in one pod or as configured; with NFS or with claims
+DIR/tools/data-pod.yaml     a pod to copy click logs into the data volume with
 """
 
 from __future__ import annotations
@@ -39,47 +39,47 @@ _ABSENT_NFS = {"server": "nfs.invalid", "path": "/clickline"}
 
 @dataclass(frozen=True)
 class Rendered:
-    """A deployment before any cluster has seen it."""
+    """A rendered deployment: its objects, its files, and notes about it."""
 
     name: str
     namespace: str
     objects: list[Object]
-    """What `apply` applies, in this order."""
+    """The objects that `apply` applies, in this order."""
     files: dict[str, str]
     notes: list[str]
     data_pod_objects: list[Object]
-    """A pod with the data volume, and before it all that it needs."""
+    """A pod that mounts the data volume, preceded by the objects that it needs."""
     data_folder: str | None
-    """Where pods have the data volume; None: there is none."""
+    """The mount path of the data volume in pods; None if there is none."""
     local_folder: Path
-    """The folder of this machine that the data volume stands for."""
+    """The local folder that corresponds to the data volume."""
 
 
 def render(config_file: Path, overrides: Sequence[str] = ()) -> Rendered:
-    """Everything, or a ConfigError with all that is wrong."""
-    here = load_config(config_file, overrides)
-    there = _pod_config(config_file, overrides)
-    files = _own_files(here, there)
-    plan = DeployPlan(there, files, _config_text(there))
-    found = config_mistakes(plan)
-    if found:
-        raise ConfigError(found)
+    """Render a deployment. Raises ConfigError with all mistakes of the config."""
+    local = load_config(config_file, overrides)
+    config = _pod_config(config_file, overrides)
+    plan = DeployPlan(config, _user_files(local, config), _config_text(config))
+    mistakes = config_mistakes(plan)
+    if mistakes:
+        raise ConfigError(mistakes)
     chosen = _objects(plan)
     others = {name: _objects(one) for name, one in _variants(config_file, overrides, plan).items()}
     return Rendered(
         plan.name,
-        there.deploy.namespace,
+        config.deploy.namespace,
         chosen,
         _layout(plan, chosen, others),
         config_notes(plan),
         _data_pod_objects(plan),
         data_folder(plan) if claim_name(plan, "data") is not None else None,
-        Path(here.deploy.storage.data.mount or config_file.absolute().parent / "data"),
+        Path(local.deploy.storage.data.mount or config_file.absolute().parent / "data"),
     )
 
 
 def write_files(files: Mapping[str, str], folder: Path) -> None:
-    """What an earlier render left and this one does not have goes: `kubectl apply -f` would still take it."""
+    """Write the files, and remove those of an earlier render that no longer exist: `kubectl apply -f` would still apply
+    them."""
     known = {folder / name for name in files}
     for old in [
         *folder.glob("base/*.yaml"),
@@ -98,8 +98,7 @@ def write_files(files: Mapping[str, str], folder: Path) -> None:
 
 
 def _pod_config(config_file: Path, overrides: Sequence[str]) -> Config:
-    """The same config where it will be used: paths begin in the pods' folder, and what a cluster must have otherwise is
-    otherwise."""
+    """The config as the pods use it: relative to their working folder, and with the changes that a cluster needs."""
     folder = Path(WORKING_FOLDER)
     config = load_config(config_file, overrides, folder=folder)
     changes: dict[str, Any] = {
@@ -112,7 +111,7 @@ def _pod_config(config_file: Path, overrides: Sequence[str]) -> Config:
 
 
 def _config_text(config: Config) -> str:
-    """How it is deployed is no matter of the pods: what changes there alone must not replace all of them."""
+    """The config's YAML without the `deploy` section: a change of that section alone must not replace all pods."""
     return resolved(config.model_copy(update={"deploy": DeploySection()}))
 
 
@@ -120,9 +119,9 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _own_files(here: Config, there: Config) -> dict[str, str]:
+def _user_files(local: Config, config: Config) -> dict[str, str]:
     """The user's Python files, by their path in the pods."""
-    pairs = ((here.model.file, there.model.file), (here.data.reader, there.data.reader))
+    pairs = ((local.model.file, config.model.file), (local.data.reader, config.data.reader))
     return {
         path: Path(source).read_text(encoding="utf-8")
         for source, path in pairs
@@ -135,30 +134,30 @@ def _own_files(here: Config, there: Config) -> dict[str, str]:
 
 def _objects(plan: DeployPlan) -> list[Object]:
     deploy = plan.deploy
-    made = [*access_objects(plan), plan.config_map(), *storage_objects(plan)]
+    objects = [*access_objects(plan), plan.config_map(), *storage_objects(plan)]
     if deploy.tracking.enabled:
-        made += tracking_server(plan)
-    made += knative_service(plan) if deploy.serving.kind == "knative" else predictors(plan)
-    by_operator = plan.on_ray and deploy.training.kind != "plain" and not deploy.workflow.follow
-    if plan.on_ray and not by_operator:
-        made += ray_cluster(plan)
+        objects += tracking_server(plan)
+    objects += knative_service(plan) if deploy.serving.kind == "knative" else predictors(plan)
+    operator_runs_it = plan.on_ray and deploy.training.kind != "plain" and not deploy.workflow.follow
+    if plan.on_ray and not operator_runs_it:
+        objects += ray_cluster(plan)
     if deploy.workflow.kind == "argo":
-        made += workflow_objects(plan)
-    elif by_operator:
-        made += volcano_job(plan) if deploy.training.kind == "volcano" else ray_job(plan)
+        objects += workflow_objects(plan)
+    elif operator_runs_it:
+        objects += volcano_job(plan) if deploy.training.kind == "volcano" else ray_job(plan)
     else:
-        made += pipeline_objects(plan)
-    return made
+        objects += pipeline_objects(plan)
+    return objects
 
 
 def _variants(config_file: Path, overrides: Sequence[str], plan: DeployPlan) -> dict[str, DeployPlan]:
-    """The overlays. Their pods' config is that of the YAML but for how it trains."""
-    found = {}
+    """The plan of each overlay. Their configs differ from the YAML only in how they train."""
+    variants = {}
     for way in ("single-node", "pipeline"):
         config = plan.config
         if way == "single-node" and plan.on_ray:
             config = _pod_config(config_file, [*overrides, "train.mode=local"])
-        written = _config_text(config)
+        config_text = _config_text(config)
         for kind in ("nfs", "pvc"):
             volumes = config.deploy.storage
             stored = volumes.model_copy(
@@ -168,14 +167,14 @@ def _variants(config_file: Path, overrides: Sequence[str], plan: DeployPlan) -> 
             if way == "single-node":
                 job = deploy.workflow.model_copy(update={"kind": "job"})
                 deploy = deploy.model_copy(update={"workflow": job})
-            found[f"{way}-{kind}"] = DeployPlan(
-                config.model_copy(update={"deploy": deploy}), plan.files, written
+            variants[f"{way}-{kind}"] = DeployPlan(
+                config.model_copy(update={"deploy": deploy}), plan.files, config_text
             )
-    return found
+    return variants
 
 
 def _with_kind(kind: str, volume: Volume) -> Volume:
-    """A volume in an overlay's way: an NFS server's, or a claim, made or yours."""
+    """The volume as an overlay has it: on an NFS server, or a claim, new or existing."""
     mounted = {"mount": volume.mount} if isinstance(volume, DataVolume) else {}
     if kind == "pvc":
         return volume if volume.kind in ("new", "existing") else type(volume)(size=volume.size, **mounted)
@@ -190,7 +189,7 @@ def _with_kind(kind: str, volume: Volume) -> Volume:
 
 
 def _layout(plan: DeployPlan, chosen: list[Object], others: Mapping[str, list[Object]]) -> dict[str, str]:
-    """Base holds what is the same in all of them, so that no patch is needed to get from it to any."""
+    """The files. `base` has the objects that all variants share unchanged, so that no variant needs a patch."""
     base = [one for one in chosen if all(one in other for other in others.values())]
     files = {
         **_folder("base", base),
@@ -205,7 +204,7 @@ def _layout(plan: DeployPlan, chosen: list[Object], others: Mapping[str, list[Ob
 
 
 def _data_pod_objects(plan: DeployPlan) -> list[Object]:
-    """A pod with the data volume and all that it needs: logs come first, the rest of the deployment after them."""
+    """A pod that mounts the data volume, and the objects it needs: logs can be copied before the rest is deployed."""
     needed = [one for one in access_objects(plan) if one["kind"] in ("Namespace", "ServiceAccount")]
     return [*needed, plan.config_map(), *storage_objects(plan), data_pod(plan)]
 

@@ -1,8 +1,8 @@
-"""Volumes of ours that outlive their claims.
+"""Releases retained volumes whose claims were deleted.
 
-A volume is reserved for one claim, by the claim's uid. When the claim goes, by `kubectl delete namespace` for example,
-the volume stays reserved for it (phase Released), and a new claim of the same name waits for ever. The uid was written
-by the cluster, so an apply does not take it away.
+A volume is reserved for one claim, by the claim's uid. When the claim is deleted, for example by `kubectl delete
+namespace`, the volume stays reserved for it (phase Released), and a new claim of the same name stays pending forever.
+The cluster wrote the uid, so an apply does not remove it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from clickline.errors import ClusterError
 
 
 class VolumeInUse(ClusterError):
-    """A volume that another claim has."""
+    """A volume is bound to another claim."""
 
 
 class ReservedClaim(NamedTuple):
@@ -30,7 +30,7 @@ class ReservedClaim(NamedTuple):
 
 
 def reserved_claim(kube: Kube, volume: Object) -> ReservedClaim | None:
-    """Whose a volume is; None if any claim of the reserved name may have it."""
+    """The claim that a volume is reserved for; None if any claim of the reserved name can bind it."""
     held = volume["spec"].get("claimRef") or {}
     if not held.get("uid"):
         return None
@@ -40,24 +40,23 @@ def reserved_claim(kube: Kube, volume: Object) -> ReservedClaim | None:
 
 
 def is_stale_reservation(kube: Kube, item: Object, live: Object) -> bool:
-    """Whether the volume `item` waits, as it is `live`, for a claim that is gone. One that another claim has is not
-    taken from it: `VolumeTaken`."""
+    """Whether the `live` volume is reserved for a deleted claim. Raises VolumeInUse if another claim has it."""
     held, wanted = reserved_claim(kube, live), item["spec"]["claimRef"]
     if held is None or held.gone:
         return held is not None
     if (held.namespace, held.name) != (wanted["namespace"], wanted["name"]):
         raise VolumeInUse(
             f"{describe(item)} is bound to {held}, and is needed for claim {wanted['name']} of namespace "
-            f"{wanted['namespace']}. Rename the deployment (name:) or choose another deploy.namespace; or, if nobody "
-            f"needs that claim any more: kubectl -n {held.namespace} delete persistentvolumeclaim {held.name}, and "
+            f"{wanted['namespace']}. Rename the deployment (name:) or choose another deploy.namespace; or, if that "
+            f"claim is not needed any more: kubectl -n {held.namespace} delete persistentvolumeclaim {held.name}, and "
             "try again (the files stay)."
         )
     return False
 
 
 def release_volume(kube: Kube, volume: Object) -> None:
-    """Let a new claim have a volume whose claim is gone. What lies on it stays. Refused if the volume has changed since
-    it was looked at."""
+    """Let a new claim bind a volume whose claim was deleted; its files stay. The server rejects it if the volume has
+    changed since it was read."""
     version = volume["metadata"].get("resourceVersion")
     changes = {"spec": {"claimRef": {"uid": None, "resourceVersion": None}}}
     kube.patch(volume, {"metadata": {"resourceVersion": version}, **changes} if version else changes)

@@ -1,5 +1,5 @@
-"""Which version a roll-out is meant to bring, and waiting until every predictor answers with it: the last step of
-a workflow, and what a pipeline's pod leaves for `apply --wait`."""
+"""Waits until every predictor serves the published version: the last step of a workflow. Also records that version in a
+pipeline's pod for `apply --wait`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from clickline.errors import ClicklineError
 from clickline.progress import Progress, pluralize
 
 TERMINATION_LOG = Path("/dev/termination-log")
-"""In a container of Kubernetes: what is written here stands in its pod's status when it has ended."""
+"""A file in a container whose content Kubernetes copies to the pod's status when the container ends."""
 
 _REQUEST_SECONDS = 5.0
 _POLL_SECONDS = 2.0
 
 
 def rollout_host(name: str) -> str:
-    """A name behind which are the addresses of all predictors, ready or not."""
+    """A host name that resolves to the addresses of all predictors, ready or not."""
     return f"{name}-rollout"
 
 
 def rollout_service(plan: DeployPlan) -> Object:
-    """That name. Clients have another, with one address for those that are ready."""
+    """The headless Service of `rollout_host`. Clients use another one, for ready predictors only."""
     return plan.object(
         "v1",
         "Service",
@@ -49,13 +49,13 @@ def rollout_service(plan: DeployPlan) -> Object:
 
 
 def write_published_version(config: Config, place: Path = TERMINATION_LOG) -> None:
-    """At the end of a pipeline, in a pod: which version is current now. Elsewhere nothing is written."""
+    """At the end of a pipeline, record the current version in the pod's status. Outside a pod, do nothing."""
     if place.exists() and (move := registry_of(config).current()) is not None:
         place.write_text(f"version {move.version}")
 
 
 def read_published_version(message: str) -> int | None:
-    """What `leave_version` wrote."""
+    """The version that `write_published_version` recorded."""
     found = re.fullmatch(r"version (\d+)", message.strip())
     return None if found is None else int(found[1])
 
@@ -63,13 +63,12 @@ def read_published_version(message: str) -> int | None:
 def await_rollout(
     config: Config, progress: Progress, *, host: str | None = None, seconds: float = 900.0
 ) -> int:
-    """How many predictors serve the current version, once all do; 0: there are none. Raises ClicklineError when one
-    does not in time."""
+    """Wait until all predictors serve the current version; returns their number. Raises ClicklineError on timeout."""
     move = registry_of(config).current()
     if move is None:
         raise ClicklineError("the registry has no current version to roll out. Publish one first.")
     deadline = time.monotonic() + seconds
-    behind = ""
+    last_status = ""
     while True:
         predictors = _addresses(host or rollout_host(config.name), config.serve.http_port)
         lacking = {
@@ -79,19 +78,19 @@ def await_rollout(
         }
         if not lacking:
             return len(predictors)
-        if (told := "; ".join(f"{place}: {found}" for place, found in lacking.items())) != behind:
-            behind = told
-            progress.log(f"version {move.version} is awaited: {told}")
+        if (status := "; ".join(f"{place}: {found}" for place, found in lacking.items())) != last_status:
+            last_status = status
+            progress.log(f"waiting for version {move.version}: {status}")
         if time.monotonic() > deadline:
             raise ClicklineError(
                 f"{len(lacking)} of {pluralize(len(predictors), 'predictor')} without version {move.version} after "
-                f"{seconds:,.0f} s: {told}. Their logs tell why: clickline deploy logs predictor"
+                f"{seconds:,.0f} s: {status}. See their logs: clickline deploy logs predictor"
             )
         time.sleep(_POLL_SECONDS)
 
 
 def _addresses(host: str, port: int) -> list[str]:
-    """Of all predictors; none when nothing has the name."""
+    """The addresses of all predictors; empty if the host name does not exist."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror:
@@ -105,7 +104,7 @@ def _addresses(host: str, port: int) -> list[str]:
 
 
 def _missing_version(config: Config, place: str, version: int) -> str | None:
-    """None if it does; else what it says instead."""
+    """None if the predictor serves the version; otherwise what it serves, or why it does not respond."""
     section = config.serve
     asked = Request(f"{'http' if section.tls is None else 'https'}://{place}/v1/models/{config.name}")
     if section.token_file is not None:
@@ -115,11 +114,11 @@ def _missing_version(config: Config, place: str, version: int) -> str | None:
     context = None
     if section.tls is not None:
         context = ssl.create_default_context(cafile=section.tls.ca or section.tls.certificate)
-        context.check_hostname = False  # it is asked by its address, which no certificate names
+        context.check_hostname = False  # connected by IP address, which is in no certificate
     try:
         with urlopen(asked, timeout=_REQUEST_SECONDS, context=context) as answer:
             states = json.load(answer)["model_version_status"]
     except (URLError, OSError, ValueError, KeyError) as error:
-        return f"no answer ({getattr(error, 'reason', None) or error})"
+        return f"no response ({getattr(error, 'reason', None) or error})"
     serves = [str(one["version"]) for one in states if one["state"] == "AVAILABLE"]
     return None if str(version) in serves else f"serves {', '.join(serves) or 'none'}"

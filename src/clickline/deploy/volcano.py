@@ -1,7 +1,7 @@
-"""Ray and the driver as one Volcano Job: nothing starts before head, driver and enough workers have their places.
+"""Ray and the driver as one Volcano Job: nothing starts before head, driver and enough workers can be scheduled.
 
-Gang scheduling is for the beginning. Later each pod comes back alone: one that is evicted is made anew by the
-controller, which needs no policy for it; one that failed is restarted by RestartPod.
+Gang scheduling applies to the start. Later each pod is replaced on its own: the controller recreates an evicted one
+without a policy; RestartPod restarts a failed one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from clickline.deploy.ray_pods import (
 _RESTART_POD: Object = {"event": "PodFailed", "action": "RestartPod"}
 _DRIVER_POLICIES: list[Object] = [
     {"event": "TaskCompleted", "action": "CompleteJob"},
-    # The first that fits counts, so exit codes stand before the event that every failure is.
+    # The first match counts, so exit codes come before the event of every failure.
     *({"exitCode": code, "action": "TerminateJob"} for code in FINAL_CODES),
     _RESTART_POD,
 ]
 
 
 def volcano_job(plan: DeployPlan) -> list[Object]:
-    """The Job and the head's name; nothing where another kind runs training."""
+    """The Job and the head's Service; empty if something else runs training."""
     if not uses_operator(plan.config) or plan.deploy.training.kind != "volcano":
         return []
     return [ray_service(plan), volcano_job_for(plan, driver_command(plan))]
@@ -38,7 +38,7 @@ def volcano_job(plan: DeployPlan) -> list[Object]:
 def volcano_job_for(plan: DeployPlan, command: list[str]) -> Object:
     """A Job whose driver runs `command`."""
     least, most = worker_range(plan.config)
-    # `ray start` is started anew in its pod. The driver's exit code decides what becomes of the Job, so its pod fails.
+    # `ray start` is restarted in its pod. The driver's exit code decides about the Job, so its pod must fail.
     again = "OnFailure"
     host, _, _ = head_address(plan.config).rpartition(":")
     named, _, subdomain = host.partition(".")
@@ -48,7 +48,7 @@ def volcano_job_for(plan: DeployPlan, command: list[str]) -> Object:
     spec: Object = {
         "schedulerName": "volcano",
         "minAvailable": 2 + least,
-        # It counts the restarts of all pods together, and fails the Job with the last one instead of restarting.
+        # Counts the restarts of all pods together; the last one fails the Job instead of restarting.
         "maxRetry": plan.deploy.workflow.retries + 1,
         "tasks": [
             _task("head", 1, 1, head_pod, [_RESTART_POD]),

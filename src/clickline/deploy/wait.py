@@ -1,4 +1,4 @@
-"""Waiting for what was applied: the pipeline's end, and a roll-out that is complete."""
+"""Waits for an applied deployment: until the pipeline has finished and the rollout is complete."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from clickline.progress import Progress, SlowTask
 
 _POLL_SECONDS = 2.0
 _STUCK_SECONDS = 60.0
-"""That a pod may be in a state that says failed, as an image that cannot be pulled, before it counts as stuck."""
+"""How long a pod may be in a failed state, such as an image that cannot be pulled, before the wait gives up."""
 _LOG_LINES = 30
-_MAX_FAILED_POLLS = 5  # looks in a row that may fail
+_MAX_FAILED_POLLS = 5  # consecutive
 _SCHEDULED = ("CronJob", "CronWorkflow")
-_ROLLOUT_ROLES = ("predictor", "lookup", "learner", "tracking")
-_TRAINING_ROLES = ("pipeline", "learner")
+_ROLLOUT_ROLES = ("predictor", "lookup", "trainer", "tracking")
+_TRAINING_ROLES = ("pipeline", "trainer")
 _EXIT_CODES = (2, 3, 4)
 _LOGGED_CONTAINERS = (*_TRAINING_ROLES, "main")
-"""Containers whose log is the pipeline's; Argo calls those of its steps main."""
+"""Containers whose log is the pipeline's; in Argo's steps they are called main."""
 
 
 @dataclass(frozen=True)
 class WaitResult:
-    """How far a deployment is. `code` is what the pipeline ended with, where that says more than that it failed."""
+    """The state of a rollout. `code` is the pipeline's exit code if it is one of Clickline's own."""
 
     state: str
     """done, waiting, stuck or failed."""
@@ -49,7 +49,7 @@ def await_deployed(
     progress: Progress,
     stuck_seconds: float = _STUCK_SECONDS,
 ) -> WaitResult:
-    """Until all of it is done or failed, or the time is up (`waiting` then). What the pipeline prints is passed on."""
+    """Wait until all of it is done or failed, or the time is up (state `waiting`). Forwards the pipeline's log."""
     begun = time.monotonic()
     stuck_since: float | None = None
     log, lost = _LogForwarder(kube, namespace, progress), 0
@@ -63,7 +63,7 @@ def await_deployed(
                 lost += 1
                 if lost >= _MAX_FAILED_POLLS or (isinstance(error, ApiError) and error.status in (401, 403)):
                     raise
-                progress.log(f"{error} Looking again.")
+                progress.log(f"{error} Trying again.")
             else:
                 outcome = rollout_state(found)
                 stuck_since = None if outcome.state != "stuck" else stuck_since or time.monotonic()
@@ -77,11 +77,11 @@ def await_deployed(
             time.sleep(_POLL_SECONDS)
 
 
-# ── what the cluster says ──────────────────────────────────────────────────────────────────────
+# ── state ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def rollout_state(found: Mapping[str, Any]) -> WaitResult:
-    """How far what `fetch` has found is."""
+    """The state of the rollout, from what `fetch_status` returned."""
     summary = summarize(found)
     objects: Sequence[Object] = found["objects"]
     workloads = [
@@ -122,13 +122,13 @@ def _run_progress(run: Object) -> str:
 
 
 def _is_scheduled(role: Mapping[str, Any]) -> bool:
-    """A run of before that failed is no part of this roll-out."""
+    """Whether a role is run on a schedule: an earlier run that failed is not part of this rollout."""
     return any(one["object"].split()[0] in _SCHEDULED for one in role["workloads"])
 
 
 def _rollout_progress(workload: Object, *, any_version: bool) -> str:
-    """What a roll-out still lacks, as `kubectl rollout status` reckons. Without any version predictors run and are not
-    ready: nothing more can be waited for."""
+    """What a rollout still lacks, as in `kubectl rollout status`. Without any version predictors run but are not ready,
+    and there is nothing to wait for."""
     role = label(workload, "component") or ""
     if role not in _ROLLOUT_ROLES:
         return ""
@@ -139,12 +139,12 @@ def _rollout_progress(workload: Object, *, any_version: bool) -> str:
         )
     status, desired = workload.get("status") or {}, (workload.get("spec") or {}).get("replicas", 1)
     if status.get("observedGeneration", 0) < workload["metadata"].get("generation", 0):
-        return f"{role}: not seen by its controller yet"
+        return f"{role}: not picked up by its controller yet"
     updated, ready = status.get("updatedReplicas", 0), status.get("readyReplicas", 0)
     if updated < desired:
         return f"{role}: {updated} of {desired} updated"
     if (old := status.get("replicas", updated) - updated) > 0:
-        return f"{role}: {old} of before {'is' if old == 1 else 'are'} ending"
+        return f"{role}: {old} old {'pod is' if old == 1 else 'pods are'} terminating"
     serves = role in ("predictor", "lookup")
     if ready < desired and (any_version or not serves):
         return f"{role}: {ready} of {desired} ready"
@@ -152,7 +152,7 @@ def _rollout_progress(workload: Object, *, any_version: bool) -> str:
 
 
 def _outdated(objects: Sequence[Object], summary: Mapping[str, Any]) -> list[str]:
-    """Versions that predictors serve and should no longer: each takes the new one when it next looks."""
+    """Outdated versions that predictors still serve; each loads the new one when it next polls the registry."""
     published, served = _published(objects), summary["versions"]
     if len(served) < 2 and (published is None or served in ([], [published])):
         return []
@@ -161,7 +161,7 @@ def _outdated(objects: Sequence[Object], summary: Mapping[str, Any]) -> list[str
 
 
 def _published(objects: Sequence[Object]) -> int | None:
-    """The version that was current when the pipeline ended, if its pod is still there and tells it."""
+    """The version that was current when the pipeline finished, if its pod still exists and recorded it."""
     pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == "pipeline"]
     for pod in sorted(pods, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), reverse=True):
         for one in (pod.get("status") or {}).get("containerStatuses") or ():
@@ -173,7 +173,7 @@ def _published(objects: Sequence[Object]) -> int | None:
 
 
 def _failure(run: Object, why: str, objects: Sequence[Object], summary: Mapping[str, Any]) -> WaitResult:
-    """The pipeline's end, by the exit code of its last pod: the gate's and the config's are told apart."""
+    """Why the pipeline failed, by the exit code of its last pod."""
     pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == "pipeline"]
     newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default={})
     codes = [
@@ -181,16 +181,16 @@ def _failure(run: Object, why: str, objects: Sequence[Object], summary: Mapping[
         for one in (newest.get("status") or {}).get("containerStatuses") or ()
     ]
     code = next((one for one in codes if one in _EXIT_CODES), 1)
-    told = next((role["why"] for role in summary["roles"] if role["role"] == "pipeline"), "") or why
-    title = {2: "the config is refused", 3: "the gate refused the model", 4: "bad data"}.get(code, "")
-    words = f"the pipeline failed{f': {title}' if title else ''} ({describe(run)}: {told})"
-    return WaitResult("failed", words, code)
+    reason = next((role["why"] for role in summary["roles"] if role["role"] == "pipeline"), "") or why
+    title = {2: "bad config", 3: "the model failed the gate", 4: "bad data"}.get(code, "")
+    message = f"the pipeline failed{f': {title}' if title else ''} ({describe(run)}: {reason})"
+    return WaitResult("failed", message, code)
 
 
 def _success_message(
     once: Sequence[Object], timed: Object | None, summary: Mapping[str, Any], *, unserved: bool
 ) -> str:
-    parts = ["the pipeline is done"] if once else []
+    parts = ["the pipeline has finished"] if once else []
     if timed is not None:
         parts.append(f"the pipeline runs {workload_state(timed)[1]}")
     versions = ", ".join(map(str, summary["versions"]))
@@ -200,25 +200,25 @@ def _success_message(
             f"{ready} predictor{'s' if ready != 1 else ''} serve{'s' if ready == 1 else ''} version {versions}"
         )
     elif unserved:
-        parts.append("predictors are ready with its first version")
+        parts.append("predictors become ready with its first version")
     else:
-        parts.append("the roll-out is complete")
+        parts.append("the rollout is complete")
     return "; ".join(parts)
 
 
-# ── what the pipeline says ─────────────────────────────────────────────────────────────────────
+# ── log ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass
 class _LogForwarder:
-    """Passes on what the pods that learn print, each line once."""
+    """Forwards the log of the training pods, each line once."""
 
     kube: Kube
     namespace: str
     progress: Progress
     seen: dict[tuple[str, str], set[tuple[str, str]]] = field(default_factory=dict)
     finished: set[str] | None = None
-    """Pods that had ended before the first look: what they said is no news."""
+    """Pods that had finished before the first poll: their logs are old."""
     denied: bool = False
 
     def read(self, pods: Sequence[Object]) -> None:
@@ -226,13 +226,13 @@ class _LogForwarder:
             self.finished = {one["metadata"]["name"] for one in pods if _is_finished(one)}
         if self.denied:
             return
-        learning = [
+        training = [
             one
             for one in pods
             if label(one, "component") in _TRAINING_ROLES and one["metadata"]["name"] not in self.finished
         ]
         try:
-            lines = last_lines(self.kube, learning, namespace=self.namespace, lines=_LOG_LINES)
+            lines = last_lines(self.kube, training, namespace=self.namespace, lines=_LOG_LINES)
         except ApiError as refused:
             if refused.status != 403:
                 raise

@@ -24,7 +24,7 @@ _LOOK_SECONDS = 1.0  # between two checks that the cluster is alive
 
 
 class _RemoteError(NamedTuple):
-    """A ClicklineError as plain values: not all of its subclasses can be pickled."""
+    """A ClicklineError as plain values: not all of its subclasses can be sent between processes."""
 
     kind: type[ClicklineError]
     arguments: tuple[Any, ...]

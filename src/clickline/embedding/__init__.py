@@ -3,7 +3,7 @@
 from clickline.embedding.admission import Admission
 from clickline.embedding.eviction import Eviction
 from clickline.embedding.lr_schedules import Constant, Cosine, LinearTail, Schedule, StepDrop
-from clickline.embedding.memory_estimate import TableBytes, copy_on_write_bytes, snapshot_bytes, table_bytes
+from clickline.embedding.memory_estimate import TableMemory, copy_on_write_bytes, snapshot_bytes, table_bytes
 from clickline.embedding.optimizers import (
     OPTIMIZERS,
     AdaGrad,
@@ -54,7 +54,7 @@ __all__ = [
     "Snapshot",
     "SnapshotFile",
     "StepDrop",
-    "TableBytes",
+    "TableMemory",
     "Tables",
     "begin_snapshot",
     "copy_on_write_bytes",

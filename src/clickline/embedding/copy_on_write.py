@@ -86,9 +86,9 @@ class CopyOnWriteRows:
         n_blocks = room // COW_BLOCK_ROWS
         if n_blocks + blocks > self._blocks[shard].size:
             capacity = 2 * (n_blocks + blocks)
-            self._blocks[shard] = _wider(self._blocks[shard], capacity)
-            self._mixed[shard] = _wider(self._mixed[shard], capacity * COW_BLOCK_ROWS)
-            self._rows[shard] = _wider(self._rows[shard], capacity * COW_BLOCK_ROWS)
+            self._blocks[shard] = _grow(self._blocks[shard], capacity)
+            self._mixed[shard] = _grow(self._mixed[shard], capacity * COW_BLOCK_ROWS)
+            self._rows[shard] = _grow(self._rows[shard], capacity * COW_BLOCK_ROWS)
             self._blocks_H[shard] = address(self._blocks[shard])
             self._mixed_H[shard] = address(self._mixed[shard])
             self._rows_H[shard] = address(self._rows[shard])
@@ -109,7 +109,7 @@ class CopyOnWriteRows:
         return selected[np.argsort(mixed[selected])]
 
 
-def _wider(array: NDArray[Any], size: int) -> NDArray[Any]:
+def _grow(array: NDArray[Any], size: int) -> NDArray[Any]:
     wider = np.zeros(size, dtype=array.dtype)
     wider[: array.size] = array
     return wider

@@ -74,7 +74,7 @@ class Index:
     def reserve(self, shard: int, ids: int, coming: int = 0) -> None:
         """Make room for `ids` more ids in a shard now, and size it for `coming` later ones.
         Safe to call for several shards at once."""
-        capacity = _grown(int(self.capacities_H[shard]), int(self.used_H[shard]) + ids + coming)
+        capacity = _capacity_for(int(self.capacities_H[shard]), int(self.used_H[shard]) + ids + coming)
         if capacity > self.capacities_H[shard] or not has_room(self.view, shard, ids):
             self._move(shard, capacity, ids)
 
@@ -83,7 +83,7 @@ class Index:
         overhang = max(0, int(self.ends_H[shard] - self.capacities_H[shard]))
         size = capacity + 2 * (overhang + inserts) + _SPARE
         entries = allocate(8 * size).view(np.uint64)
-        self.ends_H[shard] = _spread(self.addresses_H[shard], self.ends_H[shard], address(entries), capacity)
+        self.ends_H[shard] = _rehash(self.addresses_H[shard], self.ends_H[shard], address(entries), capacity)
         self.addresses_H[shard] = address(entries)
         self.capacities_H[shard] = capacity
         self.sizes_H[shard] = size
@@ -92,14 +92,14 @@ class Index:
 
 def entries_for(ids: int) -> int:
     """The allocated entries of all shards once `ids` ids were added one by one."""
-    return sum(_grown(_first_capacity(shard), ids / SHARDS) + _SPARE for shard in range(SHARDS))
+    return sum(_capacity_for(_first_capacity(shard), ids / SHARDS) + _SPARE for shard in range(SHARDS))
 
 
 def _first_capacity(shard: int) -> int:
     return int(_FIRST_CAPACITY * _GROWTH ** (shard / SHARDS))
 
 
-def _grown(capacity: int, ids: float) -> int:
+def _capacity_for(capacity: int, ids: float) -> int:
     """The capacity after growing step by step for `ids` ids."""
     while ids > _MAX_LOAD * capacity:
         capacity = int(capacity * _GROWTH)
@@ -207,7 +207,7 @@ def erase_at(index: IndexView, shard: Int, at: Int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _spread(source: Int, end: Int, target: Int, capacity: Int) -> Int:
+def _rehash(source: Int, end: Int, target: Int, capacity: Int) -> Int:
     """Copy entries into an empty array of another capacity; returns the new end."""
     old = u64_at(source)
     new = u64_at(target)

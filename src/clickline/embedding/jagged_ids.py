@@ -270,7 +270,7 @@ def _find_group(
 
 
 @njit(cache=True, nogil=True)
-def spread_rows(
+def scatter_rows(
     first: Int, last: Int, partitioned: Partitioned, row_N: NDArray[np.uint32], defaults_H: NDArray[np.int64]
 ) -> None:
     """Give every id of the batch its row; ids without a vector get the default row, numbered as the slot."""

@@ -11,7 +11,7 @@ from clickline.embedding.snapshot import COW_MEMORY_DIVISOR
 
 
 @dataclass(frozen=True)
-class TableBytes:
+class TableMemory:
     """The memory of a table, by purpose."""
 
     rows: int  # of admitted ids: counters, optimizer state, wide weight, vector
@@ -24,14 +24,14 @@ class TableBytes:
         return self.rows + self.candidates + self.index + self.slack
 
 
-def table_bytes(layout: RowLayout, ids: int, candidates: int = 0, *, batch_ids: int = 0) -> TableBytes:
+def table_bytes(layout: RowLayout, ids: int, candidates: int = 0, *, batch_ids: int = 0) -> TableMemory:
     """The memory of a table that was trained on `ids` ids. `batch_ids` are the distinct ids of a batch: with admission
     that many rows are kept free, as any of them may be admitted."""
     stride = layout.view.stride
     slack = _unused_rows(ids) * stride
     if candidates:
         slack += batch_ids * stride + _unused_rows(candidates) * CandidateLayout.stride
-    return TableBytes(
+    return TableMemory(
         rows=ids * stride,
         candidates=candidates * CandidateLayout.stride,
         index=8 * entries_for(ids + candidates),

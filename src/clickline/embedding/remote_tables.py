@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from clickline.embedding.arena import CHUNK_BITS, CHUNK_ROWS
 from clickline.embedding.index import SHARDS, RowsView
-from clickline.embedding.jagged_ids import JaggedIds, Partitioned, partition_batch, spread_rows, to_jagged
+from clickline.embedding.jagged_ids import JaggedIds, Partitioned, partition_batch, scatter_rows, to_jagged
 from clickline.embedding.packed_messages import (
     NO_FLAGS,
     NO_FLOATS,
@@ -241,16 +241,16 @@ class _RemoteTable:
         defaults_H = np.zeros(SHARDS, dtype=np.int64)
         view = RowsView(address(chunks), self.layout.stride, 0, 0)
 
-        def spread(first: int, last: int) -> None:
+        def scatter(first: int, last: int) -> None:
             assign_reply_rows(first, last, pending.partitioned, row_H, default_flags_H)
-            spread_rows(first, last, pending.partitioned, pending.row_N, defaults_H)
+            scatter_rows(first, last, pending.partitioned, pending.row_N, defaults_H)
 
         def pool(first: int, last: int) -> None:
             pool_rows(
                 view, self.layout, pending.jagged, pending.plan, pending.row_N, first, last, inputs_BI, wide_B
             )
 
-        self._thread_pool.parallel_for(SHARDS, spread)
+        self._thread_pool.parallel_for(SHARDS, scatter)
         self._thread_pool.parallel_for(wide_B.size, pool)
         pending.defaults = int(defaults_H.sum())
 

@@ -145,7 +145,7 @@ def begin_snapshot(tables: Tables, since: int | None = None, *, share: float = 1
 
     This is instant; the copying is done by `Snapshot.write`, which may run in another thread with `share` of one core.
     No batch may be in flight (found but not applied): do not find ahead before a snapshot."""
-    tables.refuse_during_snapshot("snapshot")
+    tables.require_no_snapshot("snapshot")
     if tables.in_flight:
         raise RuntimeError(
             f"snapshot with {tables.in_flight} batches in flight, counted but not trained: apply them first"
@@ -172,7 +172,7 @@ def load_snapshot(tables: Tables, snapshot: Path | Sequence[Path], keep: range |
     wanted = range(SHARDS) if keep is None else keep
     chosen = {path: held for path, held in parts.items() if set(held) & set(wanted)}
     digests = {path: _verify(path) for path in chosen}
-    headers = {path: _checked_header(path, tables, whole=len(parts) > 1) for path in chosen}
+    headers = {path: _checked_header(path, tables, require_full=len(parts) > 1) for path in chosen}
     for path, header in headers.items():
         with path.open("rb") as file:
             file.readline()
@@ -282,7 +282,7 @@ def _joined(digests: Sequence[str]) -> str:
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
-def _checked_header(path: Path, tables: Tables, *, whole: bool) -> dict[str, Any]:
+def _checked_header(path: Path, tables: Tables, *, require_full: bool) -> dict[str, Any]:
     """The header of a file, checked against the tables."""
     header = _read_header(path)
     expected = _header(tables, None)
@@ -294,7 +294,7 @@ def _checked_header(path: Path, tables: Tables, *, whole: bool) -> dict[str, Any
             )
     if tables.trained or (header["kind"] == "full" and tables.size):
         raise ValueError("a snapshot can be loaded only into new tables, before any training")
-    if whole and header["kind"] != "full":
+    if require_full and header["kind"] != "full":
         raise ArtifactError(f"{path} is a delta: only a full snapshot has parts. Load deltas one by one.")
     if header["kind"] == "delta" and header["base"] != tables.digests.get(0):
         raise ArtifactError(

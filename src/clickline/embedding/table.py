@@ -23,7 +23,7 @@ from clickline.embedding.checksum import digest_row, digest_shards
 from clickline.embedding.copy_on_write import TAGS, CopyOnWriteRows, copy_slice
 from clickline.embedding.eviction import Eviction, decay_shards, evict_shard
 from clickline.embedding.index import GOLDEN, SHARDS, Index, RowsView
-from clickline.embedding.jagged_ids import JaggedIds, Partitioned, find_rows, partition_batch, spread_rows
+from clickline.embedding.jagged_ids import JaggedIds, Partitioned, find_rows, partition_batch, scatter_rows
 from clickline.embedding.optimizers import OptimizerView
 from clickline.embedding.packed_messages import apply_packed, assign_rows, pack_rows, update_defaults
 from clickline.embedding.pooling import (
@@ -90,7 +90,9 @@ class Table:
         self._columns_S = np.array(columns, dtype=np.int64)
         self._layout_view = layout.view
         self._admission = admission
-        wide_optimizer = layout.wide_optimizer or layout.embedding_optimizer  # unused where rows have no wide
+        wide_optimizer = (
+            layout.wide_optimizer or layout.embedding_optimizer
+        )  # unused if rows have no wide weight
         self._settings = layout.embedding_optimizer.settings(), wide_optimizer.settings()
         self._optimizer = OptimizerView(
             layout.embedding_optimizer.kind,
@@ -100,7 +102,7 @@ class Table:
             np.float32(l2),
         )
         bound = np.float32(init_scale / np.sqrt(layout.dim))
-        self._new = RowInit(
+        self._row_init = RowInit(
             np.uint64(seed % 2**64),
             bound,
             self._layout_view,
@@ -123,7 +125,9 @@ class Table:
         self.ids_HS = np.zeros((SHARDS, len(poolings)), dtype=np.int64)
         self.candidates_HS = np.zeros((SHARDS, len(poolings)), dtype=np.int64)
         for slot in self._arena.allocate_rows(len(poolings)).tolist():
-            init_row(address(self._arena.row(slot)), np.uint64(slot), self._new._replace(bound=np.float32(0)))
+            init_row(
+                address(self._arena.row(slot)), np.uint64(slot), self._row_init._replace(bound=np.float32(0))
+            )
 
     # ── a training step ────────────────────────────────────────────────────────────────────────
 
@@ -135,7 +139,7 @@ class Table:
 
         def find_in_shards(first: int, last: int) -> None:
             self._find_in_shards(partitioned, counts, first, last)
-            spread_rows(first, last, partitioned, row_N, defaults_H)
+            scatter_rows(first, last, partitioned, row_N, defaults_H)
 
         with self.lock:
             self._thread_pool.parallel_for(SHARDS, find_in_shards)
@@ -219,7 +223,7 @@ class Table:
                 self._rows,
                 self._free,
                 self._free_candidates,
-                self._new,
+                self._row_init,
                 self._cow.view,
                 self.generation,
                 first,
@@ -240,7 +244,7 @@ class Table:
                 self._candidates.reserve(first, missing)
                 self._candidates.make_room(first, distinct)  # an admitted candidate frees its candidate row
 
-    # ── a training step whose batch is elsewhere (packed_messages.py) ───────────────────────────────────
+    # ── a training step whose batch is elsewhere (packed_messages.py) ──────────────────────────
 
     def find_packed(
         self, ids_N: NDArray[np.uint64], starts_P1: NDArray[np.int64], counts: BatchCounts | None
@@ -293,7 +297,7 @@ class Table:
         """One optimizer step of the used default rows. Overwrites the gradients at the address `gradients`."""
         update_defaults(self._rows, self._layout_view, self._optimizer, np.float32(factor), used_S, gradients)
 
-    # ── size and memory ──────────────────────────────────────────────────────────────────────────
+    # ── size and memory ────────────────────────────────────────────────────────────────────────
 
     @property
     def size(self) -> int:
@@ -321,7 +325,7 @@ class Table:
         """Memory used by copy-on-write rows of an open snapshot."""
         return self._cow.used_bytes
 
-    # ── decay and eviction ─────────────────────────────────────────────────────────────────────────────
+    # ── decay and eviction ─────────────────────────────────────────────────────────────────────
 
     def decay(self, rate: float) -> None:
         """Multiply every impression and click counter by `rate`."""

@@ -205,7 +205,7 @@ class Tables:
         with self._in_flight_lock:
             self.in_flight -= 1
 
-    # ── size and memory ──────────────────────────────────────────────────────────────────────────
+    # ── size and memory ────────────────────────────────────────────────────────────────────────
 
     @property
     def size(self) -> int:
@@ -240,22 +240,22 @@ class Tables:
         """Checksums of the content of each table, independent of training order and memory layout."""
         return [table.checksums() for table in self.parts]
 
-    # ── decay and eviction ─────────────────────────────────────────────────────────────────────────────
+    # ── decay and eviction ─────────────────────────────────────────────────────────────────────
 
     def decay(self, rate: float) -> None:
         """Multiply every counter by `rate`. Counters are then no longer exact counts, but what eviction uses."""
         if not 0.0 < rate <= 1.0:
             raise ValueError(f"decay by {rate}: it must be above 0 and at most 1")
-        self.refuse_during_snapshot("decay")
-        self._refuse_in_flight("decay")
+        self.require_no_snapshot("decay")
+        self._require_no_batch_in_flight("decay")
         for table in self.parts:
             table.decay(rate)
         self.decays.append((self.parts[0].generation, rate))
 
     def evict(self, rule: Eviction, now_hour: int = -1) -> tuple[SlotReport, ...]:
         """Evict the ids that match the rule, and return how many of each slot. Their rows are reused."""
-        self.refuse_during_snapshot("evict")
-        self._refuse_in_flight("evict")
+        self.require_no_snapshot("evict")
+        self._require_no_batch_in_flight("evict")
         ids, candidates = self._by_slot()
         generation = self.parts[0].generation
         evicted = [table.evict(rule, now_hour) for table in self.parts]
@@ -273,11 +273,11 @@ class Tables:
         self.decays = [(at, rate) for at, rate in self.decays if at > generation]
         self.digests = {at: digest for at, digest in self.digests.items() if at >= generation}
 
-    def _refuse_in_flight(self, what: str) -> None:
+    def _require_no_batch_in_flight(self, what: str) -> None:
         if self.in_flight:
             raise RuntimeError(f"{what} between a batch's find and its apply: apply the batch first")
 
-    def refuse_during_snapshot(self, what: str) -> None:
+    def require_no_snapshot(self, what: str) -> None:
         if self.snapshot_open:
             raise RuntimeError(f"{what} while a snapshot is being written: finish or close it first")
 

@@ -49,4 +49,7 @@ def _unscaled(features: FeatureSpec, rows: LabelledRows) -> Iterator[tuple[float
         if present_B.size and present_B.max() > UNSCALED_ABOVE:
             largest = float(present_B.max())
             middle = float(np.median(present_B))
-            yield largest, f"{field.name} (transform: {field.transform}; median {middle:.2g}, up to {largest:.2g})"
+            yield (
+                largest,
+                f"{field.name} (transform: {field.transform}; median {middle:.2g}, up to {largest:.2g})",
+            )

@@ -181,7 +181,9 @@ class MetricCounts:
             error = bins.unordered / (clicks * others)
             interval = _auc_interval(bins, auc)
             entropy = (
-                logloss * impressions / -(clicks * math.log(clicks / impressions) + others * math.log(others / impressions))
+                logloss
+                * impressions
+                / -(clicks * math.log(clicks / impressions) + others * math.log(others / impressions))
             )
         deviation = sums[_SQUARED_LOSS] - 2 * logloss * sums[_WEIGHTED_LOSS] + logloss**2 * sums[_SQUARES]
         margin = _Z95 * math.sqrt(max(deviation, 0.0)) / impressions
@@ -222,8 +224,8 @@ class MetricCounts:
 class HourlyCounts:
     """`MetricCounts` for each hour, with fewer distinct scores: the AUC is known to about 1e-4.
 
-    At most `MAX_HOURS` hours are kept: beyond that, hours with the fewest rows are merged into the unknown hour, so that
-    rows with wrong times cost little and real hours stay."""
+    At most `MAX_HOURS` hours are kept: beyond that, hours with the fewest rows are merged into the unknown hour, so
+    that rows with wrong times cost little and real hours stay."""
 
     def __init__(self) -> None:
         self._hours: dict[int, MetricCounts] = {}
@@ -277,7 +279,9 @@ class HourlyCounts:
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic]]) -> HourlyCounts:
         hourly = cls()
         for hour in dict.fromkeys(key.split("/")[0] for key in arrays):
-            arrays_of_hour = {key.split("/")[1]: array for key, array in arrays.items() if key.split("/")[0] == hour}
+            arrays_of_hour = {
+                key.split("/")[1]: array for key, array in arrays.items() if key.split("/")[0] == hour
+            }
             hourly._hours[int(hour)] = MetricCounts.from_arrays(arrays_of_hour, HOUR_LIMIT)
         return hourly
 
@@ -348,9 +352,9 @@ def _ece(bins: Bins) -> float:
 def calibration_bin(bins: Bins) -> NDArray[np.int64]:
     """The bin of each score, among `ECE_BINS` bins of equal weight."""
     impressions_N = bins.impressions_N
-    place_N: NDArray[np.int64] = ((np.cumsum(impressions_N) - impressions_N / 2) / impressions_N.sum() * ECE_BINS).astype(
-        np.int64
-    )
+    place_N: NDArray[np.int64] = (
+        (np.cumsum(impressions_N) - impressions_N / 2) / impressions_N.sum() * ECE_BINS
+    ).astype(np.int64)
     return np.minimum(place_N, ECE_BINS - 1)
 
 

@@ -14,8 +14,8 @@ Doubles = NDArray[np.float64]
 
 MAX_GROUPS = 500
 MIN_GROUP_ROWS = 20
-"""Isotonic regression starts from MAX_GROUPS groups of equal weight, or fewer with this many rows each: enough to follow
-any shape, few enough not to fit noise."""
+"""Isotonic regression starts from MAX_GROUPS groups of equal weight, or fewer with this many rows each: enough to
+follow any shape, few enough not to fit noise."""
 
 MAX_TILT = 0.25
 """How far the ends of a block tilt towards its neighbours, as a share of the smaller distance to them."""
@@ -79,7 +79,9 @@ def fit_platt(bins: Bins) -> Platt:
 
 def _check_rows(bins: Bins) -> None:
     if not bins.impressions_N.sum() > 0:
-        raise DataError("no rows are held out to fit the calibration on: hold out rows with a positive weight.")
+        raise DataError(
+            "no rows are held out to fit the calibration on: hold out rows with a positive weight."
+        )
 
 
 def _logit(probability_N: Doubles) -> Doubles:
@@ -104,7 +106,9 @@ def _newton(
         residual_N, curvature_N = impressions_N * rate_N - clicks_N, impressions_N * rate_N * (1 - rate_N)
         gradient = np.array([np.sum(residual_N * logit_N), residual_N.sum()]) + prior * (point - [1.0, 0.0])
         cross = np.sum(curvature_N * logit_N)
-        hessian = np.array([[np.sum(curvature_N * logit_N**2), cross], [cross, curvature_N.sum()]]) + prior * np.eye(2)
+        hessian = np.array(
+            [[np.sum(curvature_N * logit_N**2), cross], [cross, curvature_N.sum()]]
+        ) + prior * np.eye(2)
         step = np.zeros(2)
         step[free] = np.linalg.solve(hessian[np.ix_(free, free)], gradient[free])
         before, size = loss(point), 1.0

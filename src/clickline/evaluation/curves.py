@@ -1,7 +1,7 @@
 """Evaluation curves from counts by score, thinned to at most `POINTS` points without losing their shape.
 
-Points are spaced evenly along a curve, so steep and flat parts of the same length get the same number, and the gaps are too
-small to see. Ties are one step; weights count as everywhere.
+Points are spaced evenly along a curve, so steep and flat parts of the same length get the same number, and the gaps
+are too small to see. Ties are one step; weights count as everywhere.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _Z95 = 1.959963984540054
 
 
 def curves(bins: Bins) -> Curves:
-    """ROC, precision-recall, calibration, score histogram and gain curves. ROC, precision-recall and gain are None unless
-    there are both clicks and non-clicks; all are None without rows of positive weight."""
+    """ROC, precision-recall, calibration, score histogram and gain curves. ROC, precision-recall and gain are None
+    unless there are both clicks and non-clicks; all are None without rows of positive weight."""
     found: Curves = dict.fromkeys(("roc", "precision_recall", "calibration", "scores", "gain"))
     clicks, others = float(bins.clicks_N.sum()), float(bins.others_N.sum())
     if clicks + others > 0:
@@ -91,7 +91,12 @@ def _calibration(bins: Bins) -> dict[str, list[float]]:
         )
     )
     nonempty = impressions > 0
-    impressions, clicks, predicted, squares = impressions[nonempty], clicks[nonempty], predicted[nonempty], squares[nonempty]
+    impressions, clicks, predicted, squares = (
+        impressions[nonempty],
+        clicks[nonempty],
+        predicted[nonempty],
+        squares[nonempty],
+    )
     rate, rows = clicks / impressions, impressions**2 / squares
     middle = (rate + _Z95**2 / (2 * rows)) / (1 + _Z95**2 / rows)
     margin = _Z95 * np.sqrt(rate * (1 - rate) / rows + _Z95**2 / (4 * rows**2)) / (1 + _Z95**2 / rows)

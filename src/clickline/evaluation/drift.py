@@ -1,9 +1,10 @@
 """Drift between training and evaluation rows: the population stability index.
 
-PSI = sum over bins of (eval - train) * ln(eval / train), where `train` and `eval` are the bin's shares. The bins of a slot
-are the most frequent values in train, all other values, and "missing"; those of a dense field are the deciles in train, and
-0, which also stands for a missing number. Half a value is added to every bin, so an empty one gives no infinity. Two
-samples of n rows of the same data have a PSI of about 2 * bins / n. Below 0.1 there is little drift, above 0.25 much.
+PSI = sum over bins of (eval - train) * ln(eval / train), where `train` and `eval` are the bin's shares. The bins of a
+slot are the most frequent values in train, all other values, and "missing"; those of a dense field are the deciles in
+train, and 0, which also stands for a missing number. Half a value is added to every bin, so an empty one gives no
+infinity. Two samples of n rows of the same data have a PSI of about 2 * bins / n. Below 0.1 there is little drift,
+above 0.25 much.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def drift(
     eval: LabelledRows,
     names: Mapping[str, Mapping[int, str]],
 ) -> tuple[FieldDrift, ...]:
-    """The drift of all fields, largest first; empty without rows to compare. `names` has the values of known ids by slot."""
+    """The drift of all fields, largest first; empty without rows to compare. `names` has the values of known ids by
+    slot."""
     if not (train.rows and eval.rows):
         return ()
     fields = []
@@ -99,7 +101,11 @@ def _slot_bins(
 def _dense_bins(field: DenseField, train_N: Floats, eval_N: Floats) -> tuple[list[str], NDArray[np.int64]]:
     """Names of the bins of a dense field, and their counts in train and eval."""
     nonzero_N = np.sort(train_N[train_N != 0])
-    edges = np.unique(nonzero_N[np.arange(1, _DECILES) * nonzero_N.size // _DECILES]) if nonzero_N.size else nonzero_N
+    edges = (
+        np.unique(nonzero_N[np.arange(1, _DECILES) * nonzero_N.size // _DECILES])
+        if nonzero_N.size
+        else nonzero_N
+    )
     counts = []
     for values_N in (train_N, eval_N):
         bin_N = np.searchsorted(edges, values_N, side="right")

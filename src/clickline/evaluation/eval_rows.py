@@ -96,16 +96,17 @@ class DatasetRows:
             return self.group(shard, group)
 
         progress.begin("evaluate", total_rows=self.dataset.splits[self.split].rows)
-        for _, rows in map_in_order(read, self.dataset.row_groups(self.split), 1):  # one thread reads, all score
+        # One thread reads, all score.
+        for _, rows in map_in_order(read, self.dataset.row_groups(self.split), 1):
             progress.advance(rows=rows.rows)
             yield rows
         progress.end()
 
     def group(self, shard: int, group: int) -> LabelledRows:
         """The rows of one row group."""
-        path = Storage.join(self.dataset.folder, self.dataset.splits[self.split].shards[shard].file)
+        uri = Storage.join(self.dataset.folder, self.dataset.splits[self.split].shards[shard].file)
         if shard not in self._sources:
-            self._sources[shard] = self.storage.describe(path)
+            self._sources[shard] = self.storage.describe(uri)
         source = self._sources[shard]
         try:
             if source is None:
@@ -114,7 +115,7 @@ class DatasetRows:
                 return self.dataset.read(path, [group])
         except (pa.ArrowException, FileNotFoundError) as error:
             raise ArtifactError(
-                f"{path} is damaged: {error}. Remove {self.dataset.folder} and run `clickline prepare` again."
+                f"{uri} is damaged: {error}. Remove {self.dataset.folder} and run `clickline prepare` again."
             ) from error
 
     def names(self, ids: Ids) -> Names:
@@ -154,10 +155,16 @@ def _differences(dataset_features: FeatureSpec, model_features: FeatureSpec) -> 
     differences = {
         "not in the dataset": [name for name in model_fields if name not in dataset_fields],
         "not in the model": [name for name in dataset_fields if name not in model_fields],
-        "other statistics or transform": [n for n in model_fields if n in dataset_fields and model_fields[n] != dataset_fields[n]],
+        "other statistics or transform": [
+            n for n in model_fields if n in dataset_fields and model_fields[n] != dataset_fields[n]
+        ],
     }
     messages = [f"{what}: {_first_names(names)}" for what, names in differences.items() if names]
-    return messages if messages or dataset_features == model_features else ["the order of the fields, or data.missing"]
+    return (
+        messages
+        if messages or dataset_features == model_features
+        else ["the order of the fields, or data.missing"]
+    )
 
 
 def _first_names(names: list[str]) -> str:

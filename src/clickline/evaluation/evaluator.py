@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.artifacts.dataset import concat_rows
-from clickline.evaluation.binary_metrics import MetricCounts, Floats, HourMetrics, HourlyCounts, Metrics
+from clickline.evaluation.binary_metrics import Floats, HourlyCounts, HourMetrics, MetricCounts, Metrics
 from clickline.evaluation.curves import Curves, curves
 from clickline.evaluation.importance import ImportanceCounts, ScoreFn
 from clickline.evaluation.slices import Slice, SliceCounts
@@ -61,12 +61,15 @@ class Evaluation:
 class Evaluator:
     """Accumulates scored rows batch by batch; evaluators of different rows can be merged.
 
-    Memory does not grow with the rows, unless there are user-defined metrics: those need all rows at once, which are kept
-    at 12 bytes each.
+    Memory does not grow with the rows, unless there are user-defined metrics: those need all rows at once, which are
+    kept at 12 bytes each.
     """
 
     def __init__(
-        self, slots: Sequence[str] = (), top: int = 20, custom_metrics: Mapping[str, CustomMetric] | None = None
+        self,
+        slots: Sequence[str] = (),
+        top: int = 20,
+        custom_metrics: Mapping[str, CustomMetric] | None = None,
     ) -> None:
         self.total = MetricCounts()
         self._hours = HourlyCounts()
@@ -104,8 +107,13 @@ class Evaluator:
             label_N, probability_N, weight_N = (
                 np.concatenate(column) for column in zip(*self._scored, strict=True)
             )
-            custom = {name: metric(label_N, probability_N, weight_N) for name, metric in self._custom_metrics.items()}
-        return Evaluation(self.total.metrics(), self._hours.hours(), slices, custom, curves(self.total.bins()))
+            custom = {
+                name: metric(label_N, probability_N, weight_N)
+                for name, metric in self._custom_metrics.items()
+            }
+        return Evaluation(
+            self.total.metrics(), self._hours.hours(), slices, custom, curves(self.total.bins())
+        )
 
 
 def evaluate_rows(

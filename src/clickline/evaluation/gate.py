@@ -53,13 +53,17 @@ class Verdict:
 def check_gate(
     metrics: Metrics, thresholds: Thresholds, current: Metrics | None = None, why_no_current: str = ""
 ) -> Verdict:
-    """Check the metrics of a model. `current`: those of the live version on the same rows; else `why_no_current` is the reason.
+    """Check the metrics of a model. `current`: those of the live version on the same rows; else `why_no_current` is
+    the reason.
 
     A model that predicts about the same for every row is always refused, unless accuracy is the only threshold: then a
     warning explains how little accuracy means.
     """
     set_names = {name for name, value in asdict(thresholds).items() if value is not None}
-    reasons = [*_missed_thresholds(metrics, thresholds), *_worse_than_current(metrics, thresholds.vs_current, current)]
+    reasons = [
+        *_missed_thresholds(metrics, thresholds),
+        *_worse_than_current(metrics, thresholds.vs_current, current),
+    ]
     warnings = []
     if set_names == {"accuracy"}:
         warnings.append(_accuracy_warning(metrics, thresholds.accuracy))
@@ -78,8 +82,8 @@ def check_gate(
 
 
 def clearly_worse(metrics: Metrics, thresholds: Thresholds, current: Metrics | None = None) -> Iterator[str]:
-    """Reasons to refuse a model by the rows of the newest hour alone: even the upper end of the confidence interval of its
-    AUC on them is too low. Such rows are too few to pass a model."""
+    """Reasons to refuse a model by the rows of the newest hour alone: even the upper end of the confidence interval of
+    its AUC on them is too low. Such rows are too few to pass a model."""
     if metrics.auc is None or metrics.auc_interval is None:
         return
     high = metrics.auc_interval[1]
@@ -138,7 +142,9 @@ def _worse_than_current(metrics: Metrics, threshold: float | None, current: Metr
     """Why the model is not good enough compared with the current version."""
     if threshold is None or current is None:
         return
-    same_clicks = math.isclose(metrics.clicks, current.clicks, rel_tol=1e-6)  # the order of summation may differ
+    same_clicks = math.isclose(
+        metrics.clicks, current.clicks, rel_tol=1e-6
+    )  # the order of summation may differ
     if metrics.rows != current.rows or not same_clicks:
         yield (
             f"the current version was measured on {current.rows:,} rows with {current.clicks:,.10g} clicks, "
@@ -196,8 +202,8 @@ def _too_few_clicks(metrics: Metrics, auc: float, low: float) -> str:
     # The margin shrinks with the square root of the count.
     enough = math.ceil(count * ((auc - low) / (auc - 0.5)) ** 2)
     return (
-        f" There are {metrics.clicks:,.6g} clicks in {metrics.shows:,.10g} impressions, too few to be sure; at this AUC "
-        f"about {enough:,} {kind} are enough: evaluate on more rows (data.eval, or with --follow a larger "
+        f" There are {metrics.clicks:,.6g} clicks in {metrics.shows:,.10g} impressions, too few to be sure; at "
+        f"this AUC about {enough:,} {kind} are enough: evaluate on more rows (data.eval, or with --follow a larger "
         "follow.holdout)."
     )
 
@@ -210,6 +216,6 @@ def _accuracy_warning(metrics: Metrics, threshold: float | None) -> str:
     )
     enough = " and would pass" if threshold is not None and share >= threshold else ""
     return (
-        f'accuracy is the only threshold of the gate, and always predicting "{answer}" is {100 * share:.1f} % accurate on '
-        f"these rows{enough}: set gate.auc or gate.logloss as well."
+        f'accuracy is the only threshold of the gate, and always predicting "{answer}" is '
+        f"{100 * share:.1f} % accurate on these rows{enough}: set gate.auc or gate.logloss as well."
     )

@@ -24,7 +24,9 @@ def id_names_of(slot: SlotField, values: Sequence[bytes]) -> dict[int, str]:
     invalid_rows = {row for group in invalid for row in group.rows_F.tolist()}
     ids = encoded.slots[0].ids_N.tolist()
     names = {
-        id: name for row, (id, name) in enumerate(zip(ids, named.values(), strict=True)) if row not in invalid_rows
+        id: name
+        for row, (id, name) in enumerate(zip(ids, named.values(), strict=True))
+        if row not in invalid_rows
     }
     return {**names, slot.missing_id: "(missing)"}
 

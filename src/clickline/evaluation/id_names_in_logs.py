@@ -35,11 +35,17 @@ def find_id_names(
     return named
 
 
-def _values_with(ids: set[int], encoded_ids: SlotIds, column: RawColumn, separator: str | None) -> list[bytes]:
+def _values_with(
+    ids: set[int], encoded_ids: SlotIds, column: RawColumn, separator: str | None
+) -> list[bytes]:
     """All values of the first rows with these ids."""
     unique_K, first_K = np.unique(encoded_ids.ids_N, return_index=True)
     first_K = first_K[np.isin(unique_K, np.array(sorted(ids), dtype=np.uint64))]
-    rows_K = first_K if encoded_ids.offsets_B1 is None else np.searchsorted(encoded_ids.offsets_B1, first_K, "right") - 1
+    rows_K = (
+        first_K
+        if encoded_ids.offsets_B1 is None
+        else np.searchsorted(encoded_ids.offsets_B1, first_K, "right") - 1
+    )
     if not rows_K.size:
         return []
     text = as_text(column if separator is None else split_values(column, separator))

@@ -1,7 +1,7 @@
 """Permutation importance: the AUC that is lost when a field's values are shuffled over the rows.
 
-A field is shuffled within blocks of rows, so memory does not grow with them. The permutation depends only on the seed, the
-field's name and the block's number.
+A field is shuffled within blocks of rows, so memory does not grow with them. The permutation depends only on the seed,
+the field's name and the block's number.
 """
 
 from __future__ import annotations

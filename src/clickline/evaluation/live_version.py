@@ -12,12 +12,14 @@ from clickline.features import FeatureSpec
 T = TypeVar("T")
 
 
-def with_live_version(registry: Registry, use: Callable[[Move], T], *, requested: bool) -> tuple[T | None, str]:
+def with_live_version(
+    registry: Registry, use: Callable[[Move], T], *, requested: bool
+) -> tuple[T | None, str]:
     """Returns the result of `use` for the live version, or None and the reason why there is nothing to compare with.
 
-    A version that is damaged or has other fields is not compared with: it must not block its own replacement. Any other
-    error, such as a store that does not answer, is raised if gate.vs_current needs the comparison (`requested`); if only
-    the report would show it, it is a reason like the others.
+    A version that is damaged or has other fields is not compared with: it must not block its own replacement. Any
+    other error, such as a store that does not answer, is raised if gate.vs_current needs the comparison (`requested`);
+    if only the report would show it, it is a reason like the others.
     """
     name = "the current version"
     try:

@@ -6,9 +6,9 @@
         progressive.add(batch.event_hour_B, batch.label_B, batch.weight_B, step.probability_B)
     checkpoint["progressive"] = progressive.to_arrays()
 
-Only the newest hours accept rows. Older ones are closed: their metrics are kept and their counts dropped, so memory and
-checkpoints stay small however many hours are trained. Metrics of at most ten years are kept: beyond that, hours with the
-fewest rows are dropped, and their rows count as late.
+Only the newest hours accept rows. Older ones are closed: their metrics are kept and their counts dropped, so memory
+and checkpoints stay small however many hours are trained. Metrics of at most ten years are kept: beyond that, hours
+with the fewest rows are dropped, and their rows count as late.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.evaluation.binary_metrics import MAX_HOURS, Floats, HourMetrics, HourlyCounts
+from clickline.evaluation.binary_metrics import MAX_HOURS, Floats, HourlyCounts, HourMetrics
 from clickline.models.calibration import Probabilities
 
 OPEN_HOURS = 48

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clickline.evaluation.binary_metrics import MetricCounts, Floats
+from clickline.evaluation.binary_metrics import Floats, MetricCounts
 from clickline.models.calibration import Probabilities
 
 

@@ -27,9 +27,9 @@ from clickline.evaluation.report.report_document import (
     LiveEvaluation,
     ReportInputs,
     build_document,
+    dataset_id_names,
     drift_between,
     lineage,
-    dataset_id_names,
     sample,
     slot_table,
     write_report,
@@ -111,13 +111,13 @@ def evaluate(
     top_ids = {slot: [one.id for one in slices_of_slot] for slot, slices_of_slot in evaluation.slices.items()}
     names = rows.names(top_ids) if top_ids else {}
     importances = None if importance_counts is None else importance_counts.result(evaluation.total)
-    verdict = check_gate(evaluation.total, thresholds, None if current is None else current.evaluation.total, why)
+    verdict = check_gate(
+        evaluation.total, thresholds, None if current is None else current.evaluation.total, why
+    )
     verdict = verdict.warned(worse_than_base_rate(evaluation.total, features, sampler.rows()))
     notes = [f"No other version was evaluated on these rows: {why}."] if why else []
     if importances is None:
-        notes.append(
-            "Field importance was not requested: run `clickline evaluate --importance`."
-        )
+        notes.append("Field importance was not requested: run `clickline evaluate --importance`.")
     training_dataset, fields = _field_analysis(config, storage, cache, scored, rows, sampler.rows(), notes)
     inputs = ReportInputs(
         name=f"{scored.name}-{rows.label}",
@@ -169,14 +169,18 @@ def _field_analysis(
         training_dataset = Dataset.open(storage, dataset_folder(config.home, name)) if name else None
     except ClicklineError:
         training_dataset = None
-    same = training_dataset is not None and training_dataset.features == features and "train" in training_dataset.splits
+    same = (
+        training_dataset is not None
+        and training_dataset.features == features
+        and "train" in training_dataset.splits
+    )
     drift = None
     if training_dataset is None or not same:
-        notes.append(
-            "The training data of the model is no longer available, so drift cannot be measured."
-        )
+        notes.append("The training data of the model is no longer available, so drift cannot be measured.")
     elif sample_rows is not None:
-        before = sample(training_dataset, "train", DatasetRows(training_dataset, "train", storage, cache).group)
+        before = sample(
+            training_dataset, "train", DatasetRows(training_dataset, "train", storage, cache).group
+        )
         if before is not None:
             drift = drift_between(features, before, sample_rows, dataset_id_names(training_dataset, features))
     train = training_dataset.splits.get("train") if training_dataset is not None and same else None
@@ -202,8 +206,12 @@ def _evaluate_live(
             return None
         live = find_model(config, str(move.version))
         rows = open_rows(config, storage, cache, data, split, live.features, progress)
-        slot_indices = {slot.name: index for index, slot in enumerate(live.features.slots) if slot.name in sliced}
-        return LiveEvaluation(move.version, evaluate_rows(live.score, rows.read(progress), slots=slot_indices))
+        slot_indices = {
+            slot.name: index for index, slot in enumerate(live.features.slots) if slot.name in sliced
+        }
+        return LiveEvaluation(
+            move.version, evaluate_rows(live.score, rows.read(progress), slots=slot_indices)
+        )
 
     current, why = with_live_version(registry_of(config), score, requested=requested)
     return current, why or ("" if current else f"version {scored.version} is the current version")

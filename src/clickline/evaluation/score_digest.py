@@ -1,11 +1,11 @@
 """Clicks by score in bounded memory: exact while the distinct scores fit, else a q-digest.
 
 A score in [0, 1] is a float32, and non-negative floats sort like their bits, so scores are the leaves of a binary tree
-over 30-bit keys. A node of the digest is a leaf, or an inner node that stands for several leaves below it. When there are
-more than `limit` nodes, neighbours with less than a given share of the clicks *and* of the non-clicks are joined in their
-lowest common ancestor (Shrivastava et al., "Medians and Beyond", 2004). A heavy score is never joined, so real ties stay
-ties, and later rows enter as leaves again, whatever was joined before. The pairs whose order is no longer known are
-counted, which gives `Bins.unordered`, a bound that holds for any input.
+over 30-bit keys. A node of the digest is a leaf, or an inner node that stands for several leaves below it. When there
+are more than `limit` nodes, neighbours with less than a given share of the clicks *and* of the non-clicks are joined
+in their lowest common ancestor (Shrivastava et al., "Medians and Beyond", 2004). A heavy score is never joined, so
+real ties stay ties, and later rows enter as leaves again, whatever was joined before. The pairs whose order is no
+longer known are counted, which gives `Bins.unordered`, a bound that holds for any input.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class ScoreDigest:
         while start < rows:
             self._make_room(rows - start)
             count = min(rows - start, self._pending_3B.shape[1] - self._pending_rows)
-            target, source = slice(self._pending_rows, self._pending_rows + count), slice(start, start + count)
+            target, source = (
+                slice(self._pending_rows, self._pending_rows + count),
+                slice(start, start + count),
+            )
             self._pending_3B[0, target] = label_B[source]
             self._pending_3B[1, target] = weight_B[source]
             self._pending_3B[2, target] = score_B[source]
@@ -144,7 +147,10 @@ class ScoreDigest:
             count = _join_light_nodes(codes_N, moments_NM, clicks / parts, others / parts)
             codes_N, moments_NM = codes_N[:count], moments_NM[:count]
             parts = max(1, 3 * parts // 4)
-        self._codes_N, self._moments_NM = codes_N.copy(), moments_NM.copy()  # free the unused rest of the arrays
+        self._codes_N, self._moments_NM = (
+            codes_N.copy(),
+            moments_NM.copy(),
+        )  # free the unused rest of the arrays
 
 
 # ── kernels ────────────────────────────────────────────────────────────────────────────────────
@@ -238,14 +244,17 @@ def _fewer_bits(a: int, b: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _join_light_nodes(codes_N: NDArray[np.uint64], moments_NM: Doubles, max_clicks: float, max_others: float) -> int:
+def _join_light_nodes(
+    codes_N: NDArray[np.uint64], moments_NM: Doubles, max_clicks: float, max_others: float
+) -> int:
     """Join light neighbours, in place and in order; returns the number of remaining nodes.
 
-    Two nodes are joined in their lowest common ancestor if the result has at most `max_clicks` and `max_others`. A joined
-    node absorbs later nodes inside it up to twice that weight, so that evenly growing nodes are not split by chance.
+    Two nodes are joined in their lowest common ancestor if the result has at most `max_clicks` and `max_others`. A
+    joined node absorbs later nodes inside it up to twice that weight, so that evenly growing nodes are not split by
+    chance.
 
-    One bottom-up pass. The nodes read so far form a sequence of groups that have not met their right neighbour yet: open
-    (a single node that may be joined) or closed (it has a part that is too heavy).
+    One bottom-up pass. The nodes read so far form a sequence of groups that have not met their right neighbour yet:
+    open (a single node that may be joined) or closed (it has a part that is too heavy).
     """
     key_G = np.empty(2 * _KEY_BITS + 4, dtype=np.int64)  # any key of the group
     open_G = np.empty(2 * _KEY_BITS + 4, dtype=np.bool_)
@@ -314,8 +323,8 @@ def _join_light_nodes(codes_N: NDArray[np.uint64], moments_NM: Doubles, max_clic
 def _unordered_pairs(codes_N: NDArray[np.uint64], moments_NM: Doubles) -> float:
     """A bound on the click/non-click pairs that the order of the bins gets wrong.
 
-    Within a joined node all pairs count as ties, so at most half of each is wrong. A node and one that covers it may be in
-    either order, so there the whole pair may be wrong.
+    Within a joined node all pairs count as ties, so at most half of each is wrong. A node and one that covers it may
+    be in either order, so there the whole pair may be wrong.
     """
     low_S = np.empty(_KEY_BITS + 2, dtype=np.int64)
     clicks_S = np.zeros(_KEY_BITS + 2)

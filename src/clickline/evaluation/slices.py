@@ -1,10 +1,10 @@
 """Metrics for the most frequent values of a slot, found and measured in one pass over the rows.
 
-There may be more values than fit in memory, so only `TRACKED` times the requested number are tracked. They are chosen by
-Misra-Gries counting, which can be merged: when there are too many values, the weight of the first one in excess is
+There may be more values than fit in memory, so only `TRACKED` times the requested number are tracked. They are chosen
+by Misra-Gries counting, which can be merged: when there are too many values, the weight of the first one in excess is
 subtracted from all, and those with no weight left are dropped. Every value with more than 1 / (TRACKED * top) of all
-impressions is found. A value that was not tracked from its first row on has a bound on its missing weight; unless the logs
-are sorted by value, frequent values miss nothing.
+impressions is found. A value that was not tracked from its first row on has a bound on its missing weight; unless the
+logs are sorted by value, frequent values miss nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.evaluation.binary_metrics import MetricCounts, Floats, Metrics
+from clickline.evaluation.binary_metrics import Floats, MetricCounts, Metrics
 from clickline.models.calibration import Probabilities
 from clickline.records import SlotIds
 

@@ -139,42 +139,43 @@ def elasticdl(command: str) -> ConfigDraft:
 
 def _flags(command: str, draft: ConfigDraft) -> dict[str, _Flag]:
     place = Origin(_COMMAND, 0, "")
-    words: list[tuple[str, int]] = []
+    tokens: list[tuple[str, int]] = []
     # A backslash before a line's end continues it; it still counts as a line, and its last word belongs to it.
     lines = command.replace("\r\n", "\n").replace("\\\n", "\n").replace("\n", " \n")
     lexer = shlex.shlex(lines, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     try:
-        while (word := lexer.get_token()) is not None:
-            words.append((word, lexer.lineno))
+        while (token := lexer.get_token()) is not None:
+            tokens.append((token, lexer.lineno))
     except ValueError:
-        found = "has an unclosed quote."
-        raise source_error(place, found, "Close it, and put the whole command in quotes.") from None
+        problem = "has an unclosed quote."
+        raise source_error(place, problem, "Close it, and put the whole command in quotes.") from None
     several = "\n" in command.strip()
-    if words and words[0][0] == "elasticdl":
-        words = words[1:]
-    verb = words[0][0] if words else ""
-    if verb != "train":
-        what = f"begins with {verb[:20]!r}" if verb and not verb.startswith("-") else "has no subcommand"
+    if tokens and tokens[0][0] == "elasticdl":
+        tokens = tokens[1:]
+    subcommand = tokens[0][0] if tokens else ""
+    if subcommand != "train":
+        named = subcommand and not subcommand.startswith("-")
+        problem = f"begins with {subcommand[:20]!r}" if named else "has no subcommand"
         raise source_error(
-            place, f"{what}. Allowed: train.", 'Write "train --training_data=… --model_def=…".'
+            place, f"{problem}. Allowed: train.", 'Write "train --training_data=… --model_def=…".'
         )
-    found_flags: dict[str, _Flag] = {}
-    rest = words[1:]
+    flags: dict[str, _Flag] = {}
+    rest = tokens[1:]
     while rest:
-        (word, line), rest = rest[0], rest[1:]
-        match = re.fullmatch(r"--?([A-Za-z]\w*)(?:=(.*))?", word, re.ASCII | re.DOTALL)
+        (token, line), rest = rest[0], rest[1:]
+        match = re.fullmatch(r"--?([A-Za-z]\w*)(?:=(.*))?", token, re.ASCII | re.DOTALL)
         here = place._replace(line=line if several else 0)
         if match is None:
-            found = "has a word between its flags that belongs to no flag."
-            raise source_error(here, found, "Write --flag=value, and quote values that hold spaces.")
+            problem = "has a word between its flags that belongs to no flag."
+            raise source_error(here, problem, "Write --flag=value, and quote values that contain spaces.")
         name, value = match.groups()
         if value is None and rest and not re.match(r"--?[A-Za-z]", rest[0][0]):
             (value, _), rest = rest[0], rest[1:]
-        if name in found_flags:
-            draft.skip(found_flags[name].origin, "is overridden by a later one.")
-        found_flags[name] = _Flag(value or "", here._replace(key=f"--{name}"))
-    return found_flags
+        if name in flags:
+            draft.skip(flags[name].origin, "is overridden by a later one.")
+        flags[name] = _Flag(value or "", here._replace(key=f"--{name}"))
+    return flags
 
 
 def _data(draft: ConfigDraft, flags: dict[str, _Flag]) -> None:
@@ -225,8 +226,8 @@ def _training(draft: ConfigDraft, flags: dict[str, _Flag]) -> None:
     if "distribution_strategy" in flags:
         value, origin = flags["distribution_strategy"]
         if value not in _STRATEGIES:
-            found = f"is {value[:40]!r}. Allowed: {', '.join(_STRATEGIES)}."
-            raise source_error(origin, found, "Correct it.")
+            problem = f"is {value[:40]!r}. Allowed: {', '.join(_STRATEGIES)}."
+            raise source_error(origin, problem, "Correct it.")
         draft.put("train.mode", _STRATEGIES[value], origin)
     if "num_workers" in flags:
         number = _count(flags["num_workers"])
@@ -268,8 +269,8 @@ def _training(draft: ConfigDraft, flags: dict[str, _Flag]) -> None:
 
 def _count(flag: _Flag, *, negative: bool = False) -> int:
     if re.fullmatch(r"-?[0-9]{1,18}" if negative else r"[0-9]{1,18}", flag.value, re.ASCII) is None:
-        found = f"is {flag.value[:20]!r}. Allowed: a whole number{'' if negative else ' of at least 0'}."
-        raise source_error(flag.origin, found, "Correct it.")
+        problem = f"is {flag.value[:20]!r}. Allowed: a whole number{'' if negative else ' of at least 0'}."
+        raise source_error(flag.origin, problem, "Correct it.")
     return int(flag.value)
 
 

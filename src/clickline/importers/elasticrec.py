@@ -75,7 +75,7 @@ def elasticrec(data_config: Path, slot_conf: Path, folder: Path) -> ConfigDraft:
 
 
 def _exports(path: Path, draft: ConfigDraft) -> dict[str, _Export]:
-    found: dict[str, _Export] = {}
+    exports: dict[str, _Export] = {}
     for number, line in enumerate(read_source(path).splitlines(), 1):
         place = Origin(str(path), number, "")
         if not line.strip() or line.lstrip().startswith("#"):
@@ -97,10 +97,10 @@ def _exports(path: Path, draft: ConfigDraft) -> dict[str, _Export]:
             raise source_error(place, "has an unclosed quote.", _EXPORT_FORM) from None
         if len(words) > 1:
             raise source_error(place, f"has {len(words)} words. Allowed: one.", "Put the value in quotes.")
-        if name in found:
-            draft.skip(found[name].origin, f"is overridden in line {number}, as in a shell.")
-        found[name] = _Export(words[0] if words else "", place)
-    return found
+        if name in exports:
+            draft.skip(exports[name].origin, f"is overridden in line {number}, as in a shell.")
+        exports[name] = _Export(words[0] if words else "", place)
+    return exports
 
 
 def _line_start(line: str) -> str:

@@ -129,16 +129,16 @@ def _flat(path: Path) -> dict[str, _Value]:
         raise ConfigError(mistakes)
     place = Origin(str(path), root.line, "")
     if not isinstance(root.value, dict) or "runner" not in root.value:
-        found = "has no section `runner:`. Allowed: the config of a PaddleRec model."
-        raise source_error(place, found, "Name models/…/config.yaml.")
-    found_values: dict[str, _Value] = {}
+        problem = "has no section `runner:`. Allowed: the config of a PaddleRec model."
+        raise source_error(place, problem, "Name models/…/config.yaml.")
+    values: dict[str, _Value] = {}
 
     def walk(node: Node, name: str) -> None:
         if isinstance(node.value, dict):
             for key, below in node.value.items():
                 walk(below, f"{name}.{key}" if name else key)
         else:
-            found_values[name] = _Value(node.plainly(typed=True), Origin(str(path), node.line, name))
+            values[name] = _Value(node.to_python(typed=True), Origin(str(path), node.line, name))
 
     for group in ("runner", "hyper_parameters"):
         node = root.value.get(group)
@@ -147,7 +147,7 @@ def _flat(path: Path) -> dict[str, _Value]:
                 Origin(str(path), node.line, group), "is not a mapping.", "Indent its keys below it."
             )
     walk(root, "")
-    return found_values
+    return values
 
 
 def _network(draft: ConfigDraft, config: Path) -> None:

@@ -27,9 +27,9 @@ class Origin(NamedTuple):
         return f"{where} {self.key}".rstrip()
 
 
-def source_error(origin: Origin, found: str, remedy: str) -> ConfigError:
+def source_error(origin: Origin, problem: str, remedy: str) -> ConfigError:
     """The error for an invalid source."""
-    return ConfigError([Mistake(origin.file, origin.line, origin.key, found, remedy)])
+    return ConfigError([Mistake(origin.file, origin.line, origin.key, problem, remedy)])
 
 
 def read_source(path: Path) -> str:

@@ -75,19 +75,19 @@ def tfserving_intel(params: Path) -> ConfigDraft:
 
 
 def _parameters(path: Path, draft: ConfigDraft) -> dict[str, _Parameter]:
-    found: dict[str, _Parameter] = {}
+    parameters: dict[str, _Parameter] = {}
     for number, line in enumerate(read_source(path).splitlines(), 1):
         text = line.strip()
         if not text or text.startswith("#") or _HEAD.fullmatch(text) or _RULE.fullmatch(text):
             continue
         place = Origin(str(path), number, "")
         name, value = _parameter(text, place)
-        if name in found:
-            draft.skip(found[name].origin, f"is overridden in line {number}.")
-        found[name] = _Parameter(value, place._replace(key=name))
-    if not found:
+        if name in parameters:
+            draft.skip(parameters[name].origin, f"is overridden in line {number}.")
+        parameters[name] = _Parameter(value, place._replace(key=name))
+    if not parameters:
         raise source_error(Origin(str(path), 0, ""), "contains no parameters.", _PARAMETER_FORMS)
-    return found
+    return parameters
 
 
 def _parameter(text: str, place: Origin) -> tuple[str, str]:

@@ -63,7 +63,7 @@ class Platt:
 Calibration = Isotonic | Platt
 
 
-def from_json(document: Mapping[str, Any]) -> Calibration:
+def calibration_from_json(document: Mapping[str, Any]) -> Calibration:
     """A calibration as `to_json` wrote it."""
     kind = document.get("kind")
     try:

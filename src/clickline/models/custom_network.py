@@ -73,7 +73,7 @@ class CustomModel:
     feed: Callable[[LabelledRows], LabelledRows] | None = None
 
 
-def load_custom(path: Path, spec: NetworkSpec, seed: int, *, multi: Sequence[bool] = ()) -> CustomModel:
+def load_custom_model(path: Path, spec: NetworkSpec, seed: int, *, multi: Sequence[bool] = ()) -> CustomModel:
     """Load and try out the model of a file. Raises a ConfigError with the lines that are wrong.
 
     `multi` marks the slots with several ids per row, so that `feed` is tried with such slots.

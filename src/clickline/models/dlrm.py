@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clickline.models.layers import HiddenLayers, Mlp, Network
-from clickline.models.network_spec import NetworkSpec, equal_dim, refusal
+from clickline.models.network_spec import NetworkSpec, equal_dim, model_error
 
 
 class DLRM(Network):
@@ -25,7 +25,7 @@ class DLRM(Network):
         fields = self.slots + (spec.dense > 0)
         if fields < 2:
             problem = "dlrm needs at least two fields to multiply, found one slot and no dense field."
-            raise refusal("name", problem, "Choose another network, such as wide_deep.")
+            raise model_error("name", problem, "Choose another network, such as wide_deep.")
         if spec.dense:
             hidden = HiddenLayers(spec.dense, spec)
             vector = nn.Linear(hidden.out, self.dim)

@@ -17,11 +17,11 @@ from clickline.artifacts.checkpoint import Checkpoint
 from clickline.embedding import BatchLookup, Tables, load_snapshot
 from clickline.errors import ArtifactError
 from clickline.features import FeatureSpec
-from clickline.models.calibration import Calibration, from_json
-from clickline.models.custom_network import CustomModel, load_custom
+from clickline.models.calibration import Calibration, calibration_from_json
+from clickline.models.custom_network import CustomModel, load_custom_model
 from clickline.models.model_plan import ModelPlan
 from clickline.models.network_spec import NetworkSpec
-from clickline.models.registry import NETWORKS, build
+from clickline.models.registry import NETWORKS, build_network
 from clickline.models.torch_runtime import retain_freed_memory
 from clickline.models.weights import load_network, network_arrays
 from clickline.records import LabelledRows
@@ -59,10 +59,13 @@ class Model:
                 raise ArtifactError(
                     "the model has a custom network, and model.file is not set. Set it to the network's file."
                 )
-            custom = load_custom(file, spec, plan.seed, multi=[slot.multi for slot in features.slots])
+            custom = load_custom_model(file, spec, plan.seed, multi=[slot.multi for slot in features.slots])
             network, uses_wide = custom.network, custom.uses_wide
         else:
-            network, uses_wide = build(plan.network, spec, plan.seed), NETWORKS[plan.network].uses_wide
+            network, uses_wide = (
+                build_network(plan.network, spec, plan.seed),
+                NETWORKS[plan.network].uses_wide,
+            )
         tables = Tables(**plan.tables(uses_wide), threads=threads)
         return cls(features, plan, spec, tables, network, custom)
 
@@ -114,7 +117,7 @@ class Model:
         arrays = checkpoint.dense()
         self.load_weights(arrays)
         calibration = checkpoint.body.get("calibration")
-        self.calibration = None if calibration is None else from_json(calibration)
+        self.calibration = None if calibration is None else calibration_from_json(calibration)
         return arrays
 
 

@@ -23,7 +23,7 @@ class NetworkSpec:
         return sum(self.dims) + self.dense
 
 
-def refusal(key: str, problem: str, remedy: str) -> ConfigError:
+def model_error(key: str, problem: str, remedy: str) -> ConfigError:
     """A ConfigError about `model.<key>` for a network that cannot be built."""
     return ConfigError([Mistake("clickline.yaml", 0, f"model.{key}", problem, remedy)])
 
@@ -35,10 +35,10 @@ def equal_dim(model: str, spec: NetworkSpec) -> int:
         problem = f"{model} multiplies the vectors of slots, and " + (
             "there is no slot." if not distinct else "there are slots without a vector (dim 0)."
         )
-        raise refusal("name", problem, "Choose lr, wide_deep, dcn_v2, finalmlp or masknet.")
+        raise model_error("name", problem, "Choose lr, wide_deep, dcn_v2, finalmlp or masknet.")
     if len(distinct) > 1:
         dims = ", ".join(map(str, distinct))
         problem = f"{model} needs the same dim for all slots, found {dims}."
         remedy = "Give all slots the same dim, or choose wide_deep, dcn_v2, finalmlp or masknet."
-        raise refusal("embedding_dim", problem, remedy)
+        raise model_error("embedding_dim", problem, remedy)
     return distinct[0]

@@ -17,7 +17,7 @@ from clickline.models.fm import FactorizationMachine
 from clickline.models.layers import Network, seeded
 from clickline.models.lr import LogisticRegression
 from clickline.models.masknet import MaskNet
-from clickline.models.network_spec import NetworkSpec, refusal
+from clickline.models.network_spec import NetworkSpec, model_error
 from clickline.models.wide_deep import WideDeep
 from clickline.models.xdeepfm import XDeepFM
 
@@ -35,13 +35,13 @@ NETWORKS: dict[str, type[Network]] = {
 }
 
 
-def build(name: str, spec: NetworkSpec, seed: int) -> Network:
+def build_network(name: str, spec: NetworkSpec, seed: int) -> Network:
     """Build the network of that name; its initial weights depend only on `seed`."""
     if name not in NETWORKS:
-        raise refusal("name", f"is {name!r}.", f"Choose one of {', '.join(NETWORKS)}.")
+        raise model_error("name", f"is {name!r}.", f"Choose one of {', '.join(NETWORKS)}.")
     kind = NETWORKS[name]
     if spec.width == 0 and kind.uses_vectors:
-        raise refusal(
+        raise model_error(
             "name", f"{name} has no input: no slot has a vector and there is no dense field.", "Choose lr."
         )
     with seeded(seed):

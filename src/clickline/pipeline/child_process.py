@@ -2,8 +2,8 @@
 
     python -P -m clickline.pipeline.child_process ROLE FD
 
-FD is one end of a socket pair. The parent sends one line, {"config": …, "backfill": …}, and nothing more: the end of the stream
-means that the parent has ended, however it died.
+FD is one end of a socket pair. The parent sends one line, {"config": …, "backfill": …}, and nothing more: the end of
+the stream means that the parent has ended, however it died.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def main() -> None:
     role = sys.argv[1]
     connection = socket.socket(fileno=int(sys.argv[2]))
     if role == "serve":
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the server installs its own handler, which drains
+        signal.signal(
+            signal.SIGTERM, signal.SIG_DFL
+        )  # until the server installs its own handler, which drains
     else:
         signal.signal(signal.SIGTERM, _interrupt)
     inbound = connection.makefile("rb")

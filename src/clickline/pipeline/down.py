@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from clickline.config import Config
 from clickline.errors import ClicklineError
-from clickline.pipeline.processes import Process, descendants, wait_then_kill, still_alive
+from clickline.pipeline.processes import Process, descendants, still_alive, wait_then_kill
 from clickline.pipeline.up_folder import RunInfo, UpFolder
 from clickline.progress import Progress, default_progress
 

@@ -28,7 +28,8 @@ class Endpoint:
 
 
 def endpoint_of(config: Config, example: Mapping[str, Any] | None = None) -> Endpoint:
-    """The endpoint of a config. The `curl` command scores the row `example`; without one it reads the model's status."""
+    """The endpoint of a config. The `curl` command scores the row `example`; without one it reads the model's
+    status."""
     section = config.serve
     host = f"[{section.host}]" if ":" in section.host else section.host
     scheme = _scheme(config)

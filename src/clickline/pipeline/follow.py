@@ -3,9 +3,10 @@
     wait for an hour ──▶ prepare ──▶ score, train, evict, evaluate ──▶ gate ──▶ publish ──▶ train the held-out rows
                                                                      next hour ◀── checkpoint, record ◀──┘
 
-The published model is exactly the one that was evaluated. An hour counts as trained when its checkpoint is complete. If the
-process is killed before that, it resumes from the previous hour and trains this one again, with the same result. Errors of a
-store or a disk are retried; an hour that cannot be used is skipped or ends the run, as the config says.
+The published model is exactly the one that was evaluated. An hour counts as trained when its checkpoint is complete.
+If the process is killed before that, it resumes from the previous hour and trains this one again, with the same
+result. Errors of a store or a disk are retried; an hour that cannot be used is skipped or ends the run, as the config
+says.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from clickline.artifacts.registry import Move
 from clickline.artifacts.version import Version
 from clickline.config import Config
 from clickline.config.loader import resolved
-from clickline.data.prepare.hour_dataset import PreparedHour, prune_hours, prepare_hour
+from clickline.data.prepare.hour_dataset import PreparedHour, prepare_hour, prune_hours
 from clickline.errors import (
     ArtifactError,
     ClicklineError,
@@ -263,7 +264,9 @@ class _FollowLoop:
     def _train_hour(self, hour: int, prepared: PreparedHour, *, publish: bool) -> None:
         label, began = self._label(hour), time.monotonic()
         self._report(state="learning", hour=label, waiting_since=None, late=False)
-        if self._trainer is None and not prepared.dataset.splits["train"].rows:  # nothing to create a model from
+        if (
+            self._trainer is None and not prepared.dataset.splits["train"].rows
+        ):  # nothing to create a model from
             record: dict[str, Any] = {"hour": label, "number": hour, "state": "empty"}
             self._retry("the records", lambda: self._records.write(hour, record))
             return
@@ -320,7 +323,9 @@ class _FollowLoop:
         self, label: str, dataset: Dataset, trainer: HourlyTrainer, trained: HourResult
     ) -> None:
         metrics = trained.held_out
-        if metrics is None and len(trainer.trained_hours) > 1:  # the first hour was scored by an untrained model
+        if (
+            metrics is None and len(trainer.trained_hours) > 1
+        ):  # the first hour was scored by an untrained model
             metrics = trained.progressive.total
         if metrics is None or worse_than_base_rate(metrics, dataset.features, None) is None:
             return
@@ -427,7 +432,8 @@ class _FollowLoop:
         def opened(move: Move) -> Scorer | None:
             version = registry.version(move.version)
             if version.body["model"].get("hour") == self._label(prepared.hour):
-                # Killed between publishing and the checkpoint: this version was trained on the hour, the previous one was not.
+                # Killed between publishing and the checkpoint: this version was trained on the hour, the previous one
+                # was not.
                 if move.previous is None:
                     return None
                 version = registry.version(move.previous)

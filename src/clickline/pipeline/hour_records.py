@@ -1,7 +1,7 @@
 """One small file per hour with its outcome: <home>/follow/hours/20260101-03.json.
 
-The checkpoint alone decides which hours are trained. These files are for people, and they record which hours were skipped,
-so that a restart does not wait for them again.
+The checkpoint alone decides which hours are trained. These files are for people, and they record which hours were
+skipped, so that a restart does not wait for them again.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ class LivePublisher:
         gate_sample: tuple[LabelledRows, NDArray[np.float32]] | None,
         reason: str,
     ) -> PublishResult | None:
-        """Publish a delta to the last version of this process, or a full table. Returns None if another process changed the
-        current version meanwhile; the new one is stored, but not current. `gate_sample`: rows with the scores that the gate
-        evaluated."""
+        """Publish a delta to the last version of this process, or a full table. Returns None if another process
+        changed the current version meanwhile; the new one is stored, but not current. `gate_sample`: rows with the
+        scores that the gate evaluated."""
         began = time.monotonic()
         for since in dict.fromkeys((self._generation, None)):
             generation = trainer.snapshot(self._file, since)
@@ -60,7 +60,10 @@ class LivePublisher:
                 next(_rows(hour, _SAMPLE_ROWS)),
                 gate_sample,
             )
-            quantised = (self._config.publish.table_precision, self._config.publish.dense_precision) != ("fp32", "fp32")
+            quantised = (self._config.publish.table_precision, self._config.publish.dense_precision) != (
+                "fp32",
+                "fp32",
+            )
             cost_rows = _rows(hour, _COST_ROWS) if quantised else iter(())
             result = None
             try:
@@ -72,7 +75,9 @@ class LivePublisher:
             except ArtifactError as error:
                 if since is None:
                     raise
-                self._progress.log(f"the delta could not be published, publishing the full table instead: {error}")
+                self._progress.log(
+                    f"the delta could not be published, publishing the full table instead: {error}"
+                )
                 continue
             finally:
                 self._file.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from clickline.progress import Progress, StageState, ProgressTask
+from clickline.progress import Progress, ProgressTask, StageState
 
 STAGES = ("prepare", "train", "evaluate", "gate", "publish", "follow", "serve")
 """In the order of the flow."""
@@ -71,7 +71,7 @@ class RunState(Progress):
     def end(self) -> None:
         if self._work:
             work = self._work.pop()
-            seconds = time.monotonic() - work.begun
+            seconds = time.monotonic() - work.started
             if work.rows and seconds >= max(_MIN_SECONDS, self._longest):
                 self._longest, self._speed = seconds, work.rows / seconds
             self._update_work()

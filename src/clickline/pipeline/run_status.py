@@ -60,7 +60,8 @@ def _metrics(stages: dict[str, Any]) -> dict[str, Any]:
 
 
 def registry_summary(config: Config, registry: Registry | None = None) -> dict[str, Any]:
-    """Versions in the registry, which may be open already. An error is returned, not raised: the run may well be fine."""
+    """Versions in the registry, which may be open already. An error is returned, not raised: the run may well be
+    fine."""
     try:
         from clickline.artifacts.from_config import registry_of
 

@@ -25,8 +25,8 @@ from typing import Any, Literal
 
 from clickline.config import Config
 from clickline.errors import ClicklineError
-from clickline.pipeline.ipc import error_from_json, replay, error_to_json
-from clickline.pipeline.processes import Process, descendants, wait_then_kill, still_alive
+from clickline.pipeline.ipc import error_from_json, error_to_json, replay
+from clickline.pipeline.processes import Process, descendants, still_alive, wait_then_kill
 from clickline.pipeline.run_state import RunState, utc
 from clickline.pipeline.stage_logs import LogWriter
 from clickline.pipeline.up_folder import RunInfo, UpFolder
@@ -253,7 +253,9 @@ class Runner:
 
     def _run(self) -> None:
         try:
-            self._selector.register(self._wake_receiver, selectors.EVENT_READ, lambda: self._wake_receiver.recv(_READ_BYTES))
+            self._selector.register(
+                self._wake_receiver, selectors.EVENT_READ, lambda: self._wake_receiver.recv(_READ_BYTES)
+            )
             self._logs.write("up", f"started: pid {os.getpid()}, {self._work_role}")
             self._launch(self._work_role)
             if self._follow and self._serve:
@@ -281,7 +283,9 @@ class Runner:
         self._error = self._error or error
         with suppress(Exception):
             if self._state.running is not None:
-                self._report({"stage": self._state.running, "state": "failed", "facts": {"reason": str(error)}})
+                self._report(
+                    {"stage": self._state.running, "state": "failed", "facts": {"reason": str(error)}}
+                )
             self._logs.write("up", f"failed: {type(error).__name__}: {error}")
 
     def _finish(self) -> None:
@@ -436,8 +440,7 @@ class Runner:
         log = self.folder.logs / f"{stage}.log"
         if child.crash is None:
             raise ClicklineError(
-                f"{stage} ended {child.exit_reason()}. Run the same command again to resume. "
-                f"Log: {log}."
+                f"{stage} ended {child.exit_reason()}. Run the same command again to resume. Log: {log}."
             )
         if child.crash.get("errno") is not None:
             raise OSError(child.crash["errno"], child.crash["strerror"], child.crash["filename"])
@@ -455,9 +458,7 @@ class Runner:
             self._without_studio(child.error["message"])
         else:
             delay = self._schedule_restart(child)
-            self._report(
-                {"say": f"the studio ended {child.exit_reason()}; restarting in {delay:g} s"}
-            )
+            self._report({"say": f"the studio ended {child.exit_reason()}; restarting in {delay:g} s"})
         self._save(now=True)
 
     def _report_restart(self, child: _Child, why: str) -> None:

@@ -105,8 +105,8 @@ def is_cluster_role(name: str) -> bool:
 
 
 class LogReader:
-    """Reads logs while they are written: first the last lines, then new ones. `more` is polled for further log files, by
-    name, that may appear at any time."""
+    """Reads logs while they are written: first the last lines, then new ones. `more` is polled for further log files,
+    by name, that may appear at any time."""
 
     def __init__(
         self,
@@ -207,7 +207,9 @@ class _LogFile:
     def _parse(self, line: bytes) -> LogLine:
         whole = line.decode(errors="replace").rstrip("\n")
         at, _, text = whole.partition(" ")
-        if not _STAMP.fullmatch(at):  # a library's output or the rest of a traceback: as old as the line before
+        if not _STAMP.fullmatch(
+            at
+        ):  # a library's output or the rest of a traceback: as old as the line before
             return LogLine(self._at, self._stage, whole)
         self._at = at
         return LogLine(at, self._stage, text)

@@ -45,7 +45,15 @@ def cluster_rows(cluster: Mapping[str, Any]) -> list[tuple[str, ...]]:
         speed = f"{one['rows_per_second']:,.0f} rows/s" if one["rows_per_second"] else ""
         rows_text = f"{one['rows']:,} rows" if one["rows"] else ""
         rows.append(
-            (one["name"], one["node"], one["state"], one["at"], rows_text, speed, _memory(one["memory"], None))
+            (
+                one["name"],
+                one["node"],
+                one["state"],
+                one["at"],
+                rows_text,
+                speed,
+                _memory(one["memory"], None),
+            )
         )
     network = cluster.get("network")
     for one in (*cluster.get("shards", ()), *([network] if network else [])):
@@ -69,7 +77,11 @@ def cluster_facts(cluster: Mapping[str, Any]) -> dict[str, str]:
         facts["work units"] = f"{leases['done']:,} done, {leases['open']:,} leased, {leases['todo']:,} to do"
     checkpoint = cluster.get("last_cut")
     if checkpoint:
-        stalled = f", stalled training for {duration(checkpoint['stalled'])}" if checkpoint["stalled"] >= 0.05 else ""
+        stalled = (
+            f", stalled training for {duration(checkpoint['stalled'])}"
+            if checkpoint["stalled"] >= 0.05
+            else ""
+        )
         facts["checkpoint"] = (
             f"step {checkpoint['step']:,}, {age(checkpoint['at'])}, took {duration(checkpoint['seconds'])}{stalled}"
         )

@@ -17,7 +17,8 @@ from clickline.progress import Progress, default_progress
 
 @dataclass(frozen=True)
 class RunHandle:
-    """The results of `up` and a handle to the processes it keeps running. With `follow`, results that do not exist yet are None.
+    """The results of `up` and a handle to the processes it keeps running. With `follow`, results that do not exist yet
+    are None.
 
     `with clickline.up(config) as run:` stops the run at the end of the block."""
 
@@ -64,8 +65,9 @@ def up(
 ) -> RunHandle:
     """Prepare, train, evaluate, check the gate, publish and serve; stages whose input has not changed are skipped.
 
-    Returns when the endpoint answers, or without `serve` when the version is published. `follow` keeps training on hours
-    as they arrive, after those of `backfill`, a text FROM..TO. Raises GateRefused if the model does not pass the gate.
+    Returns when the endpoint answers, or without `serve` when the version is published. `follow` keeps training on
+    hours as they arrive, after those of `backfill`, a text FROM..TO. Raises GateRefused if the model does not pass the
+    gate.
     """
     return run_up(
         config,

@@ -24,7 +24,7 @@ from clickline.config import Config
 from clickline.errors import ClicklineError, ConfigError, Mistake
 from clickline.pipeline.processes import Process, still_alive
 from clickline.pipeline.status_text import timestamp
-from clickline.storage.file_lock import read_owner, write_owner, acquire
+from clickline.storage.file_lock import acquire, read_owner, write_owner
 from clickline.storage.filesystems import protocol_of
 
 _OWNER_SECONDS = 1.0  # until the process that takes the lock has written its pid
@@ -131,8 +131,8 @@ class UpFolder:
         stage = f", stage {run.stage}" if run.stage else ""
         return ClicklineError(
             f"`clickline up` is running for {self.home}{since}{pid}{stage}. `clickline status` shows its progress, "
-            "`clickline down` stops it. To publish a new version meanwhile, run `clickline prepare`, `train` and `publish`: "
-            "the running endpoint picks it up."
+            "`clickline down` stops it. To publish a new version meanwhile, run `clickline prepare`, `train` and "
+            "`publish`: the running endpoint picks it up."
         )
 
     def _lock_holder(self) -> Process | None:

@@ -177,7 +177,7 @@ def _move(
         ) from error
 
 
-# ── earlier versions ──────────────────────────────────────────────────────────────────
+# ── earlier versions ───────────────────────────────────────────────────────────────────────────
 
 
 def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def make_current(registry: Registry, version: Version, reason: str, progress: Pr
     return None
 
 
-# ── input ────────────────────────────────────────────────────────────────────────────
+# ── input ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _gate_report(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -388,7 +388,7 @@ def _fetch(config: Config, registry: Registry, version: Version) -> Path:
     return registry.fetch(version, Path(config.cache.dir, "versions"))
 
 
-# ── verification ──────────────────────────────────────────────────────────────────────────────────────
+# ── verification ───────────────────────────────────────────────────────────────────────────────
 
 
 def _verify_scores(

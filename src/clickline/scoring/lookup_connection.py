@@ -38,8 +38,8 @@ def resolve(host: str, port: int) -> SocketAddress:
 
 
 class LookupConnection:
-    """One connection, used by one thread at a time. The server answers in request order, so pending answers are a queue;
-    an answer that is no longer waited for is received and dropped when the connection is used again."""
+    """One connection, used by one thread at a time. The server answers in request order, so pending answers form a
+    queue; an answer that is no longer waited for is received and dropped when the connection is used again."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class LookupConnection:
         self.flush()
 
     def flush(self) -> bool:
-        """Send what is left; returns whether everything is sent."""
+        """Send the rest; returns whether everything is sent."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -106,7 +106,7 @@ class LookupConnection:
         return True
 
     def receive(self, wanted: int | None) -> FrameHeader | None:
-        """The answer to a request, once it is here; answers before it are dropped. It stays deadline `buffer.release`."""
+        """The answer to a request, if it has arrived; earlier ones are dropped. It stays until `buffer.release`."""
         while self._pending:
             request, size = self._pending[0]
             self.buffer.limit = max(size, MAX_MESSAGE)
@@ -139,14 +139,14 @@ class LookupConnection:
     def _exchange(self, frame: bytes, kind: int, request: int, deadline: float) -> dict[str, Any]:
         self._socket.settimeout(_seconds_left(deadline))
         self._socket.sendall(frame)
-        while (frame_header := self.buffer.frame()) is None:
+        while (header := self.buffer.frame()) is None:
             self._socket.settimeout(_seconds_left(deadline))
             if not self.buffer.receive(self._socket):
                 raise ConnectionResetError("the server closed the connection")
         body = self.buffer.body()
-        if (frame_header.kind, frame_header.request) != (kind, request):
-            raise ProtocolError(f"an answer that does not match its request: {frame_header}")
-        if frame_header.status != OK:
+        if (header.kind, header.request) != (kind, request):
+            raise ProtocolError(f"an answer that does not match its request: {header}")
+        if header.status != OK:
             raise ConnectionRefusedError(read_message(body))
         document = read_json(body)
         del body
@@ -155,7 +155,7 @@ class LookupConnection:
 
 
 def _seconds_left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
         raise TimeoutError("timed out")
-    return left
+    return seconds

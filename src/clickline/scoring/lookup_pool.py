@@ -1,7 +1,7 @@
 """The lookup servers of a predictor process: their connections, their health, and requests to all shards.
 
 Each shard has replicas, and any of them can answer for it. A query goes to one replica of each shard at the same time.
-Another replica is tried at once if a connection fails, and also if an answer is slow (a hedge); the first answer counts.
+Another replica is tried at once if a connection fails, and also if an answer is slow (a hedge); the first answer wins.
 Only a share of all requests is hedged: if all replicas are overloaded, hedging would make it worse. A replica that
 failed is tried last, and not at all after it has failed for a while, until its health check succeeds.
 """
@@ -43,7 +43,7 @@ def client_tls(ca: str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
-        raise ClicklineError(f"serve.tls.ca {ca} cannot be used: {error}. It is a PEM file.") from error
+        raise ClicklineError(f"serve.tls.ca {ca} cannot be used: {error}. Name a PEM file.") from error
 
 
 @dataclass
@@ -101,9 +101,8 @@ class ShardRequest:
     errors: list[str] = field(default_factory=list)
     # replicas to try, and whether each needs a new connection
     candidates: deque[tuple[_Replica, bool]] = field(default_factory=deque)
-    in_flight: dict[int, tuple[_Replica, LookupConnection]] = field(
-        default_factory=dict
-    )  # by file descriptor
+    # by file descriptor
+    in_flight: dict[int, tuple[_Replica, LookupConnection]] = field(default_factory=dict)
     hedge_at: float = _NEVER
 
 
@@ -159,7 +158,7 @@ class LookupPool:
     def ready(self, version: int, timeout: float) -> VersionReadiness:
         """Wait until all reachable replicas have loaded a version and every shard has one that has; at most `timeout`
         seconds. Replicas that do not answer, or refuse the version, are not waited for."""
-        until = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         before = {replica: replica.checks for replica in self._all_replicas()}
         for replica in before:
             replica.check_soon()
@@ -167,24 +166,22 @@ class LookupPool:
             while True:
                 now = self._readiness(version)
                 unchecked = [replica for replica, checks in before.items() if replica.checks == checks]
-                if (now.ready and not now.pending and not unchecked) or time.monotonic() >= until:
+                if (now.ready and not now.pending and not unchecked) or time.monotonic() >= deadline:
                     return now
-                self._changed.wait(min(_READY_CHECK_SECONDS, max(0.0, until - time.monotonic())))
+                self._changed.wait(min(_READY_CHECK_SECONDS, max(0.0, deadline - time.monotonic())))
                 for replica in before:
                     if version not in replica.versions:
                         replica.check_soon()
 
     def _readiness(self, version: int) -> VersionReadiness:
-        have = [
-            replica for replica in self._all_replicas() if replica.healthy and version in replica.versions
-        ]
-        rest = [replica for replica in self._all_replicas() if replica not in have]
-        shards = {replica.shard for replica in have}
+        loaded = [r for r in self._all_replicas() if r.healthy and version in r.versions]
+        rest = [replica for replica in self._all_replicas() if replica not in loaded]
+        shards = {replica.shard for replica in loaded}
         lost = tuple(shard for shard in range(self.shards) if shard not in shards)
         return VersionReadiness(
             version,
             not lost,
-            tuple(replica.address for replica in have),
+            tuple(replica.address for replica in loaded),
             tuple(r.address for r in rest if r.healthy and version not in r.refused),
             {r.address: r.refused[version] for r in rest if r.healthy and version in r.refused},
             {replica.address: replica.problem for replica in rest if not replica.healthy},
@@ -215,9 +212,8 @@ class LookupPool:
         while waiting and now < deadline:
             wake = min(deadline, *(request.hedge_at for request in waiting))
             ready = {fd for fd, _ in poller.poll(max(0.0, wake - time.monotonic()) * 1000)}
-            now = (
-                time.monotonic()
-            )  # answers that have arrived are used even if late: we may have been the slow side
+            # Answers that have arrived are used even if late: this process may have been the slow side.
+            now = time.monotonic()
             for request in waiting:
                 for fd in ready & request.in_flight.keys():
                     self._receive(request, fd, version, poller, deadline, stats)
@@ -289,10 +285,10 @@ class LookupPool:
             connection = None if new else replica.acquire()
             try:
                 if connection is None:
-                    left = deadline - time.monotonic()
-                    if left <= 0:
+                    seconds = deadline - time.monotonic()
+                    if seconds <= 0:
                         return
-                    connection = replica.connect(min(left, self._hedge if request.candidates else left))
+                    connection = replica.connect(min(seconds, self._hedge if request.candidates else seconds))
                 connection.send(request.request, request.frame, request.answer_size)
             except CONNECTION_ERRORS as error:
                 stats.failovers += 1
@@ -325,12 +321,12 @@ class LookupPool:
             if frame is None:
                 return
             if frame.status == OK:
-                found = int.from_bytes(connection.buffer.body()[:8], "little")
-                if found != version:
-                    raise ProtocolError(f"an answer for version {found} instead of version {version}")
+                answered = int.from_bytes(connection.buffer.body()[:8], "little")
+                if answered != version:
+                    raise ProtocolError(f"an answer for version {answered} instead of version {version}")
                 request.answer = connection
-                for asked in request.in_flight:  # a late answer must not wake the wait for other shards
-                    poller.unregister(asked)
+                for other in request.in_flight:  # a late answer must not wake the wait for other shards
+                    poller.unregister(other)
                 return
             if frame.status != NOT_LOADED:
                 raise ConnectionRefusedError(read_message(connection.buffer.body()))
@@ -344,7 +340,7 @@ class LookupPool:
         else:
             replica.versions = frozenset(loaded)
             request.errors.append(
-                f"{replica.address}: it has version {', '.join(map(str, loaded)) or 'none'}, not {version}"
+                f"{replica.address}: it has loaded version {', '.join(map(str, loaded)) or 'none'}, not {version}"
             )
             poller.unregister(fd)
             del request.in_flight[fd]
@@ -465,7 +461,7 @@ class _Replica:
         self.check_soon()
 
     def failed(self, error: Exception) -> None:
-        """A new connection failed."""
+        """Record that a new connection failed."""
         if isinstance(error, ConnectionRefusedError):
             self.down = True
         self.mark_suspect(_error_text(error))
@@ -488,7 +484,7 @@ class _Replica:
                     status = connection.status(self.checks, self._check_timeout)
                 self._check_shard(status)
                 self._update(status)
-            except Exception as error:  # noqa: BLE001 - whatever it was, the next check may find it well
+            except Exception as error:  # noqa: BLE001 - after any error, the next check may succeed
                 if connection is not None:
                     connection.close()
                     connection = None

@@ -1,6 +1,6 @@
 """Builds the lookup requests of a call, and locates the rows in their answers.
 
-Shapes in names: N ids of the call, slot after slot; D distinct ids of it; H shards; P parts; C slots of the cache.
+Shapes in names: N ids of the call, slot after slot; D distinct ids of it; H shards; P parts; C entries of the cache.
 
 A request with many candidates repeats most of its ids, so each distinct id is looked up once. Answers are not copied:
 pooling only needs the address of each id's row inside the answer.
@@ -25,9 +25,7 @@ _FOUND, _USED = 1, 2
 class CallBuffers(NamedTuple):
     """The working memory of one call."""
 
-    table: NDArray[
-        np.int32
-    ]  # hash table: index of a distinct id + 1; its size is a power of two, at least 2 N
+    table: NDArray[np.int32]  # hash table: index of a distinct id + 1; a power of two, at least 2 N entries
     distinct_N: NDArray[np.int32]  # index of the distinct id
     ids_D: NDArray[np.uint64]
     part_D: NDArray[np.int32]
@@ -41,7 +39,7 @@ class CallBuffers(NamedTuple):
 
 
 class RowCache(NamedTuple):
-    """Frequently used rows of one version. An id has one slot; a used row survives one eviction attempt."""
+    """Frequently used rows of one version. An id has one entry; a used row survives one eviction attempt."""
 
     ids_C: NDArray[np.uint64]
     part_C: NDArray[np.int32]  # -1: empty
@@ -119,19 +117,19 @@ def _copy_cached_rows(distinct: Int, call: CallBuffers, cache: RowCache) -> Int:
     capacity = cache.ids_C.size
     if capacity == 0:
         return 0
-    slot_D = call.rank_D[:distinct]
-    shards_of(call.ids_D[:distinct], capacity, slot_D)
+    entry_D = call.rank_D[:distinct]
+    shards_of(call.ids_D[:distinct], capacity, entry_D)
     words = cache.rows_CW.shape[1]
     hits = 0
     for d in range(distinct):
-        c = slot_D[d]
+        c = entry_D[d]
         call.shard_D[d] = 0
         if cache.part_C[c] == call.part_D[d] and cache.ids_C[c] == call.ids_D[d]:
             cache.state_C[c] |= np.uint8(_USED)
             call.shard_D[d] = -1
             call.address_D[d] = 0
             if cache.state_C[c] & np.uint8(_FOUND):
-                # A copy: another thread may reuse the slot while this one still pools.
+                # A copy: another thread may reuse the entry while this one still pools.
                 for word in range(words):
                     call.cached[hits * words + word] = cache.rows_CW[c, word]
                 call.address_D[d] = call.cached.ctypes.data + 8 * hits * words
@@ -162,9 +160,9 @@ def locate_rows(
             found_at_HP[h, p] = end
             end += call.counts_HP[h, p]
     capacity = cache.ids_C.size
-    slot_D = np.empty(distinct if capacity else 0, dtype=np.int64)
+    entry_D = np.empty(distinct if capacity else 0, dtype=np.int64)
     if capacity:
-        shards_of(call.ids_D[:distinct], capacity, slot_D)
+        shards_of(call.ids_D[:distinct], capacity, entry_D)
     for d in range(distinct):
         h, p = call.shard_D[d], call.part_D[d]
         if h == -1:
@@ -178,7 +176,7 @@ def locate_rows(
         address = rows_at_HP[h, p] + rank * width_P[p] if found else 0
         call.address_D[d] = address
         if capacity:
-            _cache_row(slot_D[d], call.ids_D[d], p, address, width_P[p] // 8, cache)
+            _cache_row(entry_D[d], call.ids_D[d], p, address, width_P[p] // 8, cache)
     unanswered = 0
     for n in range(address_N.size):
         d = call.distinct_N[n]

@@ -1,8 +1,8 @@
 """The embedding rows of a version on lookup servers: `RowSource.gather` over the network.
 
-    ids ──build_requests──▶ one request per shard ──LookupPool.query──▶ answers ──locate_rows──▶ addresses ──pool──▶ inputs
+    ids ──build_requests──▶ requests ──LookupPool.query──▶ answers ──locate_rows──▶ row addresses ──pool──▶ inputs
 
-The result is equal to the bit to what `FrozenTables.gather` gives from mapped files.
+The result is the same to the bit as that of `ServingTable.gather` from mapped files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RemoteRows:
         missing: MissingPolicy = "default",
         cache: int = 0,
     ) -> None:
-        """`missing`: what is done when no replica of a shard answers. `cache`: cached_words rows to keep."""
+        """`missing`: what to do if no replica of a shard answers. `cache`: number of rows to cache."""
         self.missing: MissingPolicy = missing
         self._lookups = lookups
         self._version = version
@@ -134,7 +134,7 @@ class RemoteRows:
 
     def _shard_requests(self, call: CallBuffers) -> list[ShardRequest]:
         frames = call.frames.view(np.uint8)
-        head = lookup_keys_at(len(self._parts))
+        header = lookup_keys_at(len(self._parts))
         requests = []
         for shard, counts in enumerate(call.counts_HP.tolist()):
             keys = sum(counts)
@@ -148,7 +148,7 @@ class RemoteRows:
             number = self._lookups.next_request_id()
             start = 8 * int(call.frame_start_H[shard])
             write_lookup_header(frames, start, number, self._version, counts)
-            frame = frames[start : start + head + 8 * keys].data
+            frame = frames[start : start + header + 8 * keys].data
             requests.append(ShardRequest(shard, number, frame, answer_bytes(counts, self._widths)))
         return requests
 

@@ -1,8 +1,8 @@
-"""One published version, opened: encoder, rows and network as one thing that answers.
+"""A published version opened for scoring: encoder, embedding rows and network.
 
-    RequestRows ──RequestEncoder──▶ ids, floats ──RowSource.gather──▶ inputs ──Network──▶ logits ──▶ probabilities
+    RequestRows ──RequestEncoder──▶ ids, floats ──RowSource.gather──▶ inputs ──OnnxNetwork──▶ logits ──▶ probabilities
 
-Everything a request needs comes from one object, so no answer can mix two versions. Any number of threads may ask.
+Everything that a request needs is in one object, so no answer can mix two versions. Safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -24,32 +24,26 @@ from clickline.embedding.serving import GatherPlan, PartShape, ServingTable, gat
 from clickline.errors import ArtifactError, RequestRefused
 from clickline.features import FeatureSpec, ValidationErrors
 from clickline.features.request_encoder import EncodedRequest, RequestEncoder, SubsetEncoder
-from clickline.models.calibration import Calibration, from_json
+from clickline.models.calibration import Calibration, calibration_from_json
 from clickline.records import ABSENT, EncodedRows, LabelledRows, RequestRows
 from clickline.scoring.onnx_network import OnnxNetwork, SplitNetwork
 from clickline.scoring.stored_sample import read_sample
 
 DENSE = "dense.onnx"
-_CHUNK_ROWS = 8192  # at a time: activations of more would not stay in the caches
+_CHUNK_ROWS = 8192  # rows scored at a time: activations of more would not fit in the CPU caches
 _MAX_BUFFERS = 4  # matrices kept for the next requests
-_MAX_SPLITS = (
-    4  # of a request's fields into the context's and the candidates', each with a session of its own
-)
-_SPLIT_REQUESTS = (
-    32  # requests that a split needs to take another one's place: making a session costs as much as they do
-)
-_MAX_COUNTED = 256  # splits without a place whose requests are counted
-_DECAY_REQUESTS = (
-    1024  # requests without a split after which all counts are halved: what was asked long ago gives way
-)
-_TOLERANCE = 1e-5  # between machines, whose arithmetic units round differently
+_MAX_SPLITS = 4  # of fields into those of the context and of the candidates, each with its own ONNX session
+_SPLIT_REQUESTS = 32  # requests after which a split may replace another: a session costs as much as they do
+_MAX_COUNTED = 256  # field sets without a split whose requests are counted
+_DECAY_REQUESTS = 1024  # requests without a split after which all counts are halved, so that old ones fade
+_TOLERANCE = 1e-5  # between machines, which may round differently
 
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of a request's rows, all of one version."""
+    """The scores of a request's rows, all from one version."""
 
     version: int
     logit_B: Floats
@@ -57,7 +51,7 @@ class Scores:
 
 
 class RowSource(Protocol):
-    """Where the rows of ids come from: mapped files, or lookup servers."""
+    """Where the embedding rows of ids come from: mapped files, or lookup servers."""
 
     def gather(
         self,
@@ -71,18 +65,18 @@ class RowSource(Protocol):
         """Pool the vectors of each slot into its columns of `inputs_BI`, set `wide_B`, count misses."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release all resources."""
 
 
 @dataclass(frozen=True)
 class _FieldGroup:
-    """Some of the fields, side by side in inputs of their own: dense floats after the vectors."""
+    """A subset of the fields with its own input matrix: dense floats after the vectors."""
 
     encoder: SubsetEncoder
     plan: GatherPlan
-    slots: NDArray[np.int64]  # which of the model's slots they are
-    columns: tuple[int, ...]  # where each of this part's inputs stands in the whole
-    vectors: int  # inputs that are vectors
+    slots: NDArray[np.int64]  # indices of the model's slots
+    columns: tuple[int, ...]  # column of each input in the full input matrix
+    vectors: int  # inputs that belong to vectors
 
     @property
     def width(self) -> int:
@@ -91,30 +85,30 @@ class _FieldGroup:
 
 @dataclass(eq=False)
 class _Split:
-    """How requests are ranked whose candidates have no fields but `own_C`, and whose context has none of them. Fields
-    that such a request lacks are missing values, so one split serves many sets of fields."""
+    """Ranks requests whose candidates have only fields of `own_C`, and whose context has none of them. Fields that a
+    request lacks are missing values, so one split serves many sets of fields."""
 
     own_C: NDArray[np.bool_]
     shared_C: NDArray[np.bool_]
     own: _FieldGroup
     shared: _FieldGroup
     network: SplitNetwork | None
-    requests: int = 0  # requests since any split was made
+    requests: int = 0  # since the last split was created
 
     def fits(self, candidates_C: NDArray[np.bool_], context_C: NDArray[np.bool_]) -> bool:
         return not ((candidates_C & self.shared_C).any() or (context_C & self.own_C).any())
 
 
 class Scorer:
-    """A version that answers."""
+    """A published version that scores requests."""
 
     def __init__(self, body: Mapping[str, Any], folder: Path, source: RowSource, threads: int = 1) -> None:
-        """`folder` holds the version's own files; `source` has its rows, and is closed with it."""
+        """`folder` has the version's own files; `source` has its embedding rows, and is closed with the scorer."""
         try:
             self._open(body, folder, source, threads)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise ArtifactError(
-                f"the manifest of the version in {folder} lacks or misnames a part: {error!r}. Publish again."
+                f"the manifest of the version in {folder} is invalid: {error!r}. Publish again."
             ) from error
 
     def _open(self, body: Mapping[str, Any], folder: Path, source: RowSource, threads: int) -> None:
@@ -128,8 +122,10 @@ class Scorer:
         self._folder = folder
         self._source = source
         self._shift = np.float32(body["logit_shift"])
-        found = body["calibration"]
-        self._calibration: Calibration | None = None if found is None else from_json(found)
+        calibration = body["calibration"]
+        self._calibration: Calibration | None = (
+            None if calibration is None else calibration_from_json(calibration)
+        )
         try:
             content = (folder / DENSE).read_bytes()
         except OSError as error:
@@ -137,7 +133,7 @@ class Scorer:
         self._network = OnnxNetwork(content, threads)
         if self._network.width != body["width"]:
             raise ArtifactError(
-                f"{folder / DENSE} takes {self._network.width} inputs, the manifest says {body['width']}. "
+                f"{folder / DENSE} has {self._network.width} inputs, the manifest says {body['width']}. "
                 "Publish again."
             )
         self._encoder = RequestEncoder(self.features)
@@ -147,10 +143,10 @@ class Scorer:
         self._all_slots = np.arange(len(self.features.slots))
         self._plan = self._gather_plan(self._all_slots, self._slot_columns[:-1])
         # A version that is being published has no sample yet.
-        lower = float(body.get("sample", {}).get("tolerance", 0.0))
-        self._tolerance = _TOLERANCE if body["dense"] == "fp32" else lower
+        published = float(body.get("sample", {}).get("tolerance", 0.0))
+        self._tolerance = _TOLERANCE if body["dense"] == "fp32" else published
         self._splits: tuple[_Split, ...] = ()
-        self._request_counts: OrderedDict[bytes, int] = OrderedDict()  # requests by the candidates' fields
+        self._request_counts: OrderedDict[bytes, int] = OrderedDict()  # by the candidates' fields
         self._since_decay = 0  # requests without a split
         self._split_lock = Lock()
         self._buffers: deque[Floats] = deque(maxlen=_MAX_BUFFERS)
@@ -159,11 +155,11 @@ class Scorer:
     def open(
         cls, body: Mapping[str, Any], folders: Sequence[Path], *, threads: int = 1, work: Path | None = None
     ) -> Scorer:
-        """A version whose tables are mapped from files: those of its chain, base first, its own last."""
+        """Open a version whose tables are mapped from files: the folders of its chain, base first, its own last."""
         tables = ServingTable.open(folders, work=work)
         try:
             scorer = cls(body, folders[-1], tables, threads)
-            if scorer._parts != tables.parts:  # kernels would write beyond the inputs
+            if scorer._parts != tables.parts:  # else kernels would write beyond the inputs
                 raise ArtifactError(
                     f"the tables in {folders[-1]} have rows of {tables.parts}, the manifest says {scorer._parts}. "
                     "Publish again."
@@ -176,10 +172,10 @@ class Scorer:
     def close(self) -> None:
         self._source.close()
 
-    # ── answers ────────────────────────────────────────────────────────────────────────────────
+    # ── scoring ────────────────────────────────────────────────────────────────────────────────
 
     def predict(self, rows: RequestRows) -> Scores:
-        """Scores of a request's rows."""
+        """Score a request's rows."""
         encoded, errors = self._encoder.full.encode_arrays(rows)
         _raise_first(errors)
         if rows.rows > _CHUNK_ROWS:
@@ -187,30 +183,30 @@ class Scorer:
         return self._scores(self._logits(encoded.rows, encoded.dense_DB, _jagged(encoded)))
 
     def encode(self, rows: RequestRows) -> EncodedRows:
-        """Ids and floats of a request; a value that cannot be used refuses it, by its field's name."""
+        """Encode a request to ids and floats; an error for an invalid value names its field."""
         encoded, errors = self._encoder.encode(rows)
         _raise_first(errors)
         return encoded
 
     def score(self, encoded: EncodedRows) -> Scores:
-        """Scores of encoded rows."""
+        """Score encoded rows."""
         if encoded.rows <= _CHUNK_ROWS:
             jagged = to_jagged(encoded.slots, encoded.rows)
             return self._scores(self._logits(encoded.rows, encoded.dense_DB, jagged))
         starts = range(0, encoded.rows, _CHUNK_ROWS)
-        answers = [self.score(encoded.slice(start, start + _CHUNK_ROWS)) for start in starts]
+        chunks = [self.score(encoded.slice(start, start + _CHUNK_ROWS)) for start in starts]
         return Scores(
             self.number,
-            np.concatenate([answer.logit_B for answer in answers]),
-            np.concatenate([answer.probability_B for answer in answers]),
+            np.concatenate([chunk.logit_B for chunk in chunks]),
+            np.concatenate([chunk.probability_B for chunk in chunks]),
         )
 
     def probabilities(self, rows: LabelledRows) -> Floats:
-        """What `measure` asks of a model."""
+        """The predicted probabilities, as the evaluator calls it."""
         return self.score(rows.encoded).probability_B
 
     def rank(self, context: RequestRows, candidates: RequestRows) -> Scores:
-        """Scores of candidates that share the fields of `context`, which has one row."""
+        """Score candidates that share the fields of `context`, which has one row."""
         context_C, candidates_C = self._check_fields(context, candidates)
         split = self._split(candidates_C, context_C)
         if split is None:
@@ -228,28 +224,28 @@ class Scorer:
                 return self._scores(self._network.logits(inputs_BI, wide_B))
 
     def check_sample(self) -> float:
-        """Score the stored sample, which also warms everything up. Refuses when it comes out differently; returns
-        the largest difference."""
-        encoded, wanted_B = read_sample(self._folder, len(self.features.slots))
+        """Score the stored sample, which also warms everything up. Raises if the scores differ from the stored ones;
+        returns the largest difference."""
+        encoded, expected_B = read_sample(self._folder, len(self.features.slots))
         try:
-            found_B = self.score(encoded).probability_B
-            difference = float(np.abs(found_B - wanted_B).max(initial=0.0))
+            probability_B = self.score(encoded).probability_B
+            difference = float(np.abs(probability_B - expected_B).max(initial=0.0))
         except ValueError as error:
             raise ArtifactError(
-                f"the stored sample of version {self.number} does not fit its tables: {error}. Publish again."
+                f"the stored sample of version {self.number} does not match its tables: {error}. Publish again."
             ) from error
         allowed = self._tolerance
-        if not difference <= allowed:  # also when it is NaN
+        if not difference <= allowed:  # also if it is NaN
             raise ArtifactError(
-                f"version {self.number} gives its stored sample other scores than at publish: they differ by "
-                f"{difference:.2g}, {allowed:.2g} is allowed. Its files are damaged, or this machine computes "
-                "differently; publish again."
+                f"version {self.number} scores its stored sample differently than at publish: by {difference:.2g}; "
+                f"allowed: {allowed:.2g}. Its files are damaged, or this machine computes differently; publish "
+                "again."
             )
         self.misses_S[:] = 0
         self.lookups_S[:] = 0
         return difference
 
-    # ── inside ─────────────────────────────────────────────────────────────────────────────────
+    # ── internals ─────────────────────────────────────────────────────────────────────────────────
 
     def _logits(self, rows: int, dense_DB: Floats, jagged: JaggedIds) -> Floats:
         wide_B = np.empty(rows, dtype=np.float32)
@@ -261,47 +257,45 @@ class Scorer:
 
     def _scores(self, logit_B: Floats) -> Scores:
         shifted_B = logit_B + self._shift
-        with np.errstate(over="ignore"):  # exp of a large number is infinite, and its score 0
+        with np.errstate(over="ignore"):  # exp of a large number is infinite, which gives score 0
             probability_B = np.float32(1) / (np.float32(1) + np.exp(-shifted_B))
         if self._calibration is not None:
             probability_B = self._calibration.apply(probability_B)
         return Scores(self.number, shifted_B, probability_B)
 
-    def _gather(self, part: _FieldGroup, rows: RequestRows, inputs_BI: Floats) -> Floats:
-        """Fill the inputs of some of the fields; their wide sums."""
-        encoded, errors = part.encoder.encode_arrays(rows)
+    def _gather(self, group: _FieldGroup, rows: RequestRows, inputs_BI: Floats) -> Floats:
+        """Fill the inputs of a group of fields; returns their wide sums."""
+        encoded, errors = group.encoder.encode_arrays(rows)
         _raise_first(errors)
         wide_B = np.empty(rows.rows, dtype=np.float32)
-        inputs_BI[:, part.vectors :] = encoded.dense_DB.T
+        inputs_BI[:, group.vectors :] = encoded.dense_DB.T
         jagged = _jagged(encoded)
-        misses_S = np.zeros(part.slots.size, dtype=np.int64)
-        self._source.gather(part.plan, jagged, rows.rows, inputs_BI, wide_B, misses_S)
-        self.misses_S[part.slots] += misses_S
-        self.lookups_S[part.slots] += np.diff(jagged.starts_S1)
+        misses_S = np.zeros(group.slots.size, dtype=np.int64)
+        self._source.gather(group.plan, jagged, rows.rows, inputs_BI, wide_B, misses_S)
+        self.misses_S[group.slots] += misses_S
+        self.lookups_S[group.slots] += np.diff(jagged.starts_S1)
         return wide_B
 
     def _check_fields(
         self, context: RequestRows, candidates: RequestRows
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which columns the context has, and which the candidates."""
+        """Which columns the context has, and which the candidates have."""
         if context.rows != 1:
-            raise RequestRefused("invalid", f"the context has {context.rows} rows; exactly one is allowed.")
-        context_C, candidates_C = (
-            _present_columns(context, self.columns),
-            _present_columns(candidates, self.columns),
-        )
+            raise RequestRefused("invalid", f"the context has {context.rows} rows; allowed: exactly one.")
+        context_C = _present_columns(context, self.columns)
+        candidates_C = _present_columns(candidates, self.columns)
         both = np.flatnonzero(candidates_C & context_C)
         if both.size:
             name = self.columns[both[0]]
             raise RequestRefused(
                 "invalid",
-                f"field {name} stands in the context and in the candidates. Give it in one of them.",
+                f"field {name} is in the context and in the candidates. Send it in one of them.",
             )
         return context_C, candidates_C
 
     def _split(self, candidates_C: NDArray[np.bool_], context_C: NDArray[np.bool_]) -> _Split | None:
-        """The split for a request. None: it has none, and is not asked for often enough to get one: clients that
-        change their fields all the time must not make this process build sessions all the time."""
+        """The split for a request. None: there is none, and requests like this are too rare to create one: clients that
+        keep changing their fields must not make this process create sessions all the time."""
         for split in self._splits:
             if split.fits(candidates_C, context_C):
                 split.requests += 1
@@ -311,21 +305,21 @@ class Scorer:
             if self._since_decay == _DECAY_REQUESTS:
                 self._decay_counts()
             key = candidates_C.tobytes()
-            asked = self._request_counts.pop(key, 0) + 1
-            self._request_counts[key] = asked  # last, as the newest one
+            count = self._request_counts.pop(key, 0) + 1
+            self._request_counts[key] = count  # last, as the newest
             if len(self._request_counts) > _MAX_COUNTED:
                 self._request_counts.popitem(last=False)
-            kept = sorted(self._splits, key=lambda split: -split.requests)
-            if len(kept) == _MAX_SPLITS:
-                least = kept.pop()
-                if asked < _SPLIT_REQUESTS or asked <= least.asked:
+            splits = sorted(self._splits, key=lambda split: -split.requests)
+            if len(splits) == _MAX_SPLITS:
+                least = splits.pop()
+                if count < _SPLIT_REQUESTS or count <= least.requests:
                     return None
-            made = self._make_split(candidates_C)
-            for split in kept:
+            created = self._make_split(candidates_C)
+            for split in splits:
                 split.requests = 0
             self._request_counts.clear()
-            self._splits = (*kept, made)
-            return made
+            self._splits = (*splits, created)
+            return created
 
     def _decay_counts(self) -> None:
         self._since_decay = 0
@@ -343,7 +337,7 @@ class Scorer:
     def _rank_unsplit(
         self, context: RequestRows, candidates: RequestRows, context_C: NDArray[np.bool_]
     ) -> Scores:
-        """Without a split: the context's values are repeated in every row."""
+        """Rank without a split: the context's values are repeated in every row."""
         one, rows = self.encode(context), self.encode(candidates)
         repeated = one.take(np.zeros(candidates.rows, dtype=np.int64))
         shared = {name for name, given in zip(self.columns, context_C, strict=True) if given}
@@ -381,21 +375,21 @@ class Scorer:
 
     @contextmanager
     def _buffer(self, rows: int, width: int) -> Iterator[Floats]:
-        """A matrix that is used again and again: fresh memory of this size would cost page errors each time."""
+        """A reused matrix: newly allocated memory of this size would cause page faults each time."""
         try:
-            kept = self._buffers.pop()
+            buffer = self._buffers.pop()
         except IndexError:
-            kept = np.empty(0, dtype=np.float32)
-        if kept.size < rows * width:
-            kept = np.empty(rows * width, dtype=np.float32)
+            buffer = np.empty(0, dtype=np.float32)
+        if buffer.size < rows * width:
+            buffer = np.empty(rows * width, dtype=np.float32)
         try:
-            yield kept[: rows * width].reshape(rows, width)
+            yield buffer[: rows * width].reshape(rows, width)
         finally:
-            self._buffers.append(kept)
+            self._buffers.append(buffer)
 
 
 def _jagged(encoded: EncodedRequest) -> JaggedIds:
-    """The ids of all slots as one array, which they mostly are already."""
+    """The ids of all slots as one array, without a copy unless a slot is multi-valued."""
     if encoded.multi:
         return to_jagged(encoded.by_slot().slots, encoded.rows)
     slots = encoded.ids_SB.shape[0]
@@ -406,14 +400,14 @@ def _jagged(encoded: EncodedRequest) -> JaggedIds:
 
 
 def _present_columns(rows: RequestRows, columns: Sequence[str]) -> NDArray[np.bool_]:
-    """Which columns a request has values of."""
-    given_C: NDArray[np.bool_] = rows.kind_C != ABSENT
+    """Which columns a request has values for."""
+    present_C: NDArray[np.bool_] = rows.kind_C != ABSENT
     for name in rows.multi:
-        given_C[columns.index(name)] = True
-    return given_C
+        present_C[columns.index(name)] = True
+    return present_C
 
 
 def _raise_first(errors: Sequence[ValidationErrors]) -> None:
-    for found in errors:
-        fault = next(iter(found))
-        raise RequestRefused("invalid", f"row {fault.row}: {fault.detail}.")
+    for group in errors:
+        first = next(iter(group))
+        raise RequestRefused("invalid", f"row {first.row}: {first.detail}.")

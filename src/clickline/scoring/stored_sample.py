@@ -1,4 +1,4 @@
-"""Rows that travel with a version, and the scores its files gave them when it was published."""
+"""Sample rows stored with a version, and the scores that its files gave them when it was published."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def read_sample(folder: Path, slots: int) -> tuple[EncodedRows, NDArray[np.float
     arrays = read_arrays(path)
 
     def array(name: str, kind: type[np.generic], dimensions: int = 1) -> NDArray[Any]:
-        """Kernels take it as it is, so it must be what they take."""
-        found = arrays.get(name)
-        if found is None or found.dtype != kind or found.ndim != dimensions:
-            state = "absent" if found is None else f"{found.dtype} of shape {found.shape}"
+        """An array with the type that kernels expect, since they do not check it."""
+        stored = arrays.get(name)
+        if stored is None or stored.dtype != kind or stored.ndim != dimensions:
+            state = "missing" if stored is None else f"{stored.dtype} of shape {stored.shape}"
             raise ArtifactError(
-                f"{path}: {name} is {state}; {np.dtype(kind)} of {dimensions} dimension(s) is expected. Publish again."
+                f"{path}: {name} is {state}; expected: {np.dtype(kind)} with {dimensions} dimension(s). Publish again."
             )
-        return np.ascontiguousarray(found)
+        return np.ascontiguousarray(stored)
 
     probability_B = array("probability_B", np.float32)
     ids = tuple(

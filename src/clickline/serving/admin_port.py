@@ -19,7 +19,8 @@ def admin_app(
     readiness: Callable[[], str | None],
     version: Callable[[], int | None],
 ) -> Callable[..., Awaitable[None]]:
-    """Build the ASGI application. `readiness` returns why the server is not ready, or None; `version` is the one served."""
+    """Build the ASGI application. `readiness` returns why the server is not ready, or None; `version` is the one
+    served."""
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":

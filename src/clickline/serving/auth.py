@@ -36,8 +36,8 @@ def read_token(file: str | None) -> str | None:
 
 
 def server_tls(tls: TlsSection | None, section: str = "serve") -> ssl.SSLContext | None:
-    """Build the server's TLS context, or None if TLS is not configured. Refuses files that are not a certificate and its
-    key. `section` is the config section that `tls` belongs to."""
+    """Build the server's TLS context, or None if TLS is not configured. Refuses files that are not a certificate and
+    its key. `section` is the config section that `tls` belongs to."""
     if tls is None:
         return None
     for key, path in (("certificate", tls.certificate), ("key", tls.key)):

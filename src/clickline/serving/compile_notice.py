@@ -13,8 +13,8 @@ _SECONDS = 2.0
 
 @contextmanager
 def notify_if_compiling(notify: Callable[[], None], seconds: float = _SECONDS) -> Iterator[None]:
-    """Call `notify` once, from another thread, if the block is still running `seconds` after its first kernel compilation
-    began. Kernels that come from the cache do not count."""
+    """Call `notify` once, from another thread, if the block is still running `seconds` after its first kernel
+    compilation began. Kernels that come from the cache do not count."""
     timer = threading.Timer(seconds, notify)
     timer.daemon = True
     listener = _FirstCompilation(timer)

@@ -111,8 +111,8 @@ class Dataplane:
         threads: Executor | None = None,
         max_concurrent: int = 1,
     ) -> None:
-        """`batch_rows`: rows of small requests that are scored in one batch, after at most `batch_wait` seconds; 0 disables
-        batching. `threads`: executor for up to `max_concurrent` steps; None runs them on the event loop."""
+        """`batch_rows`: rows of small requests that are scored in one batch, after at most `batch_wait` seconds; 0
+        disables batching. `threads`: executor for up to `max_concurrent` steps; None runs them on the event loop."""
         self.versions = versions
         self._log = log
         self._max_queued = queue
@@ -132,8 +132,8 @@ class Dataplane:
         return len(self._queue)
 
     def submit(self, request: PredictionRequest, deadline: float | None, done: Done) -> QueuedRequest:
-        """Queue a request, or raise RequestRefused. `deadline` is a time of `time.monotonic`: the loop's clock counts only
-        whole milliseconds."""
+        """Queue a request, or raise RequestRefused. `deadline` is a time of `time.monotonic`: the loop's clock counts
+        only whole milliseconds."""
         if len(self._queue) >= self._max_queued:
             raise RequestRefused(
                 "overloaded",
@@ -166,8 +166,8 @@ class Dataplane:
                 self.cancel(job)
 
     def cancel(self, job: QueuedRequest) -> bool:
-        """Cancel a request whose client no longer waits. True: it was still queued, so nothing was computed and `done` will
-        not be called. It leaves the queue at once, so cancelled requests do not keep others out."""
+        """Cancel a request whose client no longer waits. True: it was still queued, so nothing was computed and
+        `done` will not be called. It leaves the queue at once, so cancelled requests do not keep others out."""
         job.cancelled = True
         try:
             self._queue.remove(job)

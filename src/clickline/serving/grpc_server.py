@@ -16,7 +16,7 @@ from clickline.errors import Refusal, RequestRefused
 from clickline.scoring.scorer import Scores
 from clickline.serving.auth import BearerAuth, server_tls
 from clickline.serving.dataplane import Dataplane, QueuedRequest, RequestResult
-from clickline.serving.http2 import BufferedBytes, Connection, Stream
+from clickline.serving.http2 import BufferedBytes, Http2Connection, Stream
 from clickline.serving.open_versions import OpenVersions, ScorerLike
 from clickline.serving.ports import bound_socket
 from clickline.serving.protocols.call import Call, Limits, Target
@@ -100,7 +100,7 @@ class GrpcServer:
         self._log = log
         self._limits = Limits(max_rows=serve.max_rows, ignore_unknown=serve.unknown_fields == "ignore")
         self._jobs: dict[Stream, QueuedRequest] = {}
-        self._connections: set[Connection] = set()
+        self._connections: set[Http2Connection] = set()
         self._server: asyncio.Server | None = None
         self._health = _Health(("", *METHODS))
         names = (*METHODS, "grpc.health.v1.Health", reflection.SERVICE_NAME)
@@ -114,7 +114,7 @@ class GrpcServer:
             tls.set_alpn_protocols(["h2"])
         bound = bound_socket(self._serve.host, self._serve.grpc_port, "grpc_port", shared=True)
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self, self._connections), sock=bound, ssl=tls, backlog=_BACKLOG
+            lambda: Http2Connection(self, self._connections), sock=bound, ssl=tls, backlog=_BACKLOG
         )
         self._timeout_task = asyncio.create_task(self._check_timeouts())
 
@@ -214,7 +214,8 @@ class GrpcServer:
             if len(body) > limit:
                 raise RequestRefused(
                     "invalid",
-                    f"The request has {len(body)} bytes; {limit} are allowed (serve.max_body). Send fewer rows at once.",
+                    f"The request has {len(body)} bytes; {limit} are allowed (serve.max_body). "
+                    "Send fewer rows at once.",
                 )
             request = _GrpcPrediction(protocol, endpoint, body, self._limits)
             job = self._plane.submit(request, stream.deadline, done)

@@ -46,8 +46,8 @@ class HeaderDecoder:
         self._decoder = Decoder(max_header_list_size=_UNBOUNDED)
 
     def decode(self, block: bytes) -> Fields | None:
-        """Return the names and values of a block, or None if they exceed the limit. Raises TooMuchWork, and HPACKError for
-        a block that cannot be decoded; nothing after it can be decoded."""
+        """Return the names and values of a block, or None if they exceed the limit. Raises TooMuchWork, and
+        HPACKError for a block that cannot be decoded; nothing after it can be decoded."""
         if len(block) > _SMALL_BLOCK:
             return self._decode_large(block)
         fields: Fields = list(self._decoder.decode(block, raw=True))

@@ -53,8 +53,8 @@ class Http1Protocol(HttpToolsProtocol):
             self._refuse("late", f"The request did not arrive within {seconds:.0f} seconds.")
 
     def shutdown(self) -> None:
-        """Called by uvicorn when the server stops. A request in flight is still answered, with `connection: close`: closing
-        at once would lose what the client is sending. `finish_drain` closes idle connections."""
+        """Called by uvicorn when the server stops. A request in flight is still answered, with `connection: close`:
+        closing at once would lose what the client is sending. `finish_drain` closes idle connections."""
         self._draining = True
         if self.cycle is not None:
             self.cycle.keep_alive = False

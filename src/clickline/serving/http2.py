@@ -110,7 +110,7 @@ class Stream:
         "window",
     )
 
-    def __init__(self, connection: Connection, id: int, headers: Mapping[str, str]) -> None:
+    def __init__(self, connection: Http2Connection, id: int, headers: Mapping[str, str]) -> None:
         self.connection = connection
         self.id = id
         self.headers = headers
@@ -144,10 +144,10 @@ class Stream:
         self.connection.refuse(self, status, message)
 
 
-class Connection(asyncio.Protocol):
+class Http2Connection(asyncio.Protocol):
     """The connection of one client."""
 
-    def __init__(self, handler: CallHandler, connections: set[Connection]) -> None:
+    def __init__(self, handler: CallHandler, connections: set[Http2Connection]) -> None:
         self._handler = handler
         self._connections = connections
         self._decoder = HeaderDecoder(_MAX_HEADERS)

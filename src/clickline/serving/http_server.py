@@ -227,8 +227,8 @@ class HttpEndpoints:
 
     async def _body(self, headers: Headers, receive: Any) -> bytes:
         limit = self._limits.max_body
-        given = headers.get(b"content-length", b"0")
-        if given.isdigit() and int(given) > limit:
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > limit:
             raise _too_large(limit)
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -267,12 +267,12 @@ def _too_large(limit: int) -> RequestRefused:
 
 
 def _deadline(headers: Headers, arrived: float) -> float | None:
-    given = headers.get(TIMEOUT_HEADER)
-    if given is None:
+    timeout = headers.get(TIMEOUT_HEADER)
+    if timeout is None:
         return None
-    if not given.isdigit() or len(given) > 9:
-        start = given[:20].decode("latin-1")
+    if not timeout.isdigit() or len(timeout) > 9:
+        start = timeout[:20].decode("latin-1")
         raise RequestRefused(
             "invalid", f'{TIMEOUT_HEADER.decode()} is "{start}"; it must be a whole number of milliseconds.'
         )
-    return arrived + int(given) / 1000
+    return arrived + int(timeout) / 1000

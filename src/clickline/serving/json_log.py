@@ -50,8 +50,8 @@ class JsonLog:
             self._write(text.encode() + b"\n")
 
     def throttled(self, event: str, level: str = "info", **fields: Any) -> None:
-        """Write one line, but at most 10 a second of the same event; the next line counts those suppressed. For events that
-        clients can cause at will."""
+        """Write one line, but at most 10 a second of the same event; the next line counts those suppressed. For
+        events that clients can cause at will."""
         with self._lock:
             second = int(time.monotonic())
             if second != self._second:

@@ -91,7 +91,7 @@ class OpenVersions:
     def check_name(self, name: str) -> None:
         """Refuse an unknown model name; an empty name is allowed."""
         if name and name not in self.names:
-            known = ", ".join(f'"{one}"' for one in self.names)
+            known = ", ".join(f'"{model}"' for model in self.names)
             raise RequestRefused("not_found", f'There is no model "{name[:100]}". Available: {known}.')
 
     def find(self, name: str, number: int | None) -> OpenVersion:
@@ -100,14 +100,14 @@ class OpenVersions:
         current = self.current
         if current is None:
             raise RequestRefused("unavailable", "No version of the model is loaded yet. Try again later.")
-        found = current if number is None else self._open.get(number)
-        if found is None or not found.was_current:
+        version = current if number is None else self._open.get(number)
+        if version is None or not version.was_current:
             raise RequestRefused(
                 "not_found",
                 f"Version {number} is not loaded. Version {current.scorer.number} is; omit the version to use the "
                 "current one.",
             )
-        return found
+        return version
 
     def lease(self, name: str, number: int | None) -> OpenVersion:
         """Find a version and lease it until `release`."""

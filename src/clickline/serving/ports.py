@@ -17,8 +17,8 @@ def address(host: str, port: int) -> str:
 def bound_socket(
     host: str, port: int, key: str, *, shared: bool = False, listen: bool = False
 ) -> socket.socket:
-    """Bind a socket to the port of `serve.<key>`. A shared one can be bound by several processes, so success does not show
-    that the port is free; with `listen` it does."""
+    """Bind a socket to the port of `serve.<key>`. A shared one can be bound by several processes, so success does not
+    show that the port is free; with `listen` it does."""
     try:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
@@ -34,8 +34,8 @@ def bound_socket(
             raise
     except (socket.gaierror, UnicodeError) as error:
         raise ClicklineError(
-            f"serve.host: {host} is not an address: {getattr(error, 'strerror', None) or error}. Use an address of this machine: "
-            "127.0.0.1 for local clients only, 0.0.0.0 for all interfaces."
+            f"serve.host: {host} is not an address: {getattr(error, 'strerror', None) or error}. "
+            "Use an address of this machine: 127.0.0.1 for local clients only, 0.0.0.0 for all interfaces."
         ) from error
     except OSError as error:
         raise ClicklineError(
@@ -55,5 +55,5 @@ def _remedy(error: OSError, key: str) -> str:
 
 def raise_file_limit() -> None:
     """Raise the limit of open files to the hard limit, for many connections."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

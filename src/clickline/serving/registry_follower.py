@@ -29,7 +29,8 @@ class VersionSource(Protocol):
     """Where versions come from; str() gives its name for messages."""
 
     def current(self) -> tuple[int, int] | None:
-        """Return the sequence number of the pointer's last move and the version it points to; None: nothing published."""
+        """Return the sequence number of the pointer's last move and the version it points to; None: nothing
+        published."""
 
     def fetch(self, number: int) -> FetchedVersion:
         """Fetch and verify a version. ArtifactError: it is damaged; other errors may be temporary."""
@@ -39,8 +40,8 @@ class RegistrySource:
     """Versions from a registry."""
 
     def __init__(self, registry: Registry, copies: Path, *, tables: bool = True) -> None:
-        """`copies`: folder for local copies of a remote registry. Without `tables` only the version's own files are fetched,
-        because lookup servers have the rows."""
+        """`copies`: folder for local copies of a remote registry. Without `tables` only the version's own files are
+        fetched, because lookup servers have the rows."""
         self._registry = registry
         self._copies = copies
         self._tables = tables
@@ -86,8 +87,8 @@ class RegistryFollower:
         on_refused: Callable[[int, str], None],
         on_first_poll: Callable[[], None] = lambda: None,
     ) -> None:
-        """The callbacks run in the follower's thread: `on_refused` for damaged versions, `on_first_poll` after the first poll,
-        whether it succeeded or not."""
+        """The callbacks run in the follower's thread: `on_refused` for damaged versions, `on_first_poll` after the
+        first poll, whether it succeeded or not."""
         self.unreachable = False
         self._source = source
         self._poll = poll

@@ -31,8 +31,8 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `on_ready` is called once the ports are open.
 
-    `source` provides the versions, by default from the config's registry. `load` opens one in a worker process, where it
-    is imported by name.
+    `source` provides the versions, by default from the config's registry. `load` opens one in a worker process, where
+    it is imported by name.
     """
     section = config.serve
     log = ServerLog("supervisor")

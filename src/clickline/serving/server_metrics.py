@@ -31,7 +31,7 @@ _COUNTERS = {
     "rows": ("Rows that were scored.", ("protocol",)),
     "lookups": ("Ids looked up in the sparse table.", ("slot",)),
     "remote": (
-        "What happened at lookup servers: keys, hedges, failovers, ids left with default rows, …",
+        "Events at lookup servers: keys, hedges, failovers, ids that got default rows, …",
         ("what",),
     ),
     "lookup_misses": ("Ids not in the sparse table, which got their slot's default row.", ("slot",)),

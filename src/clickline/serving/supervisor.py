@@ -362,8 +362,8 @@ class Supervisor:
                 pending = None
 
     def _ping(self, worker: _Worker) -> None:
-        """Ping a worker once a second. Silence is counted in our own pings, so that a suspended supervisor does not take its
-        workers for dead."""
+        """Ping a worker once a second. Silence is counted in our own pings, so that a suspended supervisor does not
+        take its workers for dead."""
         if not worker.ping_pending:
             worker.ping_pending = True
             worker.channel.send(do="live")
@@ -495,8 +495,8 @@ class Supervisor:
 
 
 def _reserve_ports(serve: ServeSection) -> list[socket.socket]:
-    """Hold the workers' ports, after checking that no other process listens on them: with SO_REUSEPORT two servers could
-    share a port unnoticed, and each would get half of the requests."""
+    """Hold the workers' ports, after checking that no other process listens on them: with SO_REUSEPORT two servers
+    could share a port unnoticed, and each would get half of the requests."""
     reserved_sockets = []
     for key in ("grpc_port", "http_port"):
         port = getattr(serve, key)

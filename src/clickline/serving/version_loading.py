@@ -21,8 +21,8 @@ from clickline.serving.open_versions import ScorerLike
 from clickline.storage.storage import Storage
 
 Load = Callable[[Sequence[Path], ServeSection, Path], ScorerLike]
-"""Opens the version in these folders, base first; the last argument is a folder that all workers share while the version
-is used. Raises if the scores of its stored sample differ from the stored scores."""
+"""Opens the version in these folders, base first; the last argument is a folder that all workers share while the
+version is used. Raises if the scores of its stored sample differ from the stored scores."""
 
 _log = logging.getLogger(__name__)  # handled by ServerLog
 _LOG_AFTER_SECONDS = 3.0  # of waiting for lookup servers before it is logged

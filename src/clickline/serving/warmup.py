@@ -30,11 +30,11 @@ def warm_up(scorer: ScorerLike) -> None:
             call = endpoint.decode(body, scorer, Limits())
             endpoint.encode(call, _score(scorer, call))
     for path, document in _rest_requests(scorer):
-        found = route("POST", path)
-        assert isinstance(found, HttpEndpoint), path
+        http_endpoint = route("POST", path)
+        assert isinstance(http_endpoint, HttpEndpoint), path
         with suppress(RequestRefused):
-            call = found.decode(orjson.dumps(document), {}, scorer, HttpLimits())
-            found.encode(call, _score(scorer, call))
+            call = http_endpoint.decode(orjson.dumps(document), {}, scorer, HttpLimits())
+            http_endpoint.encode(call, _score(scorer, call))
     scorer.misses_S[:] = 0
     scorer.lookups_S[:] = 0
 
@@ -104,7 +104,7 @@ def _rest_requests(scorer: ScorerLike) -> Iterator[tuple[str, object]]:
 
     row = {column: value(column) for column in scorer.columns}
     yield "/v1/models/warm:predict", {"instances": [row] * _ROWS}
-    yield "/v1/models/warm:predict", {"inputs": {column: [found] * _ROWS for column, found in row.items()}}
+    yield "/v1/models/warm:predict", {"inputs": {column: [value] * _ROWS for column, value in row.items()}}
     shared, own = _split_columns(scorer)
     if own:
         context = {column: row[column] for column in shared}

@@ -140,7 +140,7 @@ class ServingWorker:
             return
         if not self._versions.open():
             gc.collect()
-            gc.freeze()  # modules and kernels are permanent: keep the garbage collector from scanning them during requests
+            gc.freeze()  # modules and kernels are permanent: do not scan them during requests
         self._versions.add(scorer)
         self._channel.send(prepared=number)
 
@@ -156,7 +156,10 @@ class ServingWorker:
 
     def _log_compiling(self) -> None:
         if self._is_first:  # one line is enough for all workers
-            message = "The first start on a machine compiles kernels, which takes a minute or two. Later starts read them from a cache."
+            message = (
+                "The first start on a machine compiles kernels, which takes a minute or two. Later starts read them "
+                "from a cache."
+            )
             self._log.event("compiling, once", message=message)
 
     async def _listen(self) -> None:

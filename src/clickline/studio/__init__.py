@@ -1,1 +1,1 @@
-"""The web page: what runs, what was learned, what is served."""
+"""The studio, a web UI of the pipeline, its runs and versions, and the endpoint."""

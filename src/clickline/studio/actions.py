@@ -1,4 +1,5 @@
-"""The only things that change something: roll back, pin, unpin. Each is a move of the registry, with its reason."""
+"""The actions, the only requests that change something: roll back, promote, pin, unpin. Each moves the registry's
+pointer and records a reason."""
 
 from __future__ import annotations
 
@@ -9,16 +10,20 @@ from clickline.artifacts.promotion import current_of, pin, promote, roll_back, u
 from clickline.artifacts.registry import Registry
 from clickline.errors import RequestRefused
 
-ACTIONS = ("rollback", "pin", "unpin")
-_LONGEST = 500
+ACTIONS = ("rollback", "promote", "pin", "unpin")
+_MAX_REASON = 500
 
 
-def act(registry: Registry, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """`asked`: reason, and the version where it is not the one before (rollback) or the current one (pin)."""
-    reason, number = _checked(asked)
+def act(registry: Registry, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Run an action. `request` has a reason and a version, which defaults to the previous one (rollback) or the
+    current one (pin)."""
+    reason, number = _checked(request)
     if action == "rollback":
-        newer = number is not None and number > current_of(registry).version
-        moved = promote(registry, number, reason) if newer else roll_back(registry, number, reason)
+        moved = roll_back(registry, number, reason)
+    elif action == "promote":
+        if number is None:
+            raise RequestRefused("invalid", "version is missing. Give the number of the version to promote.")
+        moved = promote(registry, number, reason)
     elif action == "pin":
         moved = pin(registry, current_of(registry).version if number is None else number, reason)
     else:
@@ -32,13 +37,16 @@ def act(registry: Registry, action: str, asked: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _checked(asked: Mapping[str, Any]) -> tuple[str, int | None]:
-    reason, number = asked.get("reason"), asked.get("version")
-    if not isinstance(reason, str) or not reason.strip() or len(reason) > _LONGEST:
+def _checked(request: Mapping[str, Any]) -> tuple[str, int | None]:
+    reason, number = request.get("reason"), request.get("version")
+    if not isinstance(reason, str) or not reason.strip() or len(reason) > _MAX_REASON:
         raise RequestRefused(
             "invalid",
-            f"reason is missing. Say in up to {_LONGEST} characters why; it is kept in the history.",
+            f"reason is missing. Give one of up to {_MAX_REASON} characters; it is recorded in the history.",
         )
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-        raise RequestRefused("invalid", "version is no version's number; leave it out for the usual one.")
+        raise RequestRefused(
+            "invalid",
+            "version is not a version number. Give a whole number from 1, or leave it out for the default.",
+        )
     return " ".join(reason.split()), number

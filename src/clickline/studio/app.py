@@ -1,4 +1,4 @@
-"""The application: the page, and the JSON it is made from."""
+"""The studio's web application: the page and its JSON API."""
 
 from __future__ import annotations
 
@@ -21,55 +21,55 @@ from starlette.types import Scope
 
 from clickline.errors import ClicklineError, RequestRefused, StorageError
 from clickline.studio.actions import ACTIONS, act
-from clickline.studio.events import Watch
-from clickline.studio.home_view import NotThere, Slow, View
+from clickline.studio.events import EventBroadcaster
+from clickline.studio.home_view import HomeView, NotFound, SlowAnswer
 from clickline.studio.homes import Home
-from clickline.studio.json_response import as_answer
+from clickline.studio.json_response import encode_json
 from clickline.studio.openapi import openapi
-from clickline.studio.studio_auth import REPORT, Access, Guarded
+from clickline.studio.studio_auth import REPORT, Access, AccessMiddleware
 
 if TYPE_CHECKING:
-    from clickline.studio.playground import Trying
+    from clickline.studio.playground import Playground
 
 PAGE = Path(__file__).with_name("page")
-_MOST_BODY = 2**20
+_MAX_BODY = 2**20
 _LINES = 200
 
-Reading = Callable[["_Shown", Request], Awaitable[Any]]
+Handler = Callable[["_HomeContext", Request], Awaitable[Any]]
 
 
-class _Shown:
-    """One home with all that is kept for it."""
+class _HomeContext:
+    """One home and the objects that answer requests about it."""
 
     def __init__(self, home: Home, *secrets: str) -> None:
         self.home = home
         self.redact = home.redactor(*secrets)
-        self.view = View(home)
-        self.watch = Watch(self.view, self.encode)
-        self._trying: Trying | None = None
+        self.view = HomeView(home)
+        self.events = EventBroadcaster(self.view, self.encode)
+        self._playground: Playground | None = None
 
     def encode(self, document: Any) -> bytes:
-        return as_answer(document, self.redact)
+        return encode_json(document, self.redact)
 
-    async def trying(self) -> Trying:
-        """Imported when somebody tries: it takes what serving takes, a second and a hundred megabytes."""
-        return await self.view.once("trying", self._open_trying)
+    async def playground(self) -> Playground:
+        """The playground, imported on first use: it needs what serving needs, a second and a hundred megabytes."""
+        return await self.view.run_once("playground", self._open_playground)
 
-    def _open_trying(self) -> Trying:
-        from clickline.studio.playground import Trying
+    def _open_playground(self) -> Playground:
+        from clickline.studio.playground import Playground
 
-        if self._trying is None:
-            self._trying = Trying(self.home.config, self.view)
-        return self._trying
+        if self._playground is None:
+            self._playground = Playground(self.home.config, self.view)
+        return self._playground
 
     async def close(self) -> None:
         await self.view.serving.close()
-        if self._trying is not None:
-            self._trying.close()
+        if self._playground is not None:
+            self._playground.close()
 
 
 class _Files(Mount):
-    """The page: everything that is not the API, whose own routes say which methods they allow."""
+    """The files of the page: every path outside the API, whose routes define their own methods."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return (Match.NONE, {}) if scope["path"].startswith("/api/") else super().matches(scope)
@@ -80,20 +80,20 @@ class Studio:
 
     def __init__(self, homes: Sequence[Home], access: Access) -> None:
         secrets = [] if access.token is None else [access.token.value]
-        self._shown = {home.id: _Shown(home, *secrets) for home in homes}
+        self._homes_by_id = {home.id: _HomeContext(home, *secrets) for home in homes}
         self._access = access
 
-    def app(self) -> Guarded:
-        """For an ASGI server."""
+    def app(self) -> AccessMiddleware:
+        """The ASGI application."""
         page = _Files("/", StaticFiles(directory=PAGE, html=True))
         handlers: Mapping[Any, Any] = {HTTPException: _refused, Exception: _bug}
         inner = Starlette(routes=[*self.routes(), page], exception_handlers=handlers, lifespan=self._lifespan)
-        return Guarded(GZipMiddleware(inner, compresslevel=5), self._access, _error)
+        return AccessMiddleware(GZipMiddleware(inner, compresslevel=5), self._access, _error)
 
     def routes(self) -> list[Route]:
-        """The API."""
+        """The routes of the API."""
         below = "/api/homes/{home}"
-        get: dict[str, Reading] = {
+        get: dict[str, Handler] = {
             f"{below}/status": _status,
             f"{below}/runs": _runs,
             f"{below}/runs/{{run}}": _run,
@@ -108,7 +108,7 @@ class Studio:
             f"{below}/logs/{{stage}}": _logs,
             f"{below}/events": _events,
         }
-        post: dict[str, Reading] = {f"{below}/try": _try}
+        post: dict[str, Handler] = {f"{below}/try": _try}
         post |= {f"{below}/actions/{action}": self._action(action) for action in ACTIONS}
         return [
             Route("/api/openapi.json", self._openapi),
@@ -119,35 +119,35 @@ class Studio:
         ]
 
     @property
-    def waits(self) -> bool:
-        """Whether something slow is not done yet."""
-        return any(shown.view.waits for shown in self._shown.values())
+    def is_busy(self) -> bool:
+        """Whether a slow task is still running."""
+        return any(context.view.is_busy for context in self._homes_by_id.values())
 
     def close(self) -> None:
-        """End what never ends by itself."""
-        for shown in self._shown.values():
-            shown.watch.close()
+        """End the event streams, which never end by themselves."""
+        for context in self._homes_by_id.values():
+            context.events.close()
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         yield
         self.close()
-        for shown in self._shown.values():
-            await shown.close()
+        for context in self._homes_by_id.values():
+            await context.close()
 
-    # ── of the whole ───────────────────────────────────────────────────────────────────────────
+    # ── all homes ──────────────────────────────────────────────────────────────────────────────
 
     async def _homes(self, request: Request) -> Response:
-        async def line(shown: _Shown) -> bytes:
-            home = shown.home
+        async def line(context: _HomeContext) -> bytes:
+            home = context.home
             try:
-                state = await shown.view.state()
-            except Slow:
+                state = await context.view.state()
+            except SlowAnswer:
                 state = "unknown"
             about = {"name": home.name, "home": home.config.home, "config": home.file, "state": state}
-            return shown.encode({"id": home.id, **about})
+            return context.encode({"id": home.id, **about})
 
-        lines = await asyncio.gather(*map(line, self._shown.values()))
+        lines = await asyncio.gather(*map(line, self._homes_by_id.values()))
         return Response(b"[" + b",".join(lines) + b"]", media_type="application/json")
 
     async def _openapi(self, request: Request) -> Response:
@@ -156,116 +156,120 @@ class Studio:
     async def _ticket(self, request: Request) -> Response:
         return _json(json.dumps(self._access.ticket()).encode())
 
-    # ── of one home ────────────────────────────────────────────────────────────────────────────
+    # ── one home ───────────────────────────────────────────────────────────────────────────────
 
-    def _of_home(self, reading: Reading) -> Callable[[Request], Awaitable[Response]]:
+    def _of_home(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            shown = self._shown.get(request.path_params["home"])
-            if shown is None:
-                return _told(404, f"there is no such home. There are: {', '.join(self._shown)}.")
+            context = self._homes_by_id.get(request.path_params["home"])
+            if context is None:
+                return _error_response(
+                    404, f"there is no such home. Available: {', '.join(self._homes_by_id)}."
+                )
             try:
-                found = await reading(shown, request)
-                if isinstance(found, Response):
-                    return found
-                return _json(await asyncio.to_thread(shown.encode, found))
+                result = await handler(context, request)
+                if isinstance(result, Response):
+                    return result
+                return _json(await asyncio.to_thread(context.encode, result))
             except ClicklineError as error:
-                return _told(_status_of(error), shown.redact(str(error)))
-            except OSError as error:  # the machine's trouble: a home without permission, a full disk
-                return _told(
-                    503, shown.redact(f"{error.filename or 'this machine'}: {error.strerror or error}")
+                return _error_response(_status_of(error), context.redact(str(error)))
+            except OSError as error:  # a problem of the machine: no permission, a full disk
+                return _error_response(
+                    503, context.redact(f"{error.filename or 'this machine'}: {error.strerror or error}")
                 )
 
         return answer
 
-    def _action(self, action: str) -> Reading:
-        async def run(shown: _Shown, request: Request) -> Any:
+    def _action(self, action: str) -> Handler:
+        async def run(context: _HomeContext, request: Request) -> Any:
             if not self._access.may_act(request.headers.get("authorization")):
                 raise RequestRefused("unauthenticated", self._access.refusal)
-            asked = await _body(request)
-            view = shown.view
+            body = await _body(request)
+            view = context.view
 
             def work() -> dict[str, Any]:
-                return act(view.versions.registry, action, asked)
+                return act(view.versions.registry, action, body)
 
             return await asyncio.to_thread(work)
 
         return run
 
 
-async def _status(shown: _Shown, request: Request) -> Any:
-    return await shown.view.status()
+async def _status(context: _HomeContext, request: Request) -> Any:
+    return await context.view.status()
 
 
-async def _runs(shown: _Shown, request: Request) -> Any:
-    return await shown.view.list_runs()
+async def _runs(context: _HomeContext, request: Request) -> Any:
+    return await context.view.list_runs()
 
 
-async def _run(shown: _Shown, request: Request) -> Any:
+async def _run(context: _HomeContext, request: Request) -> Any:
     name = request.path_params["run"]
-    return _there(await shown.view.once(f"run {name}", lambda: shown.view.runs.report(name)))
+    return _found_or_404(await context.view.run_once(f"run {name}", lambda: context.view.runs.report(name)))
 
 
-async def _curve(shown: _Shown, request: Request) -> Any:
+async def _curve(context: _HomeContext, request: Request) -> Any:
     name = request.path_params["run"]
-    return _there(await shown.view.once(f"curve {name}", lambda: shown.view.runs.curve(name)))
+    return _found_or_404(await context.view.run_once(f"curve {name}", lambda: context.view.runs.curve(name)))
 
 
-async def _report(shown: _Shown, request: Request) -> Any:
+async def _report(context: _HomeContext, request: Request) -> Any:
     name = request.path_params["run"]
-    page = await shown.view.once(f"page {name}", lambda: shown.view.runs.page(name))
-    return FileResponse(_there(page), media_type="text/html", headers={"content-security-policy": REPORT})
-
-
-async def _versions(shown: _Shown, request: Request) -> Any:
-    return await shown.view.all_versions()
-
-
-async def _diff(shown: _Shown, request: Request) -> Any:
-    first, second = (_number(request, name) for name in ("a", "b"))
-    view = shown.view
-    return await view.once(f"diff {first} {second}", lambda: view.versions.difference(first, second))
-
-
-async def _serving(shown: _Shown, request: Request) -> Any:
-    return await shown.watch.sampled()
-
-
-async def _data(shown: _Shown, request: Request) -> Any:
-    return await shown.view.all_data()
-
-
-async def _cluster(shown: _Shown, request: Request) -> Any:
-    return await shown.view.cluster()
-
-
-async def _form(shown: _Shown, request: Request) -> Any:
-    return await (await shown.trying()).form()
-
-
-async def _try(shown: _Shown, request: Request) -> Any:
-    asked = await _body(request)
-    return await (await shown.trying()).ask(asked)
-
-
-async def _logs(shown: _Shown, request: Request) -> Any:
-    lines = _number(request, "tail", _LINES)
-    text = await shown.view.log(request.path_params["stage"], lines)
-    return PlainTextResponse("".join(map(shown.redact, text.splitlines(keepends=True))))
-
-
-async def _events(shown: _Shown, request: Request) -> Any:
-    return StreamingResponse(
-        shown.watch.stream(), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+    page = await context.view.run_once(f"page {name}", lambda: context.view.runs.page(name))
+    return FileResponse(
+        _found_or_404(page), media_type="text/html", headers={"content-security-policy": REPORT}
     )
 
 
-# ── requests and answers ───────────────────────────────────────────────────────────────────────
+async def _versions(context: _HomeContext, request: Request) -> Any:
+    return await context.view.all_versions()
 
 
-def _there(found: Any) -> Any:
-    if found is None:
-        raise NotThere("there is no such run, or it has no such file yet.")
-    return found
+async def _diff(context: _HomeContext, request: Request) -> Any:
+    first, second = (_number(request, name) for name in ("a", "b"))
+    view = context.view
+    return await view.run_once(f"diff {first} {second}", lambda: view.versions.diff(first, second))
+
+
+async def _serving(context: _HomeContext, request: Request) -> Any:
+    return await context.events.serving()
+
+
+async def _data(context: _HomeContext, request: Request) -> Any:
+    return await context.view.all_data()
+
+
+async def _cluster(context: _HomeContext, request: Request) -> Any:
+    return await context.view.cluster()
+
+
+async def _form(context: _HomeContext, request: Request) -> Any:
+    return await (await context.playground()).form()
+
+
+async def _try(context: _HomeContext, request: Request) -> Any:
+    body = await _body(request)
+    return await (await context.playground()).predict(body)
+
+
+async def _logs(context: _HomeContext, request: Request) -> Any:
+    lines = _number(request, "tail", _LINES)
+    text = await context.view.log(request.path_params["stage"], lines)
+    return PlainTextResponse("".join(map(context.redact, text.splitlines(keepends=True))))
+
+
+async def _events(context: _HomeContext, request: Request) -> Any:
+    return StreamingResponse(
+        context.events.stream(), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+    )
+
+
+# ── requests and responses ─────────────────────────────────────────────────────────────────────
+
+
+def _found_or_404(result: Any) -> Any:
+    if result is None:
+        raise NotFound("there is no such run, or it has no such file yet.")
+    return result
 
 
 def _number(request: Request, name: str, default: int | None = None) -> int:
@@ -276,29 +280,31 @@ def _number(request: Request, name: str, default: int | None = None) -> int:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """A document, never anything that a form of another page could send."""
+    """The JSON body; other content types, which a form of another page could send, are rejected."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RequestRefused("invalid", "the content type is not application/json; only that is allowed.")
     body = b""
     async for piece in request.stream():
         body += piece
-        if len(body) > _MOST_BODY:
-            raise RequestRefused("invalid", f"the request is larger than {_MOST_BODY:,} bytes.")
+        if len(body) > _MAX_BODY:
+            raise RequestRefused("invalid", f"the request is larger than {_MAX_BODY:,} bytes.")
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise RequestRefused("invalid", f"the request is no JSON: {error}.") from error
+        raise RequestRefused("invalid", f"the request is not JSON: {error}.") from error
     if not isinstance(document, dict):
-        raise RequestRefused("invalid", "the request is no JSON object; one with fields is allowed.")
+        raise RequestRefused(
+            "invalid", "the request is not a JSON object; only an object with fields is allowed."
+        )
     return document
 
 
 def _status_of(error: ClicklineError) -> int:
     if isinstance(error, RequestRefused):
         return {"invalid": 400, "unauthenticated": 401}.get(error.kind, 503)
-    if isinstance(error, NotThere):
+    if isinstance(error, NotFound):
         return 404
-    if isinstance(error, Slow):
+    if isinstance(error, SlowAnswer):
         return 504
     return 503 if isinstance(error, StorageError) or type(error) is ClicklineError else 409
 
@@ -307,28 +313,30 @@ def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def _told(status: int, words: str) -> Response:
-    answer = _json(json.dumps({"error": words}).encode(), status)
+def _error_response(status: int, message: str) -> Response:
+    response = _json(json.dumps({"error": message}).encode(), status)
     if status == 401:
-        answer.headers["www-authenticate"] = "Bearer"
-    return answer
+        response.headers["www-authenticate"] = "Bearer"
+    return response
 
 
-def _error(status: int, words: str) -> Any:
-    return _told(status, words)
+def _error(status: int, message: str) -> Any:
+    return _error_response(status, message)
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:
-    """What the router says: no such path, or not by this method."""
+    """An error of the router: unknown path or wrong method."""
     status = error.status_code
     allowed = (error.headers or {}).get("Allow", "GET, HEAD")  # files of the page name none
-    words = {404: "there is nothing here.", 405: f"this method is not allowed here: {allowed} is."}
-    answer = _told(status, words.get(status, str(error.detail)))
+    messages = {404: "not found.", 405: f"this method is not allowed here. Allowed: {allowed}."}
+    response = _error_response(status, messages.get(status, str(error.detail)))
     if status == 405:
-        answer.headers["allow"] = allowed
-    return answer
+        response.headers["allow"] = allowed
+    return response
 
 
 async def _bug(request: Request, error: Exception) -> Response:
     traceback.print_exception(error)
-    return _told(500, f"this is a bug in Clickline: {type(error).__name__}. The log has the rest.")
+    return _error_response(
+        500, f"this is a bug in Clickline: {type(error).__name__}. See the log for details."
+    )

@@ -1,4 +1,4 @@
-"""What came in: the prepared dataset, hour after hour, and rows that were left out."""
+"""The data panel: the prepared dataset, the hours that follow mode has processed, and quarantined rows."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from clickline.storage.redaction import redacted
 from clickline.studio.file_reads import Stamp, stamp_of
 
-_MOST_HOURS = 1000
+_MAX_HOURS = 1000
 _SAMPLES = 50
-_SAMPLES_A_FILE = 10
-_LONGEST = 400  # characters of a quarantined row
-_KEPT = ("hour", "state", "rows", "bad", "version", "seconds", "at", "reason")
+_SAMPLES_PER_FILE = 10
+_MAX_TEXT = 400  # characters of a quarantined row
+_HOUR_KEYS = ("hour", "state", "rows", "bad", "version", "seconds", "at", "reason")
 
 
-class Data:
-    """The data of one home. An hour's record is read again when it has changed."""
+class DatasetView:
+    """The data of one home. The record of an hour is read again only when it has changed."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -29,32 +29,32 @@ class Data:
         self._dataset: tuple[object, dict[str, Any] | None] = (None, None)
 
     def all(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """`state`: what `up` says of itself."""
+        """The document of the data panel. `state` is the state document of `up`."""
         hours = self._records()
-        learned = sum(hour["state"] == "learned" for hour in hours)
-        passed = len(hours) - learned
+        trained = sum(hour["state"] == "learned" for hour in hours)
+        skipped = len(hours) - trained
         bad = sum(hour["bad"] or 0 for hour in hours)
-        coming = _coming(state)
-        if coming is not None and all(hour["hour"] != coming["hour"] for hour in hours[-1:]):
-            hours.append(coming)
+        pending = _pending_hour(state)
+        if pending is not None and all(hour["hour"] != pending["hour"] for hour in hours[-1:]):
+            hours.append(pending)
         dataset = self.dataset()
         bad += 0 if dataset is None else sum(split["bad_rows"] for split in dataset["splits"].values())
         waiting = sum(hour["state"] in ("waiting", "missing") for hour in hours[-1:])
         return {
             "dataset": dataset,
-            "hours": hours[-_MOST_HOURS:],
+            "hours": hours[-_MAX_HOURS:],
             "summary": {
                 "received": len(hours) - waiting,
-                "learned": learned,
+                "learned": trained,
                 "waiting": waiting,
-                "passed_over": passed,
+                "passed_over": skipped,
                 "quarantined": bad,
             },
             "quarantine": list(islice(self._quarantine(dataset), _SAMPLES)),
         }
 
     def dataset(self) -> dict[str, Any] | None:
-        """The newest finished one."""
+        """The newest complete dataset."""
         pointer = self._home / "datasets" / "current"
         try:
             name = Path(pointer.read_text().strip()).name
@@ -62,14 +62,14 @@ class Data:
             stamp = (name, manifest.stat().st_mtime_ns)
             if self._dataset[0] == stamp:
                 return self._dataset[1]
-            found = _dataset(json.loads(manifest.read_bytes()))
+            document = _dataset(json.loads(manifest.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # none yet, or what a power cut left of it
-        self._dataset = (stamp, found)
-        return found
+            return None  # none yet, or damaged by a power cut
+        self._dataset = (stamp, document)
+        return document
 
     def stamp(self) -> object:
-        """Changes when something arrives."""
+        """A value that changes when new data arrives."""
         return [stamp_of(path) for path in (self._hours, self._home / "datasets" / "current")]
 
     def _records(self) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ class Data:
         return [record for _, record in found.values()]
 
     def _quarantine(self, dataset: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
-        """Rows that were left out: of the newest hours first, then of the dataset."""
+        """Quarantined rows: of the newest hours first, then of the dataset."""
         folders = sorted((self._home / "hours").glob("*/quarantine"), reverse=True)
         if dataset is not None:
             folders.append(self._home / "datasets" / dataset["id"] / "quarantine")
@@ -102,7 +102,7 @@ class Data:
             for file in sorted(folder.glob("*.jsonl")):
                 try:
                     with file.open("rb") as lines:
-                        yield from map(_bad_row, islice(lines, _SAMPLES_A_FILE))
+                        yield from map(_bad_row, islice(lines, _SAMPLES_PER_FILE))
                 except (OSError, ValueError, KeyError, TypeError):
                     continue
 
@@ -131,7 +131,7 @@ def _dataset(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def _hour(record: Mapping[str, Any]) -> dict[str, Any]:
     measured = record.get("progressive") or {}
     return {
-        **{key: record.get(key) for key in _KEPT},
+        **{key: record.get(key) for key in _HOUR_KEYS},
         "hour": str(record["hour"]),
         "state": str(record["state"]),
         "auc": measured.get("auc"),
@@ -140,14 +140,14 @@ def _hour(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _coming(state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The hour that is waited for or learned, while somebody does."""
+def _pending_hour(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The hour that a running `up --follow` waits for or trains on."""
     following = state.get("stages", {}).get("follow", {})
     facts = following.get("facts", {})
     if state.get("state") != "running" or following.get("state") != "running" or not facts.get("hour"):
         return None
     now = "missing" if facts.get("late") and facts["state"] == "waiting" else facts["state"]
-    empty = dict.fromkeys((*_KEPT, "auc", "logloss", "gate"))
+    empty = dict.fromkeys((*_HOUR_KEYS, "auc", "logloss", "gate"))
     return {**empty, "hour": facts["hour"], "state": now, "at": facts.get("waiting_since")}
 
 
@@ -158,5 +158,5 @@ def _bad_row(line: bytes) -> dict[str, Any]:
         "line": row["line"],
         "reason": row["reason"],
         "detail": row["detail"],
-        "text": str(row.get("text", ""))[:_LONGEST],
+        "text": str(row.get("text", ""))[:_MAX_TEXT],
     }

@@ -1,4 +1,4 @@
-"""Server-sent events: one look a second at a home, shared by all who listen; none when nobody does."""
+"""Server-sent events: one check of a home per second, shared by all listeners; none without listeners."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from clickline.errors import ClicklineError
-from clickline.studio.home_view import View
+from clickline.studio.home_view import HomeView
 
 _SECONDS = 1.0
-_QUIET_SECONDS = 10.0  # without news a comment tells that the connection lives
-_LOOKED_SECONDS = 10.0  # that the server is sampled on after somebody has asked once
-_WAITING = 100  # events that a slow listener may leave unread
+_KEEPALIVE_SECONDS = 10.0  # without events, a comment is sent after this time
+_SAMPLING_SECONDS = 10.0  # how long the server is sampled after one request for its metrics
+_MAX_UNREAD = 100  # events that a slow listener may leave unread
 
 
-class Watch:
-    """Looks at one home and tells what changed."""
+class EventBroadcaster:
+    """Checks one home once a second and sends its changes to all listeners."""
 
-    def __init__(self, view: View, encode: Callable[[Any], bytes]) -> None:
+    def __init__(self, view: HomeView, encode: Callable[[Any], bytes]) -> None:
         self._view = view
         self._encode = encode
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._until = 0.0
         self._task: asyncio.Task[None] | None = None
-        self._told: dict[str, object] = {}  # by name of event: what it was made from
-        self._last: dict[str, bytes] = {}  # for a listener who comes later
+        self._sent_from: dict[str, object] = {}  # event name to the value it was sent for
+        self._last: dict[str, bytes] = {}  # event name to the last event, for later listeners
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Events as they go over the wire, until the listener leaves or the studio ends."""
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_WAITING)
+        """Encoded events, until the listener disconnects or the studio stops."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_UNREAD)
         for known in self._last.values() if self._listeners else ():
             queue.put_nowait(known)
         self._listeners.add(queue)
-        self._begin()
+        self._start()
         try:
             yield b": hello\n\n"
             while True:
                 try:
-                    event = await asyncio.wait_for(queue.get(), _QUIET_SECONDS)
+                    event = await asyncio.wait_for(queue.get(), _KEEPALIVE_SECONDS)
                 except TimeoutError:
                     yield b":\n\n"
                     continue
@@ -50,17 +50,17 @@ class Watch:
         finally:
             self._listeners.discard(queue)
 
-    async def sampled(self) -> dict[str, Any]:
-        """How the server is doing; it is sampled for some seconds more."""
+    async def serving(self) -> dict[str, Any]:
+        """The metrics of the server, which is then sampled for some more seconds."""
         serving = self._view.serving
-        self._until = time.monotonic() + _LOOKED_SECONDS
+        self._until = time.monotonic() + _SAMPLING_SECONDS
         await serving.sample(1.5 * _SECONDS)
-        self._begin()
+        self._start()
         return serving.document()
 
     @property
-    def looks(self) -> bool:
-        """Whether it costs anything now."""
+    def is_polling(self) -> bool:
+        """Whether the home is being checked."""
         return self._task is not None
 
     def close(self) -> None:
@@ -71,9 +71,9 @@ class Watch:
         if self._task is not None:
             self._task.cancel()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         if self._task is None:
-            self._told.clear()
+            self._sent_from.clear()
             self._last.clear()
             self._task = asyncio.create_task(self._poll())
 
@@ -82,33 +82,33 @@ class Watch:
             while self._listeners or time.monotonic() < self._until:
                 began = time.monotonic()
                 try:
-                    await self._look()
+                    await self._check()
                 except (ClicklineError, OSError):
-                    pass  # it is slow or away: the next look may see it
-                except Exception:  # noqa: BLE001 - whoever listens waits for the next look
+                    pass  # slow or unreachable: the next check may succeed
+                except Exception:  # noqa: BLE001 - listeners wait for the next check
                     traceback.print_exc()
                 await asyncio.sleep(max(0.1, _SECONDS - (time.monotonic() - began)))
         finally:
             self._task = None
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         view = self._view
         point = await view.serving.sample(_SECONDS / 2)
         if point is not None:
-            self._tell("serving", point, point["at"])
+            self._send("serving", point, point["at"])
         if not self._listeners:
             return
-        found = await view.status()
-        self._tell("status", found, {key: value for key, value in found.items() if key != "now"})
+        status = await view.status()
+        self._send("status", status, {key: value for key, value in status.items() if key != "now"})
         for name, stamp in (await view.stamps()).items():
-            self._tell(name, {"changed": True}, stamp)
+            self._send(name, {"changed": True}, stamp)
 
-    def _tell(self, name: str, document: Any, of: object) -> None:
-        if name in self._told and self._told[name] == of:
+    def _send(self, name: str, document: Any, value: object) -> None:
+        if name in self._sent_from and self._sent_from[name] == value:
             return
-        first = name not in self._told
-        self._told[name] = of
-        if first and name in ("runs", "data", "versions"):  # whoever comes fetches them anyway
+        first = name not in self._sent_from
+        self._sent_from[name] = value
+        if first and name in ("runs", "data", "versions"):  # a new listener fetches them anyway
             return
         event = b"event: " + name.encode() + b"\ndata: " + self._encode(document) + b"\n\n"
         if name in ("status", "serving"):
@@ -117,7 +117,7 @@ class Watch:
             try:
                 queue.put_nowait(event)
             except asyncio.QueueFull:
-                self._drop(queue)  # it comes again, and gets everything anew
+                self._drop(queue)  # the listener reconnects and gets everything again
 
     def _drop(self, queue: asyncio.Queue[bytes | None]) -> None:
         while not queue.empty():

@@ -1,4 +1,4 @@
-"""Rows to begin with: values that are frequent, and real rows of the logs where they lie on this machine."""
+"""Example rows for the playground: frequent values, and real rows of the logs if they are on this machine."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from clickline.data.input_blocks import reader_from_config
 from clickline.data.schema import Schema, build_schema, target_fields
 from clickline.errors import ClicklineError
 from clickline.features import FeatureSpec
-from clickline.features.raw_columns import to_float32 as read_numbers
 from clickline.features.raw_columns import drop_missing
+from clickline.features.raw_columns import to_float32 as read_numbers
 from clickline.records import IntegerColumn, NumberColumn, RawColumn, RawRows, category_text
-from clickline.serving.protocols.call import number_columns, multi_value_columns
+from clickline.serving.protocols.call import multi_value_columns, number_columns
 from clickline.storage.storage import Storage
 
-_EXACT = 2**53  # whole numbers that a browser keeps
+_EXACT = 2**53  # integers that a browser represents exactly
 _TOP = 10
-_MOST_BYTES = 256 * 2**20  # of a file whose beginning is read
+_MAX_BYTES = 256 * 2**20  # of a file whose beginning is read
 
 Row = dict[str, Any]
 
 
 def form_fields(features: FeatureSpec, home: Path, examples: list[Row]) -> list[dict[str, Any]]:
-    """What can be told of each raw column. `examples`: rows of logs; an invented one is added if there is none."""
+    """The form field of each raw column. `examples` are rows of the logs, from which example values are taken."""
     numbers, several = number_columns(features), multi_value_columns(features)
     top = _frequent(home)
     fields: dict[str, dict[str, Any]] = {}
@@ -51,41 +51,41 @@ def form_fields(features: FeatureSpec, home: Path, examples: list[Row]) -> list[
             "example": next(iter(frequent), None if statistics is None else round(statistics.mean, 3)),
             "fields": [field.name],
         }
-    for column, told in fields.items():
-        if told["kind"] == "dense":
-            told["top"] = [_number(value) for value in told["top"]]
-            told["example"] = 1 if told["example"] is None else _number(told["example"])
-        told["example"] = next((row[column] for row in examples if column in row), told["example"])
+    for column, form in fields.items():
+        if form["kind"] == "dense":
+            form["top"] = [_number(value) for value in form["top"]]
+            form["example"] = 1 if form["example"] is None else _number(form["example"])
+        form["example"] = next((row[column] for row in examples if column in row), form["example"])
     return [fields[column] for column in features.columns]
 
 
 def rows_of_logs(config: Config, features: FeatureSpec, count: int) -> list[Row]:
-    """The first rows of a file of logs, as a caller would send them; [] if none can be read quickly."""
+    """The first rows of a log file, as a client would send them; [] if none can be read quickly."""
     try:
         path = _file(config)
         if path is None:
             return []
         data = config.data
         slots = [int(column) for column in features.columns if column.isascii() and column.isdigit()]
-        told = build_schema(data, slots, sum(column.startswith("dense_") for column in features.columns))
-        reader = reader_from_config(data, Schema(features, target_fields(data), told.dense))
+        schema = build_schema(data, slots, sum(column.startswith("dense_") for column in features.columns))
+        reader = reader_from_config(data, Schema(features, target_fields(data), schema.dense))
         block = next(reader.blocks(path.name, path), None)
         if block is None or block.payload is None:
             return []
         return list(islice(_rows(reader.parse(block), features), count))
     except (ClicklineError, OSError, ValueError, KeyError, StopIteration):
-        return []  # only examples: whoever tries can type
+        return []  # they are only examples
 
 
 def _file(config: Config) -> Path | None:
-    """The newest file of the logs, by its name, if it is on this machine."""
+    """The newest log file by name, if it is on this machine."""
     storage = storage_of(config)
     for pattern in (*(config.data.eval or ()), *config.data.train):
         if not Storage.is_local(pattern):
             continue
         for place in storage.list(pattern.replace("{date}", "*").replace("{hour}", "*"))[::-1]:
             path = Path(place.uri)
-            if place.size <= _MOST_BYTES and path.name != config.data.donefile and place.size:
+            if place.size <= _MAX_BYTES and path.name != config.data.donefile and place.size:
                 return path
     return None
 
@@ -93,10 +93,10 @@ def _file(config: Config) -> Path | None:
 def _rows(raw: RawRows, features: FeatureSpec) -> Iterator[Row]:
     numbers = number_columns(features)
     columns = {name: raw.columns[name] for name in features.columns if name in raw.columns}
-    there: dict[str, NDArray[np.bool_]] = {}
+    present: dict[str, NDArray[np.bool_]] = {}
     for name, column in columns.items():
         if name in numbers:
-            there[name] = ~np.isnan(read_numbers(column, name, raw.rows, features.missing)[0])
+            present[name] = ~np.isnan(read_numbers(column, name, raw.rows, features.missing)[0])
         else:
             columns[name] = drop_missing(column, features.missing)
     for b in range(raw.rows):
@@ -104,7 +104,7 @@ def _rows(raw: RawRows, features: FeatureSpec) -> Iterator[Row]:
         for name, column in columns.items():
             values = list(_values(column, b))
             if name in numbers:
-                values = [_number(value) for value in values if there[name][b]]
+                values = [_number(value) for value in values if present[name][b]]
             if values:
                 row[name] = values[0] if column.offsets_B1 is None else values
         yield row
@@ -128,10 +128,10 @@ def _values(column: RawColumn, b: int) -> Iterator[Any]:
 
 def _number(value: Any) -> float | int | None:
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError):
         return None
-    return int(found) if found.is_integer() and abs(found) < _EXACT else found
+    return int(number) if number.is_integer() and abs(number) < _EXACT else number
 
 
 def _frequent(home: Path) -> Mapping[str, list[str]]:

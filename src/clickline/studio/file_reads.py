@@ -1,4 +1,4 @@
-"""Small files that others write, read whenever somebody looks."""
+"""Reads small files that other processes write."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 Stamp = tuple[int, int]
-"""When a file was written and how large it is; zeros where there is none."""
+"""Modification time and size of a file; zeros if it does not exist."""
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Empty when it is not there, or what a power cut left of it."""
+    """The JSON object in a file; empty if the file is missing or damaged."""
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -21,7 +21,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def stamp_of(path: Path) -> Stamp:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return (0, 0)
-    return found.st_mtime_ns, found.st_size
+    return stat.st_mtime_ns, stat.st_size

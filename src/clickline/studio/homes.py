@@ -1,4 +1,4 @@
-"""Which homes are shown: those of configs, and folders without one, which tell by themselves how they were made."""
+"""The homes that the studio shows: those of configs, and folders, which contain the config of their last run."""
 
 from __future__ import annotations
 
@@ -19,71 +19,71 @@ from clickline.storage.storage import Storage
 
 @dataclass(frozen=True)
 class Home:
-    """One home and the config that is told of it."""
+    """One home and its config."""
 
-    id: str  # in addresses; one of a kind
+    id: str  # unique, used in URLs
     name: str
     config: Config
-    file: str | None  # the config's, where there is one to name
-    kept: bool = False  # the config is what the home itself kept of its last run
+    file: str | None  # of the config, if it was given by one
+    from_home: bool = False  # the config is the copy that the home's last run stored
 
     @property
     def folder(self) -> Path:
         return Path(self.config.home)
 
     @property
-    def guarded(self) -> bool:
-        """Whether its owner has set a token, for the studio or for the server whose scores and figures it shows. What a
-        home keeps of its config may be older than the token, so there it counts as set."""
-        set_ = self.config.studio.token_file is not None or self.config.serve.token_file is not None
-        return set_ or self.kept
+    def requires_token(self) -> bool:
+        """Whether a token is configured for the studio, or for the server whose scores and metrics it shows. The stored
+        copy of a config may be older than the token, so for it the answer is yes."""
+        has_token = self.config.studio.token_file is not None or self.config.serve.token_file is not None
+        return has_token or self.from_home
 
     def redactor(self, *secrets: str) -> Redactor:
-        """Strikes out `secrets`, and those of the config's stores and server."""
-        found = list(secrets)
+        """Redacts `secrets`, and those of the config's stores and server."""
+        values = list(secrets)
         with suppress(ClicklineError):
             token = read_token(self.config.serve.token_file)
-            found += [] if token is None else [token]
+            values += [] if token is None else [token]
         if self.config.storage.credentials_file is not None:
             with suppress(OSError, ValueError, yaml.YAMLError):
-                found += secrets_in(yaml.safe_load(Path(self.config.storage.credentials_file).read_text()))
-        return Redactor(found)
+                values += secrets_in(yaml.safe_load(Path(self.config.storage.credentials_file).read_text()))
+        return Redactor(values)
 
 
 def open_homes(files: Sequence[Path], folders: Sequence[Path], overrides: Sequence[str] = ()) -> list[Home]:
-    """The homes of configs, then the folders. Raises ConfigError for a config with mistakes."""
+    """The homes of the configs, then those of the folders. Raises ConfigError for a config with mistakes."""
     taken: set[str] = set()
-    found = []
+    homes = []
     for file in files:
-        found.append(home_of(load_config(file, overrides), str(file), taken))
+        homes.append(home_of(load_config(file, overrides), str(file), taken))
     for folder in folders:
-        found.append(home_of(_kept_config(folder), None, taken, kept=True))
-    return found
+        homes.append(home_of(_last_config(folder), None, taken, from_home=True))
+    return homes
 
 
-def home_of(config: Config, file: str | None, taken: set[str], *, kept: bool = False) -> Home:
-    """`taken`: ids that others have; this one's is added."""
+def home_of(config: Config, file: str | None, taken: set[str], *, from_home: bool = False) -> Home:
+    """The home of a config, with an id that is not in `taken`; the id is added to it."""
     slug = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-") or "home"
-    number, chosen = 1, slug
-    while chosen in taken:
+    number, home_id = 1, slug
+    while home_id in taken:
         number += 1
-        chosen = f"{slug}-{number}"
-    taken.add(chosen)
-    return Home(chosen, config.name, config, file, kept)
+        home_id = f"{slug}-{number}"
+    taken.add(home_id)
+    return Home(home_id, config.name, config, file, from_home)
 
 
-def _kept_config(folder: Path) -> Config:
-    """The config that something in a home was made with last; for an empty one, what is sure."""
+def _last_config(folder: Path) -> Config:
+    """The config of the newest run or dataset in a home; for an empty home, a minimal one."""
     folder = folder.absolute()
     if folder.exists() and not folder.is_dir():
-        raise ConfigError([Mistake("", 0, "--home", f"is {folder}, a file.", "Name a home's folder.")])
-    kept = [*folder.glob("runs/*/resolved.yaml"), *folder.glob("datasets/*/resolved.yaml")]
-    for file in sorted(kept, key=lambda path: path.stat().st_mtime, reverse=True):
+        raise ConfigError([Mistake("", 0, "--home", f"is {folder}, a file.", "Name the folder of a home.")])
+    stored = [*folder.glob("runs/*/resolved.yaml"), *folder.glob("datasets/*/resolved.yaml")]
+    for file in sorted(stored, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(ConfigError):
             return load_config(file, [f"home={folder}"], folder=folder)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.parent.name if folder.name[:1] == "." else folder.name)
     document = {"data": {"train": Storage.join(str(folder), "no-config")}, "home": str(folder)}
     try:
         return Config.model_validate({**document, "name": name})
-    except ValueError:  # no name to be had from the folder's
+    except ValueError:  # the folder's name is not a valid service name
         return Config.model_validate(document)

@@ -1,4 +1,4 @@
-"""What an answer may hold: JSON that every browser reads, without secrets."""
+"""Encodes responses as JSON that every browser can parse, without secrets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 
-def as_answer(document: Any, redact: Callable[[str], str]) -> bytes:
-    """JSON in ASCII. Numbers that are none become null."""
+def encode_json(document: Any, redact: Callable[[str], str]) -> bytes:
+    """A document as ASCII JSON. NaN and infinity become null."""
     return json.dumps(_plain(document, cache(redact)), separators=(",", ":")).encode("ascii")
 
 

@@ -1,4 +1,4 @@
-"""The API as a document. Tests hold every route and every answer against it."""
+"""The OpenAPI document of the studio's API. Tests check every route and response against it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import clickline
 Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
-_WORDS: Schema = {"type": ["string", "null"]}
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
 _NUMBER: Schema = {"type": "number"}
-_FIGURE: Schema = {"type": ["number", "null"]}
-_WHOLE: Schema = {"type": "integer"}
-_COUNT: Schema = {"type": ["integer", "null"]}
-_YES: Schema = {"type": "boolean"}
+_NUMBER_OR_NULL: Schema = {"type": ["number", "null"]}
+_INTEGER: Schema = {"type": "integer"}
+_INTEGER_OR_NULL: Schema = {"type": ["integer", "null"]}
+_BOOLEAN: Schema = {"type": "boolean"}
 _ANY: Schema = {}
 _OBJECT: Schema = {"type": "object"}
 
 
 def _object(_more: bool = False, **fields: Schema) -> Schema:
-    """All of these fields; others only with `_more`."""
+    """An object with all of these fields; others are allowed only with `_more`."""
     return {
         "type": "object",
         "properties": fields,
@@ -43,14 +43,14 @@ def _or_null(schema: Schema) -> Schema:
 
 _STATES = ["never", "starting", "running", "done", "stopped", "failed", "lost", "unknown"]
 _PAIRS = _named({"type": "array", "items": _ANY, "minItems": 2, "maxItems": 2})
-_GATE = _object(True, passed=_YES, reasons=_list(_TEXT))
-_LEARNING = _named(_list(_FIGURE, 500))
+_GATE = _object(True, passed=_BOOLEAN, reasons=_list(_TEXT))
+_LEARNING = _named(_list(_NUMBER_OR_NULL, 500))
 _POINT = _object(
     at=_TEXT,
     qps=_NUMBER,
     rows_per_second=_NUMBER,
-    p50_ms=_FIGURE,
-    p99_ms=_FIGURE,
+    p50_ms=_NUMBER_OR_NULL,
+    p99_ms=_NUMBER_OR_NULL,
     errors_per_second=_NUMBER,
 )
 _ROW: Schema = {
@@ -58,8 +58,8 @@ _ROW: Schema = {
     "minProperties": 1,
     "additionalProperties": {"type": ["string", "number", "null", "array"]},
 }
-_MOVED = _object(current=_WHOLE, sequence=_WHOLE, pinned=_YES, changed=_YES)
-_ASKED_MOVE: Schema = {
+_MOVED = _object(current=_INTEGER, sequence=_INTEGER, pinned=_BOOLEAN, changed=_BOOLEAN)
+_MOVE_REQUEST: Schema = {
     "type": "object",
     "properties": {
         "reason": {"type": "string", "maxLength": 500},
@@ -71,95 +71,97 @@ _ASKED_MOVE: Schema = {
 _SCHEMAS: dict[str, Schema] = {
     "Error": _object(error=_TEXT),
     "Homes": _list(
-        _object(id=_TEXT, name=_TEXT, home=_TEXT, config=_WORDS, state={"type": "string", "enum": _STATES})
+        _object(
+            id=_TEXT, name=_TEXT, home=_TEXT, config=_TEXT_OR_NULL, state={"type": "string", "enum": _STATES}
+        )
     ),
     "Status": _object(
         True,
         name=_TEXT,
         now=_TEXT,
-        note=_WORDS,
+        note=_TEXT_OR_NULL,
         state={"type": "string", "enum": _STATES},
-        stage=_WORDS,
+        stage=_TEXT_OR_NULL,
         stages=_named(_object(True, state=_TEXT, facts=_OBJECT)),
         work=_or_null(_OBJECT),
         metrics=_named(_NUMBER),
-        health=_WORDS,
+        health=_TEXT_OR_NULL,
         versions=_OBJECT,
         cluster=_or_null(_OBJECT),
-        processes=_list(_object(role=_TEXT, pid=_WHOLE)),
+        processes=_list(_object(role=_TEXT, pid=_INTEGER)),
         error=_or_null(_object(True, kind=_TEXT, message=_TEXT)),
-        studio=_or_null(_object(url=_TEXT, token_file=_WORDS)),
+        studio=_or_null(_object(url=_TEXT, token_file=_TEXT_OR_NULL)),
     ),
     "Runs": _list(
         _object(
             run=_TEXT,
-            created=_WORDS,
+            created=_TEXT_OR_NULL,
             state={"type": "string", "enum": ["finished", "refused", "training", "stopped"]},
-            auc=_FIGURE,
-            logloss=_FIGURE,
-            calibration=_FIGURE,
-            step=_COUNT,
-            epochs=_COUNT,
+            auc=_NUMBER_OR_NULL,
+            logloss=_NUMBER_OR_NULL,
+            calibration=_NUMBER_OR_NULL,
+            step=_INTEGER_OR_NULL,
+            epochs=_INTEGER_OR_NULL,
             gate=_or_null(_GATE),
-            has_report=_YES,
+            has_report=_BOOLEAN,
         )
     ),
     "Run": _object(True, run=_object(True, name=_TEXT), learning=_or_null(_LEARNING)),
     "Curve": _LEARNING,
     "Versions": _object(
-        current=_COUNT,
-        pinned=_YES,
-        previous=_COUNT,
+        current=_INTEGER_OR_NULL,
+        pinned=_BOOLEAN,
+        previous=_INTEGER_OR_NULL,
         list=_list(
             _object(
-                version=_WHOLE,
-                table=_WORDS,
-                parent=_COUNT,
-                created=_WORDS,
-                rows=_COUNT,
-                tombstones=_COUNT,
-                bytes=_COUNT,
-                auc=_FIGURE,
-                logloss=_FIGURE,
-                calibration=_FIGURE,
+                version=_INTEGER,
+                table=_TEXT_OR_NULL,
+                parent=_INTEGER_OR_NULL,
+                created=_TEXT_OR_NULL,
+                rows=_INTEGER_OR_NULL,
+                tombstones=_INTEGER_OR_NULL,
+                bytes=_INTEGER_OR_NULL,
+                auc=_NUMBER_OR_NULL,
+                logloss=_NUMBER_OR_NULL,
+                calibration=_NUMBER_OR_NULL,
                 state=_list({"type": "string", "enum": ["current", "pinned", "damaged"]}),
             )
         ),
         moves=_list(
             _object(
-                sequence=_WHOLE,
-                version=_WHOLE,
+                sequence=_INTEGER,
+                version=_INTEGER,
                 reason=_TEXT,
                 at=_TEXT,
-                pinned=_YES,
+                pinned=_BOOLEAN,
                 by=_TEXT,
             ),
             100,
         ),
-        error=_WORDS,
+        error=_TEXT_OR_NULL,
     ),
     "Difference": _object(
-        versions=_list(_WHOLE, 2), contents=_PAIRS, measures=_PAIRS, features=_PAIRS, config=_PAIRS
+        versions=_list(_INTEGER, 2), contents=_PAIRS, measures=_PAIRS, features=_PAIRS, config=_PAIRS
     ),
     "Serving": _object(
-        alive=_YES,
-        reason=_WORDS,
-        version=_COUNT,
+        alive=_BOOLEAN,
+        reason=_TEXT_OR_NULL,
+        version=_INTEGER_OR_NULL,
         url=_TEXT,
         history=_list(_POINT, 300),
-        totals=_object(requests=_WHOLE, errors=_WHOLE, rows=_WHOLE),
-        slots=_list(_object(slot=_TEXT, lookups=_WHOLE, misses=_WHOLE, miss_rate=_FIGURE)),
-        by_code=_named(_WHOLE),
-        by_protocol=_named(_WHOLE),
+        totals=_object(requests=_INTEGER, errors=_INTEGER, rows=_INTEGER),
+        slots=_list(_object(slot=_TEXT, lookups=_INTEGER, misses=_INTEGER, miss_rate=_NUMBER_OR_NULL)),
+        by_code=_named(_INTEGER),
+        by_protocol=_named(_INTEGER),
     ),
     "Data": _object(
         dataset=_or_null(
             _object(
                 id=_TEXT,
-                rows=_WHOLE,
-                clicks=_WHOLE,
-                click_rate=_FIGURE,
-                splits=_named(_object(True, rows=_WHOLE, clicks=_WHOLE, bad_rows=_WHOLE)),
+                rows=_INTEGER,
+                clicks=_INTEGER,
+                click_rate=_NUMBER_OR_NULL,
+                splits=_named(_object(True, rows=_INTEGER, clicks=_INTEGER, bad_rows=_INTEGER)),
                 slots=_list(_object(True, name=_TEXT, distinct=_NUMBER, missing_rate=_NUMBER)),
             )
         ),
@@ -167,108 +169,111 @@ _SCHEMAS: dict[str, Schema] = {
             _object(
                 hour=_TEXT,
                 state=_TEXT,
-                rows=_COUNT,
-                bad=_COUNT,
-                auc=_FIGURE,
-                logloss=_FIGURE,
+                rows=_INTEGER_OR_NULL,
+                bad=_INTEGER_OR_NULL,
+                auc=_NUMBER_OR_NULL,
+                logloss=_NUMBER_OR_NULL,
                 gate={"type": ["boolean", "null"]},
-                version=_COUNT,
-                seconds=_FIGURE,
-                at=_WORDS,
-                reason=_WORDS,
+                version=_INTEGER_OR_NULL,
+                seconds=_NUMBER_OR_NULL,
+                at=_TEXT_OR_NULL,
+                reason=_TEXT_OR_NULL,
             ),
             1000,
         ),
         summary=_object(
-            received=_WHOLE, learned=_WHOLE, waiting=_WHOLE, passed_over=_WHOLE, quarantined=_WHOLE
+            received=_INTEGER, learned=_INTEGER, waiting=_INTEGER, passed_over=_INTEGER, quarantined=_INTEGER
         ),
-        quarantine=_list(_object(file=_TEXT, line=_WHOLE, reason=_TEXT, detail=_TEXT, text=_TEXT), 50),
+        quarantine=_list(_object(file=_TEXT, line=_INTEGER, reason=_TEXT, detail=_TEXT, text=_TEXT), 50),
     ),
-    "Cluster": _or_null(_object(True, state=_TEXT, run=_TEXT, alive=_YES)),
+    "Cluster": _or_null(_object(True, state=_TEXT, run=_TEXT, alive=_BOOLEAN)),
     "Form": _object(
         fields=_list(
             _object(
                 name=_TEXT,
                 kind={"type": "string", "enum": ["slot", "dense"]},
                 column=_TEXT,
-                multi=_YES,
+                multi=_BOOLEAN,
                 top=_list(_ANY, 10),
                 example=_ANY,
                 fields=_list(_TEXT),
             )
         ),
         examples=_list(_ROW, 20),
-        version=_COUNT,
-        error=_WORDS,
+        version=_INTEGER_OR_NULL,
+        error=_TEXT_OR_NULL,
     ),
     "Try": {
         "type": "object",
-        "properties": {"rows": {**_list(_ROW, 50), "minItems": 1}, "explain": _YES},
+        "properties": {"rows": {**_list(_ROW, 50), "minItems": 1}, "explain": _BOOLEAN},
         "required": ["rows"],
     },
     "Tried": _object(
-        version=_COUNT,
+        version=_INTEGER_OR_NULL,
         rows=_list(
             _object(
                 probability=_NUMBER,
-                previous=_or_null(_object(version=_WHOLE, probability=_NUMBER)),
+                previous=_or_null(_object(version=_INTEGER, probability=_NUMBER)),
                 contributions=_list(_object(column=_TEXT, without=_NUMBER, change=_NUMBER)),
             )
         ),
-        ranking=_list(_WHOLE),
+        ranking=_list(_INTEGER),
         latency_ms=_NUMBER,
-        note=_WORDS,
+        note=_TEXT_OR_NULL,
     ),
-    "AskedMove": _ASKED_MOVE,
+    "AskedMove": _MOVE_REQUEST,
     "Moved": _MOVED,
-    "Ticket": _object(ticket=_TEXT, seconds=_WHOLE),
+    "Ticket": _object(ticket=_TEXT, seconds=_INTEGER),
 }
 
 
 def openapi() -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """The OpenAPI 3.1 document."""
     home = "/api/homes/{home}"
     run = f"{home}/runs/{{run}}"
     paths: dict[str, Any] = {
         "/api/openapi.json": _get("This document.", None),
         "/api/ticket": _post(
-            "A pass for a minute, as ?ticket=…, for links and EventSource, where reading takes the token.",
+            "A pass of one minute, as ?ticket=…, for links and EventSource if reading needs the token.",
             None,
             "Ticket",
         ),
-        "/api/homes": _get("The homes that are shown.", "Homes"),
-        f"{home}/status": _get("What `clickline status --json` tells.", "Status"),
-        f"{home}/runs": _get("Trainings, the one at work last first.", "Runs"),
-        run: _get("The report of a run, and its learning curve.", "Run"),
-        f"{run}/report.html": _get("The report as a page.", "text/html"),
-        f"{run}/curve": _get("The learning curve alone.", "Curve"),
-        f"{home}/versions": _get("Versions and moves of the pointer, newest first.", "Versions"),
+        "/api/homes": _get("All homes.", "Homes"),
+        f"{home}/status": _get("The document of `clickline status --json`.", "Status"),
+        f"{home}/runs": _get("Training runs, most recently active first.", "Runs"),
+        run: _get("The report of a run with its learning curve.", "Run"),
+        f"{run}/report.html": _get("The HTML report of a run.", "text/html"),
+        f"{run}/curve": _get("The learning curve of a run.", "Curve"),
+        f"{home}/versions": _get("Versions and history, newest first.", "Versions"),
         f"{home}/versions/diff": _get(
-            "What differs between two versions.", "Difference", _query("a"), _query("b")
+            "The differences between two versions.", "Difference", _query("a"), _query("b")
         ),
-        f"{home}/serving": _get("The live server, sampled once a second while anybody looks.", "Serving"),
-        f"{home}/data": _get("The dataset, the hours oldest first, rows that were left out.", "Data"),
-        f"{home}/cluster": _get("Training on a cluster; null where there is none.", "Cluster"),
-        f"{home}/form": _get("What to try with: a field a raw column.", "Form"),
-        f"{home}/try": _post("Ask the live server.", "Try", "Tried"),
+        f"{home}/serving": _get(
+            "Metrics of the live server, scraped once a second while someone watches.", "Serving"
+        ),
+        f"{home}/data": _get("The dataset, the hours oldest first, and quarantined rows.", "Data"),
+        f"{home}/cluster": _get("Training on a cluster; null if there is none.", "Cluster"),
+        f"{home}/form": _get("The fields and example rows of the playground.", "Form"),
+        f"{home}/try": _post("Score rows with the live server.", "Try", "Tried"),
         f"{home}/logs/{{stage}}": _get(
             "The last lines of a log.", "text/plain", _query("tail", required=False)
         ),
         f"{home}/events": _get(
-            "Events: status, serving, and runs, versions, data when there is something new to fetch.",
+            "Events: status, serving, and runs, versions, data when they have changed.",
             "text/event-stream",
         ),
     }
-    for action, words in (
+    for action, summary in (
         ("rollback", "Make an earlier version current."),
-        ("pin", "Make a version current and hold it."),
-        ("unpin", "Let publishes move on."),
+        ("promote", "Make a newer version current."),
+        ("pin", "Make a version current and keep it current."),
+        ("unpin", "Let publishing change the current version again."),
     ):
-        paths[f"{home}/actions/{action}"] = _post(words, "AskedMove", "Moved", token=True)
+        paths[f"{home}/actions/{action}"] = _post(summary, "AskedMove", "Moved", token=True)
     for path, methods in paths.items():
         inside = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-        for about in methods.values():
-            about["parameters"] = [*map(_in_path, inside), *about["parameters"]]
+        for operation in methods.values():
+            operation["parameters"] = [*map(_in_path, inside), *operation["parameters"]]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Clickline studio", "version": clickline.__version__},
@@ -280,31 +285,31 @@ def openapi() -> dict[str, Any]:
     }
 
 
-def _get(words: str, answer: str | None, *parameters: dict[str, Any]) -> dict[str, Any]:
-    return {"get": _operation(words, answer, list(parameters))}
+def _get(summary: str, answer: str | None, *parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"get": _operation(summary, answer, list(parameters))}
 
 
-def _post(words: str, body: str | None, answer: str, *, token: bool = False) -> dict[str, Any]:
-    about = _operation(words, answer, [])
+def _post(summary: str, body: str | None, answer: str, *, token: bool = False) -> dict[str, Any]:
+    operation = _operation(summary, answer, [])
     if body is not None:
-        about["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
     if token:
-        about["security"] = [{"token": []}]
-    return {"post": about}
+        operation["security"] = [{"token": []}]
+    return {"post": operation}
 
 
-def _operation(words: str, answer: str | None, parameters: list[dict[str, Any]]) -> dict[str, Any]:
+def _operation(summary: str, answer: str | None, parameters: list[dict[str, Any]]) -> dict[str, Any]:
     if answer is None:
         content: dict[str, Any] = {"application/json": {"schema": _OBJECT}}
     elif "/" in answer:
         content = {answer: {"schema": _TEXT}}
     else:
         content = {"application/json": {"schema": _ref(answer)}}
-    refused = {"description": "Why not.", "content": {"application/json": {"schema": _ref("Error")}}}
+    error = {"description": "The reason.", "content": {"application/json": {"schema": _ref("Error")}}}
     return {
-        "summary": words,
+        "summary": summary,
         "parameters": parameters,
-        "responses": {"200": {"description": "As asked.", "content": content}, "default": refused},
+        "responses": {"200": {"description": "Success.", "content": content}, "default": error},
     }
 
 

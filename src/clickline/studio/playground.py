@@ -1,7 +1,7 @@
-"""Try it: rows that somebody types go to the live server, and what they come to is taken apart.
+"""The playground: rows that a user types are scored by the live server, and their scores are explained.
 
-A column's contribution is how much the probability changes when the column is missing: all these rows go in the same
-request as the ones that were asked for. What the version before would have said is scored in this process.
+The contribution of a column is how much the probability changes when the column is missing; these variants are sent in
+the same request as the rows. The scores of the previous version are computed in this process.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from clickline.serving.auth import read_token
 from clickline.serving.protocols.http_common import HttpEndpoint, HttpLimits
 from clickline.serving.protocols.http_routes import route
 from clickline.studio.example_rows import form_fields, rows_of_logs
-from clickline.studio.home_view import Slow, View
-from clickline.studio.serving_view import trust
+from clickline.studio.home_view import HomeView, SlowAnswer
+from clickline.studio.serving_view import trusted_certificates
 
-MOST_ROWS = 50
+MAX_ROWS = 50
 _EXAMPLES = 20
-_OPEN_VERSIONS = 2  # kept for the next question: their tables are mapped, not in memory
-_PATIENCE = 4.0  # seconds that an answer waits for the version before to be opened
+_OPEN_VERSIONS = 2  # kept for the next request: their tables are mapped, not in memory
+_PREVIOUS_SECONDS = 4.0  # how long a response waits for the previous version to be opened
 _MISSING: tuple[object, ...] = (None, "", [])
 
 Row = Mapping[str, Any]
 
 
-class Trying:
-    """Answers for one home."""
+class Playground:
+    """The playground of one home."""
 
-    def __init__(self, config: Config, view: View) -> None:
+    def __init__(self, config: Config, view: HomeView) -> None:
         self._config = config
         self._view = view
         self._scorers: OrderedDict[tuple[int, str], Scorer] = OrderedDict()
@@ -51,9 +51,9 @@ class Trying:
     # ── the form ───────────────────────────────────────────────────────────────────────────────
 
     async def form(self) -> dict[str, Any]:
-        """A field for each raw column that the current version takes, and rows to begin with."""
+        """A field for each raw column of the current version, and example rows."""
         try:
-            return await self._view.once("form", self._make_form)
+            return await self._view.run_once("form", self._make_form)
         except (ClicklineError, OSError) as error:
             return {"fields": [], "examples": [], "version": None, "error": str(error)}
 
@@ -61,7 +61,7 @@ class Trying:
         registry = self._view.versions.registry
         move = registry.current()
         if move is None:
-            raise ClicklineError("there is no current version yet: the form is made from one.")
+            raise ClicklineError("there is no current version yet, and the form is built from it.")
         if self._form[0] != move:
             features = FeatureSpec.from_json(registry.version(move.version).body["features"])
             examples = rows_of_logs(self._config, features, _EXAMPLES)
@@ -69,28 +69,28 @@ class Trying:
             invented = [
                 {field["column"]: field["example"] for field in fields if field["example"] is not None}
             ]
-            found = {"fields": fields, "examples": examples or invented, "version": move.version}
-            self._form = (move, {**found, "error": None})
+            form = {"fields": fields, "examples": examples or invented, "version": move.version}
+            self._form = (move, {**form, "error": None})
         return self._form[1]
 
-    # ── the answer ─────────────────────────────────────────────────────────────────────────────
+    # ── the scores ─────────────────────────────────────────────────────────────────────────────
 
-    async def ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """`asked`: rows, and whether to explain them."""
-        rows = _checked(asked)
+    async def predict(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Score the rows of a request, and explain the scores if it says so."""
+        rows = _checked(request)
         variants = [
             (n, column)
             for n, row in enumerate(rows)
-            if asked.get("explain")
+            if request.get("explain")
             for column, value in row.items()
             if value not in _MISSING
         ]
         without = [_without(rows[n], column) for n, column in variants]
         began = time.perf_counter()
         async with self._client() as client:
-            question = client.prepare([*rows, *without])
+            prepared = client.prepare([*rows, *without])
             began = time.perf_counter()
-            answer = await client.send(question)
+            answer = await client.send(prepared)
         latency = time.perf_counter() - began
         scores = [float(score) for score in answer.probability]
         contributions: list[list[dict[str, Any]]] = [[] for _ in rows]
@@ -98,16 +98,16 @@ class Trying:
             change = scores[n] - score
             contributions[n].append({"column": column, "without": score, "change": change})
         for one in contributions:
-            one.sort(key=lambda told: -abs(told["change"]))
-        before, note = await self._before(answer.version, rows)
+            one.sort(key=lambda entry: -abs(entry["change"]))
+        previous, note = await self._previous_scores(answer.version, rows)
         return {
             "version": answer.version,
             "rows": [
                 {
                     "probability": scores[n],
                     "previous": None
-                    if before is None
-                    else {"version": before[0], "probability": before[1][n]},
+                    if previous is None
+                    else {"version": previous[0], "probability": previous[1][n]},
                     "contributions": contributions[n],
                 }
                 for n in range(len(rows))
@@ -129,27 +129,27 @@ class Trying:
             protocol="http",
             model=self._config.name,
             token=read_token(serve.token_file),
-            tls=serve.tls is not None and trust(self._config),
+            tls=serve.tls is not None and trusted_certificates(self._config),
             retries=0,
         )
 
-    # ── what the version before would have said ────────────────────────────────────────────────
+    # ── scores of the previous version ─────────────────────────────────────────────────────────
 
-    async def _before(
+    async def _previous_scores(
         self, live: int | None, rows: Sequence[Row]
     ) -> tuple[tuple[int, list[float]] | None, str | None]:
         """Its number and scores; or why there are none."""
         try:
-            version = await self._view.once("previous", lambda: self._previous(live), _PATIENCE)
+            version = await self._view.run_once("previous", lambda: self._previous(live), _PREVIOUS_SECONDS)
             if version is None:
-                return None, "no version was current before this one"
+                return None, "there is no previous version"
             key = f"open version {version.number}"
-            scorer = await self._view.once(key, lambda: self._open(version), _PATIENCE)
+            scorer = await self._view.run_once(key, lambda: self._open(version), _PREVIOUS_SECONDS)
             return (version.number, await asyncio.to_thread(_scored, scorer, rows)), None
-        except Slow:
-            return None, "the version before is still being opened: ask again in a moment"
+        except SlowAnswer:
+            return None, "the previous version is still being opened: try again in a moment"
         except (ClicklineError, OSError) as error:
-            return None, f"the version before cannot be asked: {error}"
+            return None, f"the previous version cannot be used: {error}"
 
     def _previous(self, live: int | None) -> Version | None:
         registry = self._view.versions.registry
@@ -162,26 +162,26 @@ class Trying:
 
     def _open(self, version: Version) -> Scorer:
         key = (version.number, version.created)
-        found = self._scorers.get(key)
-        if found is None:
-            found = self._opened(self._view.versions.registry, version)
-            self._scorers[key] = found
+        scorer = self._scorers.get(key)
+        if scorer is None:
+            scorer = self._open_scorer(self._view.versions.registry, version)
+            self._scorers[key] = scorer
             while len(self._scorers) > _OPEN_VERSIONS:
-                # Whoever still scores with it holds it; its files are unmapped when the last one is done.
+                # A request may still use it; its files are unmapped when the last one is done.
                 self._scorers.popitem(last=False)
         self._scorers.move_to_end(key)
-        return found
+        return scorer
 
-    def _opened(self, registry: Registry, version: Version) -> Scorer:
+    def _open_scorer(self, registry: Registry, version: Version) -> Scorer:
         return open_scorer(registry, version, Path(self._config.cache.dir), threads=1)
 
 
 def _scored(scorer: Scorer, rows: Sequence[Row]) -> list[float]:
-    """As the server does: the same reading of the same JSON. Columns that the version does not have are left out."""
-    door = route("POST", "/v1/models/before:predict")
-    assert isinstance(door, HttpEndpoint)
+    """Score rows as the server does, through the same JSON decoder. Columns unknown to the version are dropped."""
+    endpoint = route("POST", "/v1/models/before:predict")
+    assert isinstance(endpoint, HttpEndpoint)
     known = [{name: value for name, value in row.items() if name in scorer.columns} for row in rows]
-    call = door.decode(orjson.dumps({"instances": known}), {}, scorer, HttpLimits())
+    call = endpoint.decode(orjson.dumps({"instances": known}), {}, scorer, HttpLimits())
     return [float(score) for score in scorer.predict(call.rows).probability_B]
 
 
@@ -189,16 +189,18 @@ def _without(row: Row, column: str) -> Row:
     return {name: value for name, value in row.items() if name != column}
 
 
-def _checked(asked: Mapping[str, Any]) -> list[Row]:
-    rows = asked.get("rows")
-    if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_ROWS:
-        raise RequestRefused("invalid", f"rows is not a list of 1 to {MOST_ROWS} rows.")
+def _checked(request: Mapping[str, Any]) -> list[Row]:
+    rows = request.get("rows")
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_ROWS:
+        raise RequestRefused("invalid", f"rows is not a list of 1 to {MAX_ROWS} rows.")
     for row in rows:
         if not isinstance(row, dict) or not row:
-            raise RequestRefused("invalid", "a row is no object of columns and values, or an empty one.")
+            raise RequestRefused("invalid", "a row is not an object of columns and values, or it is empty.")
         for column, value in row.items():
             if not all(_is_plain(one) for one in (value if isinstance(value, list) else [value])):
-                raise RequestRefused("invalid", f"{column[:80]} is no text, number, null, or list of these.")
+                raise RequestRefused(
+                    "invalid", f"{column[:80]} is not a text, number, null, or a list of these."
+                )
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Run the studio until it is told to end."""
+"""Runs the studio until it is stopped."""
 
 from __future__ import annotations
 
@@ -21,46 +21,50 @@ from clickline.errors import ClicklineError
 from clickline.serving.auth import server_tls
 from clickline.studio.app import Studio
 from clickline.studio.homes import Home
-from clickline.studio.studio_auth import Access, Token, studio_token
+from clickline.studio.studio_auth import Access, StudioToken, studio_token
 
 
 @dataclass(frozen=True)
-class Address:
-    """Where the studio answers."""
+class StudioAddress:
+    """Where the studio listens."""
 
     url: str
-    token_file: Path | None  # None: none could be made, so nobody may act
-    note: str = ""  # why
+    token_file: Path | None  # None if none could be created, so that no actions are possible
+    note: str = ""  # why not
 
 
 def run(
-    homes: Sequence[Home], host: str, port: int, up: Callable[[Address], None] = lambda address: None
+    homes: Sequence[Home],
+    host: str,
+    port: int,
+    on_ready: Callable[[StudioAddress], None] = lambda address: None,
 ) -> None:
-    """Until SIGINT or SIGTERM. `up` is called when the port is open. Token and certificate are the first home's."""
+    """Run until SIGINT or SIGTERM. `on_ready` is called when the port is open. Token and certificate are those of the
+    first home."""
     section, folder, note = homes[0].config.studio, homes[0].folder, ""
     file = section.token_file
     missing = [f"studio.{key}" for key in unguarded(host, section.tls, file)]
     if missing:
         raise ClicklineError(
-            f"studio.host is {host}, which others can reach, and {' and '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not given. Give them in a config (-c), or stay on 127.0.0.1 and "
-            "reach it by an SSH tunnel."
+            f"studio.host is {host}, which other machines can reach, but {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not set. Set them in a config (-c), or keep 127.0.0.1 and "
+            "use an SSH tunnel."
         )
     tls = server_tls(section.tls, "studio")
-    guarded = any(home.guarded for home in homes)
-    token: Token | None = None
+    protected = any(home.requires_token for home in homes)
+    token: StudioToken | None = None
     try:
         token = studio_token(file, folder)
     except ClicklineError as error:
-        if file is not None or guarded:
+        if file is not None or protected:
             raise
-        note = f"nobody may act: {error}"  # a home that cannot be written can be looked at
-    studio = Studio(homes, Access(token, host, guarded=guarded))
+        note = f"actions are disabled: {error}"  # a home that cannot be written can still be viewed
+    studio = Studio(homes, Access(token, host, protected=protected))
     with _listening(host, port) as listening:
         name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         name = f"[{name}]" if ":" in name else name
         url = f"{'http' if tls is None else 'https'}://{name}:{listening.getsockname()[1]}"
-        up(Address(url, None if token is None else token.file, note))
+        on_ready(StudioAddress(url, None if token is None else token.file, note))
         asyncio.run(_serve(studio, listening, tls))
 
 
@@ -85,13 +89,13 @@ async def _serve(studio: Studio, listening: socket.socket, tls: ssl.SSLContext |
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
     await server.serve(sockets=[listening])
-    if studio.waits:  # a store that does not answer keeps its thread, and that would keep us
+    if studio.is_busy:  # the thread of a store that does not answer would keep the process alive
         sys.stdout.flush()
         os._exit(0)
 
 
 class _Server(uvicorn.Server):
-    """Signals are ours: a stream of events would never end by itself."""
+    """A server without its own signal handling: event streams would never end by themselves."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -100,14 +104,14 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # Named as TCP, which a loop looks for before it sends small answers without delay.
+        family, *_, location = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # With IPPROTO_TCP set, asyncio enables TCP_NODELAY.
         bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(place)
+            bound.bind(location)
             bound.listen(128)
         except BaseException:
             bound.close()
@@ -116,7 +120,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         busy = getattr(error, "errno", None) == errno.EADDRINUSE
         remedy = "Stop what uses it, or choose another port" if busy else "Choose another address or port"
         raise ClicklineError(
-            f"studio: {shown} cannot be listened on: {getattr(error, 'strerror', None) or error}. {remedy} "
+            f"studio: {address} cannot be listened on: {getattr(error, 'strerror', None) or error}. {remedy} "
             "(studio.host, studio.port)."
         ) from error
     with bound:

@@ -1,4 +1,4 @@
-"""<home>/runs: every training, finished or not, with its report and its learning curve."""
+"""The runs panel: every training run in <home>/runs, finished or not, with its report and learning curve."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from clickline.studio.file_reads import Stamp, read_document, stamp_of
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_FRESH_SECONDS = 15.0  # a curve is written once a second while somebody trains
+_FRESH_SECONDS = 15.0  # a running training writes its curve once a second
 _FOLLOW = "follow"
 
 
-class Runs:
-    """The runs of one home. Files are read again when they have changed."""
+class RunsView:
+    """The runs of one home. Files are read again only when they have changed."""
 
     def __init__(self, home: Path) -> None:
         self._folder = home / "runs"
@@ -25,19 +25,19 @@ class Runs:
         self._known: dict[Path, tuple[Stamp, dict[str, Any]]] = {}
 
     def list(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """A line for each, the one that was at work last first. `state`: what `up` says of itself."""
-        found = [self._line(run, state) for run in self._runs()]
+        """One entry per run, most recently active first. `state` is the state document of `up`."""
+        entries = [self._line(run, state) for run in self._runs()]
         busy = _busy(state)
-        open_runs = [line for line in found if line["state"] == "stopped" and line["run"] != _FOLLOW]
+        open_runs = [line for line in entries if line["state"] == "stopped" and line["run"] != _FOLLOW]
         if busy and open_runs:
             newest = max(open_runs, key=lambda line: line["_begun"])
-            if newest["_begun"] >= max(line["_begun"] for line in found):
+            if newest["_begun"] >= max(line["_begun"] for line in entries):
                 newest["state"] = "training"
-        found.sort(key=lambda line: (line["_written"], line["run"]), reverse=True)
-        return [{key: value for key, value in line.items() if key[0] != "_"} for line in found]
+        entries.sort(key=lambda line: (line["_written"], line["run"]), reverse=True)
+        return [{key: value for key, value in line.items() if key[0] != "_"} for line in entries]
 
     def report(self, name: str) -> dict[str, Any] | None:
-        """The report of a run, and its learning curve; None: there is no such run."""
+        """The report of a run with its learning curve; None if there is no such run."""
         run = self._run(name)
         if run is None:
             return None
@@ -47,18 +47,18 @@ class Runs:
         return {"run": {"name": name}, **document, "learning": _curve(run) or document.get("learning")}
 
     def curve(self, name: str) -> dict[str, Any] | None:
-        """The learning curve alone; empty as long as there is none."""
+        """The learning curve of a run; empty while there is none."""
         run = self._run(name)
         return None if run is None else _curve(run)
 
     def page(self, name: str) -> Path | None:
-        """The report as a page."""
+        """The HTML report of a run."""
         run = self._run(name)
         page = None if run is None else run / "report.html"
         return page if page is not None and page.is_file() else None
 
     def stamp(self) -> object:
-        """Changes when a line does."""
+        """A value that changes when the list of runs does."""
         return [
             (run.name, *(stamp_of(run / name) for name in ("report.json", "curve.json", "report.html")))
             for run in self._runs()
@@ -66,13 +66,13 @@ class Runs:
 
     def _runs(self) -> Iterator[Path]:
         try:
-            there = sorted(self._folder.iterdir())
+            folders = sorted(self._folder.iterdir())
         except OSError:
             return
-        yield from (run for run in there if _NAME.fullmatch(run.name) and run.is_dir())
+        yield from (run for run in folders if _NAME.fullmatch(run.name) and run.is_dir())
 
     def _run(self, name: str) -> Path | None:
-        """Its folder, if the name is one of a run: never a way out of the home."""
+        """The folder of a run; names that are not run names cannot escape the home."""
         run = self._folder / name
         return run if _NAME.fullmatch(name) and run.is_dir() else None
 
@@ -81,7 +81,7 @@ class Runs:
         reported, curve, begun = (stamp[0] for stamp in stamps.values())
         figures = self._figures(run / "report.json", stamps["report.json"], _of_report)
         learning = self._figures(run / "curve.json", stamps["curve.json"], _of_curve)
-        # The distance: where the clock went back, a file may be of tomorrow.
+        # abs(): if the clock was set back, a file may be from the future.
         fresh = curve > reported and abs(time.time() - curve / 1e9) < _FRESH_SECONDS
         if run.name == _FOLLOW:
             follows = state.get("state") == "running" and bool(state.get("follow"))
@@ -91,7 +91,7 @@ class Runs:
             now = "training"
         elif figures:
             now = "refused" if (figures["gate"] or {}).get("passed") is False else "finished"
-            if begun > reported and _busy(state):  # it is learned on, or judged anew
+            if begun > reported and _busy(state):  # training was resumed, or the gate is checked again
                 now = "stopped"
         else:
             now = "stopped"
@@ -123,7 +123,7 @@ class Runs:
         return known[1]
 
     def _last_hour(self) -> dict[str, Any]:
-        """Of a run that follows: the newest hour."""
+        """The metrics of the newest hour of a follow run."""
         newest = max(self._hours.glob("*.json"), default=None)
         record = {} if newest is None else read_document(newest)
         measured = record.get("progressive") or {}
@@ -133,7 +133,7 @@ class Runs:
 
 
 def _curve(run: Path) -> dict[str, Any]:
-    """A list of values for each of its quantities."""
+    """The learning curve: quantity to list of values."""
     return {
         key: values for key, values in read_document(run / "curve.json").items() if isinstance(values, list)
     }
@@ -144,10 +144,10 @@ def _of_report(report: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     measured = report.get("evaluation") or {}
     step = re.search(r"\d+", str(report.get("checkpoint", "")))
-    told = report.get("run")
+    run = report.get("run")
     return {
         **{name: measured.get(name) for name in ("auc", "logloss", "calibration")},
-        "created": told.get("created") if isinstance(told, dict) else None,
+        "created": run.get("created") if isinstance(run, dict) else None,
         "step": int(step[0]) if step else None,
         "epochs": len(report.get("epochs") or ()),
         "gate": report.get("gate"),
@@ -155,7 +155,7 @@ def _of_report(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_curve(curve: Mapping[str, Any]) -> dict[str, Any]:
-    """The last point, under the names of a report's figures."""
+    """The last point of a curve, with the names of the report's metrics."""
     names = {"step": "step", "auc": "auc", "loss": "logloss"}
     return {names[key]: values[-1] for key, values in curve.items() if names.get(key) and values}
 

@@ -1,4 +1,4 @@
-"""How the server is doing: its Prometheus page, read once a second while somebody looks."""
+"""The serving panel: the server's Prometheus metrics, scraped once a second while someone watches."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from clickline.pipeline.endpoint import endpoint_of
 from clickline.serving.auth import read_token
 
 _POINTS = 300
-_SECONDS = 2.0  # for the server to answer
-_GAP_SECONDS = 5.0  # nobody looked meanwhile: what happened then is no speed of now
-_MOST_BYTES = 8 * 2**20
-_FINE = ("OK", "200")
+_TIMEOUT_SECONDS = 2.0
+_GAP_SECONDS = 5.0  # after a longer pause between two scrapes, their difference is not a current rate
+_MAX_BYTES = 8 * 2**20
+_SUCCESS = ("OK", "200")
 
 Series = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Scrape:
-    """One reading of the page."""
+    """One scrape of the metrics."""
 
     at: float
     counts: Mapping[Series, float]  # by name and labels
-    buckets: Mapping[tuple[Series, float], float]  # requests so fast or faster, by series and seconds
+    buckets: Mapping[tuple[Series, float], float]  # cumulative requests by series and upper bound in seconds
     version: int | None
 
 
-class Serving:
+class ServingView:
     """The server of one home."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._where = endpoint_of(config)
+        self._endpoint = endpoint_of(config)
         self._history: deque[dict[str, Any]] = deque(maxlen=_POINTS)
         self._last: Scrape | None = None
         self._reason: str | None = None
         self._client: httpx.AsyncClient | None = None
-        self._sampled_at = float("-inf")  # of the monotonic clock; whether it answered or not
+        self._sampled_at = float("-inf")  # monotonic time of the last attempt
         self._turn = asyncio.Lock()
 
     async def sample(self, seconds: float = 0.0) -> dict[str, Any] | None:
-        """Read the page, unless that was done in the last `seconds`. The point that this adds; None for the first one
-        and where nobody answers."""
+        """Scrape the metrics, unless that was done in the last `seconds`. Returns the new point; None for the first
+        scrape and if the server does not answer."""
         async with self._turn:
             if time.monotonic() - self._sampled_at < seconds:
                 return None
@@ -65,7 +65,7 @@ class Serving:
         try:
             scrape = _parsed(await self._page(), time.time())
         except (ClicklineError, httpx.HTTPError, OSError, ValueError) as error:
-            self._last, self._reason = None, _words(error)
+            self._last, self._reason = None, _error_text(error)
             return None
         before, self._last, self._reason = self._last, scrape, None
         if before is None or not 0 < scrape.at - before.at <= _GAP_SECONDS:
@@ -75,7 +75,7 @@ class Serving:
         return point
 
     def document(self) -> dict[str, Any]:
-        """What is known now."""
+        """The document of the serving panel."""
         last = self._last
         counts: Mapping[Series, float] = {} if last is None else last.counts
         by_code, by_protocol = _summed(counts, "requests", 2), _summed(counts, "requests", 1)
@@ -85,21 +85,21 @@ class Serving:
             "alive": last is not None,
             "reason": self._reason,
             "version": None if last is None else last.version,
-            "url": self._where.http,
+            "url": self._endpoint.http,
             "history": list(self._history),
             "totals": {
                 "requests": requests,
-                "errors": requests - sum(by_code[code] for code in _FINE),
+                "errors": requests - sum(by_code[code] for code in _SUCCESS),
                 "rows": sum(_summed(counts, "rows", 1).values()),
             },
             "slots": [
                 {
                     "slot": slot,
-                    "lookups": looked,
+                    "lookups": count,
                     "misses": misses[slot],
-                    "miss_rate": misses[slot] / looked if looked else None,
+                    "miss_rate": misses[slot] / count if count else None,
                 }
-                for slot, looked in lookups.items()
+                for slot, count in lookups.items()
             ],
             "by_code": by_code,
             "by_protocol": by_protocol,
@@ -111,24 +111,28 @@ class Serving:
 
     async def _page(self) -> str:
         if self._client is None:
-            self._client = httpx.AsyncClient(timeout=_SECONDS, verify=trust(self._config), trust_env=False)
+            self._client = httpx.AsyncClient(
+                timeout=_TIMEOUT_SECONDS, verify=trusted_certificates(self._config), trust_env=False
+            )
         token = read_token(self._config.serve.token_file)
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        url = self._where.metrics.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        url = self._endpoint.metrics.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         async with self._client.stream("GET", url, headers=headers) as answer:
             page = b""
             async for piece in answer.aiter_bytes():
                 page += piece
-                if len(page) > _MOST_BYTES:
-                    raise ClicklineError("what answers there is no clickline server: its page has no end")
+                if len(page) > _MAX_BYTES:
+                    raise ClicklineError(
+                        "the program on this port is not a clickline server: its page is too large"
+                    )
         text = page.decode(errors="replace")
         if answer.status_code != 200:
             raise ClicklineError(f"it answered {answer.status_code}: {text[:200].strip()}")
         return text
 
 
-def trust(config: Config) -> ssl.SSLContext | bool:
-    """The server's own certificate, or who signed it; under which name it is called does not matter here."""
+def trusted_certificates(config: Config) -> ssl.SSLContext | bool:
+    """Trust for the server's own certificate or its CA; the host name is not checked."""
     tls = config.serve.tls
     if tls is None:
         return True
@@ -170,48 +174,48 @@ def _point(before: Scrape, now: Scrape) -> dict[str, Any]:
         }
 
     requests = grown("requests")
-    errors = sum(value for series, value in requests.items() if series[2] not in _FINE)
-    faster: dict[float, float] = {}
+    errors = sum(value for series, value in requests.items() if series[2] not in _SUCCESS)
+    cumulative: dict[float, float] = {}
     for (series, end), value in now.buckets.items():
-        faster[end] = faster.get(end, 0.0) + _growth(before.buckets.get((series, end), 0.0), value)
+        cumulative[end] = cumulative.get(end, 0.0) + _growth(before.buckets.get((series, end), 0.0), value)
     return {
         "at": datetime.fromtimestamp(now.at, UTC).isoformat(timespec="milliseconds"),
         "qps": sum(requests.values()) / seconds,
         "rows_per_second": sum(grown("rows").values()) / seconds,
-        "p50_ms": _quantile(faster, 0.5),
-        "p99_ms": _quantile(faster, 0.99),
+        "p50_ms": _quantile(cumulative, 0.5),
+        "p99_ms": _quantile(cumulative, 0.99),
         "errors_per_second": errors / seconds,
     }
 
 
 def _growth(before: float, now: float) -> float:
-    return now - before if now >= before else now  # it counts from zero again: the server was started anew
+    return now - before if now >= before else now  # the server was restarted and counts from zero
 
 
-def _quantile(faster: Mapping[float, float], share: float) -> float | None:
-    """Milliseconds that so many of the requests took at most; evenly spread within a bucket, as Prometheus has it."""
-    ends = sorted(faster)
-    total = faster[ends[-1]] if ends else 0.0
+def _quantile(cumulative: Mapping[float, float], quantile: float) -> float | None:
+    """A latency quantile in milliseconds, interpolated linearly within a bucket as Prometheus does."""
+    ends = sorted(cumulative)
+    total = cumulative[ends[-1]] if ends else 0.0
     if not total:
         return None
-    rank = share * total
-    n = bisect_left([faster[end] for end in ends], rank)
-    if ends[n] == float("inf"):  # slower than all buckets tell
+    rank = quantile * total
+    n = bisect_left([cumulative[end] for end in ends], rank)
+    if ends[n] == float("inf"):  # above the largest bucket
         return 1000 * ends[n - 1] if n else None
-    start, below = (ends[n - 1], faster[ends[n - 1]]) if n else (0.0, 0.0)
-    inside = faster[ends[n]] - below
+    start, below = (ends[n - 1], cumulative[ends[n - 1]]) if n else (0.0, 0.0)
+    inside = cumulative[ends[n]] - below
     return 1000 * (start + (ends[n] - start) * ((rank - below) / inside if inside else 1.0))
 
 
 def _summed(counts: Mapping[Series, float], name: str, label: int) -> Counter[str]:
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for series, value in counts.items():
         if series[0] == name:
-            found[series[label]] += int(value)
-    return found
+            totals[series[label]] += int(value)
+    return totals
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, httpx.TimeoutException):
-        return f"no answer within {_SECONDS:g} s"
+        return f"no answer within {_TIMEOUT_SECONDS:g} s"
     return f"no answer: {error}" if isinstance(error, httpx.HTTPError) else str(error)

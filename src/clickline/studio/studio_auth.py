@@ -1,9 +1,8 @@
-"""Who may look and who may act.
+"""Authorization: who may read and who may act.
 
-Acting always takes the bearer token. Looking takes it too where others can reach the studio, and where a token is set
-for it or for the server behind it: what the server refuses to strangers they must not get here. Otherwise everybody on
-this machine may look. The Host of a request must be a name of this machine, so that no page elsewhere can pose as ours
-by pointing its own name here.
+Actions always need the bearer token. Reading needs it too if other machines can reach the studio, or if a token is set
+for it or for the server behind it: what the server denies to others must not be available here. Otherwise everyone on
+this machine may read. The Host header of a request must be a name of this machine, which prevents DNS rebinding.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from clickline.errors import ClicklineError
 TOKEN_FILE = "studio-token"
 _TICKET_SECONDS = 60
 _PAGE = "default-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'; object-src 'none'"
-REPORT = (  # a page of its own, scripts within it: it sees nothing of the studio, and nobody else hears of it
+REPORT = (  # a sandboxed page with inline scripts: it can access neither the studio nor the network
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "font-src data:; frame-ancestors 'self'; sandbox allow-scripts allow-downloads"
 )
@@ -33,48 +32,48 @@ Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
-class Token:
-    """The token, and where it is kept."""
+class StudioToken:
+    """The bearer token and its file."""
 
     def __init__(self, value: str, file: Path) -> None:
         self.value = value
         self.file = file
 
-    def is_given(self, authorization: str | None) -> bool:
+    def matches(self, authorization: str | None) -> bool:
         scheme, _, given = (authorization or "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode(), self.value.encode())
-        return scheme.lower() == "bearer" and right
+        is_equal = hmac.compare_digest(given.strip().encode(), self.value.encode())
+        return scheme.lower() == "bearer" and is_equal
 
 
-def studio_token(token_file: str | None, home: Path) -> Token:
-    """The first line of the file; without one, that of a file in the home, which is made if need be."""
+def studio_token(token_file: str | None, home: Path) -> StudioToken:
+    """The first line of the token file; by default of a file in the home, which is created if it does not exist."""
     file = home / TOKEN_FILE if token_file is None else Path(token_file)
     try:
         if token_file is None and not file.exists():
-            _make(file)
+            _create(file)
         value = file.read_text().partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ClicklineError(
-            f"studio.token_file {file} cannot be read: {reason}. Put the token into its first line, readable for "
-            "whoever runs the studio."
+            f"studio.token_file {file} cannot be read: {reason}. Put the token into its first line, readable by "
+            "the user that runs the studio."
         ) from error
     if not value or not (value.isascii() and value.isprintable()):
         raise ClicklineError(
-            f"the first line of studio.token_file {file} is empty or has characters that no header may carry. "
+            f"the first line of studio.token_file {file} is empty or has characters that are not allowed in a header. "
             "Put a token of printable ASCII there."
         )
-    return Token(value, file)
+    return StudioToken(value, file)
 
 
-def _make(file: Path) -> None:
+def _create(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     hidden = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     handle = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(handle, f"{secrets.token_urlsafe(32)}\n".encode())
         os.close(handle)
-        os.link(hidden, file)  # whoever was faster has made the one that counts
+        os.link(hidden, file)  # if another process was faster, its token counts
     except FileExistsError:
         pass
     finally:
@@ -82,18 +81,18 @@ def _make(file: Path) -> None:
 
 
 class Access:
-    """What a request may do."""
+    """Decides what a request may do."""
 
-    def __init__(self, token: Token | None, host: str, *, guarded: bool = False) -> None:
-        """`token`: None where none could be had: then nobody acts. `guarded`: looking takes it on loopback too."""
+    def __init__(self, token: StudioToken | None, host: str, *, protected: bool = False) -> None:
+        """Without a `token` no actions are possible. `protected`: reading needs the token on loopback too."""
         self.token = token
         self._loopback = is_loopback(host)
-        self._open = self._loopback and not guarded
+        self._open = self._loopback and not protected
         self._names = {"localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host}
         self._key = secrets.token_bytes(32)
 
-    def knows(self, host: str) -> bool:
-        """Whether a Host is ours. From elsewhere the token guards, whatever name we have there."""
+    def is_own_host(self, host: str) -> bool:
+        """Whether a Host header names this machine; on other addresses any name is accepted, as the token is needed."""
         name = re.sub(r":\d+$", "", host.lower())
         return not self._loopback or name in self._names
 
@@ -101,12 +100,12 @@ class Access:
         return self._open or self.may_act(authorization) or self._is_ticket(ticket)
 
     def may_act(self, authorization: str | None) -> bool:
-        return self.token is not None and self.token.is_given(authorization)
+        return self.token is not None and self.token.matches(authorization)
 
     @property
     def refusal(self) -> str:
-        """What a request without the token is answered."""
-        file = "the file that studio.token_file names"  # strangers elsewhere hear no paths
+        """The error message for a request without the token."""
+        file = "the file that studio.token_file names"  # paths are not disclosed to other machines
         if self.token is not None and self._loopback:
             file = str(self.token.file)
         return (
@@ -115,21 +114,21 @@ class Access:
         )
 
     def ticket(self) -> dict[str, Any]:
-        """Lets in for a minute whatever cannot send a header: a link, an EventSource."""
+        """A pass of one minute for what cannot send a header: a link, an EventSource."""
         until = str(int(time.time()) + _TICKET_SECONDS)
         return {"ticket": f"{until}.{self._signed(until)}", "seconds": _TICKET_SECONDS}
 
     def _is_ticket(self, ticket: str) -> bool:
         until, _, signature = ticket.partition(".")
-        right = hmac.compare_digest(signature.encode(), self._signed(until).encode())
-        return right and until.isdigit() and time.time() <= int(until)
+        is_valid = hmac.compare_digest(signature.encode(), self._signed(until).encode())
+        return is_valid and until.isdigit() and time.time() <= int(until)
 
     def _signed(self, text: str) -> str:
         return hmac.new(self._key, text.encode(), "sha256").hexdigest()
 
 
-class Guarded:
-    """An application behind the checks, its answers with the headers that keep a browser in bounds."""
+class AccessMiddleware:
+    """ASGI middleware that checks access and adds security headers to responses."""
 
     def __init__(self, app: App, access: Access, refuse: Callable[[int, str], App]) -> None:
         self._app = app
@@ -143,10 +142,10 @@ class Guarded:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         is_api = scope["path"].startswith("/api/")
 
-        async def guarded_send(message: MutableMapping[str, Any]) -> None:
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
-                more = {
+                present = {name.lower() for name, _ in message["headers"]}
+                added = {
                     b"content-security-policy": _PAGE.encode(),
                     b"x-content-type-options": b"nosniff",
                     b"referrer-policy": b"no-referrer",
@@ -155,17 +154,17 @@ class Guarded:
                 }
                 message["headers"] = [
                     *message["headers"],
-                    *((name, value) for name, value in more.items() if name not in given),
+                    *((name, value) for name, value in added.items() if name not in present),
                 ]
             await send(message)
 
         app = self._app
-        ticket = ""  # for a link: it reads, and buys no other ticket
+        ticket = ""  # of a link: it only reads, and cannot get another ticket
         if scope["method"] in ("GET", "HEAD"):
             query = scope.get("query_string", b"").decode("latin-1")
             ticket = parse_qs(query).get("ticket", [""])[0]
-        if not self._access.knows(headers.get(b"host", "")):
-            app = self._refuse(403, "this name is not one of this machine's. Call it 127.0.0.1 or localhost.")
+        if not self._access.is_own_host(headers.get(b"host", "")):
+            app = self._refuse(403, "this host name is not allowed. Use 127.0.0.1 or localhost.")
         elif is_api and not self._access.may_read(headers.get(b"authorization"), ticket):
             app = self._refuse(401, self._access.refusal)
-        await app(scope, receive, guarded_send)
+        await app(scope, receive, send_with_headers)

@@ -1,4 +1,4 @@
-"""The registry as a document: versions, the pointer, its moves."""
+"""The versions panel: the versions of the registry, the current one and the history of moves."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from clickline.config import Config
 from clickline.errors import ArtifactError, ClicklineError
 from clickline.storage.storage import Storage
 
-_SHOWN_MOVES = 100
-_TOLD = ("sequence", "version", "reason", "at", "pinned", "by")
+_MAX_MOVES = 100
+_MOVE_KEYS = ("sequence", "version", "reason", "at", "pinned", "by")
 
 
-class Versions:
-    """The versions of one home. What was read of one is kept: versions never change."""
+class VersionsView:
+    """The versions of one home. A version never changes, so it is read once."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._registry: Registry | None = None
-        self._shown: Registry | None = None
+        self._unverified: Registry | None = None
         self._known: dict[int, dict[str, Any]] = {}
         self._moves: list[Move] = []
         self._numbers: tuple[object, list[int]] = (None, [])
 
     @property
     def registry(self) -> Registry:
-        """Opened when it is asked for: its credentials may be wrong, which is no reason not to show the rest."""
+        """The registry, opened on first use: wrong credentials must not prevent showing the rest."""
         if self._registry is None:
             self._registry = registry_of(self._config)
         return self._registry
 
     @property
-    def shown(self) -> Registry:
-        """The same, to tell of all versions, whoever made them."""
-        if self._shown is None:
-            self._shown = registry_of(self._config, any_version=True)
-        return self._shown
+    def unverified(self) -> Registry:
+        """The registry without signature checks, for listing all versions."""
+        if self._unverified is None:
+            self._unverified = registry_of(self._config, any_version=True)
+        return self._unverified
 
     def all(self) -> dict[str, Any]:
-        """`error` says why nothing could be read."""
+        """The document of the versions panel; `error` is the reason if nothing could be read."""
         try:
             return {**self._read(), "error": None}
         except (ClicklineError, OSError) as error:
@@ -55,22 +55,22 @@ class Versions:
                 "error": str(error),
             }
 
-    def difference(self, first: int, second: int) -> dict[str, Any]:
-        """As `clickline versions diff --json`. Raises ArtifactError for one that is not there."""
-        old, new = self.shown.version(first), self.shown.version(second)
+    def diff(self, first: int, second: int) -> dict[str, Any]:
+        """The document of `clickline versions diff --json`. Raises ArtifactError if a version does not exist."""
+        old, new = self.unverified.version(first), self.unverified.version(second)
         return {"versions": [old.number, new.number], **differences(old, new)}
 
     def _read(self) -> dict[str, Any]:
-        registry = self.shown
+        registry = self.unverified
         current = registry.current()
         numbers = self._listed(registry)
         if current != (self._moves[-1] if self._moves else None):
-            moves = registry.moves()[-_SHOWN_MOVES:]
+            moves = registry.moves()[-_MAX_MOVES:]
             if self._moves and not set(moves) & set(self._moves):
-                self._known.clear()  # it is another registry by the same name
+                self._known.clear()  # the registry was replaced by another one
             self._moves = moves
-        there = set(numbers)
-        self._known = {number: line for number, line in self._known.items() if number in there}
+        existing = set(numbers)
+        self._known = {number: line for number, line in self._known.items() if number in existing}
         listed = [
             {**self._line(number), "state": [*state_of(number, current), *self._damage(number)]}
             for number in reversed(numbers)
@@ -80,12 +80,12 @@ class Versions:
             "pinned": current is not None and current.pinned,
             "previous": None if current is None else current.previous,
             "list": listed,
-            "moves": [{key: getattr(move, key) for key in _TOLD} for move in reversed(self._moves)],
+            "moves": [{key: getattr(move, key) for key in _MOVE_KEYS} for move in reversed(self._moves)],
         }
 
     def stamp(self) -> object:
-        """Changes when something is published, moved or removed; None where only a look at all can tell."""
-        uri = self.shown.uri
+        """A value that changes when something is published, moved or removed; None if that cannot be told cheaply."""
+        uri = self.unverified.uri
         if not Storage.is_local(uri):
             return None
         try:
@@ -103,11 +103,11 @@ class Versions:
         known = self._known.get(number)
         if known is None:
             try:
-                version = self.shown.version(number)
+                version = self.unverified.version(number)
             except ArtifactError:
                 return _UNREADABLE | {"version": number}
-            found = metrics_of(version)
-            known = {**summary(version), **{name: found.get(name) for name in ("logloss", "calibration")}}
+            metrics = metrics_of(version)
+            known = {**summary(version), **{name: metrics.get(name) for name in ("logloss", "calibration")}}
             self._known[number] = known
         return known
 

@@ -160,13 +160,13 @@ class ClusterTrainer(TrainingRun):
         self._driver.begin(start.tables, self._train_step.dense_state(), 0, 0)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        from clickline.models.calibration import from_json
+        from clickline.models.calibration import calibration_from_json
 
         body = checkpoint.body
         self._units = body["units"]
         self._checkpoint_step = checkpoint.step
         calibration = body.get("calibration")
-        self._model.calibration = None if calibration is None else from_json(calibration)
+        self._model.calibration = None if calibration is None else calibration_from_json(calibration)
         self._driver.begin(checkpoint.tables, checkpoint.dense(), checkpoint.step, self._trained_rows)
 
     def train_to(self, epochs: int) -> TrainedModel:

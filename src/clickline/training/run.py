@@ -262,7 +262,7 @@ def check_supported(config: Config) -> None:
             ("home", f"is {config.home}; training needs a home on local disk.", "Set it to a local folder.")
         )
     if (problem := config.without_eval()) is not None:
-        mistakes.append(("data.eval", problem, "Give it, or remove what asks for it."))
+        mistakes.append(("data.eval", problem, "Set it, or remove what needs it."))
     if mistakes:
         raise ConfigError([Mistake("clickline.yaml", 0, *mistake) for mistake in mistakes])
 

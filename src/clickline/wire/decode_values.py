@@ -1,6 +1,6 @@
-"""The values of the tensors that `parse_tensors.py` has found, poured into arrays.
+"""Decodes the values of the tensors that `parse_tensors.py` has found into arrays.
 
-The same bytes are walked again. What they are is known by now; still no more is written than there is room for.
+The same bytes are visited again. They were validated before; still no more values are stored than fit.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from clickline.wire.tensor_layout import (
 )
 
 Indices = NDArray[np.int64]
-Facts = NDArray[np.int64]
+Header = NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)
-def _half(bits: Int) -> Int:
-    """The float that these 16 bits of an IEEE half are."""
+def _half_to_float(bits: Int) -> Int:
+    """The float value of a 16-bit IEEE half."""
     sign = np.uint32(bits >> 15 & 1) << np.uint32(31)
     exponent = np.uint32(bits >> 10 & 31)
     fraction = np.uint32(bits & 1023)
-    if exponent == np.uint32(0):  # zero, or too small for a leading one
+    if exponent == np.uint32(0):  # zero or subnormal
         value = np.float32(fraction) * np.float32(2.0**-24)
         return -value if sign else value
     if exponent == np.uint32(31):
@@ -66,13 +66,13 @@ def _half(bits: Int) -> Int:
 
 
 @njit(cache=True, nogil=True)
-def _put_varint(
+def _store_varint(
     element: Int, value: np.uint64, n: Int, numbers_N: NDArray[np.float64], integers_N: Indices
 ) -> None:
     if element == BOOL:
         integers_N[n] = value != np.uint64(0)
     elif element == F16:
-        numbers_N[n] = _half(np.int64(value & np.uint64(0xFFFF)))
+        numbers_N[n] = _half_to_float(np.int64(value & np.uint64(0xFFFF)))
     elif element == BF16:
         numbers_N[n] = bits_f32(np.uint32(value & np.uint64(0xFFFF)) << np.uint32(16))
     elif element in (I64, U64):
@@ -84,18 +84,18 @@ def _put_varint(
 
 
 @njit(cache=True, nogil=True)
-def _pour_content(
+def _decode_raw(
     data: Bytes,
-    facts: Facts,
+    header: Header,
     starts_N: Indices,
     ends_N: Indices,
     numbers_N: NDArray[np.float64],
     integers_N: Indices,
 ) -> None:
-    """Values as memory holds them."""
-    pos = facts[CONTENT_BEGIN]
-    count = facts[COUNT]
-    element = facts[ELEMENT]
+    """Decode raw little-endian values."""
+    pos = header[CONTENT_BEGIN]
+    count = header[COUNT]
+    element = header[ELEMENT]
     if element == F32:
         for n in range(count):
             numbers_N[n] = load_f32(data, pos + 4 * n)
@@ -128,7 +128,7 @@ def _pour_content(
             integers_N[n] = np.int64(data[pos + n] != 0)
     elif element == F16:
         for n in range(count):
-            numbers_N[n] = _half(np.int64(load_u16(data, pos + 2 * n)))
+            numbers_N[n] = _half_to_float(np.int64(load_u16(data, pos + 2 * n)))
     elif element == BF16:
         for n in range(count):
             numbers_N[n] = bits_f32(np.uint32(load_u16(data, pos + 2 * n)) << np.uint32(16))
@@ -141,9 +141,9 @@ def _pour_content(
 
 
 @njit(cache=True, nogil=True)
-def _pour_list(
+def _decode_list(
     data: Bytes,
-    facts: Facts,
+    header: Header,
     pos: Int,
     end: Int,
     n: Int,
@@ -152,13 +152,13 @@ def _pour_list(
     numbers_N: NDArray[np.float64],
     integers_N: Indices,
 ) -> Int:
-    """Values of the list that the facts name, from one piece of the inner message. Returns how many there are now."""
-    element = facts[ELEMENT]
-    packed = facts[LIST] << 3 | 2
-    written = 5 if element == F32 else 1 if element == F64 else 0
-    single = facts[LIST] << 3 | written
-    room = numbers_N.size
-    while 0 <= pos < end and n < room:
+    """Decode values of the list in the header, from one piece of the inner message. Returns the count so far."""
+    element = header[ELEMENT]
+    packed = header[LIST] << 3 | 2
+    wire = 5 if element == F32 else 1 if element == F64 else 0
+    single = header[LIST] << 3 | wire
+    capacity = numbers_N.size
+    while 0 <= pos < end and n < capacity:
         if element == BYTES and data[pos] == packed and data[pos + 1] < 0x80:  # a short text
             starts_N[n] = pos + 2
             pos += 2 + np.int64(data[pos + 1])
@@ -173,17 +173,17 @@ def _pour_list(
                 ends_N[n] = stop
                 n += 1
             elif element == F32:
-                for at in range(pos, min(stop, pos + 4 * (room - n)), 4):
+                for at in range(pos, min(stop, pos + 4 * (capacity - n)), 4):
                     numbers_N[n] = load_f32(data, at)
                     n += 1
             elif element == F64:
-                for at in range(pos, min(stop, pos + 8 * (room - n)), 8):
+                for at in range(pos, min(stop, pos + 8 * (capacity - n)), 8):
                     numbers_N[n] = load_f64(data, at)
                     n += 1
             else:
-                while 0 <= pos < stop and n < room:
+                while 0 <= pos < stop and n < capacity:
                     value, pos = read_varint(data, pos, stop)
-                    _put_varint(element, value, n, numbers_N, integers_N)
+                    _store_varint(element, value, n, numbers_N, integers_N)
                     n += 1
             pos = stop
         elif key == single and element != BYTES:
@@ -195,7 +195,7 @@ def _pour_list(
                 pos += 8
             else:
                 value, pos = read_varint(data, pos, end)
-                _put_varint(element, value, n, numbers_N, integers_N)
+                _store_varint(element, value, n, numbers_N, integers_N)
             n += 1
         else:
             pos = skip_field(data, key, pos, end)
@@ -203,59 +203,59 @@ def _pour_list(
 
 
 @njit(cache=True, nogil=True)
-def pour(
+def decode_column(
     data: Bytes,
-    inner: Int,
-    facts: Facts,
+    inner_tag: Int,
+    header: Header,
     starts_N: Indices,
     ends_N: Indices,
     numbers_N: NDArray[np.float64],
     integers_N: Indices,
 ) -> bool:
-    """All values of one column. Returns whether one of them is infinite."""
-    if facts[LIST] == 0:
-        _pour_content(data, facts, starts_N, ends_N, numbers_N, integers_N)
+    """Decode all values of one column. Returns whether one of them is infinite."""
+    if header[LIST] == 0:
+        _decode_raw(data, header, starts_N, ends_N, numbers_N, integers_N)
     else:
         n = 0
-        pos = facts[BEGIN]
-        end = facts[END]
+        pos = header[BEGIN]
+        end = header[END]
         while 0 <= pos < end:
             key, pos = read_tag(data, pos, end)
-            if key == inner:
+            if key == inner_tag:
                 pos, stop = read_span(data, pos, end)
-                n = _pour_list(data, facts, pos, stop, n, starts_N, ends_N, numbers_N, integers_N)
+                n = _decode_list(data, header, pos, stop, n, starts_N, ends_N, numbers_N, integers_N)
                 pos = stop
             else:
                 pos = skip_field(data, key, pos, end)
-        if n == 1:  # one value may stand for all rows
-            for row in range(1, facts[COUNT]):
+        if n == 1:  # one value fills all rows
+            for row in range(1, header[COUNT]):
                 starts_N[row] = starts_N[0]
                 ends_N[row] = ends_N[0]
                 numbers_N[row] = numbers_N[0]
                 integers_N[row] = integers_N[0]
     infinite = False
-    element = facts[ELEMENT]
+    element = header[ELEMENT]
     if F16 <= element <= F64:
-        for n in range(facts[COUNT]):
+        for n in range(header[COUNT]):
             infinite |= abs(numbers_N[n]) == np.inf
     return infinite
 
 
 @njit(cache=True, nogil=True)
-def fill(
+def decode_columns(
     data: Bytes,
-    inner: Int,
-    facts_CF: Facts,
+    inner_tag: Int,
+    header_CF: Header,
     kind_C: Bytes,
     starts_CB: Indices,
     ends_CB: Indices,
     numbers_CB: NDArray[np.float64],
     integers_CB: Indices,
 ) -> Int:
-    """The values of every column with one value a row. Returns a column that holds infinity, or -1."""
+    """Decode every column with one value per row. Returns a column that contains infinity, or -1."""
     for c in range(kind_C.size):
-        if kind_C[c] != ABSENT and pour(
-            data, inner, facts_CF[c], starts_CB[c], ends_CB[c], numbers_CB[c], integers_CB[c]
+        if kind_C[c] != ABSENT and decode_column(
+            data, inner_tag, header_CF[c], starts_CB[c], ends_CB[c], numbers_CB[c], integers_CB[c]
         ):
             return c
     return -1

@@ -82,12 +82,12 @@ class ReceiveBuffer:
         frame = FrameHeader(*HEADER.unpack_from(self._view))
         if frame.size > self.limit:
             raise ProtocolError(f"a frame of {frame.size:,} bytes; allowed: {self.limit:,}")
-        whole = HEADER.size + frame.size
-        if self._received < whole:
-            if whole > self.bytes.size:
-                self._resize(1 << (whole - 1).bit_length())
+        frame_end = HEADER.size + frame.size
+        if self._received < frame_end:
+            if frame_end > self.bytes.size:
+                self._resize(1 << (frame_end - 1).bit_length())
             return None
-        self._frame_end = whole
+        self._frame_end = frame_end
         return frame
 
     def body(self) -> memoryview:

@@ -30,13 +30,13 @@ def top_level_fields(body: bytes, *fields: int) -> Iterator[tuple[int, bytes | i
     wanted = sum(1 << number for number in fields)
     data = np.frombuffer(body, dtype=np.uint8)
     spans_P3 = np.empty((8, 3), dtype=np.int64)
-    found = parse_tensors.top_level(data, wanted, spans_P3)
-    if found > len(spans_P3):
-        spans_P3 = np.empty((found, 3), dtype=np.int64)
-        parse_tensors.top_level(data, wanted, spans_P3)
-    if found < 0:
+    count = parse_tensors.find_fields(data, wanted, spans_P3)
+    if count > len(spans_P3):
+        spans_P3 = np.empty((count, 3), dtype=np.int64)
+        parse_tensors.find_fields(data, wanted, spans_P3)
+    if count < 0:
         raise malformed()
-    for tag, start, end in spans_P3[:found].tolist():
+    for tag, start, end in spans_P3[:count].tolist():
         yield tag >> 3, body[start:end] if tag & 7 else start
 
 
@@ -77,81 +77,81 @@ class RequestReader:
 
     def tensors(self, body: bytes, field: int, max_rows: int, ignore_unknown: bool) -> RequestRows:
         """Rows of the map<string, TensorProto> in this field of a PredictRequest or a RankRequest."""
-        data, facts_CF = self._parse(body, field, ignore_unknown)
-        return self._decode(data, facts_CF, tensor_layout.MAP_VALUE, max_rows)
+        data, header_CF = self._parse(body, field, ignore_unknown)
+        return self._decode(data, header_CF, tensor_layout.MAP_VALUE, max_rows)
 
     def tensors_if_any(
         self, body: bytes, field: int, max_rows: int, ignore_unknown: bool
     ) -> RequestRows | None:
         """Like `tensors`; None if the map has no tensor for any column."""
-        data, facts_CF = self._parse(body, field, ignore_unknown)
-        if not facts_CF[:, tensor_layout.END].any():
+        data, header_CF = self._parse(body, field, ignore_unknown)
+        if not header_CF[:, tensor_layout.END].any():
             return None
-        return self._decode(data, facts_CF, tensor_layout.MAP_VALUE, max_rows)
+        return self._decode(data, header_CF, tensor_layout.MAP_VALUE, max_rows)
 
     def _parse(
         self, body: bytes, field: int, ignore_unknown: bool
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         data = np.frombuffer(body, dtype=np.uint8)
-        facts_CF = np.zeros((len(self.columns), tensor_layout.FACTS), dtype=np.int64)
-        wrong, start, end = parse_tensors.locate_predict(
-            data, field << 3 | 2, self._names, self._name_ends_C1, self._table, ignore_unknown, facts_CF
+        header_CF = np.zeros((len(self.columns), tensor_layout.HEADER_FIELDS), dtype=np.int64)
+        status, start, end = parse_tensors.parse_predict(
+            data, field << 3 | 2, self._names, self._name_ends_C1, self._table, ignore_unknown, header_CF
         )
-        if wrong:
-            raise self._field_error(wrong, bytes(body[start:end]))
-        return data, facts_CF
+        if status:
+            raise self._field_error(status, bytes(body[start:end]))
+        return data, header_CF
 
     def inputs(self, body: bytes, max_rows: int, ignore_unknown: bool) -> tuple[RequestRows, bool]:
         """Rows of a ModelInferRequest, and whether it used raw_input_contents."""
         data = np.frombuffer(body, dtype=np.uint8)
-        facts_CF = np.zeros((len(self.columns), tensor_layout.FACTS), dtype=np.int64)
-        wrong, start, end, inputs, raws = parse_tensors.locate_infer(
-            data, self._names, self._name_ends_C1, self._table, ignore_unknown, facts_CF
+        header_CF = np.zeros((len(self.columns), tensor_layout.HEADER_FIELDS), dtype=np.int64)
+        status, start, end, inputs, raws = parse_tensors.parse_infer(
+            data, self._names, self._name_ends_C1, self._table, ignore_unknown, header_CF
         )
-        if wrong:
-            raise self._field_error(wrong, bytes(body[start:end]))
+        if status:
+            raise self._field_error(status, bytes(body[start:end]))
         if raws and raws != inputs:
             raise RequestRefused(
                 "invalid",
                 f"raw_input_contents has {raws} entries for {inputs} inputs. Send one for each input, or none.",
             )
-        return self._decode(data, facts_CF, tensor_layout.INPUT_CONTENTS, max_rows), raws > 0
+        return self._decode(data, header_CF, tensor_layout.INPUT_CONTENTS, max_rows), raws > 0
 
     def _decode(
-        self, data: NDArray[np.uint8], facts_CF: NDArray[np.int64], inner: int, max_rows: int
+        self, data: NDArray[np.uint8], header_CF: NDArray[np.int64], inner_tag: int, max_rows: int
     ) -> RequestRows:
         kind_C = np.empty(len(self.columns), dtype=np.uint8)
-        wrong, c, rows, special = parse_tensors.check(facts_CF, max_rows, data.size, kind_C)
-        if wrong:
-            raise self._shape_error(wrong, c, rows, data, facts_CF, inner, max_rows)
+        status, c, rows, special = parse_tensors.validate(header_CF, max_rows, data.size, kind_C)
+        if status:
+            raise self._shape_error(status, c, rows, data, header_CF, inner_tag, max_rows)
         shape = len(self.columns), rows
         starts_CB = np.empty(shape, dtype=np.int64)
         ends_CB = np.empty(shape, dtype=np.int64)
         numbers_CB = np.empty(shape, dtype=np.float64)
         integers_CB = np.empty(shape, dtype=np.int64)
-        infinite = decode_values.fill(
-            data, inner, facts_CF, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB
+        infinite = decode_values.decode_columns(
+            data, inner_tag, header_CF, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB
         )
         if infinite >= 0:
             raise _infinity_error(self.columns[infinite])
-        several = {}
+        multi = {}
         if special:
-            for c, facts in enumerate(facts_CF):
-                width, element = facts[tensor_layout.WIDTH], facts[tensor_layout.ELEMENT]
-                if facts[tensor_layout.END] and (width != 1 or element == tensor_layout.U64):
-                    several[self.columns[c]] = self._multi_valued(data, inner, facts, self.columns[c])
-        return RequestRows(rows, data, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB, several)
+            for c, header in enumerate(header_CF):
+                width, element = header[tensor_layout.WIDTH], header[tensor_layout.ELEMENT]
+                if header[tensor_layout.END] and (width != 1 or element == tensor_layout.U64):
+                    multi[self.columns[c]] = self._multi_valued(data, inner_tag, header, self.columns[c])
+        return RequestRows(rows, data, kind_C, starts_CB, ends_CB, numbers_CB, integers_CB, multi)
 
     def _multi_valued(
-        self, data: NDArray[np.uint8], inner: int, facts: NDArray[np.int64], name: str
+        self, data: NDArray[np.uint8], inner_tag: int, header: NDArray[np.int64], name: str
     ) -> RawColumn:
         rows, width, element = (
-            int(facts[n]) for n in (tensor_layout.ROWS, tensor_layout.WIDTH, tensor_layout.ELEMENT)
+            int(header[n]) for n in (tensor_layout.ROWS, tensor_layout.WIDTH, tensor_layout.ELEMENT)
         )
         size = rows * width
         starts_N, ends_N = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
         numbers_N, integers_N = np.empty(size, dtype=np.float64), np.empty(size, dtype=np.int64)
-        if decode_values.pour(data, inner, facts, starts_N, ends_N, numbers_N, integers_N):
+        if decode_values.decode_column(data, inner_tag, header, starts_N, ends_N, numbers_N, integers_N):
             raise _infinity_error(name)
         offsets_B1 = None if width == 1 else np.arange(rows + 1, dtype=np.int64) * width
         if element == tensor_layout.BYTES:
@@ -161,44 +161,44 @@ class RequestReader:
         none_N = np.zeros(size, dtype=np.bool_)
         return IntegerColumn(integers_N.view(np.uint64), none_N, element != tensor_layout.U64, offsets_B1)
 
-    def _field_error(self, wrong: int, name: bytes) -> RequestRefused:
+    def _field_error(self, status: int, name: bytes) -> RequestRefused:
         text = name.decode("utf-8", "backslashreplace")
-        if wrong == tensor_layout.UNKNOWN:
+        if status == tensor_layout.UNKNOWN:
             return unknown_field(text, self.columns)
-        if wrong == tensor_layout.TWICE:
+        if status == tensor_layout.DUPLICATE:
             return RequestRefused("invalid", f"{text} is sent twice. Send each field once.")
         return malformed(f' at field "{text[:100]}"' if name else "")
 
     def _shape_error(
         self,
-        wrong: int,
+        status: int,
         c: int,
         other: int,
         data: NDArray[np.uint8],
-        facts_CF: NDArray[np.int64],
-        inner: int,
+        header_CF: NDArray[np.int64],
+        inner_tag: int,
         max_rows: int,
     ) -> RequestRefused:
-        facts, name = facts_CF[c].tolist(), self.columns[c]
-        rows = facts[tensor_layout.ROWS]
-        if wrong == tensor_layout.NO_ROWS:
+        header, name = header_CF[c].tolist(), self.columns[c]
+        rows = header[tensor_layout.ROWS]
+        if status == tensor_layout.NO_ROWS:
             message = (
                 f"The request has no rows. Send at least one field of the model, such as {self.columns[0]}."
             )
-            if facts_CF[:, tensor_layout.END].any():
+            if header_CF[:, tensor_layout.END].any():
                 message = "The request has no rows: its tensors are empty. Send at least one row."
-        elif wrong == tensor_layout.NO_VALUES:
-            message = f"{name} has {_type_name(data, facts, inner)}; allowed: {_ALLOWED_TYPES}."
-        elif wrong == tensor_layout.TOO_MANY:
+        elif status == tensor_layout.UNSUPPORTED_TYPE:
+            message = f"{name} has {_type_name(data, header, inner_tag)}; allowed: {_ALLOWED_TYPES}."
+        elif status == tensor_layout.TOO_MANY:
             message = f"{name} has {rows} rows; allowed: up to {max_rows}. Send the rest in further requests."
-        elif wrong == tensor_layout.RAGGED:
+        elif status == tensor_layout.RAGGED:
             first = self.columns[other]
             message = (
-                f"{name} has {rows} rows and {first} has {facts_CF[other, tensor_layout.ROWS]}; "
+                f"{name} has {rows} rows and {first} has {header_CF[other, tensor_layout.ROWS]}; "
                 "all fields of a request must have the same number of rows."
             )
         else:
-            message = f"{name} {_shape_message(facts)}"
+            message = f"{name} {_shape_message(header)}"
         return RequestRefused("invalid", message)
 
 
@@ -208,9 +208,9 @@ def _infinity_error(name: str) -> RequestRefused:
     )
 
 
-def _type_name(data: NDArray[np.uint8], facts: list[int], inner: int) -> str:
-    number = facts[tensor_layout.TYPE]
-    if inner == tensor_layout.MAP_VALUE:
+def _type_name(data: NDArray[np.uint8], header: list[int], inner_tag: int) -> str:
+    number = header[tensor_layout.TYPE]
+    if inner_tag == tensor_layout.MAP_VALUE:
         if number == 0:
             return "no dtype"
         return f"dtype {_DTYPES[number].name if number in _DTYPES else number}"
@@ -218,18 +218,18 @@ def _type_name(data: NDArray[np.uint8], facts: list[int], inner: int) -> str:
     return f'datatype "{text[:40]}"' if text else "no datatype"
 
 
-def _shape_message(facts: list[int]) -> str:
+def _shape_message(header: list[int]) -> str:
     rank, rows, width, count = (
-        facts[n] for n in (tensor_layout.RANK, tensor_layout.ROWS, tensor_layout.WIDTH, tensor_layout.COUNT)
+        header[n] for n in (tensor_layout.RANK, tensor_layout.ROWS, tensor_layout.WIDTH, tensor_layout.COUNT)
     )
     if rank > 2:
         return f"has {rank} dimensions; allowed: [rows] or [rows, values]."
     shape = f"[{rows}, {width}]" if rank == 2 else f"[{rows}]" if rank else "of one value"
     if rows < 0 or width < 0:
         return f"has shape {shape}; allowed: sizes of at least 0."
-    found = f"{count} values" if count >= 0 else "bytes that are not a whole number of values"
-    if count < 0 and facts[tensor_layout.ELEMENT] == tensor_layout.BYTES:
-        found = "text that is not in the list for text, or does not match its lengths"
-    if facts[tensor_layout.RAW_COUNT]:
+    content = f"{count} values" if count >= 0 else "bytes that are not a whole number of values"
+    if count < 0 and header[tensor_layout.ELEMENT] == tensor_layout.BYTES:
+        content = "text that is not in the list for text, or does not match its lengths"
+    if header[tensor_layout.RAW_COUNT]:
         return "has values in contents and in raw_input_contents; allowed: one of them."
-    return f"has shape {shape} and {found}; they must match."
+    return f"has shape {shape} and {content}; they must match."

@@ -35,14 +35,14 @@ def published(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def live(published: Path) -> Iterator[Live]:
-    """A server of the small Criteo model, for tests that leave it as it is."""
+    """A server of the small Criteo model, for tests that do not change it."""
     with serving(published) as service:
         yield service
 
 
 @pytest.fixture(scope="session")
 def live_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A server of a model whose logs hold feasigns, several in some slots."""
+    """A server of a model whose logs have feature ids, several in some slots."""
     folder = tmp_path_factory.mktemp("slots")
     generate(
         SampleOptions(format="slots", rows=4000, out=folder / "data", seed=4, cardinality=500), Progress()

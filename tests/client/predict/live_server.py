@@ -1,4 +1,4 @@
-"""`clickline serve` for the length of a test."""
+"""Runs `clickline serve` during a test."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _free_ports(count: int) -> list[int]:
 
 @contextmanager
 def serving(folder: Path, **serve: Any) -> Iterator[Live]:
-    """Serve a project's current version with these keys of its `serve` section."""
+    """Serve a project's current version with these keys in its `serve` section."""
     grpc_port, http_port, metrics_port = _free_ports(3)
     file = folder / "clickline.yaml"
     document = yaml.safe_load(file.read_text())

@@ -1,4 +1,4 @@
-"""Real clients of every protocol at a real server: the scores are those of the published version."""
+"""Clients of every protocol at a real server: their scores are those of the published version."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def rows(published: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def expected(published: Path, rows: list[dict[str, str]]) -> NDArray[np.float32]:
-    """What the version itself says of the rows."""
+    """The scores of the rows, computed directly by the version."""
     config = load_config(published / "clickline.yaml")
     registry = registry_of(config)
     scorer = open_scorer(registry, registry.version(1), Path(config.cache.dir), 1)
     try:
-        encoded, faults = Encoder(scorer.features).encode_values(rows)
-        assert not faults
+        encoded, errors = Encoder(scorer.features).encode_values(rows)
+        assert not errors
         nothing = np.zeros(len(rows), dtype=np.float32)
         counts = np.zeros(len(rows), dtype=np.uint32)
         hours = np.zeros(len(rows), dtype=np.int32)
@@ -57,74 +57,74 @@ def expected(published: Path, rows: list[dict[str, str]]) -> NDArray[np.float32]
         scorer.close()
 
 
-def asked(live: Live, protocol: ProtocolName, waits: bool, ask: Any, **options: Any) -> Any:
-    """What `ask(client)` gives, of a client that waits or of one that does not."""
+def run_client(live: Live, protocol: ProtocolName, blocking: bool, call: Any, **options: Any) -> Any:
+    """The result of `call(client)` with a blocking or an async client."""
     options = {"protocol": protocol, "model": "ads", **options}
-    if waits:
+    if blocking:
         with Client(live.address(protocol), **options) as client:
-            return ask(client)
+            return call(client)
 
     async def run() -> Any:
         async with AsyncClient(live.address(protocol), **options) as client:
-            return await ask(client)
+            return await call(client)
 
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["waiting", "async"])
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "async"])
 @pytest.mark.parametrize("protocol", TYPED)
-def test_scores(
+def test_scores_equal_the_published_version(
     live: Live,
     rows: list[dict[str, str]],
     expected: NDArray[np.float32],
     protocol: ProtocolName,
-    waits: bool,
+    blocking: bool,
 ) -> None:
-    found = asked(live, protocol, waits, lambda client: client.predict(rows))
+    found = run_client(live, protocol, blocking, lambda client: client.predict(rows))
     assert found.version == 1
     np.testing.assert_allclose(found.probability, expected, atol=1e-6, rtol=0)
     np.testing.assert_allclose(1 / (1 + np.exp(-found.logits)), expected, atol=1e-6, rtol=0)
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    again = asked(live, protocol, waits, lambda client: client.predict(columns, version=1))
+    again = run_client(live, protocol, blocking, lambda client: client.predict(columns, version=1))
     assert again.probability.tobytes() == found.probability.tobytes()
     numbers = {
         name: [float(value) if value else None for value in values] if name[0] == "I" else np.array(values)
         for name, values in columns.items()
     }
-    typed = asked(live, protocol, waits, lambda client: client.predict(numbers))
+    typed = run_client(live, protocol, blocking, lambda client: client.predict(numbers))
     assert typed.probability.tobytes() == found.probability.tobytes()
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["waiting", "async"])
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "async"])
 @pytest.mark.parametrize("protocol", TYPED)
-def test_ranking(live: Live, rows: list[dict[str, str]], protocol: ProtocolName, waits: bool) -> None:
+def test_ranking(live: Live, rows: list[dict[str, str]], protocol: ProtocolName, blocking: bool) -> None:
     shared = ("I1", "I3", "I4", "C1", "C5", "C9")
     context = {name: rows[0][name] for name in shared}
     candidates = [{name: value for name, value in row.items() if name not in shared} for row in rows[:50]]
     whole = [{**context, **candidate} for candidate in candidates]
-    wanted = asked(live, protocol, waits, lambda client: client.predict(whole)).probability
-    found = asked(live, protocol, waits, lambda client: client.rank(context, candidates))
+    wanted = run_client(live, protocol, blocking, lambda client: client.predict(whole)).probability
+    found = run_client(live, protocol, blocking, lambda client: client.rank(context, candidates))
     np.testing.assert_allclose(found.scores, wanted, atol=1e-6, rtol=0)
     assert (found.version, found.indices.tolist()) == (1, list(range(50)))
-    best = asked(live, protocol, waits, lambda client: client.rank(context, candidates, top_k=5))
+    best = run_client(live, protocol, blocking, lambda client: client.rank(context, candidates, top_k=5))
     assert best.indices.tolist() == np.argsort(-found.scores, kind="stable")[:5].tolist()
     assert best.scores.tolist() == found.scores[best.indices].tolist()
-    alone = asked(live, protocol, waits, lambda client: client.rank({}, whole))
+    alone = run_client(live, protocol, blocking, lambda client: client.rank({}, whole))
     np.testing.assert_allclose(alone.scores, wanted, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["waiting", "async"])
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "async"])
 @pytest.mark.parametrize("protocol", [*TYPED, "elasticctr"])
-def test_metadata_and_readiness(live: Live, protocol: ProtocolName, waits: bool) -> None:
-    info = asked(live, protocol, waits, lambda client: client.metadata())
+def test_metadata_and_readiness(live: Live, protocol: ProtocolName, blocking: bool) -> None:
+    info = run_client(live, protocol, blocking, lambda client: client.metadata())
     assert (info.name, info.versions) == ("ads", (1,))
     assert set(info.inputs) == set(CRITEO_FIELDS[1:])
     assert (info.inputs["I1"].datatype, info.inputs["C1"].datatype) == ("FP32", "BYTES")
-    assert asked(live, protocol, waits, lambda client: client.ready()) is True
+    assert run_client(live, protocol, blocking, lambda client: client.ready()) is True
 
 
 @pytest.mark.parametrize("protocol", TYPED)
-def test_refusals_come_with_the_servers_words(live: Live, protocol: ProtocolName) -> None:
+def test_refusals_have_the_servers_message(live: Live, protocol: ProtocolName) -> None:
     cases: list[tuple[Any, dict[str, Any], str, str]] = [
         (lambda client: client.predict([{"C99": "x"}]), {}, "invalid", "C99"),
         (lambda client: client.predict([{"I1": "x"}]), {}, "invalid", "I1"),
@@ -135,13 +135,13 @@ def test_refusals_come_with_the_servers_words(live: Live, protocol: ProtocolName
         (lambda client: client.rank({"I1": 1}, [{"I1": 2}]), {}, "invalid", "I1"),
         (lambda client: client.predict({"I1": [1] * 10_001}), {}, "invalid", "10000"),
     ]
-    for ask, options, kind, word in cases:
+    for call, options, kind, word in cases:
         with pytest.raises(RequestRefused, match=word) as refused:
-            asked(live, protocol, True, ask, **options)
+            run_client(live, protocol, True, call, **options)
         assert refused.value.kind == kind
 
 
-def test_many_requests_at_once(live: Live, rows: list[dict[str, str]], expected: NDArray[np.float32]) -> None:
+def test_concurrent_requests(live: Live, rows: list[dict[str, str]], expected: NDArray[np.float32]) -> None:
     async def run(protocol: ProtocolName) -> None:
         async with AsyncClient(live.address(protocol), protocol=protocol, model="ads") as client:
             answers = await asyncio.gather(*(client.predict([row]) for row in rows[:60]))
@@ -152,7 +152,7 @@ def test_many_requests_at_once(live: Live, rows: list[dict[str, str]], expected:
         asyncio.run(run(protocol))
 
 
-def test_the_next_version_answers_on_the_same_connection(published: Path, tmp_path: Path) -> None:
+def test_next_version_answers_on_the_same_connection(published: Path, tmp_path: Path) -> None:
     folder = tmp_path / "ads"
     shutil.copytree(published, folder)
     with serving(folder) as service, Client(service.grpc) as client:
@@ -164,7 +164,7 @@ def test_the_next_version_answers_on_the_same_connection(published: Path, tmp_pa
 
 
 def certificate(folder: Path) -> None:
-    """cert.pem for 127.0.0.1, its own authority, and key.pem."""
+    """Write a self-signed cert.pem for 127.0.0.1, and its key.pem."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -192,40 +192,40 @@ def guarded(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("guarded") / "ads"
     shutil.copytree(published, folder)
     certificate(folder)
-    certificate(folder.parent)  # somebody else's
+    certificate(folder.parent)  # an untrusted one
     (folder / "token").write_text("open sesame\n")
     (folder / "wrong").write_text("open barley\n")
     with serving(folder, tls={"certificate": "cert.pem", "key": "key.pem"}, token_file="token") as service:
         yield service
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["waiting", "async"])
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "async"])
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_tls_and_token(guarded: Live, protocol: ProtocolName, waits: bool) -> None:
-    def ask(client: Any) -> Any:
+def test_tls_and_token(guarded: Live, protocol: ProtocolName, blocking: bool) -> None:
+    def call(client: Any) -> Any:
         return client.predict([{"I1": 1}])
 
     own, other = str(guarded.folder / "cert.pem"), str(guarded.folder.parent / "cert.pem")
-    assert asked(guarded, protocol, waits, ask, tls=own, token="open sesame").version == 1
+    assert run_client(guarded, protocol, blocking, call, tls=own, token="open sesame").version == 1
     for token in (None, "open barley"):
         with pytest.raises(RequestRefused, match="token") as refused:
-            asked(guarded, protocol, waits, ask, tls=own, token=token)
+            run_client(guarded, protocol, blocking, call, tls=own, token=token)
         assert refused.value.kind == "unauthenticated"
     for wrong in (True, other):
         with pytest.raises(ClicklineError, match=r"certificate of .* is not trusted"):
-            asked(guarded, protocol, waits, ask, tls=wrong, token="open sesame")
-    with pytest.raises(ClicklineError, match=r"cannot be reached.* does it ask for TLS \(serve.tls\)\?"):
-        asked(guarded, protocol, waits, ask, token="open sesame")
-    if protocol == "http":  # health is open: probes have no token
-        assert asked(guarded, protocol, waits, lambda client: client.ready(), tls=own)
+            run_client(guarded, protocol, blocking, call, tls=wrong, token="open sesame")
+    with pytest.raises(ClicklineError, match=r"cannot be reached.* does it require TLS \(serve.tls\)\?"):
+        run_client(guarded, protocol, blocking, call, token="open sesame")
+    if protocol == "http":  # health is not protected: probes have no token
+        assert run_client(guarded, protocol, blocking, lambda client: client.ready(), tls=own)
         return
     with pytest.raises(RequestRefused) as refused:
-        asked(guarded, protocol, waits, lambda client: client.ready(), tls=own)
+        run_client(guarded, protocol, blocking, lambda client: client.ready(), tls=own)
     assert refused.value.kind == "unauthenticated"
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_files_that_are_no_authority(protocol: ProtocolName, tmp_path: Path) -> None:
+def test_invalid_ca_files_are_refused(protocol: ProtocolName, tmp_path: Path) -> None:
     (tmp_path / "empty.pem").touch()
     (tmp_path / "words.pem").write_text("hello")
     (tmp_path / "bytes.pem").write_bytes(b"\xff\x00")

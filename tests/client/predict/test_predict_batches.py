@@ -1,4 +1,4 @@
-"""Rows of logs in batches: each once and in order, whatever blocks they come in."""
+"""Rows of logs in batches: each once and in order, independent of the blocks of the files."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ cache: {{dir: cache}}
 def logs_of(folder: Path, config: Config, pattern: str) -> LogBatches:
     storage = storage_of(config)
     files = resolve_files(storage, [str(folder / pattern)], None, None, 0, Progress())
-    own = build_schema(config.data)
-    wanted = Schema(own.features, own.targets).columns
+    schema = build_schema(config.data)
+    wanted = Schema(schema.features, schema.targets).columns
     reader = open_reader(str(config.data.format), wanted, block_bytes=4096)
     cache = FileCache(folder / "cache", 1 << 30, storage)
-    return LogBatches(Inputs(files, reader, cache, storage), own.features, own.targets, config.data.max_bad_ratio)
+    return LogBatches(
+        Inputs(files, reader, cache, storage), schema.features, schema.targets, config.data.max_bad_ratio
+    )
 
 
 def write_csv(folder: Path, rows: int, max_bad_ratio: float = 0.01, bad: tuple[str, ...] = ()) -> LogBatches:
     lines = [f"{n % 2},{n / 4},user-{n},a|b{n % 3},{n % 5}" for n in range(rows)]
-    for place, line in enumerate(bad):
-        lines.insert(7 * (place + 1), line)
+    for at, line in enumerate(bad):
+        lines.insert(7 * (at + 1), line)
     (folder / "rows.csv").write_text("\n".join(["clicked,price,user,tags,w", *lines]) + "\n")
     (folder / "clickline.yaml").write_text(CSV.format(max_bad_ratio=max_bad_ratio))
     return logs_of(folder, load_config(folder / "clickline.yaml"), "rows.csv")
@@ -61,7 +63,7 @@ def users(batch: Batch) -> list[str]:
 
 @pytest.mark.parametrize("size", [1, 7, 64, 333, 999, 1000, 5000])
 def test_each_row_once_and_in_order(tmp_path: Path, size: int) -> None:
-    """The blocks are of 4 KiB, so batches lie within them, over an edge, and over several."""
+    """Blocks have 4 KiB, so batches are within a block, span two, and span multi."""
     logs = write_csv(tmp_path, 1000)
     batches = list(logs.batches(size, endless=False, progress=Progress()))
     assert [batch.rows for batch in batches] == [size] * (1000 // size) + [1000 % size] * (1000 % size > 0)
@@ -72,7 +74,7 @@ def test_each_row_once_and_in_order(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [64, 300, 2500])
-def test_without_end_the_rows_come_round_again(tmp_path: Path, size: int) -> None:
+def test_endless_batches_repeat_the_rows(tmp_path: Path, size: int) -> None:
     logs = write_csv(tmp_path, 1000)
     batches = list(islice(logs.batches(size, endless=True, progress=Progress()), 12))
     assert {batch.rows for batch in batches} == {size}
@@ -80,7 +82,7 @@ def test_without_end_the_rows_come_round_again(tmp_path: Path, size: int) -> Non
     assert found == [f"user-{n % 1000}" for n in range(12 * size)]
 
 
-def test_rows_that_training_leaves_out_are_left_out(tmp_path: Path) -> None:
+def test_rows_that_training_skips_are_skipped(tmp_path: Path) -> None:
     bad = ("1,oops,user-x,a,1", "2,1.5,user-y,a,1", "1,1.5,user-z,a,-3", "1,2")
     logs = write_csv(tmp_path, 1000, max_bad_ratio=0.1, bad=bad)
     batches = list(logs.batches(64, endless=False, progress=Progress()))
@@ -88,27 +90,27 @@ def test_rows_that_training_leaves_out_are_left_out(tmp_path: Path) -> None:
     assert dict(logs.bad) == {"not a number": 1, "bad label": 1, "bad weight": 1, "wrong column count": 1}
 
 
-def test_bad_rows_are_counted_once_however_often_the_file_is_read(tmp_path: Path) -> None:
+def test_bad_rows_are_counted_once_for_repeated_files(tmp_path: Path) -> None:
     logs = write_csv(tmp_path, 100, max_bad_ratio=0.1, bad=("1,oops,user-x,a,1",))
     assert len(list(islice(logs.batches(50, endless=True, progress=Progress()), 20))) == 20
     assert (logs.rows, dict(logs.bad)) == (100, {"not a number": 1})
 
 
-def test_too_many_bad_rows(tmp_path: Path) -> None:
+def test_too_many_bad_rows_are_refused(tmp_path: Path) -> None:
     logs = write_csv(tmp_path, 100, bad=("1,oops,user-x,a,1", "1,1.0", "x,1,u,a,1"))
     with pytest.raises(TooManyBadRows, match=r"3 of 103 rows of .*rows.csv are bad .*price is 'oops'"):
         list(logs.batches(50, endless=False, progress=Progress()))
 
 
-def test_a_file_without_rows(tmp_path: Path) -> None:
+def test_file_without_rows_is_refused(tmp_path: Path) -> None:
     logs = write_csv(tmp_path, 0)
     for endless in (False, True):
-        with pytest.raises(DataError, match=r"rows.csv holds no rows"):
+        with pytest.raises(DataError, match=r"rows.csv has no rows"):
             list(logs.batches(50, endless=endless, progress=Progress()))
 
 
-def test_columns_of_several_values_and_of_numbers(tmp_path: Path) -> None:
-    """Parquet: lists, nullable integers and floats, cut and joined over row groups."""
+def test_multi_valued_and_numeric_columns(tmp_path: Path) -> None:
+    """Parquet lists, nullable integers and floats, split and joined across row groups."""
     rows = 500
     tags = [[f"t{k}" for k in range(n % 4)] for n in range(rows)]
     ids = [None if n % 7 == 0 else n for n in range(rows)]
@@ -125,22 +127,22 @@ def test_columns_of_several_values_and_of_numbers(tmp_path: Path) -> None:
     assert [batch.rows for batch in batches] == [150, 150, 150, 50]
     found_tags, found_ids, found_x = [], [], []
     for batch in batches:
-        x, one, several = (batch.columns[name] for name in ("x", "id", "tags"))
-        assert not isinstance(x, SpanColumn) and several.offsets_B1 is not None
+        x, one, multi = (batch.columns[name] for name in ("x", "id", "tags"))
+        assert not isinstance(x, SpanColumn) and multi.offsets_B1 is not None
         found_x += x.values_N.tolist()
         found_ids += np.where(one.missing_N, -1, one.values_N.astype(np.int64)).tolist()
         values = [
-            several.data[start:end].tobytes().decode()
-            for start, end in zip(several.starts_N.tolist(), several.ends_N.tolist(), strict=True)
+            multi.data[start:end].tobytes().decode()
+            for start, end in zip(multi.starts_N.tolist(), multi.ends_N.tolist(), strict=True)
         ]
-        bounds = several.offsets_B1.tolist()
+        bounds = multi.offsets_B1.tolist()
         found_tags += [values[a:b] for a, b in pairwise(bounds)]
     assert found_x == [n / 8 for n in range(rows)]
     assert found_ids == [-1 if one is None else one for one in ids]
     assert found_tags == tags
 
 
-def test_the_model_of_the_server_says_which_columns_are_read(tmp_path: Path) -> None:
+def test_only_columns_of_the_servers_model_are_sent(tmp_path: Path) -> None:
     """A column that the server's model does not have is not sent."""
     logs = write_csv(tmp_path, 10)
     logs.features = FeatureSpec((), (SlotField("user", "user", 1),))

@@ -1,4 +1,4 @@
-"""`clickline predict` at a real server, as users type it."""
+"""`clickline predict` against a real server, as on the command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def evaluated(live: Live) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_measures_are_those_of_evaluate(live: Live, evaluated: dict[str, Any], protocol: str) -> None:
+def test_metrics_equal_those_of_evaluate(live: Live, evaluated: dict[str, Any], protocol: str) -> None:
     found = measured(live, "-i", "data/eval.tsv", "-b", "100", "--protocol", protocol)
     for name in ("auc", "logloss", "accuracy", "rows", "clicks"):
         assert found["metrics"][name] == pytest.approx(evaluated[name], abs=1e-6), name
@@ -52,15 +52,15 @@ def test_the_measures_are_those_of_evaluate(live: Live, evaluated: dict[str, Any
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_logs_of_feasigns(live_slots: Live, protocol: str) -> None:
+def test_metrics_of_slot_logs_equal_those_of_evaluate(live_slots: Live, protocol: str) -> None:
     done = run("evaluate", "--model", "current", "--data", "data/eval.txt", "--json", cwd=live_slots.folder)
-    wanted = json.loads(done.stdout)["evaluation"]
+    expected = json.loads(done.stdout)["evaluation"]
     found = measured(live_slots, "-i", "data/eval.txt", "-b", "64", "--protocol", protocol)
     for name in ("auc", "logloss", "accuracy", "rows", "shows"):
-        assert found["metrics"][name] == pytest.approx(wanted[name], abs=1e-6), name
+        assert found["metrics"][name] == pytest.approx(expected[name], abs=1e-6), name
 
 
-def test_over_many_connections_too(live: Live, evaluated: dict[str, Any]) -> None:
+def test_metrics_are_the_same_over_many_connections(live: Live, evaluated: dict[str, Any]) -> None:
     found = measured(live, "-i", "data/eval.tsv", "-b", "16", "--concurrency", "7", "-w", "1")
     assert found["metrics"]["auc"] == pytest.approx(evaluated["auc"], abs=1e-6)
     assert found["metrics"]["logloss"] == pytest.approx(evaluated["logloss"], abs=1e-6)
@@ -84,60 +84,62 @@ def test_iterations_and_batch(live: Live) -> None:
     assert found["rows_per_second"] == pytest.approx(5000 / found["seconds"])
 
 
-def test_what_is_printed(live: Live) -> None:
+def test_printed_output(live: Live) -> None:
     over_http = ("-s", live.http, "--protocol", "http")
     done = run("predict", "-i", "data/eval.tsv", "-n", "3", "--accuracy", *over_http, cwd=live.folder)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines[:3]] == ["1", "2", "3"]
     assert all(" s (accuracy " in line and line.endswith("%)") for line in lines[:3])
-    told = {line.partition("  ")[0]: line.partition("  ")[2].strip() for line in lines[3:]}
-    assert told["server"] == f"{live.http}, http, model ads"
-    assert told["version"] == "1 (3 requests)"
-    assert told["rows"] == "1,536"
-    assert told["requests"] == "3 over 1 connection"
+    printed = {line.partition("  ")[0]: line.partition("  ")[2].strip() for line in lines[3:]}
+    assert printed["server"] == f"{live.http}, http, model ads"
+    assert printed["version"] == "1 (3 requests)"
+    assert printed["rows"] == "1,536"
+    assert printed["requests"] == "3 over 1 connection"
     for name in ("accuracy", "AUC", "log loss"):
-        assert 0 < float(told[name]) < 1
+        assert 0 < float(printed[name]) < 1
     for name in ("mean", "p50", "p90", "p99", "p99.9"):
-        assert f"{name} " in told["latency"]
-    assert "requests/s" in told["throughput"] and "rows/s" in told["throughput"]
+        assert f"{name} " in printed["latency"]
+    assert "requests/s" in printed["throughput"] and "rows/s" in printed["throughput"]
     plain = run("predict", "-i", "data/eval.tsv", "-v", "-n", "1", cwd=live.folder)
     assert plain.stdout.startswith("1: ") and "accuracy " not in plain.stdout.splitlines()[0]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (("--model", "other"), 1, 'There is no model "other".'),
         (("-s", "127.0.0.1:1"), 1, "127.0.0.1:1 cannot be reached: "),
-        (("-s", "localhost"), 2, "HOST:PORT is allowed"),
+        (("-s", "localhost"), 2, "allowed: HOST:PORT"),
         (("-b", "20000", "-n", "1"), 1, "allowed: up to 10000"),
-        (("--set", "data.fields.I1=ignore"), 4, "the server's model takes I1, which logs of this config"),
+        (("--set", "data.fields.I1=ignore"), 4, "the server's model uses I1, which the logs of this config"),
         (("--token-file", "absent"), 1, "the token file absent cannot be read"),
-        (("--ca", "absent"), 1, "absent does not serve as an authority"),
+        (("--ca", "absent"), 1, "absent cannot be used as a CA file"),
         (("-b", "0"), 2, "'-b'"),
         (("--protocol", "smtp"), 2, "smtp"),
     ],
 )
-def test_mistakes_in_plain_words(live: Live, arguments: tuple[str, ...], code: int, words: str) -> None:
+def test_mistakes_have_clear_messages(
+    live: Live, arguments: tuple[str, ...], code: int, message: str
+) -> None:
     done = run("predict", "-i", "data/eval.tsv", *arguments, cwd=live.folder)
     assert done.returncode == code, done.stderr
-    assert words in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr and "bug in Clickline" not in done.stderr
 
 
-def test_files_that_cannot_be_sent(live: Live) -> None:
+def test_missing_and_malformed_files_are_refused(live: Live) -> None:
     absent = run("predict", "-i", "data/absent.tsv", cwd=live.folder)
     assert (absent.returncode, "data/absent.tsv matches no file" in absent.stderr) == (4, True)
     other = run("predict", "-i", "clickline.yaml", cwd=live.folder)
     assert (other.returncode, "wrong column count" in other.stderr) == (4, True)
 
 
-def test_a_port_of_the_other_kind(live: Live) -> None:
+def test_port_of_another_protocol_is_reported(live: Live) -> None:
     done = run("predict", "-i", "data/eval.tsv", "-s", live.http, cwd=live.folder)
-    assert (done.returncode, f"{live.http} does not speak gRPC" in done.stderr) == (1, True)
+    assert (done.returncode, f"{live.http} does not use gRPC" in done.stderr) == (1, True)
     done = run("predict", "-i", "data/eval.tsv", "-s", live.grpc, "--protocol", "v2-http", cwd=live.folder)
-    assert (done.returncode, f"{live.grpc} does not speak HTTP" in done.stderr) == (1, True)
+    assert (done.returncode, f"{live.grpc} does not use HTTP" in done.stderr) == (1, True)
 
 
 def test_errors_as_json(live: Live) -> None:

@@ -51,7 +51,7 @@ def test_rows_around_a_bad_one_are_untouched(project, criteo_line):
     assert project.table(project.prepare()).equals(clean)
 
 
-def test_too_many_stop_with_exit_4_and_say_where_to_look(project, criteo_line):
+def test_too_many_bad_rows_stop_with_exit_4_and_name_the_quarantine(project, criteo_line):
     lines = [criteo_line(row % 2, row) if row % 20 else "bad\n" for row in range(1000)]
     project.write("a.tsv", "".join(lines))
     project.configure({"train": "a.tsv"})
@@ -66,7 +66,7 @@ def test_too_many_stop_with_exit_4_and_say_where_to_look(project, criteo_line):
     assert project.prepare("data.max_bad_ratio=0.06").train_rows == 950
 
 
-def test_the_wrong_format_is_given_up_soon(project):
+def test_the_wrong_format_stops_early(project):
     project.write("a.tsv", "nothing like criteo\n" * 300_000)
     project.configure({"train": "a.tsv", "shard_size": "256KiB"})
     with pytest.raises(TooManyBadRows, match=r"check data\.format"):
@@ -81,13 +81,13 @@ def test_many_bad_rows_that_are_allowed_are_all_read(project, criteo_line):
     assert project.prepare().train_rows == 100_000
 
 
-def test_a_bad_beginning_of_good_data_is_no_reason_to_give_up(project, criteo_line):
+def test_bad_rows_at_the_start_of_good_data_do_not_stop_the_run(project, criteo_line):
     project.write("a.tsv", "bad\n" * 110_000 + criteo_line(1, 1) * 50_000)
     project.configure({"train": "a.tsv", "shard_size": "256KiB", "max_bad_ratio": 0.8})
     assert project.prepare().train_rows == 50_000
 
 
-def test_values_that_are_bad_in_every_row_are_counted_in_bounded_words(project, criteo_line):
+def test_values_that_are_bad_in_every_row_have_a_bounded_report(project, criteo_line):
     project.write("a.tsv", criteo_line(7, 1) * 20_000)
     project.configure({"train": "a.tsv", "max_bad_ratio": 1})
     project.write("a.tsv", criteo_line(7, 1) * 20_000 + criteo_line(1, 1))
@@ -98,7 +98,7 @@ def test_values_that_are_bad_in_every_row_are_counted_in_bounded_words(project, 
     assert sum(row["count"] for row in rows) == 20_000
 
 
-def test_a_cut_off_gzip_delivers_its_rows_and_is_reported(project, criteo_line):
+def test_a_truncated_gzip_delivers_its_rows_and_is_reported(project, criteo_line):
     text = "".join(criteo_line(row % 2, row) for row in range(20_000)).encode()
     packed = gzip.compress(text)
     project.write("a.tsv.gz", packed[: len(packed) // 2])
@@ -134,7 +134,7 @@ def test_an_empty_file_among_others_is_fine(project, criteo_line):
     assert project.prepare().train_rows == 2
 
 
-def test_data_with_one_kind_of_label_is_told(project, criteo_line):
+def test_data_with_a_single_label_is_reported(project, criteo_line):
     project.write("a.tsv", criteo_line(0, 1) * 10)
     project.configure({"train": "a.tsv"})
     project.prepare()
@@ -181,7 +181,7 @@ def test_a_home_that_is_a_file_is_named(project, criteo_line):
         ("", "at is ''"),
     ],
 )
-def test_a_time_that_is_none_is_named(project, value, detail):
+def test_an_invalid_time_is_reported(project, value, detail):
     project.write("a.csv", f"y,u,at\n1,a,{value}\n0,b,1767225600\n")
     fields = {"y": "label", "u": "slot", "at": "time"}
     project.configure({"format": "csv", "train": "a.csv", "fields": fields, "max_bad_ratio": 0.5})
@@ -190,7 +190,7 @@ def test_a_time_that_is_none_is_named(project, value, detail):
     assert row["detail"].startswith(detail)
 
 
-def test_a_time_format_of_ones_own(project):
+def test_a_custom_time_format(project):
     project.write("a.csv", "y,u,at\n1,a,14102100\n0,b,14102123\n")
     fields = {"y": "label", "u": "slot", "at": {"kind": "time", "time_format": "%y%m%d%H"}}
     project.configure({"format": "csv", "train": "a.csv", "fields": fields})

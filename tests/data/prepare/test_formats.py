@@ -96,7 +96,7 @@ def test_statistics_come_from_the_training_rows_alone(project, criteo_line):
     assert (known.low, known.high, known.count) == (0.0, 10.0, 11)
 
 
-def test_numbers_without_a_transform_are_made_harmless_and_requests_get_the_same_floats(project):
+def test_numbers_without_a_transform_are_scaled_and_requests_get_the_same_floats(project):
     """Large, heavy-tailed, signed, mostly zero, constant, absurd: nothing needs to be said of them."""
     rng = np.random.default_rng(3)
     columns = {
@@ -126,7 +126,7 @@ def test_numbers_without_a_transform_are_made_harmless_and_requests_get_the_same
         assert np.array_equal(encoded.dense_DB[d], table.column(field.name).to_numpy()[:50])
 
 
-def test_no_pass_for_statistics_where_every_number_says_its_transform(project):
+def test_no_statistics_pass_if_every_number_has_its_own_transform(project):
     project.write("a.csv", "y,a,b\n1,1,2\n0,3,4\n")
     project.configure(
         {"format": "csv", "train": "a.csv", "fields": {"y": "label", "a": "none", "b": "log1p"}}
@@ -153,12 +153,12 @@ def test_no_pass_for_statistics_where_every_number_says_its_transform(project):
         ([3] * 50, 3, 3),
     ],
 )
-def test_the_middle_of_a_number_does_not_depend_on_its_extremes(values, median, spread):
+def test_median_and_spread_do_not_depend_on_extremes(values, median, spread):
     sample = np.random.default_rng(0).permutation(np.array(values, dtype=np.float32))
     assert median_and_spread(sample) == pytest.approx((median, spread))
 
 
-def test_number_that_was_constant_or_missing_in_training_is_said_and_seen_later(project):
+def test_a_number_constant_or_missing_in_training_is_reported_and_later_changes_are_visible(project):
     project.write("a.csv", "y,same,none,u\n1,5,,a\n0,5,,b\n")
     fields = {"y": "label", "same": {"kind": "dense"}, "none": {"kind": "dense"}, "u": "slot"}
     project.configure({"format": "csv", "train": "a.csv", "fields": fields})
@@ -179,7 +179,7 @@ def test_number_that_was_constant_or_missing_in_training_is_said_and_seen_later(
     assert (encoded.dense_DB[:, 0] == 0).all() and (encoded.dense_DB[:, 1] > 0.1).all()
 
 
-def test_shows_and_clicks_above_one_are_honoured(project):
+def test_impressions_and_clicks_above_one_are_counted(project):
     project.write("a.txt", "5 2 17:1 18:1 9:2\n1 0 0:1 9:2\n3 3 17:1\n")
     project.configure({"format": "slots", "train": "a.txt"})
     result = project.prepare()
@@ -205,7 +205,7 @@ def test_modulo_reduces_feasigns_before_anything_else(project):
         assert one == two
 
 
-def test_slot_conf_chooses_the_slots_and_one_that_never_occurs_is_told(project):
+def test_slot_conf_chooses_the_slots_and_one_that_never_occurs_is_reported(project):
     project.write("a.txt", "1 0 5:1 6:2 7:3\n1 1 5:1 6:2\n")
     project.write("slot.conf", "1\n3\n26\n")
     project.configure({"format": "slots", "train": "a.txt", "slot_conf": "slot.conf"})
@@ -276,7 +276,7 @@ def test_csv_with_label_texts_missing_marks_separators_and_dates(project):
     assert {entry["value"] for entry in top} == {"Paris", "Rio; Brazil"}
 
 
-def test_a_reader_of_ones_own(project):
+def test_a_custom_reader(project):
     project.write(
         "my_reader.py",
         "import json\nimport pyarrow as pa\n\n\ndef read(path):\n"
@@ -305,7 +305,7 @@ def test_a_named_field_wins_over_a_glob_whatever_the_order(project, criteo_line)
         assert str(table.schema.field("own").type) == "uint64"
 
 
-def test_the_order_of_fields_is_part_of_what_a_dataset_is(project):
+def test_the_order_of_fields_is_part_of_the_identity(project):
     project.write("a.csv", "y,a,b\n1,1,2\n0,3,4\n")
     project.configure({"format": "csv", "train": "a.csv", "fields": {"y": "label", "a": "none"}})
     first = project.prepare("data.fields={y: label, a: none, b: none}")
@@ -367,7 +367,7 @@ def test_buckets_are_used_up_and_none_is_empty(values, buckets):
 
 
 @pytest.mark.parametrize("below", [0, 4000])
-def test_a_value_that_is_nearly_all_leaves_the_buckets_to_the_others(below):
+def test_a_dominant_value_leaves_the_other_buckets_to_the_others(below):
     others = np.random.default_rng(0).permutation(8000).astype(np.float32) + 1
     others[:below] *= -1
     sample = np.concatenate((np.zeros(92_000, dtype=np.float32), others))

@@ -29,7 +29,7 @@ def rows_of(found: PreparedHour) -> pa.Table:
 
 
 @pytest.mark.parametrize("form", ["criteo", "csv", "slots", "paddlerec"])
-def test_an_hour_is_what_prepare_makes_of_the_same_files(project, form, hourly):
+def test_an_hour_equals_what_prepare_builds_from_the_same_files(project, form, hourly):
     hours = hourly(form)
     first = hours.prepare(0, None)
     second = hours.prepare(1, first.dataset.features)
@@ -58,7 +58,7 @@ def test_an_hour_is_what_prepare_makes_of_the_same_files(project, form, hourly):
     ]
 
 
-def test_what_is_there_is_taken_and_what_changed_is_made_anew(project, hourly):
+def test_an_unchanged_hour_is_reused_and_a_changed_one_rebuilt(project, hourly):
     hours = hourly("criteo")
     first = hours.prepare(0, None)
     assert hours.prepare(0, None).reused
@@ -83,7 +83,7 @@ def test_what_is_there_is_taken_and_what_changed_is_made_anew(project, hourly):
     assert pq.read_metadata(shard).num_rows == shorter.dataset.splits["train"].rows == 100
 
 
-def test_an_hour_that_is_not_there_is_not_waited_for(project, hourly):
+def test_a_missing_hour_is_not_waited_for(project, hourly):
     hours = hourly("criteo", hours=2)
     with pytest.raises(HourNotReady, match=r"^20260101/02 of .*donefile donefile is missing"):
         hours.prepare(2, None)
@@ -129,7 +129,7 @@ def test_a_day_is_prepared_where_the_pattern_has_no_hour(project, criteo_line):
     assert Path(found.dataset.folder).name == "20260102"
 
 
-def test_a_source_without_dates_says_what_is_needed(project, criteo_line):
+def test_a_source_without_dates_is_an_error(project, criteo_line):
     project.write("a.tsv", criteo_line(1, 3))
     project.configure({"train": "a.tsv"})
     with pytest.raises(
@@ -142,7 +142,7 @@ def test_a_source_without_dates_says_what_is_needed(project, criteo_line):
 
 
 @pytest.mark.parametrize(("form", "token"), [("slots", "77:{slot}"), ("paddlerec", "{slot}:77")])
-def test_slots_that_the_model_lacks_are_ignored_and_said_once(project, form, token, hourly):
+def test_slots_that_the_model_lacks_are_ignored_and_reported_once(project, form, token, hourly):
     hours = hourly(form)
     features = hours.prepare(0, None).dataset.features
     plain = rows_of(hours.prepare(1, features))
@@ -160,7 +160,7 @@ def test_slots_that_the_model_lacks_are_ignored_and_said_once(project, form, tok
     assert said.startswith("ignoring slots that the model does not have: 902.")
 
 
-def test_slots_that_nobody_wants_are_no_news(project, hourly):
+def test_unused_slots_are_not_reported(project, hourly):
     hours = hourly("slots")
     features = hours.prepare(0, None, "data.fields={'3': ignore}").dataset.features
     assert "3" not in features.columns
@@ -255,7 +255,7 @@ def test_an_hour_of_bad_rows_stays_in_quarantine(project, form, hourly):
 
 
 @pytest.mark.parametrize("form", ["slots", "paddlerec"])
-def test_a_first_hour_in_another_format_is_told_from_an_empty_one(project, form, criteo_line, hourly):
+def test_a_first_hour_in_another_format_is_not_taken_for_an_empty_one(project, form, criteo_line, hourly):
     hours = hourly(form)
     hours.file(0).write_text(criteo_line(1, 5) * 20)
     with pytest.raises(TooManyBadRows, match="20 of 20 rows"):
@@ -265,7 +265,7 @@ def test_a_first_hour_in_another_format_is_told_from_an_empty_one(project, form,
         hours.prepare(1, None, "data.fields={}")
 
 
-def test_damage_is_said_and_what_came_before_it_is_kept(project, hourly):
+def test_damage_is_reported_and_rows_before_it_are_kept(project, hourly):
     import gzip
 
     hours = hourly("criteo")

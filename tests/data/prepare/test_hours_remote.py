@@ -96,7 +96,7 @@ def test_the_same_hour_in_a_home_in_a_store(bucket):
     assert bucket.storage.names(f"{bucket.uri}/home/hours") == ["20260101-01"]
 
 
-def test_whether_an_hour_is_there_takes_a_question_or_two(bucket, monkeypatch):
+def test_checking_an_hour_takes_one_or_two_requests(bucket, monkeypatch):
     """However many hours the bucket holds: none of them is listed."""
     for hour in range(3):
         bucket.arrive(hour)

@@ -51,7 +51,7 @@ def spoil(file: Path, rows: int = 1) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_many_moments_an_hour_is_that_of_an_undisturbed_run(project, hourly):
+def test_killed_at_many_moments_an_hour_equals_an_uninterrupted_run(project, hourly):
     hours = hourly("criteo", rows=20_000, hours=1)
     spoil(hours.file(0))
     hours.prepare(0, None)
@@ -79,7 +79,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("moment", ["begun", "resolved.yaml", "manifest.json", "work", "lock"])
-def test_an_end_at_a_named_moment(project, hourly, monkeypatch, moment):
+def test_a_run_can_end_at_a_chosen_moment(project, hourly, monkeypatch, moment):
     """Between the first sign and the last: the next run finds it and goes on, whatever is left."""
     hours = hourly("criteo")
     spoil(hours.file(0))
@@ -111,12 +111,14 @@ def test_an_end_at_a_named_moment(project, hourly, monkeypatch, moment):
     assert content(hours_folder(project)) == undisturbed
 
 
-def test_what_was_begun_for_another_result_is_not_taken_up(project, hourly, monkeypatch):
+def test_work_begun_for_another_identity_is_not_resumed(project, hourly, monkeypatch):
     hours = hourly("criteo")
     spoil(hours.file(0))
     with monkeypatch.context() as patch:
         patch.setattr(
-            dataset_builder, "finish_dataset", lambda *args: (_ for _ in ()).throw(StorageError("the disk went away"))
+            dataset_builder,
+            "finish_dataset",
+            lambda *args: (_ for _ in ()).throw(StorageError("the disk went away")),
         )
         with pytest.raises(StorageError, match="went away"):
             hours.prepare(0, None)
@@ -138,7 +140,9 @@ def test_what_was_begun_for_another_result_is_not_taken_up(project, hourly, monk
 def test_finished_shards_of_the_same_hour_are_kept(project, hourly, monkeypatch):
     hours = hourly("criteo")
     with monkeypatch.context() as patch:
-        patch.setattr(dataset_builder, "finish_dataset", lambda *args: (_ for _ in ()).throw(StorageError("no")))
+        patch.setattr(
+            dataset_builder, "finish_dataset", lambda *args: (_ for _ in ()).throw(StorageError("no"))
+        )
         with pytest.raises(StorageError):
             hours.prepare(0, None)
     made = {path: path.stat().st_mtime_ns for path in hours_folder(project).rglob("*.parquet")}
@@ -147,7 +151,7 @@ def test_finished_shards_of_the_same_hour_are_kept(project, hourly, monkeypatch)
 
 
 @pytest.mark.parametrize("damage", ["shard gone", "shard cut", "manifest torn", "other release"])
-def test_a_torn_hour_is_made_again(project, hourly, damage):
+def test_a_damaged_hour_is_built_again(project, hourly, damage):
     hours = hourly("criteo")
     found = hours.prepare(0, None)
     undisturbed = content(hours_folder(project))
@@ -165,7 +169,7 @@ def test_a_torn_hour_is_made_again(project, hourly, damage):
     assert content(hours_folder(project)) == undisturbed
 
 
-def test_two_at_once_do_not_make_the_same_hour(project, hourly, monkeypatch):
+def test_two_processes_do_not_build_the_same_hour(project, hourly, monkeypatch):
     hours = hourly("criteo")
     make = shard_builder.ShardBuilder.build
     errors: list[ArtifactError] = []
@@ -198,7 +202,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_full_disk_tears_nothing_and_it_goes_on_when_there_is_room(project, hourly, small_disk):
+def test_a_full_disk_damages_nothing_and_the_run_resumes_when_there_is_space(project, hourly, small_disk):
     hours = hourly("criteo", rows=3000, hours=1)
     spoil(hours.file(0))
     hours.prepare(0, None)
@@ -229,7 +233,7 @@ def test_a_full_disk_tears_nothing_and_it_goes_on_when_there_is_room(project, ho
 # ── hours that are no longer needed ────────────────────────────────────────────────────────────
 
 
-def test_forgotten_hours_leave_their_bad_rows_for_a_month(project, hourly):
+def test_pruned_hours_keep_their_bad_rows_for_a_month(project, hourly):
     hours = hourly("criteo", rows=4000, hours=4)
     spoil(hours.file(1), rows=50)
     spoil(hours.file(2), rows=50)
@@ -265,7 +269,7 @@ def test_forgotten_hours_leave_their_bad_rows_for_a_month(project, hourly):
     prune_hours(hours.config("home=nothing-here"), ())
 
 
-def test_an_hour_half_forgotten_is_no_hour(project, hourly, monkeypatch):
+def test_a_half_removed_hour_is_not_a_dataset(project, hourly, monkeypatch):
     hours = hourly("criteo", hours=1)
     found = hours.prepare(0, None)
     delete = Storage.delete

@@ -110,8 +110,8 @@ def values_scored(fields: int) -> tuple[int, int]:
     return scored, len(worth)
 
 
-def test_importance_of_many_fields_is_told_of_the_first_ones(monkeypatch):
-    monkeypatch.setattr(documents, "_SHUFFLED", 10_000)
+def test_importance_of_many_fields_is_reported_for_the_first_ones(monkeypatch):
+    monkeypatch.setattr(documents, "_MAX_SCORED_FIELDS", 10_000)
     few, all_of_them = values_scored(100)
     assert all_of_them == 100
     many, first = values_scored(400)

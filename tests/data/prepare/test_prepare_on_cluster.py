@@ -166,7 +166,7 @@ class _Interrupted(Progress):
             raise KeyboardInterrupt
 
 
-def test_it_goes_on_from_the_finished_shards_of_either_kind(
+def test_it_resumes_from_shards_of_either_executor(
     cluster: RaySession, logs: Path, expected: dict[str, bytes]
 ) -> None:
     config = config_of(logs, "resumed", "cluster", cluster.address)
@@ -182,9 +182,7 @@ def test_it_goes_on_from_the_finished_shards_of_either_kind(
     assert len(kept) >= len(notes)
 
 
-def test_an_error_in_the_data_is_told_as_on_one_machine(
-    cluster: RaySession, logs: Path, tmp_path: Path
-) -> None:
+def test_a_data_error_is_reported_as_on_one_machine(cluster: RaySession, logs: Path, tmp_path: Path) -> None:
     shutil.copytree(logs / "data", tmp_path / "data")
     (tmp_path / "data" / "train.tsv").write_bytes(b"no row\n" * 3000)
     config = config_of(tmp_path, "bad", "cluster", cluster.address)

@@ -54,7 +54,7 @@ def notes(project) -> int:
 
 
 @pytest.mark.slow
-def test_killed_at_many_moments_the_result_is_that_of_an_undisturbed_run(project, criteo_line):
+def test_killed_at_many_moments_the_result_equals_an_uninterrupted_run(project, criteo_line):
     fill(project, criteo_line)
     project.prepare()
     undisturbed = content(datasets(project))
@@ -75,7 +75,7 @@ def test_killed_at_many_moments_the_result_is_that_of_an_undisturbed_run(project
     assert content(datasets(project)) == undisturbed
 
 
-def test_finished_shards_are_kept_and_not_made_again(project, criteo_line, monkeypatch):
+def test_finished_shards_are_reused(project, criteo_line, monkeypatch):
     fill(project, criteo_line, 4000)
     made: list[int] = []
     make = shard_builder.ShardBuilder.build
@@ -98,7 +98,7 @@ def test_finished_shards_are_kept_and_not_made_again(project, criteo_line, monke
     assert result.train_rows == 3999
 
 
-def test_what_a_kill_inside_a_write_left_is_removed(project, criteo_line, monkeypatch):
+def test_temporary_files_of_a_killed_write_are_removed(project, criteo_line, monkeypatch):
     """`kill -9` between the writing of a hidden file and its renaming: nobody else would ever remove it."""
     fill(project, criteo_line, 3000)
     project.prepare()
@@ -106,7 +106,7 @@ def test_what_a_kill_inside_a_write_left_is_removed(project, criteo_line, monkey
     subprocess.run(["rm", "-rf", str(datasets(project))], check=True)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "clickline.data.prepare.dataset_builder.finish",
+            "clickline.data.prepare.dataset_builder.finish_dataset",
             lambda *a: (_ for _ in ()).throw(StorageError("no")),
         )
         with pytest.raises(StorageError):
@@ -120,7 +120,7 @@ def test_what_a_kill_inside_a_write_left_is_removed(project, criteo_line, monkey
     assert content(datasets(project)).items() > undisturbed.items()
 
 
-def test_a_kill_between_the_manifest_and_tidying_up_leaves_nothing(project, criteo_line):
+def test_a_kill_between_the_manifest_and_clean_up_leaves_nothing(project, criteo_line):
     fill(project, criteo_line, 3000)
     folder = Path(project.prepare().dataset.folder)
     undisturbed = content(datasets(project))
@@ -131,11 +131,11 @@ def test_a_kill_between_the_manifest_and_tidying_up_leaves_nothing(project, crit
     assert content(datasets(project)) == undisturbed
 
 
-def test_a_shard_cut_off_behind_its_note_is_made_again(project, criteo_line, monkeypatch):
+def test_a_truncated_shard_is_built_again(project, criteo_line, monkeypatch):
     fill(project, criteo_line, 3000)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "clickline.data.prepare.dataset_builder.finish",
+            "clickline.data.prepare.dataset_builder.finish_dataset",
             lambda *a: (_ for _ in ()).throw(StorageError("no")),
         )
         with pytest.raises(StorageError):
@@ -147,7 +147,7 @@ def test_a_shard_cut_off_behind_its_note_is_made_again(project, criteo_line, mon
     assert first.read_bytes() == whole
 
 
-def test_nothing_changed_is_said_and_nothing_is_done(project, criteo_line):
+def test_an_unchanged_dataset_is_reported_and_reused(project, criteo_line):
     fill(project, criteo_line, 1000)
     first = project.prepare()
     again = project.prepare("data.max_bad_ratio=0.5")
@@ -157,7 +157,7 @@ def test_nothing_changed_is_said_and_nothing_is_done(project, criteo_line):
     assert project.heard.said == [f"dataset {first.dataset.id} is up to date: same config, same input"]
 
 
-def test_a_changed_config_or_input_is_noticed_and_said(project, criteo_line):
+def test_a_changed_config_or_input_is_reported(project, criteo_line):
     fill(project, criteo_line, 1000)
     first = project.prepare()
     project.write("b.tsv", criteo_line(1, 5) * 10)
@@ -173,7 +173,7 @@ def test_a_changed_config_or_input_is_noticed_and_said(project, criteo_line):
     assert kept == {"current", second.dataset.id, third.dataset.id}
 
 
-def test_a_second_prepare_of_the_same_dataset_is_told_to_wait(project, criteo_line, monkeypatch):
+def test_a_second_prepare_of_the_same_dataset_is_refused(project, criteo_line, monkeypatch):
     fill(project, criteo_line, 1000)
     inside, go_on = threading.Event(), threading.Event()
     make = shard_builder.ShardBuilder.build
@@ -207,7 +207,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(project):
         project.prepare()
 
 
-def test_unfinished_datasets_that_nobody_makes_are_removed(project, criteo_line):
+def test_abandoned_unfinished_datasets_are_removed(project, criteo_line):
     fill(project, criteo_line, 1000)
     abandoned = datasets(project) / "0123456789ab"
     (abandoned / "work").mkdir(parents=True)
@@ -218,7 +218,7 @@ def test_unfinished_datasets_that_nobody_makes_are_removed(project, criteo_line)
     assert "removed dataset 0123456789ab, unfinished" in project.heard.said
 
 
-def test_the_dataset_before_is_kept_even_if_this_release_cannot_read_it(project, criteo_line):
+def test_the_previous_dataset_is_kept_even_if_this_release_cannot_read_it(project, criteo_line):
     fill(project, criteo_line, 1000)
     first = Path(project.prepare().dataset.folder)
     manifest = first / "manifest.json"
@@ -227,7 +227,7 @@ def test_the_dataset_before_is_kept_even_if_this_release_cannot_read_it(project,
     assert manifest.exists()
 
 
-def test_a_torn_dataset_is_refused_with_the_remedy(project, criteo_line):
+def test_a_damaged_dataset_is_refused_with_a_remedy(project, criteo_line):
     fill(project, criteo_line, 1000)
     result = project.prepare()
     shard = Path(result.dataset.folder, result.dataset.splits["train"].shards[0].file)
@@ -250,7 +250,7 @@ def test_home_can_be_in_any_store(project, criteo_line):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_soon_with_130_and_goes_on_later(project, criteo_line):
+def test_ctrl_c_exits_with_130_and_the_next_run_resumes(project, criteo_line):
     fill(project, criteo_line, 30_000)
     process = start(project)
     while process.poll() is None and notes(project) < 2:

@@ -213,7 +213,7 @@ def test_rows_with_text_that_is_not_utf8_are_bad() -> None:
     assert rows.bad[1].detail == "column 'l' holds bytes that are not UTF-8"
 
 
-def test_of_very_many_bad_rows_the_first_are_shown_and_the_rest_counted() -> None:
+def test_the_first_of_many_bad_rows_are_listed_and_the_rest_counted() -> None:
     batch = pa.record_batch({"t": pa.array([b"\xff"] * 3000 + [b"a"]).view(pa.string())})
     rows = to_rows("f", 1, batch, ("t",))
     assert rows.rows == 1
@@ -226,7 +226,7 @@ def test_bytes_need_not_be_utf8() -> None:
     assert by_row(rows) == [{"t": [b"\xff"]}]
 
 
-def test_a_column_that_is_absent_or_there_twice() -> None:
+def test_a_missing_or_duplicate_column_is_an_error() -> None:
     batch = pa.record_batch([pa.array([1]), pa.array([1]), pa.array([1])], ["click", "C1", "C1"])
     with pytest.raises(DataError) as caught:
         to_rows("f", 1, batch, ("clicks",))

@@ -116,7 +116,7 @@ def test_mistakes_are_found_before_any_data_are_read(tmp_path: Path, source: str
         assert not [name for name in set(sys.modules) - modules if name.startswith("clickline_reader")]
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     path = reader_file(tmp_path, "def rows(): ...\ndef more(): ...\n")
     with pytest.raises(ConfigError) as caught:
         CustomReader(path, ("a",))
@@ -158,7 +158,9 @@ def test_defaults_are_the_users_business(tmp_path: Path) -> None:
         ("import json; json.loads('{')", ":4 raised JSONDecodeError: Expecting property name"),
     ],
 )
-def test_an_exception_while_reading_names_file_line_and_words(tmp_path: Path, body: str, words: str) -> None:
+def test_an_exception_while_reading_names_file_line_and_message(
+    tmp_path: Path, body: str, words: str
+) -> None:
     source = f"import pyarrow as pa\nbatch = pa.record_batch({{'a': [1]}})\ndef read(path):\n    {body}\n"
     path = reader_file(tmp_path, source)
     reader = CustomReader(path, ("a",))
@@ -184,14 +186,14 @@ def test_an_exception_while_reading_names_file_line_and_words(tmp_path: Path, bo
         ("pass", "returned NoneType; write one function"),
     ],
 )
-def test_yielding_something_else_says_what(tmp_path: Path, body: str, words: str) -> None:
+def test_yielding_something_else_is_an_error(tmp_path: Path, body: str, words: str) -> None:
     path = reader_file(tmp_path, f"import pyarrow as pa\ndef read(path):\n    {body}\n")
     with pytest.raises(ReaderError) as caught:
         list(CustomReader(path, ("a",)).blocks("f.log", tmp_path))
     assert str(caught.value).startswith(f"f.log: read() in {path} {words}")
 
 
-def test_a_missing_column_is_told(tmp_path: Path) -> None:
+def test_a_missing_column_is_reported(tmp_path: Path) -> None:
     source = "import pyarrow as pa\ndef read(path):\n    yield pa.record_batch({'ad_id': pa.array([1])})\n"
     with pytest.raises(
         DataError, match=r"rows.x has no column 'adid'; its columns are ad_id; did you mean 'ad_id'?"
@@ -199,7 +201,7 @@ def test_a_missing_column_is_told(tmp_path: Path) -> None:
         read_all(make(tmp_path, source, "adid"), tmp_path / "rows.x")
 
 
-def test_two_readers_of_one_name_do_not_meet(tmp_path: Path) -> None:
+def test_two_readers_of_the_same_name_are_separate(tmp_path: Path) -> None:
     readers = []
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()

@@ -87,7 +87,7 @@ def test_no_bytes_at_all_can_stop_criteo(tmp_path: Path, text: bytes):
     assert sorted([line for line, _ in rows] + [b.line for b in bad]) == lines
 
 
-def test_a_wrong_row_is_told_with_its_line_and_text(tmp_path: Path):
+def test_a_bad_row_is_reported_with_its_line_and_text(tmp_path: Path):
     path = tmp_path / "log.tsv"
     short = CRITEO_ROW.rpartition(b"\t")[0]
     path.write_bytes(CRITEO_ROW + b"\n\n" + short + b"\n" + CRITEO_ROW[:-1] + b"\xff\n" + b"y" * 999 + b"\n")
@@ -375,14 +375,14 @@ def test_a_column_that_a_file_lacks_is_named_with_the_nearest(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("header", "mark"), [(b"click;ad;city", "';'"), (b"click\tad\tcity", r"'\\t'")])
-def test_another_sign_between_the_columns_is_seen(tmp_path: Path, header: bytes, mark: str):
+def test_another_delimiter_is_suggested(tmp_path: Path, header: bytes, mark: str):
     path = tmp_path / "log.csv"
     path.write_bytes(header + b"\n")
     with pytest.raises(DataError, match=f"If columns are separated by {mark}, set data.delimiter to it"):
         list(CsvReader(wanted=("click", "ad")).blocks("log", path))
 
 
-def test_what_is_no_text_is_named_without_its_control_signs(tmp_path: Path):
+def test_binary_data_is_reported_without_control_characters(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b"PAR1\x1b[31m,x\n")
     with pytest.raises(DataError) as error:
@@ -484,7 +484,7 @@ def test_many_unclosed_quotes_take_no_more_than_a_few_looks_at_each_byte(tmp_pat
     assert rows + bad == lines  # in time: without a limit on columns this takes minutes
 
 
-def test_parse_leaves_the_block_as_it_is(tmp_path: Path):
+def test_parse_does_not_change_the_block(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_bytes(b'"a ""b""",2,3\n')
     reader = plain_csv(ABC)

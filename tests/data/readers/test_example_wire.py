@@ -50,9 +50,7 @@ integers = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4)
     packed=st.booleans(),
     shuffle=st.randoms(use_true_random=False),
 )
-def test_what_is_written_is_read(
-    columns: list[dict[str, list[object]]], packed: bool, shuffle: object
-) -> None:
+def test_write_then_read(columns: list[dict[str, list[object]]], packed: bool, shuffle: object) -> None:
     wanted = tuple(columns[0]) if columns else ("a",)
     records = []
     for row in columns:
@@ -136,7 +134,7 @@ def test_lists_of_one_kind_are_joined_and_of_two_kinds_the_later_counts() -> Non
     assert only(field(1, entry("a", feature([1.0]) + feature([4]) + feature([2.0]))), "a") == {"a": [2.0]}
 
 
-def test_names_that_share_beginnings_and_many_columns_are_told_apart() -> None:
+def test_many_columns_with_common_prefixes_are_distinguished() -> None:
     names = [f"C{i}" for i in range(1500)] + ["C", "", "é"]
     row = {name: [i] for i, name in enumerate(names)}
     assert only(example(row), *names) == row
@@ -168,7 +166,7 @@ def test_a_malformed_record_is_bad_and_its_neighbours_are_not() -> None:
     assert rows.bad[0].detail == "its bytes are not a serialized tf.Example message"
 
 
-def test_of_very_many_bad_records_the_first_are_shown_and_the_rest_counted() -> None:
+def test_the_first_of_many_bad_records_are_listed_and_the_rest_counted() -> None:
     rows = parse([b"\x0a"] * 3000 + [example({"a": [1]})], "a")
     assert rows.rows == 1
     assert len(rows.bad) == 1001

@@ -115,9 +115,7 @@ def test_first_line_skips_empty_ones_and_leaves_the_rest(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
 @given(data=st.data())
-def test_what_a_truncated_file_holds_is_delivered_and_the_partial_line_is_not_a_row(
-    tmp_path: Path, kind: str, data: st.DataObject
-):
+def test_a_truncated_file_delivers_its_complete_lines(tmp_path: Path, kind: str, data: st.DataObject):
     packed = PACKED[kind]
     cut = data.draw(st.integers(0, len(packed) - 1))
     path = tmp_path / f"log{SUFFIX[kind]}"
@@ -136,7 +134,7 @@ def test_what_a_truncated_file_holds_is_delivered_and_the_partial_line_is_not_a_
     assert rest[:200].decode().startswith(fault.text)
 
 
-def test_all_that_a_cut_gzip_file_can_tell_is_told(tmp_path: Path):
+def test_all_rows_of_a_truncated_gzip_file_are_delivered(tmp_path: Path):
     path = tmp_path / "stored.gz"
     stored = gzip.compress(TEXT, 0, mtime=0)  # not compressed, so the cut falls at a known byte of the text
     at = stored.index(b"line 1000 ") + 9
@@ -147,7 +145,7 @@ def test_all_that_a_cut_gzip_file_can_tell_is_told(tmp_path: Path):
     assert blocks[-1].bad[0].text == "line 1000"
 
 
-def test_a_cut_zstd_file_delivers_all_blocks_before_the_cut(tmp_path: Path):
+def test_a_truncated_zstd_file_delivers_all_blocks_before_the_end(tmp_path: Path):
     path = tmp_path / "frames.zst"
     frames = [zstd(line) for line in LINES[:500]]
     path.write_bytes(b"".join(frames[:499]) + frames[499][:7])
@@ -172,7 +170,7 @@ def test_a_damaged_file_never_raises_and_delivers_whole_lines(tmp_path: Path, ki
     assert all(f.line == text.count(b"\n") + 1 for f in faults)
 
 
-def test_a_wrong_checksum_is_a_fault_after_all_lines(tmp_path: Path):
+def test_a_wrong_checksum_is_reported_after_all_lines(tmp_path: Path):
     path = tmp_path / "log.gz"
     path.write_bytes(PACKED["gzip"][:-8] + bytes(8))
     blocks = blocks_of(path)
@@ -205,7 +203,7 @@ def test_an_empty_compressed_file_is_a_failed_copy(tmp_path: Path, name: str, re
 
 
 @pytest.mark.parametrize("uri", ["s3://logs/day.tsv.gz", "https://host/day.tsv.gz?***", "data/day.tsv.gz"])
-def test_an_empty_copy_in_a_cache_is_judged_by_the_name_of_its_source(tmp_path: Path, uri: str):
+def test_the_format_of_an_empty_copy_follows_from_the_name_of_its_source(tmp_path: Path, uri: str):
     copy = tmp_path / "data"
     copy.write_bytes(b"")
     (block,) = LineBlocks(uri, copy)
@@ -288,7 +286,7 @@ def test_what_was_read_of_a_broken_file_is_freed_at_once(tmp_path: Path, pack, d
         gc.enable()
 
 
-def test_a_zstd_file_that_is_no_such_keeps_no_memory(tmp_path: Path):
+def test_an_invalid_zstd_file_leaks_no_memory(tmp_path: Path):
     path = tmp_path / "a.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
     tracemalloc.start()

@@ -148,7 +148,7 @@ def test_bad_lines_say_what_is_allowed(tmp_path: Path, line: bytes, reason: str,
     assert said in bad.detail
 
 
-def test_the_layout_is_that_of_most_lines():
+def test_the_number_of_dense_values_is_the_most_frequent_one():
     text = b"\nbroken\nclick:1 dense_feature:1 dense_feature:2 9:1 4:2\r\nclick:0 dense_feature:1 dense_feature:2 4:1\n"
     assert dense_and_slots_in(np.frombuffer(text, np.uint8).copy()) == (2, (4, 9))
     assert dense_and_slots_in(np.empty(0, np.uint8)) == (0, ())

@@ -111,7 +111,7 @@ def test_a_file_that_is_not_parquet(tmp_path: Path, content: bytes) -> None:
     assert bad[0].detail.endswith("; copy or write the file again")
 
 
-def test_every_truncation_is_a_fault(path: Path) -> None:
+def test_every_truncation_is_reported(path: Path) -> None:
     data = path.read_bytes()
     for size in range(0, len(data), 7):
         path.write_bytes(data[:size])
@@ -120,7 +120,7 @@ def test_every_truncation_is_a_fault(path: Path) -> None:
         assert [row.reason for row in bad] == ["corrupt parquet"]
 
 
-def test_a_file_that_is_absent_is_no_bad_row(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_not_a_bad_row(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list(ParquetReader(WANTED).blocks("a", tmp_path / "a.parquet"))
 
@@ -156,8 +156,8 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
     pq.write_table(pa.concat_tables([batch] * 100), path, row_group_size=2_000_000, use_dictionary=False)
     code = (
         "import sys, pathlib, resource\n"
-        "from clickline.data.readers.parquet import Parquet\n"
-        "reader = Parquet(('c', 'n'))\n"
+        "from clickline.data.readers.parquet import ParquetReader\n"
+        "reader = ParquetReader(('c', 'n'))\n"
         "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before, rows = peak(), 0\n"
         "for block in reader.blocks('a', pathlib.Path(sys.argv[1])): rows += reader.parse(block).rows\n"

@@ -134,7 +134,7 @@ def test_a_truncated_gzip_keeps_the_chunks_in_front_of_the_cut(tmp_path: Path) -
 
 
 @both_headers
-def test_a_wrong_count_of_records_is_told_and_the_records_are_used(tmp_path: Path, count_last: bool) -> None:
+def test_a_wrong_record_count_is_reported_and_the_records_are_used(tmp_path: Path, count_last: bool) -> None:
     data = bytearray(recordio(RECORDS, count_last=count_last))
     data[16 if count_last else 4] = 200
     rows, bad = read(tmp_path, bytes(data))
@@ -143,7 +143,7 @@ def test_a_wrong_count_of_records_is_told_and_the_records_are_used(tmp_path: Pat
     assert "its header declares 200 records, it has 3, which are used" in bad[0].detail
 
 
-def test_a_header_that_lies_about_lost_records_is_not_believed_without_limit(tmp_path: Path) -> None:
+def test_the_lost_records_that_a_header_declares_are_bounded(tmp_path: Path) -> None:
     header = struct.pack("<5I", 0x01020304, 2**32 - 1, 1, 0, 8)
     rows, bad = read(tmp_path, header + bytes(8) + recordio(RECORDS))
     assert [row.count for row in bad] == [2]  # what has room in 8 bytes
@@ -164,7 +164,9 @@ def test_a_header_that_lies_about_lost_records_is_not_believed_without_limit(tmp
         ((0x01020304, 9, 0, 2**31, 1), "record too large", "2,147,483,648 bytes long, at most 67,108,864"),
     ],
 )
-def test_a_header_that_cannot_be(tmp_path: Path, header: tuple[int, ...], reason: str, words: str) -> None:
+def test_an_invalid_header_is_an_error(
+    tmp_path: Path, header: tuple[int, ...], reason: str, words: str
+) -> None:
     rows, bad = read(tmp_path, recordio(RECORDS) + struct.pack("<5I", *header) + bytes(100))
     assert rows == EXPECTED
     assert [(row.line, row.reason) for row in bad] == [(9, reason)]
@@ -212,7 +214,7 @@ def test_decompression_bombs_are_bounded(tmp_path: Path) -> None:
         (2, gzip.compress(b"\x01\x00\x00\x00a", mtime=0)[:-3], "the gzip data end early"),
     ],
 )
-def test_payloads_that_cannot_be(tmp_path: Path, compressor: int, payload: bytes, words: str) -> None:
+def test_invalid_payloads_are_reported(tmp_path: Path, compressor: int, payload: bytes, words: str) -> None:
     rows, bad = read(tmp_path, chunk_of(compressor, payload) + recordio(RECORDS))
     assert [(row.line, row.reason) for row in bad] == [(1, "corrupt chunk")]
     assert words in bad[0].detail

@@ -138,7 +138,7 @@ def test_the_slots_of_good_lines_are_found_in_order(text: bytes):
     assert slots_in(np.frombuffer(text, np.uint8).copy()) == tuple(sorted(slots))
 
 
-def test_a_line_in_full(tmp_path: Path):
+def test_a_complete_line(tmp_path: Path):
     path = tmp_path / "log.txt"
     path.write_bytes(b"10 3 5:2 0:7 18446744073709551615:2 9:4\n1:1 8:7\n")
     rows, bad = read(SlotReader(slots=(2, 7)), path)
@@ -196,7 +196,7 @@ def test_slot_conf_may_have_comments_and_empty_lines(tmp_path: Path):
     assert read_slot_conf(str(path), path.read_bytes()) == (7, 3, 12)
 
 
-def test_all_mistakes_of_a_slot_conf_are_told_at_once(tmp_path: Path):
+def test_all_mistakes_of_a_slot_conf_are_reported_at_once(tmp_path: Path):
     path = tmp_path / "slot.conf"
     path.write_text("1\ntwo\n3\n1\n-4\n99999999999999999999\n٣\n")
     with pytest.raises(ConfigError) as error:
@@ -210,5 +210,5 @@ def test_all_mistakes_of_a_slot_conf_are_told_at_once(tmp_path: Path):
 def test_an_empty_slot_conf_is_a_mistake(tmp_path: Path):
     path = tmp_path / "slot.conf"
     path.write_text("# none yet\n")
-    with pytest.raises(ConfigError, match=r"no slot is listed; write one slot number a line"):
+    with pytest.raises(ConfigError, match=r"no slot is listed; write one slot number per line"):
         read_slot_conf(str(path), path.read_bytes())

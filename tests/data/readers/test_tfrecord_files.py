@@ -152,7 +152,7 @@ def test_a_truncated_gzip_keeps_the_records_in_front_of_the_cut(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("length", [(64 << 20) + 1, 4 << 30, 2**63, 2**64 - 1])
-def test_a_giant_length_asks_for_no_memory(tmp_path: Path, length: int) -> None:
+def test_a_giant_length_allocates_no_memory(tmp_path: Path, length: int) -> None:
     head = struct.pack("<Q", length)
     path = tmp_path / "a.tfrecord"
     path.write_bytes(FILE + head + masked(head) + bytes(1000))
@@ -166,7 +166,7 @@ def test_a_giant_length_asks_for_no_memory(tmp_path: Path, length: int) -> None:
     assert peak < 4 << 20
 
 
-def test_a_length_that_is_cut_before_its_crc_is_not_believed(tmp_path: Path) -> None:
+def test_a_length_truncated_before_its_crc_is_not_used(tmp_path: Path) -> None:
     rows, bad = read(tmp_path, struct.pack("<Q", 1 << 40) + b"abc", block_bytes=11)
     assert rows == {}
     assert bad[0].reason == "truncated file"
@@ -174,7 +174,7 @@ def test_a_length_that_is_cut_before_its_crc_is_not_believed(tmp_path: Path) -> 
 
 
 @given(st.binary(max_size=300), st.integers(1, 400))
-def test_any_bytes_end_in_a_fault(tmp_path: Path, noise: bytes, block_bytes: int) -> None:
+def test_random_bytes_are_reported_as_bad(tmp_path: Path, noise: bytes, block_bytes: int) -> None:
     rows, bad = read(tmp_path, FILE + noise, block_bytes=block_bytes)
     assert rows == EXPECTED
     assert len(bad) == bool(noise)

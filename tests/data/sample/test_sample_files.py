@@ -118,7 +118,7 @@ def test_interrupted_before_the_end_leaves_no_file(tmp_path: Path, block: int) -
     assert tree(tmp_path) == {}
 
 
-def test_interrupted_keeps_the_earlier_sample_whole(tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_the_earlier_sample(tmp_path: Path) -> None:
     generate(SampleOptions(format="criteo", rows=1000, out=tmp_path, seed=1), Progress())
     before = tree(tmp_path)
     with pytest.raises(KeyboardInterrupt):
@@ -186,7 +186,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
     def peak_kib(rows: int) -> int:
         command = [sys.executable, "-c", MEASURED, str(tmp_path), str(rows)]
         return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -195,7 +195,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     assert peak_kib(2_000_000) < peak_kib(200_000) + 64 * 1024  # the log itself is 0.5 GB
 
 
-def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot write the sample under .*file/sub.*choose another --out"):
         generate(SampleOptions(format="csv", rows=100, out=tmp_path / "file" / "sub"), Progress())
@@ -217,7 +217,7 @@ except StorageError as error:
 """
 
 
-def test_a_disk_that_takes_no_more_is_a_clear_error_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_clear_error_and_leaves_no_file(tmp_path: Path) -> None:
     # a limit on the size of the child's files stands for the full disk
     command = [sys.executable, "-c", FULL, str(tmp_path)]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -284,10 +284,10 @@ def test_all_mistakes_come_at_once_and_nothing_is_written(tmp_path: Path) -> Non
     assert not (tmp_path / "new").exists()
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_as_output_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert mistakes(out=tmp_path / "file") == [
-        f"sample --out is {tmp_path}/file, which is a file. Name a folder; it is made if absent."
+        f"sample --out is {tmp_path}/file, which is a file. Name a folder; it is created if it does not exist."
     ]
 
 

@@ -11,7 +11,13 @@ import pytest
 from numba import njit
 from numpy.typing import NDArray
 
-from clickline.data.sample.click_model import MISSING_COUNT, MISSING_ID, ClickModel, build_model, draw_rows
+from clickline.data.sample.click_model import (
+    MISSING_COUNT,
+    MISSING_ID,
+    ClickModel,
+    build_model,
+    generate_rows,
+)
 from clickline.data.sample.generate import SampleOptions, generate
 from clickline.progress import Progress
 
@@ -25,7 +31,7 @@ class Drawn(NamedTuple):
     ids_BS: NDArray[np.int64]
     dense_BD: NDArray[np.int64]
     hours_B: NDArray[np.int64]
-    chances_B: NDArray[np.float64]
+    probability_B: NDArray[np.float64]
     clicks_B: NDArray[np.int8]
 
 
@@ -34,10 +40,10 @@ def draw(rows: int, *, seed: int = 0, hours: int = HOURS) -> Drawn:
     ids_BS = np.empty((rows, 26), np.int64)
     dense_BD = np.empty((rows, 13), np.int64)
     times_B = np.empty(rows, np.int64)
-    chances_B = np.empty(rows, np.float64)
+    probability_B = np.empty(rows, np.float64)
     clicks_B = np.empty(rows, np.int8)
-    draw_rows(model, rows, 0, ids_BS, dense_BD, times_B, chances_B, clicks_B)
-    return Drawn(model, ids_BS, dense_BD, (times_B - times_B[0]) // 3600, chances_B, clicks_B)
+    generate_rows(model, rows, 0, ids_BS, dense_BD, times_B, probability_B, clicks_B)
+    return Drawn(model, ids_BS, dense_BD, (times_B - times_B[0]) // 3600, probability_B, clicks_B)
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +79,9 @@ def test_hours_report_the_best_auc_of_the_last_hour(tmp_path: Path) -> None:
 
 
 def test_clicks_come_with_the_true_probability_in_every_decile(drawn: Drawn) -> None:
-    order_B = np.argsort(drawn.chances_B)
+    order_B = np.argsort(drawn.probability_B)
     for rows in [order_B, *np.array_split(order_B, 10)]:
-        p = drawn.chances_B[rows]
+        p = drawn.probability_B[rows]
         error = drawn.clicks_B[rows].sum() - p.sum()
         assert abs(error) < 4 * np.sqrt((p * (1 - p)).sum())
 
@@ -131,14 +137,14 @@ def test_every_hour_brings_ids_that_were_never_seen(drawn: Drawn) -> None:
 
 
 def test_click_rate_swings_with_the_hour_of_day(drawn: Drawn) -> None:
-    by_hour = [drawn.chances_B[drawn.hours_B == hour].mean() for hour in range(24)]
+    by_hour = [drawn.probability_B[drawn.hours_B == hour].mean() for hour in range(24)]
     assert np.mean(by_hour[19:23]) > np.mean(by_hour[7:11]) + 0.05
 
 
 def effects(drawn: Drawn, slot: int, hours: range) -> NDArray[np.float64]:
     """Mean true logit of each of the slot's 40 most frequent ids within some hours."""
     rows = (drawn.hours_B >= hours.start) & (drawn.hours_B < hours.stop)
-    logits_N = np.log(drawn.chances_B[rows] / (1 - drawn.chances_B[rows]))
+    logits_N = np.log(drawn.probability_B[rows] / (1 - drawn.probability_B[rows]))
     ids_N = drawn.ids_BS[rows, slot]
     return np.array([logits_N[ids_N == identity].mean() for identity in range(40)])
 
@@ -198,7 +204,7 @@ def learned_auc(drawn: Drawn, pairs: list[tuple[int, int]], *, online: bool = Fa
 @pytest.mark.slow
 def test_signal_can_be_learned_and_interactions_and_fresh_rows_add_to_it(drawn: Drawn) -> None:
     held_out = slice(int(0.8 * ROWS), None)
-    best = exact_auc(drawn.chances_B[held_out], drawn.clicks_B[held_out])
+    best = exact_auc(drawn.probability_B[held_out], drawn.clicks_B[held_out])
     linear = learned_auc(drawn, [])
     interacting = learned_auc(drawn, [(0, 2), (6, 8), (12, 14), (18, 20)])
     online = learned_auc(drawn, [], online=True)

@@ -73,7 +73,9 @@ def awaited(
 
 def test_a_done_pipeline_and_a_complete_roll_out_are_done() -> None:
     seen = found(with_status(job(), COMPLETE), with_status(deployment(), ROLLED), predictor(), version=3)
-    assert rollout_state(seen) == WaitResult("done", "the pipeline is done; 1 predictor serves version 3")
+    assert rollout_state(seen) == WaitResult(
+        "done", "the pipeline has finished; 1 predictor serves version 3"
+    )
 
 
 def ended(message: str | None) -> dict[str, Any]:
@@ -109,9 +111,9 @@ def test_predictors_are_waited_for_until_they_serve_what_was_published(
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        ({**ROLLED, "observedGeneration": 1}, "predictor: not seen by its controller yet"),
+        ({**ROLLED, "observedGeneration": 1}, "predictor: not picked up by its controller yet"),
         ({**ROLLED, "updatedReplicas": 1}, "predictor: 1 of 2 updated"),
-        ({**ROLLED, "replicas": 3}, "predictor: 1 of before is ending"),
+        ({**ROLLED, "replicas": 3}, "predictor: 1 old pod is terminating"),
         ({**ROLLED, "readyReplicas": 1}, "predictor: 1 of 2 ready"),
     ],
 )
@@ -123,9 +125,9 @@ def test_a_roll_out_is_waited_for_until_all_of_it_is_there(status: dict[str, Any
 @pytest.mark.parametrize(
     ("code", "expected", "words"),
     [
-        (3, 3, "the pipeline failed: the gate refused the model"),
+        (3, 3, "the pipeline failed: the model failed the gate"),
         (4, 4, "the pipeline failed: bad data"),
-        (2, 2, "the pipeline failed: the config is refused"),
+        (2, 2, "the pipeline failed: bad config"),
         (137, 1, "the pipeline failed (Job ads-pipeline"),
     ],
 )
@@ -145,7 +147,7 @@ def test_before_the_first_run_of_a_schedule_predictors_are_not_waited_for() -> N
     unready = with_status(deployment(), {**ROLLED, "readyReplicas": 0})
     outcome = rollout_state(found(nightly(), unready))
     assert outcome.state == "done"
-    assert "at 0 3 * * *, no run yet; predictors are ready with its first version" in outcome.message
+    assert "at 0 3 * * *, no run yet; predictors become ready with its first version" in outcome.message
     seen = found(nightly(), with_status(deployment(), {**ROLLED, "readyReplicas": 1}), predictor(), version=3)
     assert rollout_state(seen).message == "predictor: 1 of 2 ready"
 
@@ -203,7 +205,7 @@ def test_a_server_that_is_away_for_a_moment_does_not_end_the_wait(bare: ApiServe
     bare.faults.append(Fault("list", "pods", cut=True, times=1))
     told = Told()
     assert awaited(kube, told=told).state == "done"
-    assert any("cut the connection" in line and line.endswith("Looking again.") for line in told.lines)
+    assert any("closed the connection" in line and line.endswith("Trying again.") for line in told.lines)
 
 
 def test_a_server_that_stays_away_ends_it(
@@ -211,7 +213,7 @@ def test_a_server_that_stays_away_ends_it(
 ) -> None:
     monkeypatch.setattr("clickline.deploy.wait._POLL_SECONDS", 0.01)
     bare.faults.append(Fault("list", "pods", cut=True))
-    with pytest.raises(ClusterError, match="cut the connection"):
+    with pytest.raises(ClusterError, match="closed the connection"):
         awaited(kube)
 
 
@@ -242,7 +244,7 @@ def test_apply_wait_ends_when_all_is_done(bare: ApiServer, command: Command) -> 
     done = command("--wait")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == (
-        "ads in namespace shop: the pipeline is done; the roll-out is complete"
+        "ads in namespace shop: the pipeline has finished; the rollout is complete"
     )
     document = json.loads(command("--wait", "--json").stdout)
     assert document["waited"]["state"] == "done"
@@ -262,5 +264,5 @@ def test_apply_wait_exits_3_when_the_gate_refuses_and_1_when_the_time_is_up(
     bare.one("Job", "ads-pipeline")["status"] = FAILED  # type: ignore[index]
     refused = command("--wait")
     assert refused.returncode == 3
-    assert "the pipeline failed: the gate refused the model" in refused.stderr
+    assert "the pipeline failed: the model failed the gate" in refused.stderr
     assert "after mending it `clickline deploy apply` begins again" in refused.stderr

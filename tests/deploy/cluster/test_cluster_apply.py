@@ -89,9 +89,9 @@ def test_what_the_dry_run_finds_is_told_whole_and_a_namespace_made_for_it_goes_a
         Fault("patch", "jobs", 403, 'jobs "x" is forbidden: exceeded quota: small', dry_run=True),
     ]
     words = refused(kube, bare, ours())
-    assert "Deployment ads-predictor: the server finds it invalid" in words
+    assert "Deployment ads-predictor: the server rejects it as invalid" in words
     assert "containers[0].image: Required value" in words
-    assert "Job ads-pipeline: the quota of the namespace does not allow it. Lower deploy.resources" in words
+    assert "Job ads-pipeline: it exceeds the namespace's quota. Lower deploy.resources" in words
     assert words.endswith("Nothing was changed.")
     assert bare.one("Namespace", "shop") is None
 
@@ -115,7 +115,7 @@ def test_a_partly_failed_apply_tells_what_was_done_and_what_not(bare: ApiServer,
 def test_a_connection_cut_half_way_is_a_partly_failed_apply(bare: ApiServer, kube: Kube) -> None:
     bare.faults.append(Fault("patch", "deployments", dry_run=False, cut=True))
     done = run(kube, ours())
-    assert "cut the connection" in done.failed["Deployment ads-predictor"]
+    assert "closed the connection" in done.failed["Deployment ads-predictor"]
     assert done.untried == ["Job ads-pipeline"]
 
 
@@ -153,7 +153,7 @@ def test_a_missing_operator_is_named_with_what_to_choose_instead(
 def test_an_operator_that_is_too_old_is_told_apart(bare: ApiServer, kube: Kube) -> None:
     bare.kinds["ray.io/v1alpha1"] = {"RayJob": ("rayjobs", True)}
     words = refused(kube, bare, [*ours(), item("ray.io/v1", "RayJob", "ads-x", "pipeline", spec={})])
-    assert "has ray.io in v1alpha1 only. Bring KubeRay up to date" in words
+    assert "has ray.io in v1alpha1 only. Update KubeRay" in words
 
 
 def test_what_is_named_and_missing_is_told_all_at_once(bare: ApiServer, kube: Kube) -> None:
@@ -188,8 +188,8 @@ def test_the_namespace_is_made_for_secrets_that_must_be_put_into_it(bare: ApiSer
     ):
         assert command in words
     assert words.endswith(
-        "Namespace shop is there now; nothing else was changed. When all of it is there, apply again; "
-        "`clickline deploy apply --wait` waits for it."
+        "Namespace shop was created; nothing else was changed. Create them and apply again; "
+        "`clickline deploy apply --wait` waits for them."
     )
     assert bare.writes == [("apply", "Namespace", "shop")]
     for name in ("tls", "s3", "registry"):
@@ -251,7 +251,7 @@ def test_a_queue_of_volcano_must_exist(cluster: ApiServer, kube: Kube) -> None:
 def test_a_namespace_of_others_is_left_alone(bare: ApiServer, kube: Kube) -> None:
     bare.namespace("shop")
     words = refused(kube, bare, ours())
-    assert "namespace shop exists and was not made by this deployment" in words
+    assert "namespace shop exists and was not created by this deployment" in words
     assert "set deploy.create_namespace: false" in words
     assert bare.one("Namespace", "shop")["metadata"]["labels"] == {}  # type: ignore[index]
 
@@ -281,7 +281,7 @@ def test_an_object_of_the_same_name_that_is_not_ours_is_left_alone(bare: ApiServ
     bare.put(other)
     words = refused(kube, bare, ours())
     assert (
-        "Deployment ads-predictor exists and was not made by this deployment (it is of the deployment ads2)"
+        "Deployment ads-predictor exists and was not created by this deployment (it belongs to the deployment ads2)"
         in words
     )
 
@@ -317,7 +317,7 @@ def test_a_changed_job_that_runs_is_not_touched(bare: ApiServer, kube: Kube) -> 
     run(kube, ours())
     ended(bare, "Job", {"active": 1})
     words = refused(kube, bare, swapped(job("clickline:0.2.0")))
-    assert "Job ads-pipeline is running, and what it runs has changed" in words
+    assert "Job ads-pipeline is running and cannot be changed while it runs" in words
     assert "kubectl -n shop delete job.batch ads-pipeline" in words
 
 
@@ -354,8 +354,8 @@ def test_a_changed_claim_is_told_with_the_remedy(bare: ApiServer, kube: Kube) ->
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     claim = item("v1", "PersistentVolumeClaim", "ads-models", "storage", spec=spec)
     words = refused(kube, bare, swapped(claim))
-    assert "PersistentVolumeClaim ads-models: it exists and this change cannot be made in place" in words
-    assert "Put back what deploy.storage said before" in words and "delete --with-data" in words
+    assert "PersistentVolumeClaim ads-models: it exists and cannot be changed in place" in words
+    assert "Restore the previous deploy.storage" in words and "delete --with-data" in words
 
 
 def test_a_changed_stateful_set_is_told_with_the_remedy(bare: ApiServer, kube: Kube) -> None:

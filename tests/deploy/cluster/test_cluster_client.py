@@ -84,13 +84,15 @@ def test_a_server_with_a_foreign_certificate_is_not_trusted(
     bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig(tmp_path / "foreign", trusted=False)))
-    with pytest.raises(ClusterError, match=r"cannot be trusted: .*certificate.*Check certificate-authority"):
+    with pytest.raises(
+        ClusterError, match=r"failed the TLS check: .*certificate.*Check certificate-authority"
+    ):
         connect().list("v1", "Pod", "shop")
 
 
 def test_a_connection_that_is_cut_is_told(bare: ApiServer, kube: Kube) -> None:
     bare.faults.append(Fault("list", "pods", cut=True))
-    with pytest.raises(ClusterError, match=r"cut the connection.*Try again"):
+    with pytest.raises(ClusterError, match=r"closed the connection.*Try again"):
         kube.list("v1", "Pod", "shop")
 
 
@@ -104,7 +106,7 @@ def test_a_missing_right_is_told_by_verb_resource_and_namespace(bare: ApiServer,
     bare.namespace("shop")
     bare.faults.append(Fault("patch", "deployments"))
     with pytest.raises(
-        ApiError, match=r"patch deployments.apps in namespace shop \(403\). Ask for the right"
+        ApiError, match=r"patch deployments.apps in namespace shop \(403\). Ask for this permission"
     ):
         kube.apply(deployment())
 

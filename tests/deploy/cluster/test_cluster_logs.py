@@ -101,7 +101,7 @@ class Followed:
 
 @pytest.fixture
 def following(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.05)
 
     @contextmanager
     def start(api: ApiServer, after: list[LogLine]) -> Iterator[Followed]:

@@ -79,7 +79,7 @@ def test_a_claim_that_already_waits_for_a_released_volume_gets_it(
     bare.bind_volumes()
     state, why = claims(kube)["ads-data"]
     assert state == "Pending"
-    assert "volume shop-ads-data is still reserved for a claim that is gone" in why
+    assert "volume shop-ads-data is still reserved for a deleted claim" in why
     assert "clickline deploy apply" in why
     run(kube, objects)
     bare.bind_volumes()
@@ -148,7 +148,7 @@ def test_a_claim_whose_volume_does_not_exist_names_it(bare: ApiServer, kube: Kub
     waiting(bare, volumeName="shop-ads-data")
     assert claims(kube)["ads-data"] == (
         "Pending",
-        "volume shop-ads-data does not exist: `clickline deploy apply` makes it",
+        "volume shop-ads-data does not exist: `clickline deploy apply` creates it",
     )
 
 

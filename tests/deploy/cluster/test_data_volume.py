@@ -124,7 +124,7 @@ def test_a_connection_cut_on_the_way_leaves_no_half_file_and_no_pod(
 ) -> None:
     (volume / "train.tsv").write_text("of before\n")
     bare.cut_exec_after = 1_500_000
-    with pytest.raises(ClusterError, match="the connection to the pod was cut"):
+    with pytest.raises(ClusterError, match="the connection to the pod was closed"):
         push(kube, made, made.local_folder / "train.tsv", Told())
     assert (volume / "train.tsv").read_text() == "of before\n"
     assert bare.names("Pod") == []
@@ -184,7 +184,7 @@ def test_a_path_without_files_is_told_before_any_pod_is_made(
     bare: ApiServer, kube: Kube, made: Rendered, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StorageError, match="holds no files"):
+    with pytest.raises(StorageError, match="contains no files"):
         push(kube, made, tmp_path / "empty", Told())
     with pytest.raises(StorageError, match="does not exist"):
         push(kube, made, tmp_path / "nowhere", Told())
@@ -263,7 +263,7 @@ def test_a_pod_that_waits_for_its_claim_names_claim_and_volume(
     bare.statuses["Pod"] = {"phase": "Pending"}
     monkeypatch.setattr("clickline.deploy.data_volume._READY_SECONDS", 0.1)
     monkeypatch.setattr(  # somebody removes the volume meanwhile
-        "clickline.deploy.data_volume._make_missing",
+        "clickline.deploy.data_volume._create_missing",
         lambda *given: [bare.delete(key, None) for key in volumes],
     )
     with pytest.raises(ClusterError, match="claim ads-data Lost: volume shop-ads-data does not exist"):
@@ -301,7 +301,7 @@ def test_a_stream_that_ends_early_leaves_the_files_that_were_whole(tmp_path: Pat
     with pytest.raises(ClusterError, match=r"the stream ended within b\.tsv"):
         received(whole[: whole.index(b"b" * 1000) + 500], tmp_path / "to")
     assert below(tmp_path / "to") == {"a.tsv": b"a" * 1000}
-    with pytest.raises(ClusterError, match="the stream ended before all files were there"):
+    with pytest.raises(ClusterError, match="the stream ended before all files had arrived"):
         received(whole[: whole.rindex(b"{")], tmp_path / "to")
 
 
@@ -310,7 +310,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: st
     (tmp_path / "from").mkdir()
     (tmp_path / "from" / "a.tsv").write_text("a")
     stream = stream_of(tmp_path / "from").replace(b'"a.tsv"', f'"{name}"'.encode())
-    with pytest.raises(StorageError, match="would lie outside"):
+    with pytest.raises(StorageError, match="would be outside"):
         received(stream, tmp_path / "to")
 
 
@@ -327,7 +327,7 @@ def test_a_link_in_the_target_does_not_lead_files_elsewhere(tmp_path: Path) -> N
 
 def test_more_than_the_volume_can_take_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     stream = b'{"files": 1, "bytes": 9000000000000000000, "single": true}\n'
-    with pytest.raises(StorageError, match=r"free, and .* are to come"):
+    with pytest.raises(StorageError, match=r"free, and .* are needed"):
         received(stream, tmp_path / "to")
     assert below(tmp_path / "to") == {}
 
@@ -406,7 +406,7 @@ def test_a_linked_folder_is_sent_as_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "words"), [("..", "is a link to a folder that it lies in"), ("none", "does not exist")]
+    ("target", "words"), [("..", "is a link to one of its parent folders"), ("none", "does not exist")]
 )
 def test_a_link_that_cannot_be_sent_is_named(tmp_path: Path, target: str, words: str) -> None:
     (tmp_path / "data" / "deep").mkdir(parents=True)

@@ -254,7 +254,7 @@ def test_logs_name_the_pod_and_a_container_beside_the_role(bare: ApiServer, comm
 def test_a_role_that_does_not_exist_is_told_with_those_that_do(command: Command) -> None:
     told = command("logs", "predictr")
     assert told.returncode == 2
-    assert "ROLE is 'predictr'. Allowed: pipeline, learner" in told.stderr
+    assert "ROLE is 'predictr'. Allowed: pipeline, trainer" in told.stderr
 
 
 # ── delete ─────────────────────────────────────────────────────────────────────────────────────
@@ -340,14 +340,14 @@ def test_check_pod_makes_the_directories_and_rays_token(command: Command, tmp_pa
     done = command("check-pod", *more, RAY_AUTH_TOKEN_PATH=str(home / "ray-token"))
     assert (done.returncode, home.is_dir()) == (0, True), done.stderr
     assert (home / "ray-token").read_text().strip()
-    assert f"{home}: takes files" in done.stderr
+    assert f"{home}: writable" in done.stderr
 
 
 def test_check_pod_refuses_a_data_volume_that_takes_no_files(command: Command, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     more = ["--read-only", "--data", str(logs), "--set", f"cache.dir={tmp_path / 'scratch'}"]
     done = command("check-pod", *more)
-    assert (done.returncode, f"{logs}: takes files" in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, f"{logs}: writable" in done.stderr) == (0, True), done.stderr
     logs.rmdir()
     logs.write_text("no folder")
     refused = command("check-pod", *more)

@@ -81,7 +81,7 @@ def test_an_image_that_cannot_be_pulled_names_the_keys(reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(2, "bad config"), (3, "the gate refused the model"), (4, "bad data"), (1, "see its log")],
+    [(2, "bad config"), (3, "the model failed the gate"), (4, "bad data"), (1, "see its log")],
 )
 def test_a_crash_loop_tells_the_last_exit_code_in_words(code: int, words: str) -> None:
     crashed = container(
@@ -106,7 +106,7 @@ def test_out_of_memory_names_the_key() -> None:
     assert explain_exit(137, "OOMKilled", "ray-worker", "ray-worker").endswith(
         "raise deploy.resources.ray_worker.memory_limit"
     )
-    assert "deploy.resources.pipeline." in explain_exit(137, "OOMKilled", "learner", "learner")
+    assert "deploy.resources.pipeline." in explain_exit(137, "OOMKilled", "trainer", "trainer")
 
 
 def test_exit_codes_of_ray_are_not_read_as_ours() -> None:
@@ -144,7 +144,7 @@ def test_pods_that_were_evicted_and_replaced_are_no_failure() -> None:
 def test_a_deployment_whose_pods_are_refused_tells_why() -> None:
     refused = {"type": "ReplicaFailure", "status": "True", "message": "violates PodSecurity"}
     found = summary({**deployment(), "status": {"conditions": [refused]}})
-    assert the_role(found, "predictor")["why"] == "its pods are refused: violates PodSecurity"
+    assert the_role(found, "predictor")["why"] == "its pods are rejected: violates PodSecurity"
 
 
 # ── workloads ──────────────────────────────────────────────────────────────────────────────────
@@ -156,7 +156,7 @@ def test_a_job_that_failed_tells_the_exit_code_of_its_last_pod() -> None:
     ended = container("pipeline", terminated={"exitCode": 3, "reason": "Error"})
     role = the_role(summary(made, pod("p", "pipeline", "Failed", ended)), "pipeline")
     assert role["state"] == "failed"
-    assert "PodFailurePolicy" in role["why"] and "the gate refused the model" in role["why"]
+    assert "PodFailurePolicy" in role["why"] and "the model failed the gate" in role["why"]
 
 
 def test_a_job_between_two_tries_is_not_failed() -> None:
@@ -168,7 +168,7 @@ def test_a_job_between_two_tries_is_not_failed() -> None:
 
 
 def tries(*pods: dict[str, Any], failed: int, active: int = 1) -> dict[str, Any]:
-    """The pipeline of a Job that tries again, oldest pod first."""
+    """The pipeline of a Job that retrying, oldest pod first."""
     for n, one in enumerate(pods):
         one["metadata"]["creationTimestamp"] = f"2026-11-16T10:0{n}:00Z"
     made = {**job(), "status": {"active": active, "failed": failed}}
@@ -185,7 +185,7 @@ def test_a_job_that_tries_again_says_why_the_last_try_failed() -> None:
     role = tries(failed_try("p-1", exitCode=4, reason="Error"), out_of_memory, running, failed=2)
     assert role["state"] == "running"
     assert role["why"] == (
-        "failed 2 times, tries again; last try: pipeline: OOMKilled: out of memory, "
+        "failed 2 times, retrying; last attempt: pipeline: OOMKilled: out of memory, "
         "raise deploy.resources.pipeline.memory_limit"
     )
 
@@ -193,7 +193,7 @@ def test_a_job_that_tries_again_says_why_the_last_try_failed() -> None:
 def test_a_job_between_two_tries_says_why_the_last_one_failed() -> None:
     role = tries(failed_try("p-1", exitCode=1, reason="Error", message="no room\n"), failed=1, active=0)
     assert role["state"] == "waiting"
-    assert role["why"] == "failed once, tries again; last try: pipeline: exit code 1: no room"
+    assert role["why"] == "failed once, retrying; last attempt: pipeline: exit code 1: no room"
 
 
 def test_a_failed_workflow_of_before_is_no_try_of_the_one_that_runs() -> None:
@@ -213,17 +213,17 @@ def test_a_failed_workflow_of_before_is_no_try_of_the_one_that_runs() -> None:
     role = the_role(
         summary({**made, "status": {"active": [{"name": "ads-pipeline-1"}]}}, before, now), "pipeline"
     )
-    assert role["why"].startswith("last try: ")
+    assert role["why"].startswith("last attempt: ")
 
 
 def test_a_folder_that_belongs_to_root_is_named_while_the_job_tries_again() -> None:
     said = (
         "/clickline/.clickline: Permission denied; it belongs to uid 0. Set fsGroup, or chown -R 10001:10001."
     )
-    ended = {"exitCode": 1, "reason": "Error", "message": f"/scratch/cache: takes files\n{said}\n"}
+    ended = {"exitCode": 1, "reason": "Error", "message": f"/scratch/cache: writable\n{said}\n"}
     failed = pod("p-1", "pipeline", "Failed", initContainerStatuses=[container("ready", terminated=ended)])
     begun = pod("p-2", "pipeline", "Pending", container("pipeline", waiting={"reason": "PodInitializing"}))
-    assert tries(failed, begun, failed=1)["why"].endswith(f"last try: ready: exit code 1: {said}")
+    assert tries(failed, begun, failed=1)["why"].endswith(f"last attempt: ready: exit code 1: {said}")
 
 
 def test_a_run_of_a_schedule_does_not_tell_failures_of_the_run_before() -> None:
@@ -285,12 +285,12 @@ def test_a_job_that_is_done_is_done() -> None:
             "Job",
             {"state": {"phase": "Pending"}},
             "waiting",
-            "when 3 pods find room",
+            "once 3 pods fit",
         ),
         ("batch.volcano.sh/v1alpha1", "Job", {"state": {"phase": "Running"}}, "running", ""),
         ("batch.volcano.sh/v1alpha1", "Job", {"state": {"phase": "Failed", "message": "no"}}, "failed", "no"),
-        ("batch.volcano.sh/v1alpha1", "Job", {}, "waiting", "find room"),
-        ("ray.io/v1", "RayJob", {}, "waiting", "not seen by the operator yet"),
+        ("batch.volcano.sh/v1alpha1", "Job", {}, "waiting", "fit at the same time"),
+        ("ray.io/v1", "RayJob", {}, "waiting", "not picked up by the operator yet"),
         ("ray.io/v1", "RayJob", {"jobDeploymentStatus": "Initializing"}, "waiting", "KubeRay: Initializing"),
         ("ray.io/v1", "RayJob", {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}, "done", ""),
         (
@@ -301,7 +301,7 @@ def test_a_job_that_is_done_is_done() -> None:
             "FAILED: died",
         ),
         ("argoproj.io/v1alpha1", "Workflow", {"phase": "Error", "message": "no room"}, "failed", "no room"),
-        ("argoproj.io/v1alpha1", "Workflow", {}, "waiting", "not seen by Argo"),
+        ("argoproj.io/v1alpha1", "Workflow", {}, "waiting", "not picked up by Argo"),
         ("argoproj.io/v1alpha1", "Workflow", {"phase": "Succeeded"}, "done", ""),
         (
             "serving.knative.dev/v1",
@@ -321,7 +321,7 @@ def test_a_job_that_is_done_is_done() -> None:
             "running",
             "",
         ),
-        ("serving.knative.dev/v1", "Service", {}, "waiting", "not seen by Knative"),
+        ("serving.knative.dev/v1", "Service", {}, "waiting", "not picked up by Knative"),
         ("batch/v1", "CronJob", {}, "scheduled", "at 0 3 * * *, no run yet"),
         ("argoproj.io/v1alpha1", "CronWorkflow", {"active": [{}]}, "running", ""),
     ],
@@ -519,7 +519,7 @@ def test_a_pod_that_does_not_listen_yet_is_told_in_words(bare: ApiServer, kube: 
     role = the_role(look(kube), "predictor")
     assert {one["pod"]: one["words"] for one in role["pods"]} == {
         "p-1": "not reachable yet",
-        "p-2": "version not told: the API server does not reach the pod",
+        "p-2": "version unknown: the API server cannot reach the pod",
     }
     assert role["why"] == "not ready; not reachable yet"
 

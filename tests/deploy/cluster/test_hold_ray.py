@@ -102,7 +102,7 @@ def test_pods_of_the_run_before_are_let_go_to_their_end_first(
     before["status"]["replicas"] = 0
     until((tmp_path / "mark").exists)
     assert replicas(bare) == [1, 3]
-    assert "pods of the run before are ending" in ended(process)[1]
+    assert "pods of the previous run are terminating" in ended(process)[1]
 
 
 def test_a_connection_that_is_cut_at_the_end_is_tried_again(
@@ -178,7 +178,7 @@ def test_ray_that_a_pipeline_before_lets_go_late_is_asked_for_again(bare: ApiSer
     said, stopped = held(ended_late, lambda: None)
     keep_scaled(connect, "shop", WANTED, stopped, said.append)
     assert replicas(bare) == [1, 3]
-    assert said == ["ads-ray-head: 1 asked for", "ads-ray-worker: 3 asked for"]
+    assert said == ["ads-ray-head: scaled to 1", "ads-ray-worker: scaled to 3"]
 
 
 def test_nothing_is_written_or_said_while_ray_has_its_size(bare: ApiServer) -> None:
@@ -196,7 +196,7 @@ def test_an_api_that_is_away_is_said_once_and_looked_at_again(bare: ApiServer) -
     said, stopped = held(lambda: None, lambda: None, lambda: None)
     keep_scaled(connect, "shop", WANTED, stopped, said.append)
     assert replicas(bare) == [1, 3]
-    assert [line.endswith("Looking again.") for line in said] == [True, False]
+    assert [line.endswith("Trying again.") for line in said] == [True, False]
 
 
 def test_the_container_goes_on_holding_ray_until_it_is_ended(
@@ -232,7 +232,7 @@ def test_letting_go_has_an_end_and_names_what_keeps_its_pods(
     bare: ApiServer, monkeypatch: pytest.MonkeyPatch, status: int, bound: float
 ) -> None:
     monkeypatch.setattr("clickline.deploy.ray_lifecycle._POLL_SECONDS", 0.01)
-    monkeypatch.setattr("clickline.deploy.ray_lifecycle._LET_GO_SECONDS", bound)
+    monkeypatch.setattr("clickline.deploy.ray_lifecycle._SCALE_DOWN_SECONDS", bound)
     stateful(bare, "ads-ray-head", 1)
     stateful(bare, "ads-ray-worker", 3)
     bare.faults.append(Fault("patch", "statefulsets/scale", status, name="ads-ray-worker"))
@@ -272,7 +272,7 @@ def test_an_apply_leaves_ray_as_large_as_the_pipeline_wants_it(
         for name in ("ads-ray-head", "ads-ray-worker"):
             found = bare.one("StatefulSet", name)
             assert found is not None
-            kube.patch(found, {"spec": {"replicas": size}}, part="scale")
+            kube.patch(found, {"spec": {"replicas": size}}, subresource="scale")
         assert run(kube, objects).changed == []
         assert replicas(bare) == [size, size]
 
@@ -285,7 +285,7 @@ def test_ray_of_a_schedule_is_not_there_before_its_first_run(
     for name in ("ads-ray-head", "ads-ray-worker"):
         found = bare.one("StatefulSet", name)
         assert found is not None
-        kube.patch(found, {"spec": {"replicas": 2}}, part="scale")
+        kube.patch(found, {"spec": {"replicas": 2}}, subresource="scale")
     assert run(kube, nightly).changed == []
     assert replicas(bare) == [2, 2]
 

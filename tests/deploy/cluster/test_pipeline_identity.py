@@ -52,9 +52,9 @@ def refused(kube: Kube, api: ApiServer, folder: Path, *overrides: str) -> str:
 
 
 def pipelines(api: ApiServer) -> list[str]:
-    """What there is that learns into `home`."""
+    """What there is that train into `home`."""
     kinds = ("Job", "CronJob", "Workflow", "CronWorkflow")
-    learners = [f"Deployment {name}" for name in api.names("Deployment") if name == "ads-learner"]
+    learners = [f"Deployment {name}" for name in api.names("Deployment") if name == "ads-trainer"]
     return [f"{kind} {name}" for kind in kinds for name in api.names(kind)] + learners
 
 
@@ -154,7 +154,7 @@ def test_a_job_that_runs_is_not_given_a_second_pipeline(
         ((NIGHTLY,), "CronJob ads-pipeline"),
         ((ARGO,), "Workflow ads-pipeline"),
         ((ARGO, NIGHTLY), "CronWorkflow ads-pipeline"),
-        ((FOLLOW,), "Deployment ads-learner"),
+        ((FOLLOW,), "Deployment ads-trainer"),
     ],
     ids=["schedule", "argo", "argo at times", "follow"],
 )
@@ -199,7 +199,7 @@ def test_a_run_under_way_keeps_its_kind_until_it_is_over(
     assert pipelines(cluster) == [f"{kind} ads-pipeline"]
 
 
-@pytest.mark.parametrize("new", [(), (FOLLOW,)], ids=["job", "learner"])
+@pytest.mark.parametrize("new", [(), (FOLLOW,)], ids=["job", "trainer"])
 def test_a_pod_of_the_run_before_has_ended_before_the_next_pipeline_is_made(
     bare: ApiServer, kube: Kube, folder: Path, new: tuple[str, ...]
 ) -> None:
@@ -210,14 +210,14 @@ def test_a_pod_of_the_run_before_has_ended_before_the_next_pipeline_is_made(
     bare.linger["ads-pipeline-old"] = 2  # kubectl delete job has left it to end by itself
     run(kube, folder, *new)
     assert bare.names("Pod") == []
-    assert pipelines(bare) == (["Deployment ads-learner"] if new else ["Job ads-pipeline"])
+    assert pipelines(bare) == (["Deployment ads-trainer"] if new else ["Job ads-pipeline"])
 
 
 def test_the_new_pipeline_is_made_when_the_old_one_is_gone(bare: ApiServer, kube: Kube, folder: Path) -> None:
     run(kube, folder, FOLLOW)
-    bare.linger["ads-learner"] = 2  # its pod takes its time to end
+    bare.linger["ads-trainer"] = 2  # its pod takes its time to end
     bare.writes.clear()
     run(kube, folder)
-    assert bare.writes.index(("delete", "Deployment", "ads-learner")) == 0
+    assert bare.writes.index(("delete", "Deployment", "ads-trainer")) == 0
     assert ("apply", "Job", "ads-pipeline") in bare.writes
     assert pipelines(bare) == ["Job ads-pipeline"]

@@ -61,7 +61,7 @@ def test_directories_are_made_and_their_room_is_told_and_nothing_is_left_in_them
     there.mkdir()
     told = check_pod([there, new])
     assert [line.split(":")[0] for line in told] == [str(there), str(new)]
-    assert all(line.endswith("B free") and "takes files" in line for line in told)
+    assert all(line.endswith("B free") and "writable" in line for line in told)
     assert list(there.iterdir()) == list(new.iterdir()) == []
 
 
@@ -98,7 +98,7 @@ def test_the_group_of_the_volume_is_enough(open_folder: Path):
     said = as_stranger(
         f"check_pod([Path({str(volume)!r})], token=Path({str(volume / 'token')!r}))", group=777
     )
-    assert "takes files" in said and "made a token" in said
+    assert "writable" in said and "created a token" in said
     assert (volume / "token").stat().st_gid == 777
 
 
@@ -125,7 +125,7 @@ def test_a_full_volume_is_said_to_be_full(tmp_path: Path):
 
 def test_a_file_where_a_directory_should_be_is_refused(tmp_path: Path):
     (tmp_path / "data").write_text("a file")
-    with pytest.raises(StorageError, match=r"data: File exists; .* See that the volume is mounted there"):
+    with pytest.raises(StorageError, match=r"data: File exists; .* Check that the volume is mounted there"):
         check_pod([tmp_path / "data"])
 
 
@@ -150,7 +150,7 @@ def test_kernels_that_are_there_stay_as_they_are(tmp_path: Path):
 
 def test_an_image_without_kernels_says_so_and_goes_on(tmp_path: Path):
     (line,) = check_pod([], kernels=tmp_path / "none", cache=tmp_path / "kernels")
-    assert "compiled at its first use" in line
+    assert "compiled when first used" in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -164,7 +164,7 @@ def test_another_container_that_was_faster_is_no_fault(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Path, "rename", beaten)
     assert check_pod([], kernels=kernels, cache=cache) == [
-        f"{cache}: another container has brought the kernels"
+        f"{cache}: another container has copied the kernels"
     ]
     assert [path.name for path in cache.parent.iterdir()] == ["kernels"]
 
@@ -215,7 +215,7 @@ def test_pods_that_make_the_token_at_once_all_get_the_same(tmp_path: Path):
 
 def test_an_empty_token_file_is_named(tmp_path: Path):
     (tmp_path / "token").touch()
-    with pytest.raises(StorageError, match=r"token is empty, and must hold Ray's token\. Remove it"):
+    with pytest.raises(StorageError, match=r"token is empty, and must contain Ray's token\. Delete it"):
         check_pod([], token=tmp_path / "token")
 
 
@@ -237,7 +237,7 @@ def test_a_cpu_that_lacks_what_the_kernels_use_is_refused_before_it_kills(monkey
         binding, "get_host_cpu_features", lambda: {"cx16": True, "popcnt": True, "avx2": False}
     )
     with pytest.raises(
-        ClicklineError, match=r"for x86-64-v3, .* has no sse4\.2, ssse3, avx2, bmi.*CPU=x86-64\."
+        ClicklineError, match=r"for x86-64-v3, .* lacks sse4\.2, ssse3, avx2, bmi.*CPU=x86-64\."
     ):
         check_pod([], cpu="x86-64-v3")
     assert check_pod([], cpu="x86-64") == check_pod([], cpu="znver4") == []

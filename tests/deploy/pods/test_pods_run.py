@@ -166,11 +166,11 @@ def test_the_steps_of_a_workflow_a_tracking_server_and_a_predictor_of_knative(
 def test_a_learner_follows_the_hours(node: Callable[..., Pods]) -> None:
     pods = node(*BY_THE_HOUR)
     fill(pods, "--rows", "8000", "--hours", "2")
-    learner = pods.start("Deployment", "ads-learner")
+    trainer = pods.start("Deployment", "ads-trainer")
     predictor = pods.start("Deployment", "ads-predictor")
     pods.until_ready(predictor, "Deployment", "ads-predictor", 240)
-    assert pods.alive(learner)
-    assert pods.stop(learner) == 0
+    assert pods.alive(trainer)
+    assert pods.stop(trainer) == 0
     assert pods.stop(predictor) == 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from golden import CASES, GOLDEN, render
+from golden import CASES, GOLDEN, render_text
 
 from clickline.config import load_config
 from clickline.deploy.objects import to_yaml
@@ -32,15 +32,15 @@ def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, An
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_byte_is_as_it_was(case: str) -> None:
-    assert to_yaml(render(CASES[case]).objects) == (GOLDEN / f"{case}.yaml").read_text(), (
+    assert to_yaml(render_text(CASES[case]).objects) == (GOLDEN / f"{case}.yaml").read_text(), (
         "if this is meant: .venv/bin/python tests/deploy/render/golden.py, and look at the difference"
     )
-    assert render(CASES[case]).files == render(CASES[case]).files
+    assert render_text(CASES[case]).files == render_text(CASES[case]).files
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_object_is_whole_and_every_pod_restricted(case: str) -> None:
-    made = render(CASES[case])
+    made = render_text(CASES[case])
     everything = [*made.objects]
     for name, content in made.files.items():
         if not name.endswith("kustomization.yaml"):
@@ -55,7 +55,7 @@ def test_every_object_is_whole_and_every_pod_restricted(case: str) -> None:
 def test_kustomize_builds_what_apply_applies(case: str, tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
-    made = render(CASES[case])
+    made = render_text(CASES[case])
     write_files(made.files, tmp_path)
     built = {
         place: by_name(documents(kustomize(tmp_path / place)))
@@ -81,7 +81,7 @@ def kustomize(folder: Path) -> str:
 
 def test_the_pods_config_is_that_of_the_yaml() -> None:
     """It loads, means the same places, and changes that concern Kubernetes alone do not touch it."""
-    made = by_name(render(CASES["plain-cluster"]).objects)
+    made = by_name(render_text(CASES["plain-cluster"]).objects)
     written = made["ConfigMap", "ads-config"]["data"]["clickline.yaml"]
     file = Path("/clickline/clickline.yaml")
     config = load_config_text(written)
@@ -91,7 +91,7 @@ def test_the_pods_config_is_that_of_the_yaml() -> None:
         file.parent.as_posix()
         == made["Job", "ads-pipeline"]["spec"]["template"]["spec"]["containers"][0]["workingDir"]
     )
-    other = by_name(render(CASES["plain-cluster"], "deploy.serving.max_replicas=9").objects)
+    other = by_name(render_text(CASES["plain-cluster"], "deploy.serving.max_replicas=9").objects)
     assert other["ConfigMap", "ads-config"] == made["ConfigMap", "ads-config"]
     assert other["Deployment", "ads-predictor"] == made["Deployment", "ads-predictor"]
 
@@ -123,10 +123,10 @@ def test_own_files_travel_with_the_config(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_render_left_goes_and_other_files_stay(tmp_path: Path) -> None:
-    write_files(render(CASES["plain-cluster"]).files, tmp_path)
+    write_files(render_text(CASES["plain-cluster"]).files, tmp_path)
     (tmp_path / "mine.yaml").write_text("kept\n")
     assert (tmp_path / "chosen" / "ray-head.yaml").exists()
-    write_files(render(CASES["smallest"]).files, tmp_path)
+    write_files(render_text(CASES["smallest"]).files, tmp_path)
     assert not (tmp_path / "chosen" / "ray-head.yaml").exists()
     assert (tmp_path / "mine.yaml").read_text() == "kept\n"
 
@@ -144,25 +144,25 @@ def test_what_an_earlier_render_left_goes_and_other_files_stay(tmp_path: Path) -
 )
 def test_wrong_settings_are_named_before_any_cluster_sees_them(setting: str, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        render(CASES["smallest"], setting)
+        render_text(CASES["smallest"], setting)
     assert key in [mistake.key for mistake in caught.value.mistakes], caught.value
     assert all(mistake.remedy for mistake in caught.value.mistakes)
 
 
 def test_the_data_pod_checks_that_it_can_write_the_logs_volume_before_it_is_ready() -> None:
-    made = documents(render(CASES["smallest"]).files["tools/data-pod.yaml"])
+    made = documents(render_text(CASES["smallest"]).files["tools/data-pod.yaml"])
     spec = next(one["spec"] for one in made if one["kind"] == "Pod")
     (first,) = spec["initContainers"]
     assert first["command"][-2:] == ["--data", "/clickline/data"]
     assert {"name": "data", "mountPath": "/clickline/data"} in first["volumeMounts"]
     assert spec["restartPolicy"] == "OnFailure"  # a folder may get another owner meanwhile
-    without = documents(render(CASES["follow-secrets"]).files["tools/data-pod.yaml"])
+    without = documents(render_text(CASES["follow-secrets"]).files["tools/data-pod.yaml"])
     spec = next(one["spec"] for one in without if one["kind"] == "Pod")
     assert "--data" not in spec["initContainers"][0]["command"]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_why_a_container_failed_is_kept_in_its_pods_status(case: str) -> None:
-    for spec in pod_specs(render(CASES[case]).objects):
+    for spec in pod_specs(render_text(CASES[case]).objects):
         for container in [*spec.get("initContainers", ()), *spec["containers"]]:
             assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"

@@ -160,7 +160,7 @@ def test_what_works_is_not_complained_of(way: str) -> None:
     assert config_mistakes(plan(*EVERY_WAY[way])) == []
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     found = config_mistakes(plan("data.train=/logs/x", "serve.http_port=80", "serve.token_file=token"))
     assert [mistake.key for mistake in found] == ["data.train", "serve.token_file", "serve.http_port"]
 

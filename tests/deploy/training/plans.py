@@ -20,11 +20,11 @@ _CLUSTER = "train.mode=cluster"
 EVERY_KIND = {
     "local job": (),
     "local cron job": ("deploy.workflow.schedule=0 3 * * *",),
-    "local learner": ("deploy.workflow.follow=true",),
+    "local trainer": ("deploy.workflow.follow=true",),
     "local argo": ("deploy.workflow.kind=argo",),
     "local argo cron": ("deploy.workflow.kind=argo", "deploy.workflow.schedule=0 3 * * *"),
     "plain job": (_CLUSTER,),
-    "plain learner": (_CLUSTER, "deploy.workflow.follow=true"),
+    "plain trainer": (_CLUSTER, "deploy.workflow.follow=true"),
     "plain argo": (_CLUSTER, "deploy.workflow.kind=argo"),
     "volcano": (_CLUSTER, "deploy.training.kind=volcano"),
     "volcano argo": (_CLUSTER, "deploy.training.kind=volcano", "deploy.workflow.kind=argo"),
@@ -32,7 +32,7 @@ EVERY_KIND = {
     "kuberay growing": (_CLUSTER, "deploy.training.kind=kuberay", "train.workers.max=3"),
     "kuberay gang": (_CLUSTER, "deploy.training.kind=kuberay", "deploy.training.gang=true"),
     "kuberay argo": (_CLUSTER, "deploy.training.kind=kuberay", "deploy.workflow.kind=argo"),
-    "volcano learner": (_CLUSTER, "deploy.training.kind=volcano", "deploy.workflow.follow=true"),
+    "volcano trainer": (_CLUSTER, "deploy.training.kind=volcano", "deploy.workflow.follow=true"),
     "everything named": (
         _CLUSTER,
         "deploy.training={kind: volcano, queue: night}",

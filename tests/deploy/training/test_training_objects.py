@@ -221,16 +221,16 @@ def test_a_schedule_makes_a_cron_job_that_never_overlaps() -> None:
     assert spec["concurrencyPolicy"] == "Forbid"
 
 
-@pytest.mark.parametrize("kind", ["local learner", "plain learner", "volcano learner"])
+@pytest.mark.parametrize("kind", ["local trainer", "plain trainer", "volcano trainer"])
 def test_one_learner_at_a_time(kind: str) -> None:
     made = _made(kind)
-    learner = the("Deployment", made, "ads-learner")["spec"]
-    assert learner["replicas"] == 1
-    assert learner["strategy"] == {"type": "Recreate"}
-    container = learner["template"]["spec"]["containers"][0]
+    trainer = the("Deployment", made, "ads-trainer")["spec"]
+    assert trainer["replicas"] == 1
+    assert trainer["strategy"] == {"type": "Recreate"}
+    container = trainer["template"]["spec"]["containers"][0]
     assert container["command"] == ["clickline", "up", "--follow", "--no-serve", "--no-studio"]
     assert not [one for one in made if one["kind"] in ("Job", "RayJob", "Workflow")]
-    assert len([one for one in made if one["kind"] == "StatefulSet"]) == (0 if kind == "local learner" else 2)
+    assert len([one for one in made if one["kind"] == "StatefulSet"]) == (0 if kind == "local trainer" else 2)
 
 
 # ── Volcano ────────────────────────────────────────────────────────────────────────────────────

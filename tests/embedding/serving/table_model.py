@@ -23,13 +23,14 @@ def blocks_of(
         ids = ids[np.argsort(mix_ids(ids))]
         for first in range(0, ids.size, size):
             piece = ids[first : first + size]
-            found = [rows[int(id)] for id in piece]
-            wide = np.array([0 if weights is None else weights[0] for weights in found], dtype=np.float32)
+            weights_N = [rows[int(id)] for id in piece]
+            wide = np.array([0 if weights is None else weights[0] for weights in weights_N], dtype=np.float32)
             vector = np.array(
-                [(0.0,) * shape.dim if weights is None else weights[1] for weights in found], dtype=np.float32
+                [(0.0,) * shape.dim if weights is None else weights[1] for weights in weights_N],
+                dtype=np.float32,
             ).reshape(piece.size, shape.dim)
-            gone = np.array([weights is None for weights in found])
-            yield RowBlock(part, piece, wide if shape.wide else None, vector, gone)
+            tombstone_N = np.array([weights is None for weights in weights_N])
+            yield RowBlock(part, piece, wide if shape.wide else None, vector, tombstone_N)
 
 
 def content_of(parts: Sequence[PartShape], blocks: Iterator[RowBlock]) -> list[Part]:
@@ -38,9 +39,9 @@ def content_of(parts: Sequence[PartShape], blocks: Iterator[RowBlock]) -> list[P
     last = (-1, -1)
     for block in blocks:
         for n, id in enumerate(block.ids_N.tolist()):
-            place = (block.part, int(mix_ids(block.ids_N[n : n + 1])[0]))
-            assert place > last
-            last = place
+            key = (block.part, int(mix_ids(block.ids_N[n : n + 1])[0]))
+            assert key > last
+            last = key
             wide = 0.0 if block.wide_N is None else float(block.wide_N[n])
             content[block.part][id] = (
                 None if block.tombstone_N[n] else (wide, tuple(block.vector_ND[n].tolist()))

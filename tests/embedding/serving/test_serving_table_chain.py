@@ -76,7 +76,7 @@ def test_a_chain_equals_a_dict(changes, shards, tmp_path_factory) -> None:  # ty
         wanted = rows_of([dict(part) for part in changes[0]])
         wanted = [{id: row for id, row in part.items() if row is not None} for part in wanted]
         delta = list(delta_blocks(tables, blocks_of(PARTS, wanted)))
-        changed = content_of(PARTS, iter(delta_blocks))
+        changed = content_of(PARTS, iter(delta))
         for part in range(2):  # no equal rows, no needless tombstones
             old, new = (
                 {id: str(row) for id, row in rows[part].items()} for rows in (model, wanted)
@@ -110,9 +110,9 @@ def test_compaction_changes_no_bit_and_an_equal_model_gives_no_delta(precision, 
         {id: random_weights(rng, shape) for id in list(rows)[:500]}
         for shape, rows in zip(parts, content, strict=True)
     ]
-    gone: list[Part] = [dict.fromkeys(list(rows)[400:600]) for rows in content]
+    removed_rows: list[Part] = [dict.fromkeys(list(rows)[400:600]) for rows in content]
     folders = [base, write_content(tmp_path / "1", parts, update, 2, precision)]
-    folders.append(write_content(tmp_path / "2", parts, gone, 2, precision))
+    folders.append(write_content(tmp_path / "2", parts, removed_rows, 2, precision))
     (tmp_path / "compact").mkdir()
     with ServingTable.open(folders) as chain:
         write_shards(tmp_path / "compact", parts, precision, 2, merged_blocks(chain))
@@ -124,7 +124,7 @@ def test_compaction_changes_no_bit_and_an_equal_model_gives_no_delta(precision, 
         full = [{**rows, **changed} for rows, changed in zip(content, update, strict=True)]
         full = [
             {id: row for id, row in rows.items() if id not in removed}
-            for rows, removed in zip(full, gone, strict=True)
+            for rows, removed in zip(full, removed_rows, strict=True)
         ]
         assert list(delta_blocks(chain, blocks_of(parts, full))) == []  # compared as packed
 
@@ -186,12 +186,12 @@ def test_an_overlay_is_built_once_and_reused(tmp_path: Path) -> None:
     assert not list(work.glob(".overlay-*"))
 
 
-def _open_and_report(folders: list[Path], work: Path, ids: list[int], tell, go) -> None:  # type: ignore[no-untyped-def]
+def _open_and_report(folders: list[Path], work: Path, ids: list[int], queue, go) -> None:  # type: ignore[no-untyped-def]
     go.wait(30)
     with ServingTable.open(folders, work=work) as tables:
         rows = packed_rows(tables, 0, ids)
         overlay = next(level for level in reversed(tables.levels))
-        tell.put((rows, sorted(mapped.path.stat().st_ino for mapped in overlay.values())))
+        queue.put((rows, sorted(mapped.path.stat().st_ino for mapped in overlay.values())))
 
 
 @pytest.mark.slow
@@ -202,21 +202,21 @@ def test_processes_that_open_at_once_share_one_overlay(tmp_path: Path) -> None:
     folders = [write_content(tmp_path / str(n), parts, content, 2) for n, content in enumerate(contents)]
     ids = [id for content in contents for id in list(content[0])[:100]]
     context = multiprocessing.get_context("spawn")
-    tell, go = context.Queue(), context.Barrier(3)
+    queue, go = context.Queue(), context.Barrier(3)
     children = [
-        context.Process(target=_open_and_report, args=(folders, tmp_path / "work", ids, tell, go))
+        context.Process(target=_open_and_report, args=(folders, tmp_path / "work", ids, queue, go))
         for _ in range(3)
     ]
     for child in children:
         child.start()
     try:
-        told = [tell.get(timeout=90) for _ in children]
+        reports = [queue.get(timeout=90) for _ in children]
     finally:
         for child in children:
             child.join(30)
             child.kill()
-    assert told[0] == told[1] == told[2]
-    assert all(row is not None for row in told[0][0])
+    assert reports[0] == reports[1] == reports[2]
+    assert all(row is not None for row in reports[0][0])
 
 
 def _die_while_merging(folders: list[Path], work: Path) -> None:

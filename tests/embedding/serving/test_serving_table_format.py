@@ -34,19 +34,19 @@ def test_every_id_is_in_its_shard_and_only_there(shards: int, tmp_path: Path) ->
         data = (tmp_path / file.name).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file.size, file.sha256)
     some = sorted({0, shards // 2, shards - 1})
-    with ServingTable.open([tmp_path]) as whole, ServingTable.open([tmp_path], shards=some) as part:
-        assert (whole.rows, whole.parts, whole.precision) == (1002, tuple(PARTS), "fp32")
+    with ServingTable.open([tmp_path]) as full, ServingTable.open([tmp_path], shards=some) as part:
+        assert (full.rows, full.parts, full.precision) == (1002, tuple(PARTS), "fp32")
         for p, shape in enumerate(PARTS):
             ids = list(content[p])
             rows = [fp32_row(shape, weights) for weights in content[p].values() if weights]
-            assert packed_rows(whole, p, ids) == rows
+            assert packed_rows(full, p, ids) == rows
             shard_N = np.empty(len(ids), np.int64)
             shards_of(np.array(ids, np.uint64), shards, shard_N)
             assert shard_N.tolist() == [(id * 0x9E3779B97F4A7C15 % 2**64) * shards >> 64 for id in ids]
             expected = [row if shard in some else None for row, shard in zip(rows, shard_N, strict=True)]
             assert packed_rows(part, p, ids) == expected
             absent = [id + 1 for id in ids[:-1] if id + 1 not in content[p]]
-            assert packed_rows(whole, p, absent) == [None] * len(absent)
+            assert packed_rows(full, p, absent) == [None] * len(absent)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
@@ -67,8 +67,8 @@ def test_ids_that_all_fall_into_one_bucket_are_found(tmp_path: Path) -> None:
     content = [{(first + n) * inverse % 2**64: (float(n), (1.0,) * 5) for n in range(3000)}]
     write_content(tmp_path / "t", PARTS[:1], content, 3)
     with ServingTable.open([tmp_path / "t"]) as tables:
-        found = packed_rows(tables, 0, list(content[0]))
-        assert found == [fp32_row(PARTS[0], weights) for weights in content[0].values()]
+        rows = packed_rows(tables, 0, list(content[0]))
+        assert rows == [fp32_row(PARTS[0], weights) for weights in content[0].values()]
         assert packed_rows(tables, 0, [(first - 1) * inverse % 2**64, (first + 3000) * inverse % 2**64]) == [
             None,
             None,
@@ -145,37 +145,45 @@ def table(folder: Path) -> tuple[Path, bytes]:
 
 
 def test_a_truncated_file_is_rejected_at_any_length(tmp_path: Path) -> None:
-    path, whole = table(tmp_path / "t")
-    for size in [*range(0, 130), *range(130, len(whole), 97), *range(len(whole) - 400, len(whole))]:
-        path.write_bytes(whole[:size])
+    path, content_bytes = table(tmp_path / "t")
+    for size in [
+        *range(0, 130),
+        *range(130, len(content_bytes), 97),
+        *range(len(content_bytes) - 400, len(content_bytes)),
+    ]:
+        path.write_bytes(content_bytes[:size])
         with pytest.raises(ArtifactError, match=r"truncated|cannot be opened|footer|size"):
             ServingTable.open([path.parent])
-    path.write_bytes(whole + bytes(64))
+    path.write_bytes(content_bytes + bytes(64))
     with pytest.raises(ArtifactError, match="truncated"):
         ServingTable.open([path.parent])
 
 
 def test_every_flipped_bit_of_the_footer_is_detected(tmp_path: Path) -> None:
-    path, whole = table(tmp_path / "t")
-    (length,) = np.frombuffer(whole[-24:-16], "<u8")
-    begin = len(whole) - 24 - int(length)
-    for at in [*range(12), *range(begin, len(whole) - 12), *range(len(whole) - 8, len(whole))]:
-        damaged = bytearray(whole)
+    path, content_bytes = table(tmp_path / "t")
+    (length,) = np.frombuffer(content_bytes[-24:-16], "<u8")
+    begin = len(content_bytes) - 24 - int(length)
+    for at in [
+        *range(12),
+        *range(begin, len(content_bytes) - 12),
+        *range(len(content_bytes) - 8, len(content_bytes)),
+    ]:
+        damaged = bytearray(content_bytes)
         damaged[at] ^= 1 << (at % 8)
         path.write_bytes(damaged)
         with pytest.raises(ArtifactError):
             ServingTable.open([path.parent])
 
 
-def with_footer(whole: bytes, change) -> bytes:  # type: ignore[no-untyped-def]
+def with_footer(content_bytes: bytes, change) -> bytes:  # type: ignore[no-untyped-def]
     """The file with a changed footer and a valid checksum."""
-    (length,) = np.frombuffer(whole[-24:-16], "<u8")
-    begin = len(whole) - 24 - int(length)
-    footer = json.loads(whole[begin:-24])
+    (length,) = np.frombuffer(content_bytes[-24:-16], "<u8")
+    begin = len(content_bytes) - 24 - int(length)
+    footer = json.loads(content_bytes[begin:-24])
     footer = change(footer) or footer
     text = json.dumps(footer).encode()
     trailer = np.array([len(text)], "<u8").tobytes() + np.array([zlib.crc32(text), 0], "<u4").tobytes()
-    return whole[:begin] + text + trailer + whole[-8:]
+    return content_bytes[:begin] + text + trailer + content_bytes[-8:]
 
 
 def set_section(key: str, value: object):  # type: ignore[no-untyped-def]
@@ -203,11 +211,11 @@ def set_section(key: str, value: object):  # type: ignore[no-untyped-def]
     ],
 )  # fmt: skip
 def test_an_inconsistent_footer_is_rejected(change, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    path, whole = table(tmp_path / "t")
-    changed = with_footer(whole, change)
+    path, content_bytes = table(tmp_path / "t")
+    changed = with_footer(content_bytes, change)
     path.write_bytes(changed)
     if json.loads(changed[-24 - int(np.frombuffer(changed[-24:-16], "<u8")[0]) : -24]) == json.loads(
-        whole[-24 - int(np.frombuffer(whole[-24:-16], "<u8")[0]) : -24]
+        content_bytes[-24 - int(np.frombuffer(content_bytes[-24:-16], "<u8")[0]) : -24]
     ):
         ServingTable.open([path.parent]).close()  # the original value
         return
@@ -216,17 +224,17 @@ def test_an_inconsistent_footer_is_rejected(change, tmp_path: Path) -> None:  # 
 
 
 def test_another_format_and_another_file_are_rejected(tmp_path: Path) -> None:
-    path, whole = table(tmp_path / "t")
-    path.write_bytes(whole[:8] + b"\7" + whole[9:])
+    path, content_bytes = table(tmp_path / "t")
+    path.write_bytes(content_bytes[:8] + b"\7" + content_bytes[9:])
     with pytest.raises(ArtifactError, match="format 7; this release reads 1"):
         ServingTable.open([path.parent])
-    path.write_bytes(b"PAR1" + whole[4:])
+    path.write_bytes(b"PAR1" + content_bytes[4:])
     with pytest.raises(ArtifactError, match="is not a serving table"):
         ServingTable.open([path.parent])
     path.unlink()
     with pytest.raises(ArtifactError, match="has no table"):
         ServingTable.open([path.parent])
-    path.write_bytes(whole)
+    path.write_bytes(content_bytes)
     path.rename(path.with_name("table-00001-of-00002.bin"))
     with pytest.raises(ArtifactError, match=r"table-00000-of-00002\.bin cannot be opened"):
         ServingTable.open([path.parent])
@@ -240,8 +248,8 @@ WILD = """
 import sys
 import numpy as np
 from pathlib import Path
-from clickline.embedding.serving import FrozenTables
-tables = FrozenTables.open([Path(sys.argv[1])])
+from clickline.embedding.serving import ServingTable
+tables = ServingTable.open([Path(sys.argv[1])])
 ids = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)
 for part in (0, 1):
     tables.find(part, ids, np.empty((ids.size, tables.row_bytes(part)), np.uint8), np.empty(ids.size, bool))
@@ -251,11 +259,11 @@ print("done")
 
 def test_a_random_directory_never_leads_outside_the_rows(tmp_path: Path) -> None:
     """The caller verifies the file's checksum; with a damaged directory lookups may miss, but never crash."""
-    path, whole = table(tmp_path / "t")
-    (length,) = np.frombuffer(whole[-24:-16], "<u8")
-    footer = json.loads(whole[-24 - int(length) : -24])
+    path, content_bytes = table(tmp_path / "t")
+    (length,) = np.frombuffer(content_bytes[-24:-16], "<u8")
+    footer = json.loads(content_bytes[-24 - int(length) : -24])
     for fill in (b"\xff", None):
-        damaged = bytearray(whole)
+        damaged = bytearray(content_bytes)
         for section in footer["sections"]:
             size = section["end"] - section["directory_at"]
             noise = np.random.default_rng(1).bytes(size)

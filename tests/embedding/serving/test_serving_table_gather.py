@@ -83,7 +83,7 @@ def plan_of(path: Path, chosen: list[int], columns: dict[int, int]):  # type: ig
     return gather_plan(snapshot_parts(reader), [slots[s] for s in chosen])
 
 
-@pytest.generation.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(6))
 def test_gather_equals_the_tables_it_was_made_from(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     wide = [None, Ftrl(l1=0.01), AdaGrad()][seed % 3]
@@ -114,8 +114,8 @@ def test_gather_equals_the_tables_it_was_made_from(seed: int, tmp_path: Path) ->
             assert wide_B.tobytes() == expected_wide.tobytes()
             for s, ids in enumerate(batch):
                 part = next(p for p, members in enumerate(tables.slots_by_table) if s in members)
-                found = packed_rows(opened, part, ids.ids_N.tolist())
-                assert misses[s] == 100 + found.count(None)
+                rows_found = packed_rows(opened, part, ids.ids_N.tolist())
+                assert misses[s] == 100 + rows_found.count(None)
 
 
 def test_a_plan_may_have_some_slots_in_any_column(tmp_path: Path) -> None:
@@ -134,15 +134,15 @@ def test_a_plan_may_have_some_slots_in_any_column(tmp_path: Path) -> None:
     with ServingTable.open([tmp_path / "table"]) as opened:
         opened.gather(plan, to_jagged([batch[s] for s in chosen], 50), 50, inputs, wide, misses)
     starts = np.cumsum([0, *(slot.dim for slot in SLOTS)])
-    untouched = np.ones(30, bool)
+    unchanged = np.ones(30, bool)
     for s in chosen:
-        mine = slice(columns[s], columns[s] + SLOTS[s].dim)
-        untouched[mine] = False
-        assert np.array_equal(inputs[:, mine], expected[:, starts[s] : starts[s] + SLOTS[s].dim])
-    assert (inputs[:, untouched] == -1).all()
+        own = slice(columns[s], columns[s] + SLOTS[s].dim)
+        unchanged[own] = False
+        assert np.array_equal(inputs[:, own], expected[:, starts[s] : starts[s] + SLOTS[s].dim])
+    assert (inputs[:, unchanged] == -1).all()
 
 
-@pytest.generation.parametrize(("precision", "bound"), [("fp16", 2**-11), ("int8", 0.5 / 126)])
+@pytest.mark.parametrize(("precision", "bound"), [("fp16", 2**-11), ("int8", 0.5 / 126)])
 def test_lower_precision_costs_at_most_its_rounding(precision: str, bound: float, tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     parts = [PartShape(9, True), PartShape(2, False)]
@@ -175,7 +175,7 @@ def test_lower_precision_costs_at_most_its_rounding(precision: str, bound: float
     assert not np.array_equal(exact, packed)
 
 
-@pytest.generation.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_rows_fetched_from_another_machine_pool_the_same(precision: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     parts = [PartShape(9, True), PartShape(3, True)]
@@ -194,19 +194,19 @@ def test_rows_fetched_from_another_machine_pool_the_same(precision: str, tmp_pat
     shard_N = np.empty(jagged.ids_N.size, np.int64)
     shards_of(jagged.ids_N, 3, shard_N)
     assert set(shard_N) == {0, 1, 2}
-    address_N, kept = np.zeros(jagged.ids_N.size, np.int64), []
+    address_N, buffers = np.zeros(jagged.ids_N.size, np.int64), []
     for shard in range(3):
         with ServingTable.open([tmp_path / "t"], shards=[shard]) as server:
             for s, part in ((0, 1), (1, 0)):
-                mine = np.flatnonzero(shard_N == shard)
-                mine = mine[(mine >= jagged.starts_S1[s]) & (mine < jagged.starts_S1[s + 1])]
+                own = np.flatnonzero(shard_N == shard)
+                own = own[(own >= jagged.starts_S1[s]) & (own < jagged.starts_S1[s + 1])]
                 width = server.row_bytes(part)
-                buffer = np.empty(3 + mine.size * width, np.uint8)  # as in a frame: not aligned
-                rows_NW, found_N = buffer[3:].reshape(-1, width), np.empty(mine.size, np.bool_)
-                ids = np.frombuffer(b"x" + jagged.ids_N[mine].tobytes(), np.uint64, offset=1)
+                buffer = np.empty(3 + own.size * width, np.uint8)  # as in a frame: not aligned
+                rows_NW, found_N = buffer[3:].reshape(-1, width), np.empty(own.size, np.bool_)
+                ids = np.frombuffer(b"x" + jagged.ids_N[own].tobytes(), np.uint64, offset=1)
                 server.find(part, ids, rows_NW, found_N)
-                kept.append(buffer)
-                address_N[mine[found_N]] = rows_NW.ctypes.data + np.flatnonzero(found_N) * width
+                buffers.append(buffer)
+                address_N[own[found_N]] = rows_NW.ctypes.data + np.flatnonzero(found_N) * width
     again, wide_again, misses_again = np.zeros_like(inputs), np.zeros_like(wide), np.zeros_like(misses)
     pool(parts, precision, plan, jagged, 40, address_N, again, wide_again, misses_again)  # type: ignore[arg-type]
     assert again.tobytes() == inputs.tobytes() and wide_again.tobytes() == wide.tobytes()
@@ -249,9 +249,9 @@ def test_deltas_of_snapshots_follow_training(tmp_path: Path) -> None:
 def test_a_damaged_snapshot_gives_no_rows(tmp_path: Path) -> None:
     tables = Tables(SLOTS)
     train(tables, np.random.default_rng(7))
-    save_snapshot(tables, tmp_path / "whole")
-    whole = (tmp_path / "whole").read_bytes()
-    for damaged in (whole[:-1], whole[: len(whole) // 2], whole[:5000] + b"\1" + whole[5001:], b""):
+    save_snapshot(tables, tmp_path / "snapshot")
+    payload = (tmp_path / "snapshot").read_bytes()
+    for damaged in (payload[:-1], payload[: len(payload) // 2], payload[:5000] + b"\1" + payload[5001:], b""):
         (tmp_path / "torn").write_bytes(damaged)
         with pytest.raises(ArtifactError, match="damaged"):
             list(snapshot_blocks(tmp_path / "torn"))
@@ -279,12 +279,12 @@ def test_invalid_buffers_are_rejected(tmp_path: Path) -> None:
         {"inputs_BI": np.zeros((2, 6), np.float32)[:, ::2]},
         {"wide_B": np.zeros(3, np.float32)},
         {"misses_S": np.zeros(2, np.int64)},
-        {"bags": to_jagged([SlotIds(np.array([1], np.uint64))], 1)},
-        {"bags": to_jagged([SlotIds(np.array([1], np.uint64), np.array([0, 1]))], 1)},
-        {"bags": to_jagged([SlotIds(np.array([1, 2], np.uint64))] * 2, 2)},
+        {"jagged": to_jagged([SlotIds(np.array([1], np.uint64))], 1)},
+        {"jagged": to_jagged([SlotIds(np.array([1], np.uint64), np.array([0, 1]))], 1)},
+        {"jagged": to_jagged([SlotIds(np.array([1, 2], np.uint64))] * 2, 2)},
     ):
         with pytest.raises(ValueError, match=r"required|expected|got|ids"):
-            opened.gather(**{"plan": plan, "bags": jagged, "rows": 2, **arrays(), **wrong})
+            opened.gather(**{"plan": plan, "jagged": jagged, "rows": 2, **arrays(), **wrong})
     with pytest.raises(ValueError, match="expected"):
         opened.find(0, np.zeros(1, np.uint64), np.zeros((1, 8), np.uint8), np.zeros(1, bool))
     with pytest.raises(ValueError, match="column"):

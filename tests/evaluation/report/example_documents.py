@@ -1,4 +1,4 @@
-"""Whole documents of evaluations that never were, from simulated scores."""
+"""Example report documents from simulated scores."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def refused() -> dict[str, Any]:
             f"AUC is {found['evaluation']['auc']:.6g}, below gate.auc 0.8.",
             "AUC is 0.71, the current version's 0.74: a change of -0.03; gate.vs_current allows a loss of 0.005.",
         ],
-        "warnings": ["accuracy is all the gate asks for: set gate.auc or gate.logloss as well."],
+        "warnings": ["accuracy is the only threshold of the gate: set gate.auc or gate.logloss as well."],
     }
     return found
 

@@ -1,4 +1,4 @@
-"""Makes docs/images/report-*.png anew: `python tests/evaluation/report/screenshots.py`."""
+"""Regenerates docs/images/report-*.png: `python tests/evaluation/report/screenshots.py`."""
 
 from __future__ import annotations
 

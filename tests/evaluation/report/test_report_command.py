@@ -1,4 +1,4 @@
-"""clickline report, as a process of its own, on real files."""
+"""`clickline report` as a separate process, on real files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_newest_run_without_a_name(project):
+def test_report_without_a_name_is_that_of_the_newest_run(project):
     done = run(cwd=project)
     assert done.returncode == 0, done.stderr
     shown = dict(line.split("  ", 1) for line in done.stdout.splitlines() if "  " in line)
@@ -72,7 +72,7 @@ def test_the_newest_run_without_a_name(project):
         ("ccc333", ".clickline/runs/ccc333/report.html"),  # of an earlier release
     ],
 )
-def test_any_way_to_name_one(project, named, page):
+def test_report_is_found_by_run_folder_or_file(project, named, page):
     done = run(named, "--json", cwd=project)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -86,11 +86,11 @@ def test_any_way_to_name_one(project, named, page):
 
 
 @pytest.mark.slow
-def test_two_side_by_side(project):
+def test_two_reports_are_compared(project):
     done = run("bbb222", "version-3-eval", cwd=project)
     assert done.returncode == 0, done.stderr
     page = project / ".clickline" / "comparisons" / "bbb222-version-3-eval.html"
-    assert "Two reports side by side" in page.read_text()
+    assert "Comparison of two reports" in page.read_text()
     a, b = document()["evaluation"]["auc"], document(seed=2, skill=0.8)["evaluation"]["auc"]
     auc = next(line.split() for line in done.stdout.splitlines() if line.startswith("AUC"))
     assert auc[:4] == ["AUC", f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}"]
@@ -102,7 +102,7 @@ def test_two_side_by_side(project):
 
 
 @pytest.mark.slow
-def test_wrong_names_give_the_names_that_exist(project):
+def test_unknown_report_name_lists_existing_names(project):
     done = run("bbb22", cwd=project)
     assert done.returncode == 1
     assert "bbb22 is not a run, an evaluation or a report file; did you mean bbb222?" in done.stderr
@@ -111,22 +111,22 @@ def test_wrong_names_give_the_names_that_exist(project):
     (project / "other.json").write_text("[1]")
     assert "other.json is not the report of an evaluation" in run("other.json", cwd=project).stderr
     (project / "torn.json").write_text('{"evaluation": ')
-    assert "torn.json is no JSON document" in run("torn.json", cwd=project).stderr
+    assert "torn.json is not a JSON document" in run("torn.json", cwd=project).stderr
 
 
-def test_an_empty_home_says_what_to_do(tmp_path):
+def test_empty_home_error_names_the_command_to_run(tmp_path):
     (tmp_path / "clickline.yaml").write_text("data: {train: data/train.tsv}\n")
     done = run(cwd=tmp_path)
     assert done.returncode == 1
-    assert "holds no run with a report.json yet. Run `clickline train` first" in done.stderr
+    assert "has no run with a report.json yet. Run `clickline train` first" in done.stderr
     assert "newest first: none. Evaluations: none." in run("x", cwd=tmp_path).stderr
 
 
-def test_without_plotly_the_extra_is_named(project):
+def test_missing_plotly_error_names_the_extra(project):
     (project / "without" / "plotly").mkdir(parents=True)
     (project / "without" / "plotly" / "__init__.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'plotly'\", name='plotly')"
     )
     done = run("bbb222", cwd=project, PYTHONPATH=str(project / "without"))
     assert done.returncode == 1
-    assert "needs the package plotly: pip install 'clickline[report]'" in done.stderr
+    assert "need the package plotly: pip install 'clickline[report]'" in done.stderr

@@ -1,4 +1,4 @@
-"""The values of the figures are the document's own."""
+"""The figures of a report have the values of its document."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def whole():
     return document()
 
 
-def test_a_whole_document_has_every_figure_and_plain_json(whole):
-    drawn = figures(whole)
-    assert drawn.keys() == ALL
-    assert json.loads(json.dumps(drawn)) == drawn
+def test_complete_document_has_all_figures_as_plain_json(whole):
+    all_figures = figures(whole)
+    assert all_figures.keys() == ALL
+    assert json.loads(json.dumps(all_figures)) == all_figures
 
 
-def test_the_curves_are_the_documents_and_the_current_version_lies_over_them(whole):
-    drawn = figures(whole)
+def test_curves_are_overlaid_with_the_current_version(whole):
+    all_figures = figures(whole)
     for name, source in (("this model", whole), ("current version 3", whole["current"])):
         curves = source["curves"]
-        roc, pr = named(drawn["roc"], name), named(drawn["precision_recall"], name)
+        roc, pr = named(all_figures["roc"], name), named(all_figures["precision_recall"], name)
         assert (roc["x"], roc["y"]) == (
             curves["roc"]["false_positive_rate"],
             curves["roc"]["true_positive_rate"],
@@ -44,12 +44,12 @@ def test_the_curves_are_the_documents_and_the_current_version_lies_over_them(who
             curves["precision_recall"]["recall"],
             curves["precision_recall"]["precision"],
         )
-        gain, lift = named(drawn["gain"], name), named(drawn["lift"], name)
+        gain, lift = named(all_figures["gain"], name), named(all_figures["lift"], name)
         assert (gain["x"], gain["y"]) == (curves["gain"]["share_of_shows"], curves["gain"]["share_of_clicks"])
         assert lift["y"] == curves["gain"]["lift"]
 
 
-def test_calibration_has_its_band_and_the_histogram(whole):
+def test_calibration_figure_has_interval_and_histogram(whole):
     data = figures(whole)["calibration"]["data"]
     low, high, line = data[:3]
     curve, scores = whole["curves"]["calibration"], whole["curves"]["scores"]
@@ -63,7 +63,7 @@ def test_calibration_has_its_band_and_the_histogram(whole):
     assert ends == pytest.approx(scores["edges"][1:])
 
 
-def test_hours_have_their_intervals(whole):
+def test_hour_figure_has_intervals(whole):
     figure = figures(whole)["hours"]
     hours = whole["evaluation"]["hours"]
     for key, axis in (("auc", "y"), ("logloss", "y2")):
@@ -77,7 +77,7 @@ def test_hours_have_their_intervals(whole):
             assert (hour[key] + above, hour[key] - below) == pytest.approx((high, low))
 
 
-def test_no_line_crosses_missing_hours_and_rows_without_a_time_have_no_place():
+def test_no_line_crosses_missing_hours():
     found = long()
     hours = found["evaluation"]["hours"]
     hours.insert(0, {**hours[0], "hour": -1, "utc": None})
@@ -90,34 +90,34 @@ def test_no_line_crosses_missing_hours_and_rows_without_a_time_have_no_place():
     assert "progressive" in figures(found)
 
 
-def test_the_learning_curve_and_what_eval_rows_said_meanwhile(whole):
+def test_learning_curve_has_eval_metrics(whole):
     figure = figures(whole)["learning"]
     for key, axis in (("loss", "y"), ("auc", "y2"), ("rows_per_second", "y3")):
         trace = next(t for t in figure["data"] if t["name"] == "this model" and t["yaxis"] == axis)
         assert (trace["x"], trace["y"]) == (whole["learning"]["step"], whole["learning"][key])
-    after = named(figure, "this model, eval rows", "y2")
+    after = named(figure, "this model, eval after", "y2")
     assert list(zip(after["x"], after["y"], strict=True)) == [(e["step"], e["auc"]) for e in whole["epochs"]]
 
 
-def test_fields_from_the_largest_down_and_no_more_than_fit():
+def test_fields_are_sorted_and_limited():
     found = long()
-    drawn = figures(found)
+    all_figures = figures(found)
     lost = {one["name"]: one["lost"] for one in found["importance"]}
-    (bars,) = drawn["importance"]["data"]
+    (bars,) = all_figures["importance"]["data"]
     assert len(bars["y"]) == MAX_FIELDS
     assert bars["x"] == sorted(lost.values(), reverse=True)[:MAX_FIELDS]
     assert [lost[name] for name in bars["y"]] == bars["x"]
-    (bars,) = drawn["drift"]["data"]
+    (bars,) = all_figures["drift"]["data"]
     psi = {one["name"]: one["psi"] for one in found["drift"]["fields"]}
     assert bars["x"] == [psi[name] for name in bars["y"]] == sorted(psi.values(), reverse=True)[:MAX_FIELDS]
-    assert [shape["x0"] for shape in drawn["drift"]["layout"]["shapes"]] == [0.1, 0.25]
+    assert [shape["x0"] for shape in all_figures["drift"]["layout"]["shapes"]] == [0.1, 0.25]
     colours = bars["marker"]["color"]
     levels = [(value >= 0.1) + (value >= 0.25) for value in bars["x"]]
     assert len(set(zip(levels, colours, strict=True))) == len(set(levels)) == len(set(colours))
 
 
 @pytest.mark.parametrize(
-    ("make", "there"),
+    ("make", "expected"),
     [
         (bare, {"learning"}),
         (one_class, {"calibration", "hours", "learning", "drift"}),
@@ -125,28 +125,30 @@ def test_fields_from_the_largest_down_and_no_more_than_fit():
         (dict, set()),
     ],
 )
-def test_what_the_document_lacks_has_no_figure(make, there):
-    assert figures(make()).keys() == there
+def test_missing_data_has_no_figure(make, expected):
+    assert figures(make()).keys() == expected
 
 
-def test_one_class_has_only_a_loss_by_hour():
+def test_single_class_has_only_a_loss_by_hour():
     (trace,) = figures(one_class())["hours"]["data"]
     assert trace["yaxis"] == "y"
     assert trace["y"] == [hour["logloss"] for hour in one_class()["evaluation"]["hours"]]
 
 
-def test_texts_of_users_are_no_markup_to_plotly():
+def test_user_text_is_escaped_for_plotly():
     figure = figures(hostile())["importance"]
     (bars,) = figure["data"]
     place = bars["y"].index(HOSTILE)
     for text in (bars["customdata"][place], figure["layout"]["yaxis"]["ticktext"][place]):
         assert "<" not in text and text.startswith("&lt;/script&gt;")
-    drawn = overlay_figures([(HOSTILE, document()), ("b", document(seed=2))])
-    assert not any("<" in trace["name"] for figure in drawn.values() for trace in figure["data"])
-    assert not any(HOSTILE[-9:] in t.get("hovertemplate", "") for f in drawn.values() for t in f["data"])
+    all_figures = overlay_figures([(HOSTILE, document()), ("b", document(seed=2))])
+    assert not any("<" in trace["name"] for figure in all_figures.values() for trace in figure["data"])
+    assert not any(
+        HOSTILE[-9:] in t.get("hovertemplate", "") for f in all_figures.values() for t in f["data"]
+    )
 
 
-def test_every_colour_of_the_figures_has_one_for_the_dark(whole):
+def test_every_figure_colour_has_a_dark_one(whole):
     colours = set()
 
     def walk(tree, key=""):

@@ -1,4 +1,4 @@
-"""The page in a real browser, opened as a file: everything is drawn, nothing is asked of anybody."""
+"""The page in a real browser, opened as a file: everything is drawn and no request is sent."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def thinned(found: dict[str, Any]) -> dict[str, Any]:
     ("make", "scheme"),
     [(refused, "light"), (document, "dark"), (one_class, "dark"), (None, "light"), (None, "dark")],
 )
-def test_no_serious_barrier(opened, make, scheme):
+def test_page_has_no_serious_accessibility_issue(opened, make, scheme):
     if make is None:
         text = comparison_page(("a", thinned(document())), ("b", thinned(refused())))
     else:
@@ -171,7 +171,7 @@ def test_no_serious_barrier(opened, make, scheme):
     assert grave == []
 
 
-def test_colours_follow_the_system_and_paper_is_light(opened):
+def test_colours_follow_the_system_and_print_is_light(opened):
     found = opened(page(document()))
     colour = "document.getElementById('plot-roc').data[0].line.color"
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -188,7 +188,7 @@ def test_colours_follow_the_system_and_paper_is_light(opened):
     assert found.said == []
 
 
-def test_it_prints_and_fits_a_phone(opened):
+def test_page_prints_and_fits_a_phone(opened):
     found = opened(page(long()))
     assert found.page.pdf(format="A4").startswith(b"%PDF")
     narrow = opened(page(document()), width=360)
@@ -198,10 +198,10 @@ def test_it_prints_and_fits_a_phone(opened):
         assert place.bounding_box()["width"] <= 360
 
 
-def test_the_keyboard_reaches_everything(opened):
+def test_page_is_keyboard_accessible(opened):
     found = opened(page(document()))
     found.page.keyboard.press("Tab")
-    assert found.page.evaluate("document.activeElement.textContent") == "To the report"
+    assert found.page.evaluate("document.activeElement.textContent") == "Skip to the report"
     found.page.keyboard.press("Tab")
     found.page.keyboard.press("Enter")
     assert found.page.url.endswith("#ranking")
@@ -212,7 +212,7 @@ def test_the_keyboard_reaches_everything(opened):
     assert found.page.locator("#calibration table").first.is_visible()
 
 
-def test_what_tries_to_run_is_not_run(opened):
+def test_injected_scripts_do_not_run(opened):
     """Even a script that got into the file: the policy knows the two that may run."""
     text = page(document()).replace("</body>", "<script>document.title = 'broken'</script></body>")
     found = opened(text)

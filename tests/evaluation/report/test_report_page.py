@@ -1,4 +1,4 @@
-"""One file that holds all it needs, and in which no text of a user leaves its place."""
+"""The report page is self-contained and escapes all user text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clickline.storage.storage import Storage
 
 
 class Parsed(HTMLParser):
-    """What a browser would see: elements with their attributes, scripts by id, and the text outside of them."""
+    """A parsed page: elements with their attributes, scripts by id, and the text outside of them."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def whole():
 
 
 @pytest.mark.parametrize("make", [document, refused, bare, one_class, long, hostile, old])
-def test_the_page_holds_the_document_and_its_figures(make):
+def test_page_embeds_the_document_and_its_figures(make):
     found = Parsed(page(make()))
     assert found.json("report") == make()
     assert found.json("figures") == figures(make())
@@ -82,7 +82,7 @@ def test_the_page_holds_the_document_and_its_figures(make):
 
 
 @pytest.mark.parametrize("text", [page(document()), comparison_page(("a", document()), ("b", refused()))])
-def test_nothing_is_fetched_and_nothing_else_is_run(text):
+def test_page_fetches_nothing_and_runs_no_other_script(text):
     found = Parsed(text)
     for name, attributes in found.elements:
         assert name not in ("link", "img", "iframe", "object", "embed", "base", "form"), name
@@ -99,7 +99,7 @@ def test_nothing_is_fetched_and_nothing_else_is_run(text):
     assert len(run) == 2
 
 
-def test_no_text_of_a_user_leaves_its_place():
+def test_user_text_is_escaped_in_the_page():
     found = Parsed(page(hostile()))
     names = [name for name, _ in found.elements]
     assert "img" not in names and "b" not in names
@@ -110,45 +110,46 @@ def test_no_text_of_a_user_leaves_its_place():
     assert "&lt;" not in both.text  # escaped once, not twice
 
 
-def test_a_name_that_is_not_utf8_can_be_written(tmp_path):
+def test_name_that_is_not_utf8_can_be_written(tmp_path):
     write_page(hostile(), str(tmp_path / "report.html"), Storage())
     assert r"caf\udce9.tsv" in (tmp_path / "report.html").read_text("utf-8")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_the_verdict_and_the_key_figures_come_first(whole):
+def test_verdict_and_key_metrics_come_first(whole):
     measured, live = document()["evaluation"], document()["current"]["evaluation"]
-    before = whole.text[: whole.text.index("How well it ranks")]
+    before = whole.text[: whole.text.index("Ranking quality")]
     assert "✓ The gate passed the model" in before
     low, high = measured["auc_interval"]
     assert f"{measured['auc']:.4f}" in before and f"95 %: {low:.4f} to {high:.4f}" in before
     assert f"+{measured['auc'] - live['auc']:.4f} better than version 3 ({live['auc']:.4f})" in before
     assert f"−{live['logloss'] - measured['logloss']:.4f} better than version 3" in before
-    assert "3,486 clicks of 20,000 shows" in before
+    assert "3,486 clicks in 20,000 impressions" in before
 
 
-def test_a_refusal_says_why():
+def test_refused_report_shows_the_reasons():
     found = Parsed(page(refused()))
-    top = found.text[: found.text.index("How well it ranks")]
+    top = found.text[: found.text.index("Ranking quality")]
     assert "✗ The gate refused the model" in top
     assert all(reason in top for reason in refused()["gate"]["reasons"])
-    assert "accuracy is all the gate asks for" in top
+    assert "accuracy is the only threshold of the gate" in top
     assert " worse than version 3" in top
 
 
-def test_captions_say_the_key_number_in_words(whole):
+def test_captions_have_the_key_figures(whole):
     found = document()
     auc, ece = found["evaluation"]["auc"], found["evaluation"]["ece"]
-    assert f"in {100 * auc:.1f} % of all pairs the click scores higher" in whole.text
-    assert f"predicted rate is {100 * ece:.1f} % away from the observed one" in whole.text
+    assert f"in {100 * auc:.1f} % of all pairs, the click scores higher" in whole.text
+    assert f"in 20 bins of equal weight (ECE): {100 * ece:.1f} %" in whole.text
     gain = found["curves"]["gain"]
     tenth = min(range(len(gain["lift"])), key=lambda n: abs(gain["share_of_shows"][n] - 0.1))
-    assert f"highest scores hold {100 * gain['share_of_clicks'][tenth]:.1f} % of the clicks" in whole.text
-    assert f"clicks are {gain['lift'][tenth]:.2f} times as frequent" in whole.text
+    assert f"by score get {100 * gain['share_of_clicks'][tenth]:.1f} % of the clicks" in whole.text
+    assert f"Clicks are {gain['lift'][tenth]:.2f} times as frequent" in whole.text
     first = found["importance"][0]
-    assert f"{first['name']} matters most: without it AUC falls by {first['lost']:.4f}" in whole.text
+    assert f"{first['name']} is the most important field: AUC drops by {first['lost']:.4f}" in whole.text
     assert (
-        f"Most: {found['drift']['fields'][0]['name']}, {found['drift']['fields'][0]['psi']:.4f}" in whole.text
+        f"Largest: {found['drift']['fields'][0]['name']}, {found['drift']['fields'][0]['psi']:.4f}"
+        in whole.text
     )
 
 
@@ -180,12 +181,12 @@ def test_every_plot_has_its_table():
     assert len(roc) == len(found["curves"]["roc"]["true_positive_rate"])
     drift = next(rows for header, rows in by_header.items() if header[-1] == "PSI")
     assert [row[-1] for row in drift] == [number(one["psi"]) for one in found["drift"]["fields"]]
-    assert drift[0][2] == "a lot"
+    assert drift[0][2] == "strong"
 
 
-def test_lineage_and_config(whole):
+def test_page_shows_lineage_and_config(whole):
     for words in ("Dataset 4b97f1cd351b", "942,080 train rows", "48 input files", "and 42 more",
-                  "Checkpoint at step 4,600", "1,884,160 rows learned", "embedding_dim: 9"):  # fmt: skip
+                  "Checkpoint at step 4,600", "1,884,160 rows trained", "embedding_dim: 9"):  # fmt: skip
         assert words in whole.text
     assert "before it was published" in whole.text
     of_version = document()
@@ -193,20 +194,20 @@ def test_lineage_and_config(whole):
     assert "Report of version 7" in Parsed(page(of_version)).text
 
 
-def test_what_is_missing_is_left_out_with_a_word(whole):
-    assert "Left out" not in whole.text
-    assert "Left out" in Parsed(page(old())).text
+def test_missing_parts_are_omitted_and_listed(whole):
+    assert "Not included" not in whole.text
+    assert "Not included" in Parsed(page(old())).text
     text = Parsed(page(bare())).text
-    assert "Nothing was measured: there were no eval rows." in text
+    assert "Not evaluated: there were no eval rows." in text
     assert "data.eval gives no rows to measure on." in text
-    assert "The document does not hold: ROC, precision-recall, gain and lift, the calibration curve" in text
-    assert "How it learned" in text and "How well it ranks" not in text
-    assert "all 500 shows are without a click" in Parsed(page(one_class())).text
+    assert "The document has no data for: ROC, precision-recall, gain and lift, the calibration curve" in text
+    assert "Loss, AUC and speed" in text and "Ranking quality" not in text
+    assert "all 500 impressions lack a click" in Parsed(page(one_class())).text
 
 
 @pytest.mark.parametrize("key", sorted(document()))
 @pytest.mark.parametrize("how", ["absent", "null"])
-def test_any_key_may_be_missing(key, how):
+def test_any_document_key_may_be_missing(key, how):
     found = document()
     if how == "absent":
         del found[key]
@@ -214,10 +215,10 @@ def test_any_key_may_be_missing(key, how):
         found[key] = None
     assert '<main id="report-body">' in page(found)
     for pair in ((found, document()), (document(), found)):
-        assert "Two reports side by side" in comparison_page(*zip("ab", pair, strict=True))
+        assert "Comparison of two reports" in comparison_page(*zip("ab", pair, strict=True))
 
 
-def test_numbers_that_json_does_not_have_are_null():
+def test_nan_and_infinity_become_null():
     found = document()
     found["evaluation"]["logloss"] = float("nan")
     found["curves"]["gain"]["lift"][0] = float("inf")
@@ -226,20 +227,20 @@ def test_numbers_that_json_does_not_have_are_null():
     assert parsed.json("figures")["lift"]["data"][0]["y"][0] is None
 
 
-def test_without_plotly_the_extra_is_named(monkeypatch, tmp_path):
+def test_missing_plotly_error_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(ClicklineError, match=r"needs the package plotly: pip install 'clickline\[report\]'"):
+    with pytest.raises(ClicklineError, match=r"need the package plotly: pip install 'clickline\[report\]'"):
         write_page(document(), str(tmp_path / "report.html"), Storage())
     assert not list(tmp_path.iterdir())
 
 
-def test_elements_escape_what_they_are_given():
+def test_elements_escape_their_children():
     assert tag("p", "a<b", tag("i", '"&"'), class_='x" onclick="') == (
         '<p class="x&quot; onclick=&quot;">a&lt;b<i>&quot;&amp;&quot;</i></p>'
     )
 
 
-def test_numbers_are_shown_as_people_read_them():
+def test_number_formats():
     assert [number(v) for v in (0.12345, 0.0, None, 3e-6)] == ["0.1235", "0.0000", "–", "3e-06"]
     assert [percent(v) for v in (0.1234, 0.0, 0.0002, 1.0)] == ["12.3 %", "0.0 %", "0.02 %", "100.0 %"]
     assert [signed(v) for v in (0.01, -0.01, None)] == ["+0.0100", "−0.0100", "–"]

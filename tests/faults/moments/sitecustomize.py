@@ -74,7 +74,7 @@ def _strikes(file: Path, fault: dict, real):
 
     @functools.wraps(real)
     def raises(owner, first, *arguments, **options):
-        if first.place.sequence == fault["call"] and file.exists():
+        if first.key.sequence == fault["call"] and file.exists():
             raise ZeroDivisionError("a fault of the test")
         return real(owner, first, *arguments, **options)
 

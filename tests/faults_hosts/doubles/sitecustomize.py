@@ -16,23 +16,23 @@ from pathlib import Path
 
 
 def _brake_workers(module):
-    brake, real = Path(os.environ["CLICKLINE_TEST_BRAKE"]), module.Worker._tell
+    brake, real = Path(os.environ["CLICKLINE_TEST_BRAKE"]), module.TrainWorker._record
 
-    def tell(self, *arguments):
+    def record(self, *arguments):
         real(self, *arguments)
         time.sleep(float(brake.read_text()))
 
-    module.Worker._tell = tell
+    module.TrainWorker._record = record
 
 
 def _hurry_groups(module):
     seconds = float(os.environ["CLICKLINE_TEST_GROUP"])
-    real = module.Job.__init__
+    real = module.TrainingJob.__init__
 
     def init(self, **values):
         real(self, **{"group_seconds": seconds, **values})
 
-    module.Job.__init__ = init
+    module.TrainingJob.__init__ = init
 
 
 def _narrow_windows(module):

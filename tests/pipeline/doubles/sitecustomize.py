@@ -1,8 +1,8 @@
-"""Doubles of what a child runs, for faults that must strike at an exact moment; a child that finds this on its path
-gets them instead of the stages.
+"""Test doubles of what a child runs, for faults at an exact moment. A child that has this file on its path runs them instead of
+the stages.
 
-In the folder that CLICKLINE_DOUBLES names, `hold-NAME` makes NAME wait as long as the file is there, and `at-NAME` is
-written when it is reached; `fault-NAME` holds the class and words of an error to raise then.
+In the folder that CLICKLINE_DOUBLES names, `hold-NAME` makes NAME wait while the file exists, `at-NAME` is written when it
+is reached, and `fault-NAME` has the class and message of an error to raise there.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def _reach(name: str) -> None:
     if fault.exists():
         from clickline import errors
 
-        kind, _, words = fault.read_text().partition(" ")
+        kind, _, message = fault.read_text().partition(" ")
         if kind == "OSError":
             raise OSError(28, "No space left on device", "/full")
-        raise getattr(errors, kind, ZeroDivisionError)(words)
+        raise getattr(errors, kind, ZeroDivisionError)(message)
     while (_FOLDER / f"hold-{name}").exists():
         time.sleep(0.01)
 
 
-def _build(config, progress):
+def _run_flow(config, progress):
     for name in ("prepare", "train", "publish"):
         progress.stage(name, "running")
         progress.begin(f"{name} all", total_rows=100)
@@ -75,7 +75,7 @@ def _serve(config, up):
 
 if "CLICKLINE_DOUBLES" in os.environ:
     for name, calls in {
-        "clickline.pipeline.flow": {"run_flow": _build},
+        "clickline.pipeline.flow": {"run_flow": _run_flow},
         "clickline.pipeline.follow": {"follow": _follow},
         "clickline.serving.run": {"serve": _serve},
     }.items():

@@ -1,7 +1,7 @@
-"""A plan beside what really happens: prepare, train and publish in processes of their own, and compare.
+"""Compares a plan with actual runs of prepare, train and publish in separate processes.
 
-Times are compared pair by pair, plan and run in turns, and the pair that agrees best counts: on a machine that others
-use, either of the two may be slowed down by half.
+Times are compared in alternating pairs of plan and run, and the pair that agrees best counts: on a machine with other load,
+either of the two may be slowed down by half.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from clickline.pipeline.planning.plan_result import Plan
 from clickline.pipeline.planning.run import plan
 from clickline.pipeline.planning.sampling import SAMPLE_BYTES
 
-_PROGRAM = Path(__file__).parent / "really.py"
+_PROGRAM = Path(__file__).parent / "train_and_measure.py"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Planned / real."""
+    """Ratios planned / actual."""
 
     rows: float
     ids: float
@@ -51,8 +51,8 @@ def compare(
     probe: bool = True,
     pairs: int = 1,
 ) -> Comparison:
-    """Plan, do it, compare; `prepared` says whether the (first) plan may use the dataset. Memory and disk are those of
-    the first turn; further turns come only while times disagree."""
+    """Plan, run and compare; `prepared`: the (first) plan may use the dataset. Memory and disk are those of the first
+    pair; further pairs run only while times disagree."""
     config = load_config(config_file, overrides)
     if prepared:
         clickline.prepare(config)

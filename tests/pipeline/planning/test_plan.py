@@ -1,4 +1,4 @@
-"""What a plan looks at, what it tells, and what it says when it cannot."""
+"""The inputs of a plan, its results and its error messages."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def invoke(*arguments: str | Path) -> str:
 # ── what it looks at ───────────────────────────────────────────────────────────────────────────
 
 
-def test_without_data_it_says_what_to_do(tmp_path: Path) -> None:
+def test_plan_without_data_explains_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "clickline.yaml").write_text("data: {train: data/train.tsv}\n")
-    with pytest.raises(DataError, match=r"nothing to plan from: .*data/train\.tsv.*`clickline sample`"):
+    with pytest.raises(DataError, match=r"no data to plan from: .*data/train\.tsv.*`clickline sample`"):
         plan(load_config(tmp_path / "clickline.yaml"))
     assert not (tmp_path / ".clickline").exists()
 
 
-def test_a_prepared_dataset_that_fits_is_used(trained: Path) -> None:
+def test_prepared_dataset_is_used_if_up_to_date(trained: Path) -> None:
     config = load_config(trained / "clickline.yaml")
     found = plan(config, probe=False)
     dataset = Dataset.current(Storage(), config.home)
@@ -64,7 +64,7 @@ def test_a_prepared_dataset_that_fits_is_used(trained: Path) -> None:
     assert json.loads(json.dumps(found.to_json()))["rows"]["batch_size"] == 256
 
 
-def test_logs_that_changed_are_sampled_instead(project: Path) -> None:
+def test_changed_logs_are_sampled(project: Path) -> None:
     config = load_config(project / "clickline.yaml")
     clickline.prepare(config)
     with (project / "data" / "train.tsv").open("ab") as file:
@@ -73,7 +73,7 @@ def test_logs_that_changed_are_sampled_instead(project: Path) -> None:
     assert found.basis.startswith("all of the raw logs, ")
     assert found.rows.train == 8000
     assert found.rows.eval == pytest.approx(1600, rel=0.01)
-    assert any("was made from other logs" in line for line in found.assumptions)
+    assert any("was prepared from other logs" in line for line in found.assumptions)
 
 
 def test_other_fields_need_another_dataset_but_another_model_does_not(trained: Path) -> None:
@@ -82,14 +82,14 @@ def test_other_fields_need_another_dataset_but_another_model_does_not(trained: P
     assert plan(load_config(file, ["data.fields.C1=ignore"]), probe=False).basis.startswith("all of the raw")
 
 
-def test_a_dataset_serves_where_the_logs_are_gone(project: Path) -> None:
+def test_dataset_is_used_if_logs_are_missing(project: Path) -> None:
     shutil.rmtree(project / "data")
     found = plan(load_config(project / "clickline.yaml"), probe=False)
     assert found.basis.startswith("dataset ")
-    assert any("the raw logs were not looked at" in line for line in found.assumptions)
+    assert any("the raw logs were not read" in line for line in found.assumptions)
 
 
-def test_a_sample_counts_what_prepare_counts(trained: Path) -> None:
+def test_sample_counts_match_prepare(trained: Path) -> None:
     """All rows are read, so nothing is extrapolated: ids agree as far as prepare's own estimate goes."""
     config = load_config(trained / "clickline.yaml")
     counted = plan(config, probe=False)
@@ -110,7 +110,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-def test_part_of_the_logs_tells_rows_and_ids_of_all(logs: Path, tmp_path: Path) -> None:
+def test_rows_and_ids_are_extrapolated_from_a_sample(logs: Path, tmp_path: Path) -> None:
     (tmp_path / "clickline.yaml").write_text(f"data: {{train: {logs}/train.tsv, eval: {logs}/eval.tsv}}\n")
     config = load_config(tmp_path / "clickline.yaml")
     found = plan(config, probe=False, sample_bytes=3 << 20)
@@ -125,7 +125,7 @@ def test_part_of_the_logs_tells_rows_and_ids_of_all(logs: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["hours", "gzip", "parquet"])
-def test_rows_are_told_whatever_the_files_are(logs: Path, tmp_path: Path, kind: str) -> None:
+def test_rows_are_extrapolated_for_all_file_types(logs: Path, tmp_path: Path, kind: str) -> None:
     lines = (logs / "train.tsv").read_bytes().splitlines(keepends=True)
     data = "{train: 'part-*'}"
     if kind == "hours":  # the earlier the hour, the fewer rows
@@ -145,14 +145,14 @@ def test_rows_are_told_whatever_the_files_are(logs: Path, tmp_path: Path, kind: 
     assert found.rows.train == pytest.approx(48_000, rel=0.05)
 
 
-def test_an_empty_log_is_told(tmp_path: Path) -> None:
+def test_empty_log_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").touch()
     (tmp_path / "clickline.yaml").write_text("data: {train: train.tsv}\n")
     with pytest.raises(DataError, match=r"no row of .*train\.tsv could be used"):
         plan(load_config(tmp_path / "clickline.yaml"), probe=False)
 
 
-def test_slots_are_found_in_the_sample(tmp_path: Path) -> None:
+def test_slots_are_discovered_in_the_sample(tmp_path: Path) -> None:
     generate(SampleOptions("slots", 3000, tmp_path / "data", seed=2), Progress())
     (tmp_path / "clickline.yaml").write_text("data: {format: slots, train: data/train.txt}\n")
     config = load_config(tmp_path / "clickline.yaml")
@@ -166,7 +166,7 @@ def test_slots_are_found_in_the_sample(tmp_path: Path) -> None:
 # ── what follows from the config ───────────────────────────────────────────────────────────────
 
 
-def test_admission_and_eviction_change_what_is_kept(trained: Path) -> None:
+def test_admission_and_eviction_change_the_kept_ids(trained: Path) -> None:
     file = trained / "clickline.yaml"
     plain = plan(load_config(file), probe=False)
     admitted = plan(load_config(file, ["train.admission.min_impressions=3"]), probe=False)
@@ -180,7 +180,7 @@ def test_admission_and_eviction_change_what_is_kept(trained: Path) -> None:
     assert evicted.disk.checkpoint < plain.disk.checkpoint
 
 
-def test_a_second_epoch_admits_what_the_first_has_counted(trained: Path) -> None:
+def test_second_epoch_admits_candidates_of_the_first(trained: Path) -> None:
     file = trained / "clickline.yaml"
     once = plan(load_config(file, ["train.admission.min_impressions=2"]), probe=False)
     twice = plan(load_config(file, ["train.admission.min_impressions=2", "train.epochs=2"]), probe=False)
@@ -188,7 +188,7 @@ def test_a_second_epoch_admits_what_the_first_has_counted(trained: Path) -> None
     assert twice.ids.candidates == once.ids.candidates  # their memory was taken in the first epoch
 
 
-def test_fewer_rows_are_learned_and_fewer_ids_seen(trained: Path) -> None:
+def test_negative_sampling_reduces_rows_and_ids(trained: Path) -> None:
     settings = ["train.negative_sampling=0.1", "train.calibration={holdout: 0.2}"]
     found = plan(load_config(trained / "clickline.yaml", settings), probe=False)
     clicks = Dataset.current(Storage(), str(trained / ".clickline")).splits["train"].report["clicks"]
@@ -196,7 +196,7 @@ def test_fewer_rows_are_learned_and_fewer_ids_seen(trained: Path) -> None:
     assert found.ids.distinct < plan(load_config(trained / "clickline.yaml"), probe=False).ids.distinct
 
 
-def test_what_does_not_fit_gets_remedies_with_figures(trained: Path) -> None:
+def test_remedies_if_it_does_not_fit(trained: Path) -> None:
     config = load_config(trained / "clickline.yaml")
     large = plan(config, probe=False, memory=64 * GIB)
     assert large.fit.train_fits
@@ -206,7 +206,7 @@ def test_what_does_not_fit_gets_remedies_with_figures(trained: Path) -> None:
     assert nowhere.fit.train_shards is None
 
 
-def test_a_remedy_is_what_the_config_would_bring(trained: Path) -> None:
+def test_remedy_equals_the_plan_of_the_changed_config(trained: Path) -> None:
     file = trained / "clickline.yaml"
     # Dims of thousands make the tables the larger part, as they are with many ids.
     wide = "model.embedding_dim=1000"
@@ -230,7 +230,7 @@ def test_a_remedy_is_what_the_config_would_bring(trained: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_probe_tells_time_and_memory(trained: Path) -> None:
+def test_probe_measures_time_and_memory(trained: Path) -> None:
     config = load_config(trained / "clickline.yaml")
     found = plan(config)
     assert found.time is not None
@@ -242,7 +242,7 @@ def test_a_probe_tells_time_and_memory(trained: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_stops_a_probe_is_told(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_failures_are_reported(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(trained / "clickline.yaml")
     dataset = Dataset.current(Storage(), config.home)
     with pytest.raises(ClicklineError, match="manifest"):
@@ -251,14 +251,14 @@ def test_what_stops_a_probe_is_told(trained: Path, tmp_path: Path, monkeypatch: 
     ended.write_text("#!/bin/sh\nkill -9 $$\n")
     ended.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(ended))
-    with pytest.raises(ClicklineError, match="signal 9; most likely there is too little memory"):
+    with pytest.raises(ClicklineError, match="signal 9, most likely for lack of memory"):
         run_probe(config, dataset, 6400, [0])
 
 
 # ── the command ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_command_prints_a_table(trained: Path) -> None:
+def test_plan_command_prints_a_table(trained: Path) -> None:
     told = invoke("--no-probe", "-q", "--memory", "300MiB", "-c", trained / "clickline.yaml")
     lines = told.splitlines()
     assert lines[0].startswith("from           dataset ")
@@ -269,13 +269,13 @@ def test_the_command_prints_a_table(trained: Path) -> None:
     assert "assumptions" in lines
 
 
-def test_json_is_the_plan(trained: Path) -> None:
+def test_plan_json_is_the_plan(trained: Path) -> None:
     told = json.loads(invoke("--no-probe", "--json", "-c", trained / "clickline.yaml"))
     assert told["rows"]["train"] == 6400
     assert told["fit"]["train_fits"] is True
     assert len(told["ids"]["slots"]) == 28
 
 
-def test_a_size_that_is_none_is_told(trained: Path) -> None:
+def test_invalid_memory_size_is_refused(trained: Path) -> None:
     with pytest.raises(ConfigError, match=r"--memory is 'much'.*16GiB"):
         invoke("--no-probe", "--memory", "much", "-c", trained / "clickline.yaml")

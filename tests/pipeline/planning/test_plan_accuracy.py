@@ -1,4 +1,4 @@
-"""How well plans come true: memory and disk within 20 %, the time of an epoch within 30 %.
+"""Accuracy of plans: memory and disk within 20 %, the time of an epoch within 30 %.
 
 `pytest tests/pipeline/planning/test_plan_accuracy.py -s` prints the rows of the table in docs/planning.md.
 """
@@ -108,7 +108,11 @@ def test_many_ids_in_small_rows(many_ids: Path, tmp_path: Path) -> None:
 
 @pytest.mark.soak  # as the others, for other data
 def test_admission_and_checkpoints_on_the_way(many_ids: Path, tmp_path: Path) -> None:
-    settings = ["train.admission.min_impressions=2", "train.checkpoint_steps=40", "publish.table_precision=int8"]
+    settings = [
+        "train.admission.min_impressions=2",
+        "train.checkpoint_steps=40",
+        "publish.table_precision=int8",
+    ]
     found = told(
         "criteo, 400k rows, shows 2, checkpoints", compare(many_ids, [*settings, f"home={tmp_path}"])
     )
@@ -117,7 +121,7 @@ def test_admission_and_checkpoints_on_the_way(many_ids: Path, tmp_path: Path) ->
 
 
 @pytest.mark.soak  # as the others, for other data
-def test_raw_logs_of_which_a_twelfth_is_read(many_ids: Path, tmp_path: Path) -> None:
+def test_plan_from_a_twelfth_of_the_raw_logs(many_ids: Path, tmp_path: Path) -> None:
     found = told(
         "criteo, 400k rows, 6 MiB of the raw logs",
         compare(many_ids, [f"home={tmp_path}"], prepared=False, sample_bytes=6 << 20),
@@ -127,7 +131,7 @@ def test_raw_logs_of_which_a_twelfth_is_read(many_ids: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.soak  # as the others, for other data
-def test_without_a_probe_memory_is_not_far_off(criteo: Path, tmp_path: Path) -> None:
+def test_memory_without_a_probe_is_close(criteo: Path, tmp_path: Path) -> None:
     found = told("criteo, 300k rows, no probe", compare(criteo, [f"home={tmp_path}"], probe=False))
     check(found, counted=True)
     assert found.peak == pytest.approx(1, abs=0.3)

@@ -1,4 +1,4 @@
-"""The arithmetic of a plan beside the real things: growth of ids, bytes of tables and files, shards that fit."""
+"""The arithmetic of a plan compared with actual values: growth of ids, bytes of tables and files, shards that fit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def labelled(slots: list[SlotIds], rows: int, random: np.random.Generator) -> La
 # ── ids ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_shows_and_clicks_of_every_id_equal_a_direct_count() -> None:
+def test_impressions_and_clicks_per_id_equal_a_direct_count() -> None:
     random = np.random.default_rng(1)
     counts_B = random.integers(0, 4, 800)
     offsets_B1 = np.concatenate([[0], np.cumsum(counts_B)])
@@ -73,7 +73,7 @@ def test_shows_and_clicks_of_every_id_equal_a_direct_count() -> None:
     ("exponent", "vocabulary", "share"),
     [(1.2, 10**7, 16), (1.2, 3000, 4), (1.5, 10**7, 16), (1.5, 3000, 16), (2.0, 10**7, 16), (2.0, 3000, 16)],
 )
-def test_ids_of_many_rows_are_told_from_few(exponent: float, vocabulary: int, share: int) -> None:
+def test_ids_are_extrapolated_from_few_rows(exponent: float, vocabulary: int, share: int) -> None:
     random = np.random.default_rng(7)
     ids_N = np.minimum(random.zipf(exponent, 400_000), vocabulary).astype(np.uint64)
     few = labelled([SlotIds(ids_N[: ids_N.size // share])], ids_N.size // share, random)
@@ -84,7 +84,7 @@ def test_ids_of_many_rows_are_told_from_few(exponent: float, vocabulary: int, sh
     assert found.expected == pytest.approx(real, rel=0.2)
 
 
-def test_a_whole_count_stays_what_it_is() -> None:
+def test_complete_count_is_not_changed() -> None:
     assert extrapolate([10.0, 20.0, 30.0, 40.0], 1.0).expected == 40.0
     assert extrapolate([5.0, 5.0, 5.0, 5.0], 1000.0).high == 5.0
     assert extrapolate([0.0, 0.0, 0.0, 0.0], 8.0).expected == 0.0
@@ -107,7 +107,7 @@ def learned(tables: Tables, ids_N: np.ndarray[tuple[int], np.dtype[np.uint64]], 
     ("dim", "optimizer", "wide"), [(4, RowWiseAdaGrad(), Ftrl()), (9, AdaGrad(), Ftrl()), (16, Adam(), None)]
 )
 @pytest.mark.parametrize("ids", [5_000, 150_000])
-def test_memory_and_snapshot_of_a_table_are_as_told(
+def test_predicted_memory_and_snapshot_of_a_table(
     tmp_path: Path, dim: int, optimizer: RowOptimizer, wide: RowOptimizer | None, ids: int
 ) -> None:
     tables = Tables([SlotShape("a", dim)], embedding_optimizer=optimizer, wide_optimizer=wide)
@@ -116,10 +116,12 @@ def test_memory_and_snapshot_of_a_table_are_as_told(
     assert table_bytes(layout, ids).total == pytest.approx(
         tables.memory_bytes, rel=0.1 if ids < 10_000 else 0.03
     )
-    assert snapshot_bytes(layout, ids) == pytest.approx(save_snapshot(tables, tmp_path / "all").size, rel=0.01)
+    assert snapshot_bytes(layout, ids) == pytest.approx(
+        save_snapshot(tables, tmp_path / "all").size, rel=0.01
+    )
 
 
-def test_memory_of_candidates_is_as_told(tmp_path: Path) -> None:
+def test_predicted_memory_of_candidates(tmp_path: Path) -> None:
     tables = Tables([SlotShape("a", 8)], admission=Admission(shows=2))
     random = np.random.default_rng(0)
     once, twice = random.integers(0, 2**64, (2, 60_000), dtype=np.uint64)
@@ -133,7 +135,7 @@ def test_memory_of_candidates_is_as_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_files_of_a_version_are_as_large_as_told(tmp_path: Path, precision: str, shards: int) -> None:
+def test_predicted_size_of_version_files(tmp_path: Path, precision: str, shards: int) -> None:
     ids_N = np.unique(np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64))
     ids_N = ids_N[np.argsort(mix_ids(ids_N))]
     parts = [PartShape(6, wide=True)]
@@ -166,7 +168,7 @@ def sizes(tables: int, beside: int) -> tuple[MemoryPlan, ServingPlan]:
     st.integers(1, 1 << 34),
     st.integers(64 * MIB, 1 << 36),
 )
-def test_the_number_of_shards_is_the_smallest_that_fits(tables: int, beside: int, machine: int) -> None:
+def test_number_of_shards_is_the_smallest_that_fits(tables: int, beside: int, machine: int) -> None:
     memory, serving = sizes(tables, beside)
     fit = fit_plan(machine, memory, serving, 4, ())
     assert fit.train_fits == (memory.peak <= fit.usable)
@@ -181,7 +183,7 @@ def test_the_number_of_shards_is_the_smallest_that_fits(tables: int, beside: int
         assert 150 * MIB + 2 * tables / (fit.serve_shards - 1) > fit.usable
 
 
-def test_the_arithmetic_is_shown() -> None:
+def test_arithmetic_is_shown() -> None:
     fit = fit_plan(1000 * MIB, *sizes(3000 * MIB, 300 * MIB), 4, ())
     assert fit.train_shards == 5
     assert fit.arithmetic[0] == "usable: 1000.0 MiB x 0.9 = 900.0 MiB"

@@ -173,7 +173,9 @@ class InProcessServer:
 
 
 @contextmanager
-def in_process_server(shard: int, tables: Mapping[int, ServingTable], **options: Any) -> Iterator[InProcessServer]:
+def in_process_server(
+    shard: int, tables: Mapping[int, ServingTable], **options: Any
+) -> Iterator[InProcessServer]:
     versions = ShardVersions(shard)
     versions.open = {number: ShardVersion(number, one) for number, one in tables.items()}
     listening = socket.socket()

@@ -13,7 +13,16 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from fleet import InProcessServer, certificate_in, eventually, opened, publish, random_blocks, registry_in, in_process_server
+from fleet import (
+    InProcessServer,
+    certificate_in,
+    eventually,
+    in_process_server,
+    opened,
+    publish,
+    random_blocks,
+    registry_in,
+)
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -170,7 +179,9 @@ def test_lookup_in_an_unknown_version_returns_the_open_ones(server):
 
 
 def test_reason_for_closing_a_connection_is_logged(server, capfd):
-    with in_process_server(0, {1: server.versions.open[1].tables}) as fresh:  # a new server, whose log is not throttled
+    with in_process_server(
+        0, {1: server.versions.open[1].tables}
+    ) as fresh:  # a new server, whose log is not throttled
         connection = handshaken(fresh)
         connection.sendall(HEADER.pack(2**31, LOOKUP, 0, 1, 1))
         answers_until_end(connection)

@@ -1,4 +1,4 @@
-"""Rows from lookup servers are, to the bit, the rows of mapped files; and what happens when servers do not answer."""
+"""Rows from lookup servers equal the rows of mapped files bit by bit; servers that do not answer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fleet import (
     certificate_in,
     constant_blocks,
     eventually,
+    in_process_server,
+    in_process_servers,
     opened,
     publish,
     random_blocks,
     random_delta,
     registry_in,
-    in_process_server,
-    in_process_servers,
 )
 
 from clickline.errors import ArtifactError, RequestRefused
@@ -34,7 +34,7 @@ from clickline.scoring import lookup_pool
 from clickline.scoring.lookup_pool import LookupPool, client_tls
 from clickline.scoring.remote_rows import RemoteRows
 
-PATIENT = {"timeout": 10.0, "hedge": 5.0}  # a busy machine is not what these tests are about
+LONG_TIMEOUTS = {"timeout": 10.0, "hedge": 5.0}  # so that a busy machine does not fail these tests
 
 
 @pytest.mark.parametrize("cache", [0, 64, 100_000])
@@ -47,7 +47,7 @@ def test_remote_gather_equals_mapped_files(precision, cache, tmp_path):
     local = opened(registry, number)
     with (
         in_process_servers(registry, [number], shards=3) as servers,
-        LookupPool(addresses(servers), **PATIENT) as lookups,
+        LookupPool(addresses(servers), **LONG_TIMEOUTS) as lookups,
     ):
         remote = RemoteRows(lookups, number, PARTS, precision, cache=cache, missing="unavailable")
         for seed, rows in enumerate([100, 1, 7, 3000, 100, 100]):
@@ -61,7 +61,10 @@ def test_each_distinct_id_is_looked_up_once(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
     batch = call(0, 500)
-    with in_process_servers(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
+    with (
+        in_process_servers(registry, [number]) as servers,
+        LookupPool(addresses(servers), **LONG_TIMEOUTS) as lookups,
+    ):
         batch.gather(RemoteRows(lookups, number, PARTS, "fp32"))
         keys = sum(replicas[0].server.counts().keys for replicas in servers)
         assert keys == np.unique(batch.bags.ids_N).size == lookups.stats.keys
@@ -72,12 +75,15 @@ def test_cached_rows_are_not_looked_up_again(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
     batch = call(0, 200)
-    with in_process_servers(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
+    with (
+        in_process_servers(registry, [number]) as servers,
+        LookupPool(addresses(servers), **LONG_TIMEOUTS) as lookups,
+    ):
         remote = RemoteRows(lookups, number, PARTS, "fp32", cache=1 << 20)
         first = batch.gather(remote)
-        asked = lookups.stats.keys
+        looked_up = lookups.stats.keys
         assert_same(batch.gather(remote), first)
-        assert lookups.stats.keys - asked < 0.01 * asked  # but for two ids that share a place
+        assert lookups.stats.keys - looked_up < 0.01 * looked_up  # except two ids that share a cache slot
 
 
 def test_many_threads_share_a_pool(tmp_path):
@@ -86,7 +92,7 @@ def test_many_threads_share_a_pool(tmp_path):
     local = opened(registry, number)
     with (
         in_process_servers(registry, [number], replicas=2) as servers,
-        LookupPool(addresses(servers), **PATIENT) as lookups,
+        LookupPool(addresses(servers), **LONG_TIMEOUTS) as lookups,
     ):
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable", cache=300)
 
@@ -103,13 +109,16 @@ def test_call_without_ids_sends_no_request(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
     batch = call(0, 0)
-    with in_process_servers(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
+    with (
+        in_process_servers(registry, [number]) as servers,
+        LookupPool(addresses(servers), **LONG_TIMEOUTS) as lookups,
+    ):
         batch.gather(RemoteRows(lookups, number, PARTS, "fp32"))
         assert lookups.stats.requests == 0
 
 
 def test_large_answers_arrive_in_pieces(tmp_path):
-    """More rows than the server sends at once."""
+    """More rows than the server sends in one piece."""
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     local = opened(registry, number)
@@ -133,7 +142,10 @@ def test_lost_shard_gives_default_rows_and_counts_them(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
     batch = call(0, known=True)
-    with in_process_servers(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
+    with (
+        in_process_servers(registry, [number]) as servers,
+        LookupPool(addresses(servers), **LONG_TIMEOUTS) as lookups,
+    ):
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="default")
         batch.gather(remote)
         servers[1][0].server.stop(10)
@@ -147,12 +159,15 @@ def test_lost_shard_gives_default_rows_and_counts_them(tmp_path):
 def test_lost_shard_makes_requests_unavailable_if_configured(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1))
-    with in_process_servers(registry, [number]) as servers, LookupPool(addresses(servers), **PATIENT) as lookups:
+    with (
+        in_process_servers(registry, [number]) as servers,
+        LookupPool(addresses(servers), **LONG_TIMEOUTS) as lookups,
+    ):
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
         call(0).gather(remote)
         gone = servers[1][0]
         gone.server.stop(10)
-        for _ in range(3):  # also when it is known to be gone
+        for _ in range(3):  # also when it is known to be down
             with pytest.raises(
                 RequestRefused, match=f"no lookup server of shard 1 answers: {gone.address}"
             ) as refused:
@@ -165,10 +180,12 @@ def test_recovered_shard_is_used_again(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     tables = {number: opened(registry, number)}
-    with in_process_server(0, tables) as server, LookupPool([[server.address]], **PATIENT) as lookups:
+    with in_process_server(0, tables) as server, LookupPool([[server.address]], **LONG_TIMEOUTS) as lookups:
         remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
         server.versions.open = {}
-        with pytest.raises(RequestRefused, match=rf"{server.address}: it has version none, not {number}"):
+        with pytest.raises(
+            RequestRefused, match=rf"{server.address}: it has loaded version none, not {number}"
+        ):
             call(0).gather(remote)
         with in_process_server(0, tables) as other:
             server.versions.open = other.versions.open
@@ -184,7 +201,7 @@ def test_replica_without_the_version_is_skipped(tmp_path):
     with (
         in_process_server(0, {old: opened(registry, old)}) as behind,
         in_process_server(0, {new: opened(registry, new)}) as ahead,
-        LookupPool([[behind.address, ahead.address]], **PATIENT) as lookups,
+        LookupPool([[behind.address, ahead.address]], **LONG_TIMEOUTS) as lookups,
     ):
         for number, value in ((new, 2), (old, 1)):
             remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
@@ -198,12 +215,12 @@ def test_server_of_another_shard_is_rejected(tmp_path):
     number = publish(registry, random_blocks(1))
     with in_process_servers(registry, [number]) as servers:
         swapped = addresses(servers)[::-1]
-        with LookupPool(swapped, **PATIENT) as lookups:
+        with LookupPool(swapped, **LONG_TIMEOUTS) as lookups:
             assert (
-                "it serves shard 1, but serve.lookup.shards names it for shard 0"
+                "it serves shard 1, but serve.lookup.shards lists it for shard 0"
                 in lookups.health()[swapped[0][0]]
             )
-            assert f"{swapped[0][0]} is not asked: it serves shard 1, but" in str(lookups.ready(number, 0.1))
+            assert f"{swapped[0][0]} is not used: it serves shard 1, but" in str(lookups.ready(number, 0.1))
             with pytest.raises(RequestRefused, match="it serves shard"):
                 call(0).gather(RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable"))
 
@@ -213,14 +230,14 @@ def test_version_with_a_different_number_of_shards_is_refused(tmp_path):
     number = publish(registry, random_blocks(1), shards=3)
     with (
         in_process_servers(registry, [number], shards=1) as servers,
-        LookupPool(addresses(servers), **PATIENT) as lookups,
+        LookupPool(addresses(servers), **LONG_TIMEOUTS) as lookups,
         pytest.raises(ArtifactError, match=r"has 3 shards, serve\.lookup\.shards lists 1"),
     ):
         RemoteRows.for_version(lookups, registry.version(number).body)
 
 
-class Between:
-    """Stands between predictor and server, and holds back what the server answers while it is told to."""
+class DelayingProxy:
+    """A proxy between predictor and server that can delay or hold back the server's answers."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -263,16 +280,16 @@ class Between:
 
 
 def test_answer_after_its_hedge_is_dropped(tmp_path):
-    """The late answer is of another call: taken for the next one's it would give wrong rows."""
+    """The late answer belongs to an earlier call; used for the next one it would give wrong rows."""
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     local = opened(registry, number)
     with in_process_server(0, {number: local}) as slow, in_process_server(0, {number: local}) as other:
-        between = Between(slow.address)
+        between = DelayingProxy(slow.address)
         try:
             with LookupPool([[between.address, other.address]], timeout=5, hedge=0.05) as lookups:
                 remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
-                for seed in range(4):  # both have a connection
+                for seed in range(4):  # both replicas have a connection
                     call(seed).gather(remote)
                 between.flowing.clear()
                 for seed in range(6):
@@ -293,7 +310,7 @@ def test_slow_replica_costs_no_more_than_the_hedge(tmp_path):
     number = publish(registry, random_blocks(1), shards=1)
     local = opened(registry, number)
     with in_process_server(0, {number: local}) as slow, in_process_server(0, {number: local}) as other:
-        between = Between(slow.address)
+        between = DelayingProxy(slow.address)
         try:
             with LookupPool([[between.address, other.address]], timeout=20, hedge=0.1) as lookups:
                 remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
@@ -306,21 +323,19 @@ def test_slow_replica_costs_no_more_than_the_hedge(tmp_path):
                     call(seed).gather(remote)
                     times.append(time.monotonic() - began)
                 assert max(times) < 2  # not the timeout
-                assert (
-                    sum(took > 0.09 for took in times) <= 4
-                )  # once it is known to be slow, it is asked last
+                assert sum(took > 0.09 for took in times) <= 4  # once known to be slow, it is tried last
         finally:
             between.close()
 
 
 def test_hedging_is_limited_if_all_replicas_are_slow(tmp_path, monkeypatch):
-    """They have too much to do already."""
-    monkeypatch.setattr(lookup_pool, "_MOST_HEDGES", 3.0)
+    """They are already overloaded."""
+    monkeypatch.setattr(lookup_pool, "_MAX_HEDGES", 3.0)
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     local = opened(registry, number)
     with in_process_server(0, {number: local}) as one, in_process_server(0, {number: local}) as other:
-        between = [Between(one.address), Between(other.address)]
+        between = [DelayingProxy(one.address), DelayingProxy(other.address)]
         try:
             with LookupPool([[slow.address for slow in between]], timeout=10, hedge=0.005) as lookups:
                 remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
@@ -343,7 +358,7 @@ def test_slow_replicas_are_reported_after_the_timeout(tmp_path):
     number = publish(registry, random_blocks(1), shards=1)
     local = opened(registry, number)
     with in_process_server(0, {number: local}) as server:
-        between = Between(server.address)
+        between = DelayingProxy(server.address)
         try:
             with LookupPool([[between.address]], timeout=0.3) as lookups:
                 remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
@@ -357,7 +372,7 @@ def test_slow_replicas_are_reported_after_the_timeout(tmp_path):
             between.close()
 
 
-# ── versions on their way ──────────────────────────────────────────────────────────────────────
+# ── loading of versions ────────────────────────────────────────────────────────────────────────
 
 
 def test_ready_waits_only_for_replicas_that_are_loading(tmp_path):
@@ -368,7 +383,7 @@ def test_ready_waits_only_for_replicas_that_are_loading(tmp_path):
         dead = socket.create_server(("127.0.0.1", 0))
         listed[1].append(f"127.0.0.1:{dead.getsockname()[1]}")
         dead.close()
-        with LookupPool(listed, **PATIENT) as lookups:
+        with LookupPool(listed, **LONG_TIMEOUTS) as lookups:
             report = lookups.ready(old, 10)
             assert report.ready and len(report.loaded) == 4
             assert report.unreachable == {listed[1][2]: "Connection refused"}
@@ -398,7 +413,7 @@ def test_hanging_replica_does_not_delay_ready(tmp_path):
     registry = registry_in(tmp_path)
     number = publish(registry, random_blocks(1), shards=1)
     with in_process_servers(registry, [number], shards=1) as servers:
-        between = Between(servers[0][0].address)
+        between = DelayingProxy(servers[0][0].address)
         try:
             with LookupPool([[servers[0][0].address, between.address]], timeout=0.2) as lookups:
                 between.flowing.clear()
@@ -424,23 +439,23 @@ def test_tls_and_token(tmp_path):
         trusted = client_tls(str(certificate))
         with LookupPool(addresses(servers), token="secret", tls=trusted, timeout=5) as lookups:
             remote = RemoteRows(lookups, number, PARTS, "fp32", missing="unavailable")
-            for seed, rows in enumerate((50, 5000, 50)):  # records of TLS are 16 KiB
+            for seed, rows in enumerate((50, 5000, 50)):  # TLS records are 16 KiB
                 assert_same(call(seed, rows).gather(remote), call(seed, rows).gather(local))
         for token in (None, "other"):
-            with LookupPool(addresses(servers), token=token, tls=trusted, **PATIENT) as lookups:
+            with LookupPool(addresses(servers), token=token, tls=trusted, **LONG_TIMEOUTS) as lookups:
                 assert set(lookups.health().values()) == {
                     "the token is missing or wrong: both sides need the same serve.token_file"
                 }
-        with LookupPool(addresses(servers), token="secret", tls=client_tls(None), **PATIENT) as lookups:
+        with LookupPool(addresses(servers), token="secret", tls=client_tls(None), **LONG_TIMEOUTS) as lookups:
             assert all("certificate verify failed" in trouble for trouble in lookups.health().values())
-        with LookupPool(addresses(servers), token="secret", **PATIENT) as lookups:
+        with LookupPool(addresses(servers), token="secret", **LONG_TIMEOUTS) as lookups:
             assert all(lookups.health().values())
         sent = sum(replicas[0].server.counts().requests for replicas in servers)
-        assert sent == 6  # none of the others
+        assert sent == 6  # none of the other calls
 
 
 def test_ca_that_is_not_a_pem_file_is_named(tmp_path):
     from clickline.errors import ClicklineError
 
-    with pytest.raises(ClicklineError, match=r"serve\.tls\.authority .*nowhere\.pem cannot be used"):
+    with pytest.raises(ClicklineError, match=r"serve\.tls\.ca .*nowhere\.pem cannot be used"):
         client_tls(str(Path(tmp_path, "nowhere.pem")))

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC, by the real tritonclient."""
+"""The Open Inference Protocol over gRPC, with the real tritonclient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranking over gRPC: both parts are read, and what comes back is in the order that was asked for."""
+"""Ranking over gRPC: context and candidates are decoded, and scores are returned in the requested order."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def test_context_is_optional():
 
 
 def test_invalid_rankings_are_refused():
-    assert refusal(request(-2)) == "top_k is -2; 0 for all candidates, or how many of the best."
+    assert (
+        refusal(request(-2))
+        == "top_k is -2; it must be 0 for all candidates, or the number of best ones to return."
+    )
     two = request()
     two.context["I1"].Clear()
     two.context["C1"].Clear()
@@ -76,7 +79,7 @@ def test_invalid_rankings_are_refused():
     assert "The context has 2 rows; it must have one." in refusal(two)
     both = request()
     tensor(both.candidates["C1"], 7, "string_val", [b"a"] * 4)
-    assert refusal(both) == "C1 is in the context and in the candidates; a field is in one of both."
+    assert refusal(both) == "C1 is in the context and in the candidates; it must be in only one of them."
     both.candidates["C1"].tensor_shape.dim.add(size=2)
     both.candidates["C1"].string_val.extend([b"b"] * 4)
     assert "C1 is in the context and in the candidates" in refusal(both)

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, spoken by tritonclient's own request builder and reader."""
+"""The Open Inference Protocol over HTTP, with tritonclient's request builder and response parser."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rest_model import ANSWER, FEATURES, LIMITS, MODEL, call, endpoint, encoded, header, same, values
+from rest_model import ANSWER, FEATURES, LIMITS, MODEL, call, encoded, endpoint, header, same, values
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
 from tritonclient.utils import np_to_triton_dtype
 
@@ -142,7 +142,7 @@ def one(**changes):
 
 
 @pytest.mark.parametrize(
-    ("document", "words"),
+    ("document", "messages"),
     [
         (one(name="tag"), ("'tag'", "'tags'")),
         (one(name=7), ("name",)),
@@ -172,7 +172,7 @@ def one(**changes):
         (one(parameters=[]), ("parameters", "'C1'")),
         ({"inputs": []}, ("inputs",)),
         ({"inputs": {}}, ("inputs",)),
-        ({"inputs": ["x"]}, ("inputs",)),
+        ({"inputs": ["x"]}, ("each input",)),
         ({"inputs": one()["inputs"] * 2}, ("'C1'", "twice")),
         (
             {"inputs": [*one()["inputs"], *one(name="C2", shape=[1], data=["a"])["inputs"]]},
@@ -184,9 +184,9 @@ def one(**changes):
         ([], ("a list",)),
     ],
 )
-def test_invalid_values_are_refused_with_the_field_name(document, words):
+def test_invalid_values_are_refused_with_the_field_name(document, messages):
     message = refused(document)
-    for word in words:
+    for word in messages:
         assert word in message
 
 
@@ -338,10 +338,10 @@ def test_plain_json_is_answered_in_plain_json():
     }
 
 
-# ── pages ──────────────────────────────────────────────────────────────────────────────────────
+# ── metadata and health ────────────────────────────────────────────────────────────────────────
 
 
-def page(path, current=MODEL):
+def get(path, current=MODEL):
     found = route("GET", path)
     assert isinstance(found, HttpInfoEndpoint)
     reply = found.answer(ServerState(("ads",), current))
@@ -349,21 +349,21 @@ def page(path, current=MODEL):
 
 
 def test_health_and_readiness():
-    assert page("/v2/health/live") == page("/v2/health/live", None) == (200, {"live": True})
-    assert page("/v2/health/ready") == (200, {"ready": True})
-    assert page("/v2/health/ready", None) == (503, {"ready": False})
-    assert page("/v2/models/ads/ready") == (200, {"name": "ads", "ready": True})
-    assert page("/v2/models/ads/versions/12/ready")[0] == 200
-    assert page("/v2/models/ads/versions/11/ready")[0] == 404
-    assert page("/v2/models/ads/ready", None) == (503, {"name": "ads", "ready": False})
-    assert page("/v2/models/bids/ready", None)[0] == 404
+    assert get("/v2/health/live") == get("/v2/health/live", None) == (200, {"live": True})
+    assert get("/v2/health/ready") == (200, {"ready": True})
+    assert get("/v2/health/ready", None) == (503, {"ready": False})
+    assert get("/v2/models/ads/ready") == (200, {"name": "ads", "ready": True})
+    assert get("/v2/models/ads/versions/12/ready")[0] == 200
+    assert get("/v2/models/ads/versions/11/ready")[0] == 404
+    assert get("/v2/models/ads/ready", None) == (503, {"name": "ads", "ready": False})
+    assert get("/v2/models/bids/ready", None)[0] == 404
 
 
 def test_metadata():
-    status, found = page("/v2")
+    status, found = get("/v2")
     assert status == 200 and found["name"] == "clickline"
     assert found["extensions"] == ["binary_tensor_data"]
-    status, found = page("/v2/models/ads/versions/12")
+    status, found = get("/v2/models/ads/versions/12")
     assert status == 200
     assert (found["name"], found["versions"]) == ("ads", ["12"])
     inputs = {given_["name"]: given_ for given_ in found["inputs"]}

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST interface: what bodies mean, what is refused, how answers look."""
+"""TensorFlow Serving's REST interface: decoding, errors and answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, endpoint, encoded, header, same, values
+from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, encoded, endpoint, header, same, values
 
 from clickline.errors import RequestRefused
 from clickline.features import Encoder
@@ -96,7 +96,7 @@ INSTANCE = st.fixed_dictionaries(
 
 @given(st.lists(INSTANCE, min_size=1, max_size=6))
 def test_any_json_values_get_the_ids_of_training(instances):
-    """Whatever company a value keeps in its column, it is encoded as prepare encodes it."""
+    """A value is encoded as in prepare, whatever other values are in its column."""
     reference, faults = Encoder(FEATURES).encode_values(instances)
     assert not faults
     body = orjson.dumps({"instances": instances})
@@ -156,7 +156,7 @@ def test_rows_may_have_different_fields():
 
 
 def test_column_without_values_is_not_absent():
-    """A ranking is planned by which fields are given, so a null must not change the plan."""
+    """Ranking splits depend on which fields are given, so a null must not change the split."""
     rows = predict({"instances": [{"C1": None, "I1": 1}]}).rows
     assert rows.kind_C[MODEL.columns.index("C1")] != 0
 
@@ -174,7 +174,7 @@ def test_unknown_fields_are_refused_with_a_suggestion():
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "messages"),
     [
         (b'{"instances":[{"I1":1},{"I1":1e999}]}', ("I1", "row 1", "finite")),
         (b'{"instances":[{"I1":-Infinity}]}', ("I1", "row 0", "finite")),
@@ -210,9 +210,9 @@ def test_unknown_fields_are_refused_with_a_suggestion():
         (b'{"signature_name":[],"instances":[{}]}', ("signature_name", "predict")),
     ],
 )
-def test_invalid_values_are_refused_with_the_field_name(body, words):
+def test_invalid_values_are_refused_with_the_field_name(body, messages):
     message = refused(body)
-    for word in words:
+    for word in messages:
         assert word in message
 
 
@@ -255,7 +255,7 @@ def test_any_json_is_answered_or_refused(document):
     values(rows)
 
 
-# ── bodies that are compressed ─────────────────────────────────────────────────────────────────
+# ── compressed bodies ──────────────────────────────────────────────────────────────────────────
 
 
 BODY = b'{"instances":[{"C1":"a"}]}'
@@ -273,11 +273,11 @@ def test_compressed_bodies(encoding, body):
     ("encoding", "body", "word"),
     [
         (b"gzip", BODY, "decompressed"),
-        (b"gzip", gzip.compress(BODY, mtime=0)[:-9], "end"),
-        (b"gzip", gzip.compress(BODY, mtime=0) + b"more", "end"),
+        (b"gzip", gzip.compress(BODY, mtime=0)[:-9], "truncated"),
+        (b"gzip", gzip.compress(BODY, mtime=0) + b"more", "followed by other data"),
         (b"gzip", gzip.compress(b" " * (LIMITS.max_body + 1), mtime=0), "larger"),
         (b"br", BODY, "'br'"),
-        (b"\xff", BODY, "allowed"),
+        (b"\xff", BODY, "must be gzip"),
     ],
 )
 def test_invalid_compressed_bodies_are_refused(encoding, body, word):
@@ -294,8 +294,8 @@ def test_body_may_decompress_to_the_limit():
 
 
 def test_answers_by_rows_and_by_columns():
-    found = endpoint(PREDICT)
-    by_rows = found.encode(predict({"instances": [{}, {}]}), ANSWER)
+    predict_endpoint = endpoint(PREDICT)
+    by_rows = predict_endpoint.encode(predict({"instances": [{}, {}]}), ANSWER)
     assert (by_rows.status, header(by_rows, b"content-type")) == (200, b"application/json")
     assert header(by_rows, b"clickline-version") == b"12"
     expected = [
@@ -308,7 +308,7 @@ def test_answers_by_rows_and_by_columns():
         assert row.keys() == wanted.keys()
         for name, numbers in wanted.items():
             np.testing.assert_array_almost_equal(row[name], numbers, decimal=6)
-    by_columns = json.loads(found.encode(predict({"inputs": {"C1": ["a", "b"]}}), ANSWER).body)
+    by_columns = json.loads(predict_endpoint.encode(predict({"inputs": {"C1": ["a", "b"]}}), ANSWER).body)
     assert by_columns == {
         "outputs": {name: [row[name] for row in found["predictions"]] for name in expected[0]}
     }
@@ -324,37 +324,37 @@ def test_scores_read_back_as_the_same_bits(chances):
     )
 
 
-# ── pages ──────────────────────────────────────────────────────────────────────────────────────
+# ── metadata and status ────────────────────────────────────────────────────────────────────────
 
 
-KNOWN = ServerState(("ads", "wide_deep"), MODEL)
+STATE = ServerState(("ads", "wide_deep"), MODEL)
 
 
-def page(path, known=KNOWN):
+def get(path, state=STATE):
     found = route("GET", path)
     assert isinstance(found, HttpInfoEndpoint)
-    reply = found.answer(known)
+    reply = found.answer(state)
     return reply.status, json.loads(reply.body)
 
 
 @pytest.mark.parametrize("path", ["/v1/models/ads", "/v1/models/wide_deep/versions/12"])
 def test_status(path):
     version = {"version": "12", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
-    assert page(path) == (200, {"model_version_status": [version]})
+    assert get(path) == (200, {"model_version_status": [version]})
 
 
 @pytest.mark.parametrize("verb", ["", "/metadata"])
 def test_info_endpoints_of_unknown_models(verb):
-    assert page(f"/v1/models/bids{verb}") == (
+    assert get(f"/v1/models/bids{verb}") == (
         404,
         {"error": "there is no model 'bids'; available: ads, wide_deep."},
     )
-    assert page(f"/v1/models/ads/versions/3{verb}")[0] == 404
-    assert page(f"/v1/models/ads{verb}", ServerState(("ads",), None))[0] == 404
+    assert get(f"/v1/models/ads/versions/3{verb}")[0] == 404
+    assert get(f"/v1/models/ads{verb}", ServerState(("ads",), None))[0] == 404
 
 
 def test_metadata():
-    status, found = page("/v1/models/ads/metadata")
+    status, found = get("/v1/models/ads/metadata")
     assert status == 200
     assert found["model_spec"] == {"name": "ads", "signature_name": "", "version": "12"}
     signatures = found["metadata"]["signature_def"]["signature_def"]
@@ -415,7 +415,7 @@ def test_unknown_paths_are_not_found(method, path, status):
 def test_any_path_is_answered(method, path):
     found = route(method, "/v1/models/" + path)
     if isinstance(found, HttpInfoEndpoint):
-        assert found.answer(KNOWN).status in (200, 404)
+        assert found.answer(STATE).status in (200, 404)
 
 
 @pytest.mark.parametrize(

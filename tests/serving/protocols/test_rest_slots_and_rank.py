@@ -9,7 +9,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, endpoint, encoded, values
+from rest_model import ANSWER, FEATURES, LIMITS, MODEL, Answer, call, encoded, endpoint, values
 
 from clickline.errors import RequestRefused
 from clickline.features import encoder_kernels
@@ -40,8 +40,8 @@ def ctr(*instances, limits=LIMITS):
 
 
 def test_feasigns_of_a_text_slot_are_the_hashes_of_its_texts():
-    words = [b"ab", b"c"]
-    hashes = [xxhash.xxh64_intdigest(word) for word in words]
+    messages = [b"ab", b"c"]
+    hashes = [xxhash.xxh64_intdigest(word) for word in messages]
     rows = ctr(*(instance(**{"1": [value]}) for value in hashes))
     column = MODEL.columns.index("C1")
     assert rows.kind_C[column] == FEATURE_ID
@@ -89,15 +89,15 @@ def test_rows_without_slots_are_accepted():
 
 
 @pytest.mark.parametrize(
-    ("document", "words"),
+    ("document", "messages"),
     [
         ({"instances": [instance(**{"99": [1]})]}, ("'99'", "instances[0]")),
         ({"instances": [instance(**{"1": [1]}), instance(tag=[1])]}, ("'tag'", "instances[1]", "'tags'")),
         ({"instances": [instance(**{"1": [1, 2]})]}, ("C1", "2 values")),
         ({"instances": [instance(**{"1": [1.5]})]}, ("'1'", "1.5", "instances[0]")),
-        ({"instances": [instance(**{"1": [2**64]})]}, ("'1'", "64 bits")),
+        ({"instances": [instance(**{"1": [2**64]})]}, ("'1'", "64-bit")),
         ({"instances": [instance(**{"1": ["x"]})]}, ("'1'", "'x'")),
-        ({"instances": [instance(**{"1": ["1" * 30]})]}, ("'1'", "64 bits")),
+        ({"instances": [instance(**{"1": ["1" * 30]})]}, ("'1'", "64-bit")),
         ({"instances": [instance(**{"1": [True]})]}, ("'1'", "True")),
         ({"instances": [instance(**{"1": [None]})]}, ("'1'", "None")),
         ({"instances": [instance(**{"1": 7})]}, ("'1'", "a number")),
@@ -113,9 +113,9 @@ def test_rows_without_slots_are_accepted():
         (b"{", ("not JSON",)),
     ],
 )
-def test_invalid_slots_are_refused(document, words):
+def test_invalid_slots_are_refused(document, messages):
     message = refused(CTR, document)
-    for word in words:
+    for word in messages:
         assert word in message
 
 
@@ -125,9 +125,9 @@ def test_unknown_slots_are_ignored_if_configured():
 
 
 def test_answers_and_errors_have_the_same_shape():
-    found = endpoint(CTR)
-    assert found.target.model == ""
-    found = json.loads(found.encode(call(CTR, b'{"instances":[{"slots":[]},{"slots":[]}]}'), ANSWER).body)
+    inference = endpoint(CTR)
+    assert inference.target.model == ""
+    found = json.loads(inference.encode(call(CTR, b'{"instances":[{"slots":[]},{"slots":[]}]}'), ANSWER).body)
     assert found == {
         "predictions": [
             {"prob0": pytest.approx(0.9), "prob1": pytest.approx(0.1)},
@@ -136,7 +136,7 @@ def test_answers_and_errors_have_the_same_shape():
         "err_code": 0,
         "err_msg": "",
     }
-    reply = found.refuse("overloaded", "later")
+    reply = inference.refuse("overloaded", "later")
     assert reply.status == 429
     assert json.loads(reply.body) == {"predictions": [], "err_code": 429, "err_msg": "later"}
     wrong = route("GET", CTR)
@@ -189,7 +189,7 @@ def test_row_limit_applies_to_candidates_only():
 
 
 @pytest.mark.parametrize(
-    ("document", "words"),
+    ("document", "messages"),
     [
         ({"context": {"C1": "u"}}, ("no rows",)),
         ({"context": [], "candidates": [{}]}, ("context", "a list")),
@@ -205,9 +205,9 @@ def test_row_limit_applies_to_candidates_only():
         ([], ("a list",)),
     ],
 )
-def test_invalid_rankings_are_refused_over_http(document, words):
+def test_invalid_rankings_are_refused_over_http(document, messages):
     message = refused(RANK, document)
-    for word in words:
+    for word in messages:
         assert word in message
 
 

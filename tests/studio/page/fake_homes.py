@@ -567,9 +567,9 @@ def cluster_status() -> dict[str, Any]:
             {
                 "at": ago(900),
                 "decision": "restart",
-                "reason": "shard-2 crashed: what it held is gone, so everything goes back to the last cut",
+                "reason": "shard-2 crashed: its state is gone, so training rolls back to the last checkpoint",
             },
-            {"at": ago(40), "decision": "resize", "reason": "the cluster has room: from 7 to 8 workers"},
+            {"at": ago(40), "decision": "resize", "reason": "the cluster has capacity: from 7 to 8 workers"},
         ],
         "most": 12,
         "message": "",

@@ -27,7 +27,7 @@ AXE = Axe()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_nothing_serious_is_found(studio: Any, base: str, theme: str) -> None:
+def test_no_serious_accessibility_violations(studio: Any, base: str, theme: str) -> None:
     at = studio(base, color_scheme=theme, reduced_motion="reduce")
     found = {}
     for home, panel in PLACES:
@@ -50,7 +50,7 @@ def test_nothing_serious_is_found(studio: Any, base: str, theme: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_dialog_is_accessible_and_esc_gives_the_focus_back(studio: Any, base: str) -> None:
+def test_dialog_is_accessible_and_esc_restores_focus(studio: Any, base: str) -> None:
     at = studio(base, reduced_motion="reduce")
     at.open("serving", "versions")
     button = at.page.get_by_role("button", name="Roll back to 6").first
@@ -68,7 +68,7 @@ def test_a_dialog_is_accessible_and_esc_gives_the_focus_back(studio: Any, base: 
     expect(button).to_be_focused()
 
 
-def test_the_first_tab_skips_to_the_content(studio: Any, base: str) -> None:
+def test_first_tab_skips_to_the_content(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("serving")
     at.page.keyboard.press("Tab")
@@ -78,7 +78,7 @@ def test_the_first_tab_skips_to_the_content(studio: Any, base: str) -> None:
     assert at.page.url.endswith("#/serving/overview")
 
 
-def test_arrow_keys_go_through_the_panels(studio: Any, base: str) -> None:
+def test_arrow_keys_move_through_the_panels(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("serving")
     links = at.page.get_by_role("navigation").get_by_role("link")
@@ -88,11 +88,11 @@ def test_arrow_keys_go_through_the_panels(studio: Any, base: str) -> None:
     at.page.keyboard.press("End")
     expect(links.last).to_be_focused()
     at.page.keyboard.press("Enter")
-    expect(at.page.locator("main h1")).to_have_text("Try it")
+    expect(at.page.locator("main h1")).to_have_text("Playground")
     expect(links.last).to_have_attribute("aria-current", "page")
 
 
-def test_arrow_keys_go_through_the_hours(studio: Any, base: str) -> None:
+def test_arrow_keys_move_through_the_hours(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("follow", "data")
     hours = at.page.get_by_role("slider", name="Hours")
@@ -105,7 +105,7 @@ def test_arrow_keys_go_through_the_hours(studio: Any, base: str) -> None:
     expect(hours).to_have_attribute("aria-valuetext", at.page.locator(".strip-told").inner_text())
 
 
-def test_slash_goes_to_the_search(studio: Any, base: str) -> None:
+def test_slash_focuses_the_search(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("serving", "try")
     at.page.keyboard.press("/")

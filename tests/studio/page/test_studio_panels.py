@@ -15,30 +15,30 @@ SEEN = {  # a word that must be there: scenario -> panel -> text
     "empty": {
         "Overview": "Nothing was run in",
         "Runs": "No run was trained yet",
-        "Versions": "No version was published yet",
+        "Versions": "No versions yet",
         "Serving": "Nothing serves here",
         "Data": "No data was prepared yet",
-        "Try it": "There is nothing to try yet",
+        "Playground": "There is nothing to try yet",
     },
     "training": {
         "Overview": "ads-trial is training",
         "Runs": "training",
-        "Versions": "No version was published yet",
+        "Versions": "No versions yet",
     },
     "serving": {
-        "Overview": "ads serves version 7",
+        "Overview": "ads is serving version 7",
         "Runs": "74a026456e9d",
         "Versions": "delta of 6",
         "Serving": "INVALID_ARGUMENT",
         "Data": "found 12, expected 40",
-        "Try it": "Version 6 would have said",
+        "Playground": "Version 6: ",
     },
     "failed": {"Overview": "raise data.max_bad_ratio", "Data": "found 12, expected 40"},
     "refused": {
         "Overview": "gate.vs_current allows -0.002",
-        "Runs": "refused",
+        "Runs": "rejected",
         "Versions": "delta of 6",
-        "Try it": "No server answers here",
+        "Playground": "No server answers here",
     },
     "dead": {"Overview": "no answer: Connection refused", "Serving": "The endpoint does not answer"},
     "follow": {
@@ -66,7 +66,7 @@ def test_every_panel_of_every_state(studio: Any, base: str, scenario: str) -> No
     assert at.page.get_by_role("link", name="Cluster").count() == (scenario == "cluster")
 
 
-def test_an_empty_home_names_the_command(studio: Any, base: str) -> None:
+def test_empty_home_names_the_command(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("empty")
     expect(at.page.locator(".command")).to_have_text("clickline up -c /srv/new-shop/clickline.yaml")
@@ -90,7 +90,7 @@ def test_progress_moves_without_a_reload(studio: Any, serve: Any) -> None:
     assert at.page.evaluate("window.same")
 
 
-def test_a_stage_that_ends_is_told_to_screen_readers(studio: Any, serve: Any) -> None:
+def test_finished_stage_is_announced_to_screen_readers(studio: Any, serve: Any) -> None:
     home = SCENARIOS["training"]()
     at = studio(serve([home])[0])
     at.open("training")
@@ -98,14 +98,14 @@ def test_a_stage_that_ends_is_told_to_screen_readers(studio: Any, serve: Any) ->
     expect(at.page.locator("#said")).to_have_text(re.compile("Serve: running|Publish: done"))
 
 
-def test_a_failed_stage_links_its_log(studio: Any, base: str) -> None:
+def test_failed_stage_links_its_log(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("failed")
     at.page.get_by_role("alert").get_by_role("link", name="Log: Prepare").click()
     expect(at.page.locator("pre.log")).to_contain_text("line 49 of the log")
 
 
-def test_up_to_six_runs_are_drawn(studio: Any, base: str) -> None:
+def test_up_to_six_runs_are_plotted(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("serving", "runs")
     boxes = at.page.get_by_role("checkbox")
@@ -122,7 +122,7 @@ def test_up_to_six_runs_are_drawn(studio: Any, base: str) -> None:
     assert len(set(tones)) == 5
 
 
-def test_a_run_in_detail_links_its_report(studio: Any, base: str) -> None:
+def test_run_details_link_the_report(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("serving", "runs")
     at.page.get_by_role("link", name="1f0c96a35c1b", exact=True).click()
@@ -130,11 +130,11 @@ def test_a_run_in_detail_links_its_report(studio: Any, base: str) -> None:
     for title in ("AUC", "Loss", "Rows/s", "Calibration", "ROC"):
         expect(at.page.locator(".chart-title", has_text=re.compile(f"^{title}$"))).to_have_count(1)
     with at.page.context.expect_page() as opened:
-        at.page.get_by_role("link", name="Open the whole report").click()
+        at.page.get_by_role("link", name="Open the full report").click()
     expect(opened.value.locator("h1")).to_have_text("Report")
 
 
-def test_what_differs_between_two_versions(studio: Any, base: str) -> None:
+def test_diff_of_two_versions(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("serving", "versions")
     at.page.get_by_role("button", name="Compare version 3 with the live one").click()
@@ -188,7 +188,7 @@ def test_serving_is_live(studio: Any, one_home: str, ads: FakeHome) -> None:
     expect(at.page.locator(".figures .figure").first).to_contain_text("98.8k")
 
 
-def test_try_it_answers_on_enter(studio: Any, base: str) -> None:
+def test_playground_scores_on_enter(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("serving", "try")
     answer = at.page.locator(".probability")
@@ -211,7 +211,7 @@ def test_candidates_are_ranked(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("serving", "try")
     at.page.locator(".probability").wait_for()
-    at.page.get_by_role("button", name="Add a candidate").click()
+    at.page.get_by_role("button", name="Add candidate").click()
     at.page.get_by_label("C2", exact=True).fill("00ff00ff")
     at.page.get_by_label("C2", exact=True).press("Enter")
     rows = at.page.locator(".answer tbody tr")
@@ -229,7 +229,7 @@ def test_candidates_are_ranked(studio: Any, base: str) -> None:
     expect(rows).to_have_count(0)
 
 
-def test_an_answer_that_is_refused_is_told(studio: Any, one_home: str) -> None:
+def test_rejected_request_is_shown(studio: Any, one_home: str) -> None:
     at = studio(one_home)
     at.open("serving", "try")
     at.page.locator(".probability").wait_for()
@@ -239,7 +239,7 @@ def test_an_answer_that_is_refused_is_told(studio: Any, one_home: str) -> None:
     at.complaints.clear()  # Chromium itself notes the 400
 
 
-def test_words_of_a_row_stay_words(studio: Any, base: str) -> None:
+def test_text_of_a_row_is_not_interpreted(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("serving", "data")
     expect(at.page.locator(".samples")).to_contain_text("<script>alert(1)</script>")
@@ -257,7 +257,7 @@ def test_a_history_of_500_hours(studio: Any, base: str) -> None:
     expect(at.page.locator(".strip-told")).to_contain_text("data.max_bad_ratio allows 1 %")
 
 
-def test_a_lost_studio_comes_back_by_itself(studio: Any, serve: Any) -> None:
+def test_page_reconnects_to_a_restarted_studio(studio: Any, serve: Any) -> None:
     home = SCENARIOS["serving"]()
     base, port, end = serve([home])
     at = studio(base)
@@ -265,7 +265,7 @@ def test_a_lost_studio_comes_back_by_itself(studio: Any, serve: Any) -> None:
     expect(at.page.locator("#banner")).to_be_empty()
     end()
     expect(at.page.locator("#banner")).to_contain_text("No connection to the studio")
-    expect(at.page.get_by_role("button", name="Try now")).to_be_visible()
+    expect(at.page.get_by_role("button", name="Retry now")).to_be_visible()
     home.versions["moves"][0]["reason"] = "while nobody looked"
     serve([home], port=port)
     expect(at.page.locator("#banner")).to_be_empty(timeout=15_000)
@@ -273,32 +273,32 @@ def test_a_lost_studio_comes_back_by_itself(studio: Any, serve: Any) -> None:
     at.complaints.clear()  # Chromium itself notes refused connections
 
 
-def test_reading_that_needs_the_token(studio: Any, serve: Any) -> None:
+def test_reading_can_require_the_token(studio: Any, serve: Any) -> None:
     base, _, _ = serve([SCENARIOS["serving"]()], guarded=True)
     at = studio(base)
     at.page.goto(base)
-    dialog = at.page.get_by_role("dialog", name="This studio asks for its token")
+    dialog = at.page.get_by_role("dialog", name="This studio requires a token")
     dialog.get_by_label("Token").fill(TOKEN)
-    dialog.get_by_role("button", name="Use it").click()
-    expect(at.page.locator("h1")).to_have_text("ads serves version 7")
+    dialog.get_by_role("button", name="Continue").click()
+    expect(at.page.locator("h1")).to_have_text("ads is serving version 7")
     expect(at.page.locator(".connection")).to_have_text("live")
     at.page.reload()  # kept for the session
-    expect(at.page.locator("h1")).to_have_text("ads serves version 7")
+    expect(at.page.locator("h1")).to_have_text("ads is serving version 7")
     at.complaints.clear()  # Chromium itself notes the first 401
 
 
-def test_token_question_that_is_cancelled_leaves_the_reason_on_the_page(studio: Any, serve: Any) -> None:
+def test_cancelled_token_dialog_keeps_the_error_on_the_page(studio: Any, serve: Any) -> None:
     base, _, _ = serve([SCENARIOS["serving"]()], guarded=True)
     at = studio(base)
     at.page.goto(base)
-    dialog = at.page.get_by_role("dialog", name="This studio asks for its token")
+    dialog = at.page.get_by_role("dialog", name="This studio requires a token")
     expect(dialog).to_contain_text("studio-token in the home")
     dialog.get_by_role("button", name="Cancel").click()
-    expect(at.page.locator("#main")).to_contain_text("without the token it shows nothing")
+    expect(at.page.locator("#main")).to_contain_text("it shows nothing without the token")
     at.complaints.clear()  # Chromium itself notes the 401
 
 
-def test_another_home_is_chosen(studio: Any, base: str) -> None:
+def test_home_can_be_switched(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("serving", "versions")
     at.page.get_by_label("Home").select_option("feed-hourly")
@@ -309,26 +309,26 @@ def test_chinese_and_dark_are_remembered(studio: Any, base: str) -> None:
     at = studio(base)
     at.open("serving")
     at.page.get_by_role("button", name="中文").click()
-    expect(at.page.locator("h1")).to_have_text("ads 线上为版本 7")
+    expect(at.page.locator("h1")).to_have_text("ads 线上版本为 7")
     expect(at.page.locator("html")).to_have_attribute("lang", "zh-CN")
     at.page.get_by_role("button", name="主题").click()
     at.page.get_by_role("button", name="主题").click()
     at.page.reload()
     expect(at.page.locator("html")).to_have_attribute("data-theme", "dark")
-    expect(at.page.locator("h1")).to_have_text("ads 线上为版本 7")
+    expect(at.page.locator("h1")).to_have_text("ads 线上版本为 7")
 
 
 def test_a_chinese_browser_gets_chinese(studio: Any, base: str) -> None:
     at = studio(base, locale="zh-CN")
     at.open("empty")
-    expect(at.page.locator(".nothing-title")).to_contain_text("还没有运行过")
+    expect(at.page.locator(".nothing-title")).to_contain_text("还没有运行记录")
 
 
-def test_what_people_closed_stays_closed(studio: Any, one_home: str, ads: FakeHome) -> None:
+def test_collapsed_parts_stay_collapsed(studio: Any, one_home: str, ads: FakeHome) -> None:
     at = studio(one_home)
     at.open("serving", "versions")
-    measures = at.page.locator("details", has_text="Measures")
-    at.page.locator("summary", has_text="Measures").click()
+    measures = at.page.locator("details", has_text="Metrics")
+    at.page.locator("summary", has_text="Metrics").click()
     expect(measures).not_to_have_attribute("open", "")
     ads.versions["moves"][0]["reason"] = "drawn again"
     ads.changed.append("versions")
@@ -336,7 +336,7 @@ def test_what_people_closed_stays_closed(studio: Any, one_home: str, ads: FakeHo
     expect(measures).not_to_have_attribute("open", "")
 
 
-def test_it_loads_within_a_second(studio: Any, base: str) -> None:
+def test_page_loads_within_a_second(studio: Any, base: str) -> None:
     """What the first panel needs is small; the others come when there is time."""
     at = studio(base)
     sizes: dict[str, int] = {}
@@ -365,7 +365,7 @@ def test_it_loads_within_a_second(studio: Any, base: str) -> None:
     assert min(times) < 1000, f"DOMContentLoaded after {times} ms"
 
 
-def test_an_endpoint_that_dies_is_seen_at_once(studio: Any, one_home: str, ads: FakeHome) -> None:
+def test_dead_endpoint_is_noticed_at_once(studio: Any, one_home: str, ads: FakeHome) -> None:
     at = studio(one_home)
     at.open("serving")
     gone = SCENARIOS["dead"]()

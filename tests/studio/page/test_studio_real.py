@@ -23,7 +23,7 @@ def run(*arguments: str, cwd: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_home_from_empty_to_rolled_back(studio: Any, tmp_path: Path) -> None:
+def test_home_from_empty_to_rolled_back(studio: Any, tmp_path: Path) -> None:
     folder = tmp_path / "ads"
     file = configure(folder)
     write_logs(folder)
@@ -34,7 +34,7 @@ def test_a_home_from_empty_to_rolled_back(studio: Any, tmp_path: Path) -> None:
         at = studio(f"{real.url}/")
         page = at.page
         at.open("ads")
-        expect(page.locator(".nothing")).to_contain_text("Nothing was run")
+        expect(page.locator(".nothing")).to_contain_text("Nothing has run")
         for panel in PANELS[1:]:
             at.choose(panel)
             expect(page.locator(".nothing")).to_be_visible()
@@ -43,12 +43,12 @@ def test_a_home_from_empty_to_rolled_back(studio: Any, tmp_path: Path) -> None:
 
         try:
             run("up", "--detach", "--wait", "--no-studio", cwd=folder)
-            expect(page.locator("h1")).to_have_text("ads serves version 1", timeout=20_000)
+            expect(page.locator("h1")).to_have_text("ads is serving version 1", timeout=20_000)
             expect(page.locator(".stage .mark.good")).to_have_count(5)
             expect(page.locator(".badge", has_text="ready")).to_be_visible()
             for command in ("train", "publish"):
                 run(command, "-q", "-c", "other.yaml", cwd=folder)
-            expect(page.locator("h1")).to_have_text("ads serves version 2", timeout=20_000)
+            expect(page.locator("h1")).to_have_text("ads is serving version 2", timeout=20_000)
 
             at.choose("Runs")
             expect(page.locator("tbody tr")).to_have_count(2)
@@ -56,17 +56,17 @@ def test_a_home_from_empty_to_rolled_back(studio: Any, tmp_path: Path) -> None:
             page.locator("tbody a").first.click()
             expect(page.locator(".figure").first).to_contain_text(re.compile(r"0\.\d{4}"))
             with page.context.expect_page() as report:
-                page.get_by_role("link", name="Open the whole report").click()
+                page.get_by_role("link", name="Open the full report").click()
             expect(report.value.locator("h1").first).to_be_visible()
             report.value.close()
 
             at.choose("Data")
             expect(page.locator(".samples li").first).to_contain_text("only three")
 
-            at.choose("Try it")
+            at.choose("Playground")
             answer = page.locator(".probability")
             before = answer.inner_text()
-            expect(page.locator(".result")).to_contain_text("Version 1 would have said")
+            expect(page.locator(".result")).to_contain_text("Version 1: ")
             shown = page.locator(".bars li .bar-name").first.inner_text().split()[0]
             field = page.get_by_label(shown, exact=True)
             field.fill("")
@@ -86,7 +86,7 @@ def test_a_home_from_empty_to_rolled_back(studio: Any, tmp_path: Path) -> None:
             expect(page.locator("tr.live th")).to_have_text("1")
             expect(page.locator(".moves li").first).to_contain_text("2 was only to see")
             at.choose("Overview")
-            expect(page.locator("h1")).to_have_text("ads serves version 1")
+            expect(page.locator("h1")).to_have_text("ads is serving version 1")
             assert page.evaluate("window.same"), "the page was loaded again"
         finally:
             run("down", cwd=folder)

@@ -23,7 +23,7 @@ def test_both_languages_fill_in_the_same_values() -> None:
     assert names(ENGLISH) == names(CHINESE)
 
 
-def test_no_key_is_there_twice() -> None:
+def test_no_duplicate_keys() -> None:
     def once(pairs: list[tuple[str, str]]) -> dict[str, str]:
         assert len({name for name, _ in pairs}) == len(pairs)
         return dict(pairs)
@@ -32,11 +32,11 @@ def test_no_key_is_there_twice() -> None:
         json.loads((PAGE / f"words.{name}.json").read_text(), object_pairs_hook=once)
 
 
-def test_every_key_that_the_page_asks_for_is_there() -> None:
+def test_every_used_key_exists() -> None:
     assert sorted(set(re.findall(r'\bt\(\s*"([^"]+)"', SOURCE)) - set(ENGLISH)) == []
 
 
-def test_every_key_is_asked_for() -> None:
+def test_every_key_is_used() -> None:
     """By its name, or as one of a family: t(`stage.${name}`), named("stage", name), t(`${verb}.title`)."""
     asked = set(re.findall(r'"([a-z][\w.]*)"', SOURCE))
     families = set(re.findall(r"\bt\(\s*`([\w.]+)\$\{", SOURCE)) | {
@@ -56,7 +56,7 @@ def test_chinese_is_chinese() -> None:
     assert same == {"auc", "p50", "p99", "roc", "axis.utc"}
 
 
-def test_no_script_reads_markup() -> None:
+def test_scripts_insert_no_markup() -> None:
     """Text from logs and rows must never become markup."""
     assert (
         re.findall(
@@ -66,7 +66,7 @@ def test_no_script_reads_markup() -> None:
     )
 
 
-def test_the_page_names_only_its_own_files() -> None:
+def test_page_references_only_its_own_files() -> None:
     everything = SOURCE + (PAGE / "index.html").read_text() + (PAGE / "style.css").read_text()
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)[^\s\"'`]+", everything) == []
     assert re.findall(r"\sstyle=|<style|javascript:", everything) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, expect
 
-PANELS = ("Overview", "Runs", "Versions", "Serving", "Data", "Try it")
+PANELS = ("Overview", "Runs", "Versions", "Serving", "Data", "Playground")
 
 
 class Watched:

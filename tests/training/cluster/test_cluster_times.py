@@ -26,7 +26,7 @@ tracking: {enabled: false}
 
 
 @pytest.mark.slow
-def test_few_rows_dated_later_do_not_empty_the_tables_of_shards(
+def test_few_rows_dated_later_do_not_empty_the_embedding_servers(
     tmp_path: Path, ray_session: RaySession
 ) -> None:
     rng = np.random.default_rng(3)

@@ -72,19 +72,19 @@ def finished(
 ) -> Iterator[Finished]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor, "_LOOK_SECONDS", 0.05)
-        patch.setattr(cluster_trainer, "_TOLD_SECONDS", 0.0)
+        patch.setattr(cluster_trainer, "_REPORT_SECONDS", 0.0)
         yield Finished(sharing(base, tmp_path_factory.mktemp("finished")))
 
 
-def test_its_progress_tells_of_workers_shards_cuts_and_figures(finished: Finished) -> None:
+def test_progress_shows_workers_embedding_servers_checkpoints_and_metrics(finished: Finished) -> None:
     notes = finished.heard.notes
     assert notes
     whole = r"step [\d,]+, loss 0\.\d+, AUC 0\.\d+, 2 workers \([\d,]+ \+ [\d,]+ rows/s\), 2 shards \([\d,]+ ids\)"
-    assert any(re.fullmatch(whole + r", last cut at step [\d,]+", note) for note in notes), notes
-    assert "cluster: the cluster has room: begins with 2 workers" in finished.heard.said
+    assert any(re.fullmatch(whole + r", last checkpoint at step [\d,]+", note) for note in notes), notes
+    assert "cluster: the cluster has capacity: starting with 2 workers" in finished.heard.said
 
 
-def test_its_status_and_logs_stay_when_it_is_over(finished: Finished) -> None:
+def test_status_and_logs_remain_after_the_run(finished: Finished) -> None:
     home = Path(finished.config.home)
     status: dict[str, Any] = read_status(home) or {}
     assert (status["state"], status["alive"], status["mode"]) == ("done", False, "sync")
@@ -103,7 +103,7 @@ def test_its_status_and_logs_stay_when_it_is_over(finished: Finished) -> None:
         request_workers(home, 3)
 
 
-def test_mlflow_gets_what_local_mode_tells_it(finished: Finished) -> None:
+def test_mlflow_gets_the_same_metrics_as_in_local_mode(finished: Finished) -> None:
     with sqlite3.connect(Path(finished.config.home, "mlflow.db")) as store:
         metrics = {key for (key,) in store.execute("select distinct key from metrics")}
         (status,) = store.execute("select status from runs").fetchone()
@@ -114,7 +114,7 @@ def test_mlflow_gets_what_local_mode_tells_it(finished: Finished) -> None:
     assert params["train.mode"] == "cluster"
 
 
-def test_it_is_published_and_served_like_one_of_local_mode(finished: Finished) -> None:
+def test_model_is_published_and_served_like_a_local_one(finished: Finished) -> None:
     config, checkpoint = finished.config, finished.result.checkpoint
     assert len(checkpoint.tables) == 2
     measured = clickline.evaluate(config).evaluation.total
@@ -133,7 +133,7 @@ def test_it_is_published_and_served_like_one_of_local_mode(finished: Finished) -
     np.testing.assert_allclose(served_B, open_checkpoint(checkpoint, threads=1).score(rows), atol=1e-6)
 
 
-def test_the_same_command_again_finds_it_up_to_date_whatever_the_workers_are(finished: Finished) -> None:
+def test_run_is_up_to_date_for_any_number_of_workers(finished: Finished) -> None:
     for workers, shards in ((2, 2), (3, 5)):
         heard = Heard()
         again = run(finished.project, *finished.options, *crew(workers, shards), progress=heard)
@@ -142,7 +142,7 @@ def test_the_same_command_again_finds_it_up_to_date_whatever_the_workers_are(fin
         assert any("is up to date: same dataset, same config" in said for said in heard.said)
 
 
-def test_more_epochs_go_on_with_other_numbers_of_workers_and_shards(finished: Finished) -> None:
+def test_more_epochs_resume_with_other_numbers_of_workers_and_embedding_servers(finished: Finished) -> None:
     heard = Heard()
     more = run(
         finished.project,
@@ -150,13 +150,13 @@ def test_more_epochs_go_on_with_other_numbers_of_workers_and_shards(finished: Fi
         progress=heard,
     )
     assert not more.reused
-    assert any(said.startswith("going on from step 160 of run") for said in heard.said)
+    assert any(said.startswith("resuming from step 160 of run") for said in heard.said)
     assert more.checkpoint.step == 320
     assert len(more.checkpoint.tables) == 3
     assert more.checkpoint.body["learned_rows"] == 2 * 9600
 
 
-def test_the_gate_refuses_and_lets_it_train_on(project: Path, ray_session: RaySession) -> None:
+def test_gate_refusal_leads_to_extra_epochs(project: Path, ray_session: RaySession) -> None:
     heard = Heard()
     with pytest.raises(GateRefused, match="the gate refused the model"):
         run(project, *crew(2, 1), "gate.auc=0.99", "gate.extra_epochs=1", progress=heard)
@@ -171,7 +171,7 @@ def test_the_gate_refuses_and_lets_it_train_on(project: Path, ray_session: RaySe
     assert json.loads(report.read_text())["checkpoint"] == "step-000000064"
 
 
-def test_ctrl_c_ends_it_soon_and_leaves_no_process(project: Path) -> None:
+def test_ctrl_c_stops_soon_and_leaves_no_process(project: Path) -> None:
     """To the whole group of processes, as a terminal does it."""
     options = [*crew(2, 2), "train.epochs=200"]
     process = subprocess.Popen(
@@ -217,12 +217,12 @@ def test_ctrl_c_ends_it_soon_and_leaves_no_process(project: Path) -> None:
     assert status["state"] in ("stopped", "lost")
 
 
-def test_a_run_of_its_own_says_that_another_one_drives_it(finished: Finished) -> None:
+def test_second_driver_of_a_run_is_refused(finished: Finished) -> None:
     from clickline.training.cluster.job_status import driver_lock
 
     run_folder = finished.result.checkpoint.folder.parent
     with (
         driver_lock(Path(finished.config.home), run_folder),
-        pytest.raises(ClusterError, match="is being trained already by pid"),
+        pytest.raises(ClusterError, match="is already being trained by pid"),
     ):
         run(finished.project, *finished.options, "train.epochs=3", "tracking.enabled=false")

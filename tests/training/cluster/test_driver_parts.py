@@ -53,7 +53,7 @@ def logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         log.close()
 
 
-class Said(Progress):
+class RecordingProgress(Progress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -85,13 +85,13 @@ def job(folder: Path, **changes: Any) -> TrainingJob:
     return TrainingJob(**known | changes)
 
 
-def monitor(folder: Path, said: Progress | None = None, **changes: Any) -> Monitor:
+def open_monitor(folder: Path, said: Progress | None = None, **changes: Any) -> Monitor:
     (folder / "run" / "cluster").mkdir(parents=True, exist_ok=True)
     return Monitor(job(folder, **changes), said or Progress(), lambda figures: None)
 
 
 def worker_group(folder: Path) -> WorkerGroup:
-    made = WorkerGroup(job(folder), monitor(folder), Progress())
+    made = WorkerGroup(job(folder), open_monitor(folder), Progress())
     room = {"cpus": lambda: 4.0, "free_cpus": lambda: 0.0, "has_place": lambda actor: actor.placed}
     made._session = cast("Any", SimpleNamespace(lost=lambda: False, **room))
     return made
@@ -124,29 +124,32 @@ def silent(*_: Any, **__: Any) -> Any:
 # ── memory ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_memory_is_told_once_for_each_shard_however_often_its_figures_change(tmp_path: Path) -> None:
-    said = Said()
-    seen = monitor(tmp_path, said, eviction=None)
+def test_memory_is_reported_once_per_embedding_server(tmp_path: Path) -> None:
+    said = RecordingProgress()
+    monitor = open_monitor(tmp_path, said, eviction=None)
     for step in range(5):
-        seen.shards = (state(0.86 + step / 100), state(0.87 + step / 100))
-        seen._check_memory(LIMIT)
-    assert [line.split(" uses ")[0] for line in said.lines] == ["cluster: shard 0", "cluster: shard 1"]
+        monitor.shards = (state(0.86 + step / 100), state(0.87 + step / 100))
+        monitor._check_memory(LIMIT)
+    assert [line.split(" uses ")[0] for line in said.lines] == [
+        "cluster: embedding server 0",
+        "cluster: embedding server 1",
+    ]
 
 
-def test_a_shard_that_has_forgotten_is_judged_by_what_it_holds_now(tmp_path: Path) -> None:
-    seen = monitor(tmp_path)
-    seen.shards = (state(0.97), state(0.1))
-    seen._check_memory(LIMIT)
-    assert seen.crowded == 0
-    seen.shard_evicted(0, (state(0.6), state(0.1)))
-    seen._check_memory(LIMIT)
-    assert seen.crowded is None
-    seen.shards = (state(0.96), state(0.1))
-    with pytest.raises(ClusterError, match="shard 0 uses"):  # it may not forget twice
-        seen._check_memory(LIMIT)
-    seen.restarted()
-    seen._check_memory(LIMIT)
-    assert seen.crowded == 0, "another shard, with the rows of the last cut: it has forgotten nothing"
+def test_memory_is_checked_again_after_eviction(tmp_path: Path) -> None:
+    monitor = open_monitor(tmp_path)
+    monitor.shards = (state(0.97), state(0.1))
+    monitor._check_memory(LIMIT)
+    assert monitor.crowded == 0
+    monitor.shard_evicted(0, (state(0.6), state(0.1)))
+    monitor._check_memory(LIMIT)
+    assert monitor.crowded is None
+    monitor.shards = (state(0.96), state(0.1))
+    with pytest.raises(ClusterError, match="embedding server 0 uses"):  # it may not forget twice
+        monitor._check_memory(LIMIT)
+    monitor.restarted()
+    monitor._check_memory(LIMIT)
+    assert monitor.crowded == 0, "another shard, with the rows of the last cut: it has forgotten nothing"
 
 
 class AsyncGroup:
@@ -202,7 +205,7 @@ class AsyncGroup:
 
 
 @pytest.mark.timeout(20)
-def test_a_crowded_shard_forgets_in_async_mode_too_and_not_in_the_middle_of_a_batch(
+def test_crowded_server_evicts_in_async_mode_between_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = AsyncGroup()
@@ -215,7 +218,7 @@ def test_a_crowded_shard_forgets_in_async_mode_too_and_not_in_the_middle_of_a_ba
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("cut", [False, True])
-def test_who_is_still_at_a_unit_of_another_when_the_epoch_ends_is_let_go(
+def test_worker_on_a_fenced_unit_is_stopped_at_the_end_of_the_epoch(
     monkeypatch: pytest.MonkeyPatch, cut: bool
 ) -> None:
     """It would never be idle again, and score while it computes. If a cut waited for it, the others go on: else they
@@ -241,7 +244,7 @@ def test_who_is_still_at_a_unit_of_another_when_the_epoch_ends_is_let_go(
     assert [name for name in called if name in ("pause", "resume")] == (["pause", "resume"] if cut else [])
 
 
-def test_a_unit_that_was_left_in_a_batch_goes_before_the_one_a_worker_has_ready() -> None:
+def test_partial_unit_is_granted_before_the_prefetched_one() -> None:
     made = AsyncGroup()
     made.epoch._partial, made.worker.ready = {1}, 2
     made.epoch._grant_all()
@@ -251,12 +254,12 @@ def test_a_unit_that_was_left_in_a_batch_goes_before_the_one_a_worker_has_ready(
 # ── workers that are slow, or silent ───────────────────────────────────────────────────────────
 
 
-def report(rows: int, doing: str) -> WorkerReport:
-    return WorkerReport("unit 0, batch 0", 0, rows, 0, None, None, doing, {})
+def report(rows: int, phases: str) -> WorkerReport:
+    return WorkerReport("unit 0, batch 0", 0, rows, 0, None, None, phases, {})
 
 
 @pytest.mark.parametrize(
-    ("rows", "doing", "seconds", "stuck"),
+    ("rows", "phases", "seconds", "stuck"),
     [
         (0, "request", 60.0, ""),  # it compiles
         (0, "request", 200.0, "request"),
@@ -266,13 +269,13 @@ def report(rows: int, doing: str) -> WorkerReport:
         (512, "pull", 200.0, ""),  # it waits for others
     ],
 )
-def test_who_has_learned_nothing_yet_has_time_to_compile(
-    tmp_path: Path, rows: int, doing: str, seconds: float, stuck: str
+def test_worker_without_rows_yet_has_time_to_compile(
+    tmp_path: Path, rows: int, phases: str, seconds: float, stuck: str
 ) -> None:
-    seen = monitor(tmp_path)
-    seen._reports["worker-0"] = report(rows, doing)
-    seen._progressed_at["worker-0"] = time.monotonic() - seconds
-    assert seen.stuck_at("worker-0") == stuck
+    monitor = open_monitor(tmp_path)
+    monitor._reports["worker-0"] = report(rows, phases)
+    monitor._progressed_at["worker-0"] = time.monotonic() - seconds
+    assert monitor.stuck_at("worker-0") == stuck
 
 
 @pytest.mark.parametrize(
@@ -285,7 +288,7 @@ def test_who_has_learned_nothing_yet_has_time_to_compile(
         (True, 400, False, 1),
     ],
 )
-def test_a_worker_that_has_a_place_and_never_comes_counts_as_lost(
+def test_placed_worker_that_never_starts_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: bool, waited: int, stays: bool, lost: int
 ) -> None:
     """One that finds no place is let go, for there was no room after all; what fails must end somewhere."""
@@ -323,7 +326,7 @@ class SyncGroup:
 
 
 @pytest.mark.timeout(20)
-def test_a_silent_member_breaks_a_group_that_waits_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_worker_breaks_a_group_that_waits_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     made = SyncGroup()
     first = made.team[0].actor
 
@@ -337,7 +340,7 @@ def test_a_silent_member_breaks_a_group_that_waits_for_its_rows(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("doing", "moved", "began", "waits"),
+    ("phases", "moved", "began", "waits"),
     [
         (("rows", "pull"), (200.0, 190.0), 300.0, True),
         (("rows", "pull"), (200.0, 20.0), 300.0, False),  # one has moved
@@ -345,73 +348,73 @@ def test_a_silent_member_breaks_a_group_that_waits_for_its_rows(monkeypatch: pyt
         (("rows", "pull"), (900.0, 900.0), 20.0, False),  # they did nothing before this
     ],
 )
-def test_workers_that_all_wait_are_noticed(
+def test_standstill_of_all_workers_is_detected(
     tmp_path: Path,
-    doing: tuple[str, str],
+    phases: tuple[str, str],
     moved: tuple[float, float],
     began: float,
     waits: bool,
 ) -> None:
-    seen, now, names = monitor(tmp_path), time.monotonic(), ["worker-0", "worker-1"]
-    for name, what, seconds in zip(names, doing, moved, strict=True):
-        seen._reports[name], seen._progressed_at[name] = report(512, what), now - seconds
-    assert seen.standstill(names, now - began) == (dict(zip(names, doing, strict=True)) if waits else {})
-    seen._reports.pop("worker-1")
-    assert seen.standstill(names, now - began) == {}, "nobody knows what it does"
+    monitor, now, names = open_monitor(tmp_path), time.monotonic(), ["worker-0", "worker-1"]
+    for name, what, seconds in zip(names, phases, moved, strict=True):
+        monitor._reports[name], monitor._progressed_at[name] = report(512, what), now - seconds
+    assert monitor.standstill(names, now - began) == (dict(zip(names, phases, strict=True)) if waits else {})
+    monitor._reports.pop("worker-1")
+    assert monitor.standstill(names, now - began) == {}, "nobody knows what it does"
 
 
-def starved(doing: dict[str, str]) -> tuple[SyncEpoch, list[WorkerHandle], list[str]]:
+def starved(phases: dict[str, str]) -> tuple[SyncEpoch, list[WorkerHandle], list[str]]:
     """A group whose members wait for this, for too long; who of them is given up."""
     lost: list[str] = []
     made = SimpleNamespace(
-        monitor=SimpleNamespace(standstill=lambda *_: doing),
+        monitor=SimpleNamespace(standstill=lambda *_: phases),
         lose_worker=lambda worker, why, words: lost.append(worker.name),
     )
     return (
         SyncEpoch(cast("Any", made)),
-        [WorkerHandle(name, Role(), None, 0.0, "here") for name in doing],
+        [WorkerHandle(name, Role(), None, 0.0, "here") for name in phases],
         lost,
     )
 
 
-def test_worker_whose_rows_do_not_come_is_given_up_when_all_wait() -> None:
+def test_worker_whose_rows_do_not_arrive_is_given_up_at_a_standstill() -> None:
     group, team, lost = starved({"worker-0": "pull", "worker-1": "rows"})
     assert group._lose_starved(team, 0.0) == team[1:]
     assert lost == ["worker-1"]
 
 
-def test_batch_that_no_shard_answers_sends_everything_back_to_the_last_cut() -> None:
+def test_sync_standstill_rolls_back_to_the_last_checkpoint() -> None:
     group, team, lost = starved({"worker-0": "pull", "worker-1": "ack"})
-    with pytest.raises(StateLost, match="back to the last cut"):
+    with pytest.raises(StateLost, match="back to the last checkpoint"):
         group._lose_starved(team, 0.0)
     assert lost == []
 
 
 @pytest.mark.timeout(20)
-def test_async_workers_that_all_wait_send_everything_back_to_the_last_cut(
+def test_async_standstill_rolls_back_to_the_last_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = AsyncGroup()
     made.monitor.standstill = lambda workers, since: dict.fromkeys(workers, "weights")
     monkeypatch.setattr(ray, "wait", lambda tasks, **_: ([], tasks))
-    with pytest.raises(StateLost, match="back to the last cut"):
+    with pytest.raises(StateLost, match="back to the last checkpoint"):
         list(made.epoch.run(Position(), lambda _: False, lambda _: None, 0))
 
 
-def test_who_did_not_come_is_a_loss_before_another_one_is_started() -> None:
+def test_worker_that_never_started_is_handled_before_another_is_started() -> None:
     done: list[str] = []
     made = SimpleNamespace(
         monitor=SimpleNamespace(crowded=None),
-        admit_workers=lambda: done.append("welcome"),
+        admit_workers=lambda: done.append("admit"),
         handle_losses=lambda: done.append("losses"),
         decide=lambda: done.append("decide") or Keep(),
-        here=list,
+        started_workers=list,
     )
     assert SyncEpoch(cast("Any", made))._reason_to_pause([], False, True) == ""
-    assert done == ["welcome", "losses", "decide"]
+    assert done == ["admit", "losses", "decide"]
 
 
-def test_who_joins_in_vain_is_not_lost_and_all_are_asked() -> None:
+def test_worker_that_fails_to_join_is_retried() -> None:
     """A member that dies leaves the others with an error of their own, which says nothing against them."""
     asked: list[str] = []
 
@@ -421,30 +424,30 @@ def test_who_joins_in_vain_is_not_lost_and_all_are_asked() -> None:
             raise WorkerFailed(worker.name)
         return words
 
-    made = SimpleNamespace(job=SimpleNamespace(group_seconds=1.0), ask=ask)
+    made = SimpleNamespace(job=SimpleNamespace(group_seconds=1.0), worker_result=worker_result)
     team = [WorkerHandle(f"worker-{n}", None, None, 0.0, f"host-{n}") for n in range(3)]
-    together = SyncEpoch(cast("Any", made))
+    epoch = SyncEpoch(cast("Any", made))
     for _ in range(20):  # what is lost is the policy's
         with pytest.raises(WorkerFailed):
-            together._await_joined(team, ["lost another one", "dead", "lost another one"])
+            epoch._await_joined(team, ["lost another one", "dead", "lost another one"])
     assert asked[:3] == ["worker-0", "worker-1", "worker-2"]
     for _ in range(4):
         with pytest.raises(WorkerFailed):
-            together._await_joined(team, ["", "lost another one.", ""])
-    together._await_joined(team, ["", "", ""])
+            epoch._await_joined(team, ["", "lost another one.", ""])
+    epoch._await_joined(team, ["", "", ""])
     for _ in range(4):
         with pytest.raises(WorkerFailed):
-            together._await_joined(team, ["lost another one.", "", ""])
+            epoch._await_joined(team, ["lost another one.", "", ""])
     with pytest.raises(
-        ClusterError, match=r"did not find each other 5 times: lost another one\. .*host-0, host-1"
+        ClusterError, match=r"failed to connect to each other 5 times: lost another one\. .*host-0, host-1"
     ):
-        together._await_joined(team, ["lost another one.", "", ""])
+        epoch._await_joined(team, ["lost another one.", "", ""])
 
 
 # ── waiting ends ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_long_wait_ends_when_the_cluster_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_wait_ends_when_the_cluster_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", silent)
     made = worker_group(tmp_path)
     made._session = cast("Any", SimpleNamespace(lost=lambda: True))
@@ -456,9 +459,7 @@ def test_a_long_wait_ends_when_the_cluster_is_gone(tmp_path: Path, monkeypatch: 
             wait([None], group_module.WORK_SECONDS)
 
 
-def test_an_answer_that_does_not_come_is_waited_for_as_long_as_was_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_answer_is_awaited_until_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_module, "_LOOK_SECONDS", 0.05)
     waits: list[float] = []
 
@@ -480,14 +481,14 @@ def test_an_answer_that_does_not_come_is_waited_for_as_long_as_was_said(
     ("gone", "reason"),
     [
         ("shard", "a shard was lost while it wrote its part"),
-        ("cluster", "everything goes back to the last cut"),
+        ("cluster", "training rolls back to the last checkpoint"),
         ("disk", "a shard has not written its part within"),
     ],
 )
-def test_a_cut_is_not_waited_for_when_who_writes_it_is_gone(
+def test_snapshot_is_not_awaited_when_its_server_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str, reason: str
 ) -> None:
-    """Else the checkpoint's thread would wait for ever, and everything that has to go back to the last cut with it."""
+    """Else the checkpoint's thread would wait for ever, and everything that has to go back to the last checkpoint with it."""
     (tmp_path / "run" / "cluster").mkdir(parents=True)
     monkeypatch.setattr(ray, "wait", lambda parts, **_: ([], parts))
     if gone == "disk":  # the shard answers, and its writer hangs
@@ -506,7 +507,7 @@ def test_a_cut_is_not_waited_for_when_who_writes_it_is_gone(
 
 
 @pytest.mark.timeout(20)
-def test_a_long_restore_goes_on_when_the_head_once_does_not_tell_of_places(
+def test_long_restore_survives_one_failed_query_of_the_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -527,7 +528,7 @@ def test_a_long_restore_goes_on_when_the_head_once_does_not_tell_of_places(
 
 
 @pytest.mark.timeout(20)
-def test_shards_that_find_no_place_are_waited_for_ten_minutes(
+def test_unplaced_embedding_servers_are_awaited_for_ten_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -543,7 +544,7 @@ def test_shards_that_find_no_place_are_waited_for_ten_minutes(
     made = worker_group(tmp_path)
     made.embedding_servers = [Role(), Role()]
     made.embedding_servers[1].placed = False
-    with pytest.raises(ClusterError, match=r"1 of 2 shards found no place.*Waited 700 s"):
+    with pytest.raises(ClusterError, match=r"1 of 2 embedding servers do not fit.*Waited 700 s"):
         made._await_actors(10.0)
 
 
@@ -554,7 +555,7 @@ def test_shards_that_find_no_place_are_waited_for_ten_minutes(
     ("cpus", "memory", "fit"),
     [(1.0, None, 4), (2.0, None, 1), (4.0, None, 0), (0.5, None, 8), (1.0, 4, 3), (1.0, 100, 0)],
 )
-def test_room_is_what_fits_on_single_nodes(
+def test_capacity_is_what_fits_on_single_nodes(
     monkeypatch: pytest.MonkeyPatch, cpus: float, memory: int | None, fit: int
 ) -> None:
     """Else workers are asked for again and again that never find a place."""
@@ -567,14 +568,14 @@ def test_room_is_what_fits_on_single_nodes(
 
 
 @pytest.mark.timeout(20)
-def test_cluster_that_never_has_a_cpu_is_not_waited_for_without_end(tmp_path: Path) -> None:
+def test_cluster_without_cpus_is_not_awaited_forever(tmp_path: Path) -> None:
     opened = cast("Any", SimpleNamespace(address="10.0.0.1:6379", cpus=lambda: 0.0, lost=lambda: False))
     with pytest.raises(ClusterError, match=r"10\.0\.0\.1:6379 has no CPUs\. Waited 0 s"):
         RaySession.await_cpus(opened, Progress(), 0.0)
 
 
-def test_checkpoint_that_a_lost_shard_did_not_write_is_told_once() -> None:
-    said, writing = Said(), Future[Any]()
+def test_checkpoint_failure_of_a_lost_server_is_reported_once() -> None:
+    said, writing = RecordingProgress(), Future[Any]()
     writing.set_exception(StateLost("a shard was lost while it wrote its part"))
     trainer: Any = object.__new__(ClusterTrainer)
     trainer._progress, trainer._writing, trainer._cut_step, trainer._cut_at = said, writing, 40, float("inf")
@@ -588,13 +589,11 @@ def test_checkpoint_that_a_lost_shard_did_not_write_is_told_once() -> None:
 
 
 @pytest.mark.parametrize(("steps", "every"), [(None, 60.0), (10, 1e9)], ids=["by time", "by steps"])
-def test_after_a_checkpoint_that_took_too_long_the_next_comes_at_its_time(
-    steps: int | None, every: float
-) -> None:
+def test_next_checkpoint_after_a_slow_one_is_on_schedule(steps: int | None, every: float) -> None:
     writing = Future[Any]()
     writing.set_exception(StateLost("a shard has not written its part within 3,600 s"))
     trainer: Any = object.__new__(ClusterTrainer)
-    trainer._progress, trainer._writing, trainer._cut_step = Said(), writing, 40
+    trainer._progress, trainer._writing, trainer._cut_step = RecordingProgress(), writing, 40
     trainer._cut_at = time.monotonic() - 3600.0
     trainer._settings = SimpleNamespace(checkpoint_steps=steps, checkpoint_every=every)
     assert [trainer._checkpoint_due(900), trainer._checkpoint_due(901)] == [False, False]

@@ -22,7 +22,7 @@ def granted(leases: Leases, worker: str, now: float = 0.0) -> WorkLease:
     return lease
 
 
-def test_units_are_granted_in_their_order_with_tokens_that_rise() -> None:
+def test_units_are_granted_in_order_with_increasing_tokens() -> None:
     leases = Leases(units(3), token=7)
     found = [granted(leases, worker) for worker in ("a", "b", "a")]
     assert [(lease.unit.number, lease.token, lease.start_batch) for lease in found] == [
@@ -34,7 +34,7 @@ def test_units_are_granted_in_their_order_with_tokens_that_rise() -> None:
     assert (leases.todo, len(leases.open), leases.done) == (0, 3, 0)
 
 
-def test_the_unit_of_a_lost_worker_is_the_next_one_granted_from_the_batch_it_was_at() -> None:
+def test_unit_of_a_lost_worker_is_granted_next_from_its_last_batch() -> None:
     leases = Leases(units(3))
     lost, kept = granted(leases, "a"), granted(leases, "b")
     assert leases.progress(lost.token, 5)
@@ -48,7 +48,7 @@ def test_the_unit_of_a_lost_worker_is_the_next_one_granted_from_the_batch_it_was
     assert leases.done == 2
 
 
-def test_a_fence_is_above_every_lease_before_it_and_below_the_next() -> None:
+def test_fence_token_is_above_earlier_leases_and_below_the_next() -> None:
     leases = Leases(units(2))
     lost = granted(leases, "a")
     leases.release("a")
@@ -61,7 +61,7 @@ def test_a_fence_is_above_every_lease_before_it_and_below_the_next() -> None:
     assert granted(later, "c").token > again.token + 1, "a cut remembers fences too"
 
 
-def test_the_unit_that_comes_next_can_be_read_ahead() -> None:
+def test_next_unit_can_be_prefetched() -> None:
     leases = Leases(units(3))
     first = granted(leases, "a")
     coming = leases.next_unit(set())
@@ -80,7 +80,7 @@ def test_the_unit_that_comes_next_can_be_read_ahead() -> None:
     assert unready.unit == first.unit, "what it has read is not to do any more"
 
 
-def test_progress_told_late_does_not_take_a_lease_back() -> None:
+def test_late_progress_report_does_not_rewind_a_lease() -> None:
     leases = Leases(units(1))
     lease = granted(leases, "a")
     leases.progress(lease.token, 4)
@@ -89,7 +89,7 @@ def test_progress_told_late_does_not_take_a_lease_back() -> None:
     assert granted(leases, "b").start_batch == 4
 
 
-def test_a_straggler_loses_its_unit_only_when_nothing_else_is_to_do() -> None:
+def test_straggler_loses_its_unit_only_when_the_queue_is_empty() -> None:
     leases = Leases(units(3), patience_seconds=30.0)
     slow, quick = granted(leases, "slow", 0.0), granted(leases, "quick", 0.0)
     leases.progress(slow.token, 2)
@@ -107,7 +107,7 @@ def test_a_straggler_loses_its_unit_only_when_nothing_else_is_to_do() -> None:
     assert leases.all_done
 
 
-def test_nobody_is_a_straggler_before_the_patience_is_over_however_quick_the_others_are() -> None:
+def test_no_lease_is_a_straggler_before_the_minimum_time() -> None:
     leases = Leases(units(2), patience_seconds=30.0)
     granted(leases, "slow", 0.0)
     leases.finish(granted(leases, "quick", 0.0).token, 0.1)
@@ -115,7 +115,7 @@ def test_nobody_is_a_straggler_before_the_patience_is_over_however_quick_the_oth
     assert len(leases.stragglers(30.1)) == 1
 
 
-def test_the_rest_of_a_unit_does_not_say_how_long_a_unit_takes() -> None:
+def test_partial_units_do_not_count_for_the_median_time() -> None:
     leases = Leases(units(3), patience_seconds=1.0)
     whole, begun = granted(leases, "a", 0.0), granted(leases, "b", 0.0)
     leases.progress(begun.token, 9)
@@ -128,13 +128,13 @@ def test_the_rest_of_a_unit_does_not_say_how_long_a_unit_takes() -> None:
     assert len(leases.stragglers(401.0)) == 1
 
 
-def test_a_worker_is_not_given_its_own_unit_again() -> None:
+def test_straggler_does_not_get_its_own_unit_again() -> None:
     leases = Leases(units(1), patience_seconds=1.0)
     granted(leases, "a", 0.0)
     assert leases.grant("a", 100.0) is None
 
 
-def test_a_cut_restores_what_was_done_and_where_the_begun_units_are() -> None:
+def test_checkpoint_restores_finished_and_started_units() -> None:
     leases = Leases(units(4))
     first, second = granted(leases, "a"), granted(leases, "b")
     leases.finish(first.token, 1.0)
@@ -149,7 +149,7 @@ def test_a_cut_restores_what_was_done_and_where_the_begun_units_are() -> None:
     assert [(lease.unit.number, lease.start_batch) for lease in found] == [(1, 3), (2, 2), (3, 0)]
 
 
-def test_leases_granted_after_the_cut_stay_fenced_when_the_driver_gives_a_higher_token() -> None:
+def test_leases_granted_after_the_checkpoint_stay_fenced() -> None:
     leases = Leases(units(2))
     cut = leases.to_json()
     late = granted(leases, "a")
@@ -251,7 +251,7 @@ TestAnyStory = AnyStory.TestCase
 @given(
     steps=st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 6)), max_size=30),
 )
-def test_where_a_unit_goes_on_never_goes_back(steps: list[tuple[str, int]]) -> None:
+def test_resume_point_of_a_unit_never_moves_back(steps: list[tuple[str, int]]) -> None:
     """Of one unit that is told of, and lost, again and again."""
     leases = Leases(units(1))
     furthest = 0

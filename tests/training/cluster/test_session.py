@@ -67,7 +67,7 @@ def listening(port: int, host: str = "127.0.0.1") -> bool:
 # ── one of our own ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_known_of_the_cluster(ray_session: RaySession) -> None:
+def test_session_reports_nodes_and_cpus(ray_session: RaySession) -> None:
     (node,) = ray_session.nodes()
     assert ray_session.embedded
     assert node.alive and node.cpus == 4 and node.memory > 1 << 28
@@ -77,7 +77,7 @@ def test_what_is_known_of_the_cluster(ray_session: RaySession) -> None:
     assert not ray_session.lost()
 
 
-def test_a_connection_that_is_there_is_used_and_left(ray_session: RaySession, tmp_path: Path) -> None:
+def test_existing_connection_is_reused_and_left_open(ray_session: RaySession, tmp_path: Path) -> None:
     with open_session("somewhere:1", home=tmp_path, progress=Progress()) as second:
         assert second.address == ray_session.address
         assert not second.embedded
@@ -85,11 +85,11 @@ def test_a_connection_that_is_there_is_used_and_left(ray_session: RaySession, tm
     assert list(tmp_path.iterdir()) == []  # the mark that nodes looked for is gone
 
 
-def test_a_signal_still_means_what_it_did(ray_session: RaySession) -> None:
+def test_signal_handlers_are_kept(ray_session: RaySession) -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_it_listens_on_this_machine_alone(ray_session: RaySession) -> None:
+def test_embedded_cluster_listens_only_on_this_machine(ray_session: RaySession) -> None:
     raylet = _raylet()
     own = {os.getpid(), raylet, *_children(os.getpid()), *_children(raylet)}
     inodes = {link for process in own for link in _sockets(process)}
@@ -170,7 +170,7 @@ def _die(folder: str, piece: int) -> int:
 
 
 @pytest.mark.usefixtures("pieces_by_value")
-def test_results_come_in_order_and_no_more_is_taken_than_is_worked_on(ray_session: RaySession) -> None:
+def test_results_come_in_order_and_pieces_are_taken_lazily(ray_session: RaySession) -> None:
     taken: list[int] = []
 
     def pieces() -> Iterator[int]:
@@ -190,7 +190,7 @@ def test_results_come_in_order_and_no_more_is_taken_than_is_worked_on(ray_sessio
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("pieces_by_value")
-def test_a_piece_whose_process_dies_is_dealt_again(ray_session: RaySession, tmp_path: Path) -> None:
+def test_piece_is_retried_when_its_process_dies(ray_session: RaySession, tmp_path: Path) -> None:
     for name in ("1-a", "1-b", "2-a"):
         (tmp_path / name).touch()
     assert list(ray_map(ray_session, _die, str(tmp_path), range(4), max_pending=2, in_order=True)) == [
@@ -204,7 +204,7 @@ def test_a_piece_whose_process_dies_is_dealt_again(ray_session: RaySession, tmp_
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("pieces_by_value")
-def test_a_piece_that_kills_three_times_is_given_up(ray_session: RaySession, tmp_path: Path) -> None:
+def test_piece_that_kills_three_processes_is_given_up(ray_session: RaySession, tmp_path: Path) -> None:
     for name in ("1-a", "1-b", "1-c", "1-d"):
         (tmp_path / name).touch()
     with pytest.raises(ClusterError, match="died 3 times at the same piece"):
@@ -213,7 +213,7 @@ def test_a_piece_that_kills_three_times_is_given_up(ray_session: RaySession, tmp
 
 
 @pytest.mark.usefixtures("pieces_by_value")
-def test_an_error_of_the_work_is_raised_as_it_is(ray_session: RaySession) -> None:
+def test_error_of_the_function_is_raised_unchanged(ray_session: RaySession) -> None:
     with pytest.raises(ConfigError) as told:
         list(ray_map(ray_session, _fail, None, [7, 8], max_pending=1))
     assert str(told.value) == "clickline.yaml:3 data.train is 7. Mend it."
@@ -241,18 +241,18 @@ def ask(address: str, token: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_client_with_another_token_is_refused(ray_session: RaySession) -> None:
+def test_client_with_a_wrong_token_is_refused(ray_session: RaySession) -> None:
     own = os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").read_text().strip()
     assert ask(ray_session.address, own) == "False\n"
     assert "InvalidAuthToken" in ask(ray_session.address, "f" * 64)
 
 
-def test_without_a_token_it_says_where_one_is_expected(ray_session: RaySession, tmp_path: Path) -> None:
+def test_missing_token_is_an_error_that_says_where_to_put_it(ray_session: RaySession, tmp_path: Path) -> None:
     told = connect(ray_session.address, tmp_path, HOME=str(tmp_path))
     assert told.startswith("refused") and "RAY_AUTH_TOKEN_PATH" in told
 
 
-def test_where_nothing_answers_it_says_so(tmp_path: Path) -> None:
+def test_address_without_a_cluster_is_an_error(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
         told = connect(f"127.0.0.1:{taken.getsockname()[1]}", tmp_path, RAY_AUTH_TOKEN="a" * 64)
@@ -267,7 +267,7 @@ def test_where_nothing_answers_it_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("host", "nodes"), [("127.0.0.1", "1"), ("127.0.0.2", "2")])
-def test_an_existing_cluster_is_used_and_goes_on(host: str, nodes: str, tmp_path: Path) -> None:
+def test_existing_cluster_is_used_and_left_running(host: str, nodes: str, tmp_path: Path) -> None:
     """To a cluster elsewhere, as that at 127.0.0.2 is to a process at 127.0.0.1, it comes with a node of its own."""
     with socket.socket() as free:
         free.bind((host, 0))
@@ -332,7 +332,7 @@ with open_session(None, cpus=1, home=None, progress=Progress()) as opened:
 
 
 @pytest.mark.faults
-def test_a_lost_node_or_head_is_seen_at_once_and_another_can_follow() -> None:
+def test_lost_node_or_head_is_detected_at_once_and_a_new_session_can_start() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", LOSE], capture_output=True, text=True, timeout=200, check=False
     )

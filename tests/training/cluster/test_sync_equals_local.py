@@ -59,7 +59,7 @@ def epochs_of(result: TrainResult) -> Sequence[dict[str, float]]:
     ("workers", "shards"),
     [(2, 2), *(pytest.param(*crew, marks=pytest.mark.faults) for crew in [(1, 1), (3, 1)])],
 )
-def test_any_number_of_workers_and_shards_learns_what_one_machine_learns(
+def test_any_number_of_workers_and_embedding_servers_equals_local_training(
     base: Path, project: Path, ray_session: RaySession, workers: int, shards: int
 ) -> None:
     local, far = run(base), run(project, *crew(workers, shards))
@@ -89,7 +89,7 @@ def test_with_admission_held_out_rows_sampling_and_odd_batches(
     assert other == pytest.approx(told, rel=1e-2)
 
 
-def test_with_eviction_two_epochs_the_order_of_time_and_cuts_in_between(
+def test_with_eviction_two_epochs_time_order_and_checkpoints(
     base: Path, project: Path, ray_session: RaySession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "_LOOK_SECONDS", 0.02)  # the driver hears of steps as soon as they are made
@@ -105,7 +105,7 @@ def test_with_eviction_two_epochs_the_order_of_time_and_cuts_in_between(
     assert {96, 192} < steps  # cuts in between change nothing
 
 
-def test_with_an_early_stop_after_the_best_epoch(base: Path, project: Path, ray_session: RaySession) -> None:
+def test_with_early_stopping_after_the_best_epoch(base: Path, project: Path, ray_session: RaySession) -> None:
     """With steps thirty times as long, so that it stops soon; what differs grows with them."""
     asked = [
         "train.epochs=6",
@@ -151,7 +151,7 @@ def feed(batch):
 """
 
 
-def test_a_model_of_ones_own_that_learns_on_from_local_mode_and_back(
+def test_custom_model_warm_starts_from_local_mode_and_back(
     base: Path, project: Path, ray_session: RaySession
 ) -> None:
     (base / "own.py").write_text(OWN_MODEL)
@@ -167,14 +167,12 @@ def test_a_model_of_ones_own_that_learns_on_from_local_mode_and_back(
 # ── async ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_one_worker_by_itself_learns_what_one_machine_learns(
-    base: Path, project: Path, ray_session: RaySession
-) -> None:
+def test_one_async_worker_equals_local_training(base: Path, project: Path, ray_session: RaySession) -> None:
     far = run(project, *crew(1, 2), "train.sync=false", "train.checkpoint_steps=10")
     assert_equal(run(base), far)
 
 
-def test_further_workers_begin_when_those_before_have_made_their_first_steps() -> None:
+def test_async_workers_ramp_up_after_the_first_steps() -> None:
     assert [at_once(step, 0.0) for step in (0, 29, 30, 89, 90, 179, 180)] == [1, 1, 2, 2, 3, 3, 4]
     # Nobody waits for one that hangs.
     assert [at_once(0, seconds) for seconds in (29.0, 31.0, 95.0)] == [1, 2, 4]
@@ -183,7 +181,7 @@ def test_further_workers_begin_when_those_before_have_made_their_first_steps() -
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)  # 4 minutes on 2 cores at a load of 10, 9 minutes at 30
-def test_two_workers_by_themselves_come_to_the_auc_of_sync(
+def test_two_async_workers_reach_the_auc_of_sync(
     tmp_path_factory: pytest.TempPathFactory, ray_session: RaySession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model and the data of `clickline init` and `clickline sample`; what sync comes to is what local mode comes to.

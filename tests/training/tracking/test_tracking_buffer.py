@@ -36,7 +36,7 @@ def test_parameters_and_artifacts_are_never_dropped() -> None:
     assert buffer.dropped == 0
 
 
-def test_a_parcel_holds_about_as_many_values_as_asked_for() -> None:
+def test_payload_holds_about_the_requested_number_of_values() -> None:
     buffer = TrackingBuffer(capacity=100)
     for step in range(5):
         buffer.add_point(point(step, loss=0.5, auc=0.7))
@@ -50,7 +50,7 @@ def test_a_parcel_holds_about_as_many_values_as_asked_for() -> None:
     assert not buffer.take(values=100)
 
 
-def test_what_is_put_back_goes_before_what_came_since() -> None:
+def test_payload_that_is_put_back_goes_first() -> None:
     buffer = TrackingBuffer(capacity=100)
     buffer.add_params({"epochs": "1", "dim": "9"})
     buffer.add_point(point(1))

@@ -96,7 +96,7 @@ def unused_port() -> int:
         return port
 
 
-def test_parameters_metrics_and_files_are_in_the_store(
+def test_parameters_metrics_and_files_reach_the_store(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = tmp_path / "cwd"
@@ -128,7 +128,7 @@ def test_parameters_metrics_and_files_are_in_the_store(
         assert artifact.path == "report.json"
 
 
-def test_a_run_started_again_goes_on_in_the_same_mlflow_run(home: Path, tmp_path: Path) -> None:
+def test_restarted_run_continues_the_same_mlflow_run(home: Path, tmp_path: Path) -> None:
     def start(steps: range, epochs: int, status: str) -> None:
         said = Said()
         tracker = MlflowTracker(sqlite(home), "again", "run", folder=tmp_path, warn=said, patience=PATIENCE)
@@ -160,7 +160,7 @@ for step in itertools.count():
 """
 
 
-def test_a_training_killed_in_the_middle_goes_on_in_the_same_run(home: Path, tmp_path: Path) -> None:
+def test_killed_training_continues_the_same_mlflow_run(home: Path, tmp_path: Path) -> None:
     with reading(sqlite(home)) as client:
         training = subprocess.Popen(
             [sys.executable, "-c", TRAINING, sqlite(home), str(tmp_path)],
@@ -193,7 +193,7 @@ def test_a_training_killed_in_the_middle_goes_on_in_the_same_run(home: Path, tmp
         assert steps == sorted(set(steps)) == list(range(last + 2000))
 
 
-def test_a_store_half_made_is_never_taken_for_one(tmp_path: Path) -> None:
+def test_partially_created_store_is_never_used(tmp_path: Path) -> None:
     said = Said()
     tracker = MlflowTracker(sqlite(tmp_path), "half", "run", folder=tmp_path / "r", warn=said, patience=0.0)
     tracker.metrics(1, {"loss": 0.5})
@@ -210,7 +210,7 @@ def test_a_store_half_made_is_never_taken_for_one(tmp_path: Path) -> None:
         assert history(client, the_run(client, "half"), "loss") == [(1, 0.5)]
 
 
-def test_a_server_that_is_never_there_costs_nothing_and_loses_nothing(home: Path, tmp_path: Path) -> None:
+def test_unreachable_server_costs_nothing_and_loses_nothing(home: Path, tmp_path: Path) -> None:
     port = unused_port()
     said = Said()
     tracker = MlflowTracker(
@@ -222,13 +222,13 @@ def test_a_server_that_is_never_there_costs_nothing_and_loses_nothing(home: Path
         patience=PATIENCE,
     )
     away = said.next()
-    assert away.startswith(f"tracking: http://***@127.0.0.1:{port}: it does not answer. Training goes on;")
+    assert away.startswith(f"tracking: http://***@127.0.0.1:{port}: it does not answer. Training continues;")
     for step in range(1000):
         tracker.metrics(step, {"loss": float(step)})
     tracker.params({"dim": 9})
     tracker.close("FINISHED")
     assert len(said.lines) == 2  # however often it was tried
-    assert "The figures of 1,000 steps, 1 parameters and 0 files were not sent" in said.lines[1]
+    assert "The metrics of 1,000 steps, 1 parameters and 0 files were not sent" in said.lines[1]
     assert "hunter22" not in "".join(said.lines)
     unsent = tmp_path / "tracking-unsent.jsonl"
     assert len(unsent.read_text().splitlines()) == 1001
@@ -246,7 +246,7 @@ def test_a_server_that_is_never_there_costs_nothing_and_loses_nothing(home: Path
         assert history(client, run, "loss") == [(step, float(step)) for step in range(1001)]
 
 
-def test_a_server_that_takes_the_call_and_never_answers(tmp_path: Path) -> None:
+def test_server_that_accepts_connections_but_never_answers(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hole:
         hole.settimeout(PATIENCE)
         said = Said()
@@ -263,7 +263,7 @@ def test_a_server_that_takes_the_call_and_never_answers(tmp_path: Path) -> None:
             while caller.recv(65536):
                 pass  # the other end is closed: no process of ours is left waiting
     (line,) = said.lines
-    assert "it is slow, and the run is over. The figures of 1,000 steps" in line
+    assert "it was too slow, and the run is over. The metrics of 1,000 steps" in line
 
 
 @contextmanager
@@ -303,7 +303,7 @@ def server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def test_a_server_killed_and_started_again_gets_everything_once(
+def test_restarted_server_gets_everything_once(
     home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     port = unused_port()
@@ -330,9 +330,9 @@ def test_a_server_killed_and_started_again_gets_everything_once(
         until(arrived)
     for step in range(100, 200):
         tracker.metrics(step, {"loss": float(step)})
-    assert "it does not answer. Training goes on; what it has to say is kept and sent later." in said.next()
+    assert "it does not answer. Training continues; its metrics are kept and sent later." in said.next()
     with server(home, port):
-        assert "is back; what was kept is sent now." in said.next()
+        assert "is reachable again; the kept metrics are being sent." in said.next()
         report = tmp_path / "report.json"
         report.write_text(json.dumps({"auc": 0.7}))
         tracker.artifact(report)

@@ -1,19 +1,19 @@
-"""The generative model: what a synthetic row holds and how likely it is to be clicked.
+"""The generative click model: the values of a synthetic row, and its click probability.
 
     row number ──▶ hour ──▶ ids per slot, counts per dense field ──▶ logit ──▶ p ──▶ click
 
-Every value is a hash of (seed, row, column), so any row can be drawn alone, in any order, by any
-thread. Only integer operations and IEEE double arithmetic are used (no libm, no fast-math): the
+Every value is a hash of (seed, row, column), so rows can be generated independently, in any order, by
+any thread. Only integer operations and IEEE double arithmetic are used (no libm, no fast-math): the
 same seed gives the same bits on every machine.
 
 Slots come in pairs (1,2), (3,4), …: a small one and a large one, sizes log-spaced from 10 to the
-cardinality. By turns, over the pairs:
+cardinality. The pairs take these roles in turn:
   * the ids of both have weights, and the two slots interact (a product of latent vectors);
-  * the ids of both have weights, the small slot interacts with the small one of the pair before, and
-    half of the large slot's ids turn to new weights every 12 hours;
-  * nothing: noise that a model must learn to ignore.
-Dense fields, by turns: linear in log1p, a hump in log1p, a step, nothing. Missing has its own effect.
-Slots of 1000 ids or more take a share of their values from ids born within the last hours.
+  * the ids of both have weights, the small slot interacts with the small one of the previous pair, and
+    the weights of half of the large slot's ids drift to new values every 12 hours;
+  * noise that a model must learn to ignore.
+Dense fields, in turn: linear in log1p, a hump in log1p, a step, noise. Missing has its seed_bits effect.
+Slots of 1000 ids or more take a share of their values from ids that first occurred in the last hours.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ CLICK_RATE = 0.25
 MISSING_ID = -1
 MISSING_COUNT = -(1 << 62)
 
-_SPREAD = 1.5  # standard deviation of the logit; with CLICK_RATE it decides the best reachable AUC
+_SPREAD = 1.5  # standard deviation of the logit; with CLICK_RATE it determines the best possible AUC
 _SMALLEST_SLOT = 10
-_FRESH_FROM = 1000  # slots at least this large have newborn ids
-_FRESH_SHARE = 0.2  # of a large slot's values; half of them are born in the very hour they show up
-_OLDEST = 7  # hours after which a newborn id is no longer drawn
-_TURN = 12  # hours until drifting ids have wholly new weights
-_WAVE = 0.2  # how far the logit swings with the hour of day, in units of its spread
-_TRIALS = 1 << 15  # rows drawn to find the intercept
-_WEIGHT_SMALL, _WEIGHT_LARGE = 1.0, 0.7  # of ids, before the logit is given its spread
+_FRESH_MIN_SIZE = 1000  # slots at least this large have new ids every hour
+_FRESH_SHARE = 0.2  # of a large slot's values; half of them are from ids that are new in that hour
+_MAX_AGE = 7  # hours after which a new id no longer occurs
+_DRIFT_HOURS = 12  # hours until drifting ids have entirely new weights
+_DAILY_SWING = 0.2  # daily variation of the logit, in units of its spread
+_TRIALS = 1 << 15  # rows generated to find the intercept
+_WEIGHT_SMALL, _WEIGHT_LARGE = 1.0, 0.7  # of ids, before the logit is scaled
 _CROSS_BEFORE, _CROSS_PARTNER = 1.0, 0.6  # of interactions
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _ROWS, _TRIAL_ROWS, _SLOT_WEIGHTS, _DENSE_WEIGHTS, _SHAPE = 1, 2, 3, 4, 5  # streams of randomness
 _LATENT = np.uint64(0xD1B54A32D192ED03)
 _DENSE_COLUMNS = 1 << 20
-_LINEAR, _HUMP, _STAIR, _NOTHING = 0, 1, 2, 3
+_LINEAR, _HUMP, _STAIR, _NOISE = 0, 1, 2, 3
 
 
 class ClickModel(NamedTuple):
@@ -62,14 +62,14 @@ class ClickModel(NamedTuple):
     slot_keys_S: NDArray[np.uint64]
     slot_sizes_S: Integers
     slot_powers_S: Floats
-    slot_ends_S: Floats  # size ** -power: where the inverse of the distribution ends
+    slot_ends_S: Floats  # size ** -power: the end of the inverse distribution
     slot_missing_S: Integers
     slot_weights_S: Floats
     slot_drifts_S: NDArray[np.bool_]
     cross_weights_S: Floats  # of the interaction with another slot; 0 for none
     cross_slots_S: Integers
     fresh_shares_S: Integers
-    fresh_sizes_S: Integers  # how many ids are born every hour
+    fresh_sizes_S: Integers  # new ids per hour
     fresh_ends_S: Floats
     dense_centres_D: Floats
     dense_widths_D: Floats
@@ -87,10 +87,10 @@ def _exp(x: float) -> float:
     """e ** x for |x| < 700, from basic arithmetic only; libm's last bit differs between machines."""
     x = min(max(x, -700.0), 700.0)
     shifted = x * 1.4426950408889634 + 1024.5
-    whole = np.int64(shifted) - 1024  # floor, as `shifted` is positive
+    whole = np.int64(shifted) - 1024  # floor, since `shifted` is positive
     r = (x - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10
     r2 = r * r
-    # The Taylor series to r**11, in two halves that a processor can work on side by side.
+    # The Taylor series to r**11, in two halves that a processor can compute in parallel.
     even = 1.0 + r2 * (
         1 / 2.0 + r2 * (1 / 24.0 + r2 * (1 / 720.0 + r2 * (1 / 40320.0 + r2 * (1 / 3628800.0))))
     )
@@ -119,14 +119,14 @@ def _unit(bits: np.uint64) -> float:
 
 @njit(cache=True, nogil=True, inline="always")
 def _quarter(bits: np.uint64, which: int) -> float:
-    """One of four independent numbers from 64 bits: mean 0, variance 1, even over ±sqrt(3)."""
+    """One of four independent numbers from 64 bits: mean 0, variance 1, uniform over ±sqrt(3)."""
     part = np.int64((bits >> np.uint64(16 * which)) & np.uint64(0xFFFF))
     return (np.float64(part) - 32767.5) * 5.285759576360943e-05
 
 
 @njit(cache=True, nogil=True, inline="always")
 def _normal(bits: np.uint64) -> float:
-    """Close to a standard normal, within ±3.47: the sum of four even numbers."""
+    """Approximately standard normal, within ±3.47: the sum of four uniform numbers."""
     return 0.5 * ((_quarter(bits, 0) + _quarter(bits, 1)) + (_quarter(bits, 2) + _quarter(bits, 3)))
 
 
@@ -139,25 +139,25 @@ def _rank(u: float, end: float, power: float, size: int) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def _id(model: ClickModel, row_key: np.uint64, slot: int, hour: int) -> int:
-    # Selections instead of branches: a processor cannot guess coin flips, and this is the hottest spot.
+    # Selections instead of branches: coin flips cannot be predicted, and this is the hottest code.
     more = _hash(row_key, 2 + 2 * slot)
     fresh = np.int64((more >> np.uint64(16)) & np.uint64(0xFFFF)) < model.fresh_shares_S[slot]
     age = 0
-    for older in range(1, _OLDEST + 1):
+    for older in range(1, _MAX_AGE + 1):
         heads = np.uint64((1 << older) - 1) << np.uint64(32)
         age += 1 if more & heads == heads else 0
     size = model.slot_sizes_S[slot]
     born = model.fresh_sizes_S[slot]
     end = model.fresh_ends_S[slot] if fresh else model.slot_ends_S[slot]
     within = born if fresh else size
-    start = size + (hour - age + _OLDEST) * born if fresh else 0
+    start = size + (hour - age + _MAX_AGE) * born if fresh else 0
     identity: int = start + _rank(_unit(_hash(row_key, 1 + 2 * slot)), end, model.slot_powers_S[slot], within)
     missing = np.int64(more & np.uint64(0xFFFF)) < model.slot_missing_S[slot]
     return MISSING_ID if missing else identity
 
 
 @njit(cache=True, nogil=True)
-def _count(model: ClickModel, row_key: np.uint64, field: int) -> int:
+def _dense_value(model: ClickModel, row_key: np.uint64, field: int) -> int:
     column = _DENSE_COLUMNS + 2 * field
     missing = model.dense_missing_D[field]
     if missing > 0 and np.int64(_hash(row_key, column + 1) & np.uint64(0xFFFF)) < missing:
@@ -168,9 +168,9 @@ def _count(model: ClickModel, row_key: np.uint64, field: int) -> int:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _count_effect(model: ClickModel, field: int, count: int) -> float:
+def _dense_effect(model: ClickModel, field: int, count: int) -> float:
     kind = model.dense_kinds_D[field]
-    if kind == _NOTHING:
+    if kind == _NOISE:
         return 0.0
     gap: float = model.dense_gaps_D[field]
     if count == MISSING_COUNT:
@@ -186,67 +186,67 @@ def _count_effect(model: ClickModel, field: int, count: int) -> float:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _identity(model: ClickModel, slot: int, ids_S: Integers) -> np.uint64:
-    """All that is random about an id: its weights and its latent vector are hashes of it."""
+def _id_hash(model: ClickModel, slot: int, ids_S: Integers) -> np.uint64:
+    """The hash of an id, from which its weights and its latent vector are derived."""
     return fmix64(model.slot_keys_S[slot] + np.uint64(ids_S[slot]) * _STEP)
 
 
 @njit(cache=True, nogil=True)
 def _raw_logit(model: ClickModel, turn: int, share: float, ids_S: Integers, dense_D: Integers) -> float:
-    """The logit before it is scaled; `share` of the way from weights number `turn` to the next ones."""
+    """The logit before scaling; drifting weights are `share` of the way from period `turn` to the next."""
     logit = 0.0
-    turned = 1.0 / np.sqrt((1.0 - share) * (1.0 - share) + share * share)
+    scale = 1.0 / np.sqrt((1.0 - share) * (1.0 - share) + share * share)
     for slot in range(ids_S.size):
         if model.slot_weights_S[slot] == 0.0:
             continue
-        identity = _identity(model, slot, ids_S)
+        identity = _id_hash(model, slot, ids_S)
         if model.slot_drifts_S[slot] and identity & np.uint64(1):
             old, new = _normal(_hash(identity, turn)), _normal(_hash(identity, turn + 1))
-            weight = ((1.0 - share) * old + share * new) * turned
+            weight = ((1.0 - share) * old + share * new) * scale
         else:
             weight = _normal(identity)
         logit += model.slot_weights_S[slot] * weight
         if model.cross_weights_S[slot] != 0.0:
             here = fmix64(identity ^ _LATENT)
-            there = fmix64(_identity(model, model.cross_slots_S[slot], ids_S) ^ _LATENT)
+            there = fmix64(_id_hash(model, model.cross_slots_S[slot], ids_S) ^ _LATENT)
             product = 0.0
             for k in range(4):
                 product += _quarter(here, k) * _quarter(there, k)
             logit += model.cross_weights_S[slot] * 0.5 * product
     for field in range(dense_D.size):
-        logit += _count_effect(model, field, dense_D[field])
+        logit += _dense_effect(model, field, dense_D[field])
     return logit
 
 
 @njit(cache=True, nogil=True)
-def _draw_row(model: ClickModel, key: np.uint64, hour: int, ids_S: Integers, dense_D: Integers) -> float:
-    """Fills in the row's values and returns its logit before it is scaled."""
+def _generate_row(model: ClickModel, key: np.uint64, hour: int, ids_S: Integers, dense_D: Integers) -> float:
+    """Fill in the row's values and return its logit before scaling."""
     for slot in range(ids_S.size):
         ids_S[slot] = _id(model, key, slot, hour)
     for field in range(dense_D.size):
-        dense_D[field] = _count(model, key, field)
-    return _raw_logit(model, hour // _TURN, (hour % _TURN) / _TURN, ids_S, dense_D)
+        dense_D[field] = _dense_value(model, key, field)
+    return _raw_logit(model, hour // _DRIFT_HOURS, (hour % _DRIFT_HOURS) / _DRIFT_HOURS, ids_S, dense_D)
 
 
 @njit(cache=True, nogil=True)
-def _wave(hour: int) -> float:
-    """A smooth day: -1 at nine in the morning, +1 at nine in the evening."""
+def _daily_curve(hour: int) -> float:
+    """A smooth daily curve: -1 at nine in the morning, +1 at nine in the evening."""
     u = ((hour + 21) % 24) / 12.0 - 1.0
     return 4.0 * u * (1.0 - abs(u))
 
 
 @njit(cache=True, nogil=True)
-def draw_rows(
+def generate_rows(
     model: ClickModel,
     rows: int,
     first: int,
     ids_BS: Integers,
     dense_BD: Integers,
     times_B: Integers,
-    chances_B: Floats,
+    probability_B: Floats,
     clicks_B: NDArray[np.int8],
 ) -> None:
-    """Rows `first`, `first` + 1, … of a log of `rows` rows, spread evenly over the model's hours."""
+    """Generate rows `first`, `first` + 1, … of a log of `rows` rows, spread evenly over the model's hours."""
     hours = model.hours
     hour = -1
     begin = end = 0
@@ -257,17 +257,17 @@ def draw_rows(
             begin = hour * rows // hours
             end = (hour + 1) * rows // hours
         key = _hash(model.rows_key, row)
-        raw = _draw_row(model, key, hour, ids_BS[b], dense_BD[b])
-        logit = model.intercept + model.slope * raw + _SPREAD * _WAVE * _wave(hour)
-        chance = 1.0 / (1.0 + _exp(-logit))
+        raw = _generate_row(model, key, hour, ids_BS[b], dense_BD[b])
+        logit = model.intercept + model.slope * raw + _SPREAD * _DAILY_SWING * _daily_curve(hour)
+        probability = 1.0 / (1.0 + _exp(-logit))
         times_B[b] = START + 3600 * hour + (row - begin) * 3600 // (end - begin)
-        chances_B[b] = chance
-        clicks_B[b] = 1 if _unit(_hash(key, 0)) < chance else 0
+        probability_B[b] = probability
+        clicks_B[b] = 1 if _unit(_hash(key, 0)) < probability else 0
 
 
 @njit(cache=True, nogil=True)
 def _calibration(model: ClickModel) -> tuple[float, float]:
-    """Intercept and slope that give the logit its spread and the clicks their rate, from trial rows."""
+    """Intercept and slope that give the logit its spread and the clicks their rate, found with trial rows."""
     ids_S = np.empty(model.slot_sizes_S.size, np.int64)
     dense_D = np.empty(model.dense_kinds_D.size, np.int64)
     raw_T = np.empty(_TRIALS, np.float64)
@@ -276,8 +276,8 @@ def _calibration(model: ClickModel) -> tuple[float, float]:
     for t in range(_TRIALS):
         key = _hash(model.trials_key, t)
         hour = t * model.hours // _TRIALS
-        raw_T[t] = _draw_row(model, key, hour, ids_S, dense_D)
-        waves_T[t] = _SPREAD * _WAVE * _wave(hour)
+        raw_T[t] = _generate_row(model, key, hour, ids_S, dense_D)
+        waves_T[t] = _SPREAD * _DAILY_SWING * _daily_curve(hour)
         mean += raw_T[t] / _TRIALS
     variance = 0.0
     for t in range(_TRIALS):
@@ -319,7 +319,7 @@ def _inverse_powers(sizes_S: Integers, powers_S: Floats) -> Floats:
 
 @njit(cache=True, nogil=True)
 def _sizes(slots: int, cardinality: int) -> Integers:
-    """Even places climb from the smallest size, odd ones descend from the largest."""
+    """Sizes of slots: even positions ascend from the smallest size, odd ones descend from the largest."""
     sizes_S = np.full(slots, cardinality, np.int64)
     for s in range(slots if slots > 1 else 0):
         place = s // 2 if s % 2 == 0 else slots - 1 - s // 2
@@ -345,8 +345,8 @@ def _normals(bits_N: NDArray[np.uint64]) -> Floats:
 
 
 def build_model(seed: int, slots: int, dense: int, cardinality: int, hours: int) -> ClickModel:
-    """The model of a seed. Sizes and missing rates depend on a field's place only, weights on the seed."""
-    own = np.uint64(seed)
+    """The model of a seed. Sizes and missing rates depend only on a field's position, weights on the seed."""
+    seed_bits = np.uint64(seed)
     shapes_F3 = _units(_hashes(np.uint64(0), _SHAPE, 3 * (slots + dense))).reshape(-1, 3)
     slot_shapes_S3, dense_shapes_D3 = shapes_F3[:slots], shapes_F3[slots:]
     sizes_S = _sizes(slots, cardinality)
@@ -357,12 +357,12 @@ def build_model(seed: int, slots: int, dense: int, cardinality: int, hours: int)
     meets_partner_S = (roles_S == 0) & (places_S % 2 == 1)
     meets_before_S = (roles_S == 1) & (places_S % 2 == 0)
     fields_D = np.arange(dense)
-    signs_D = _hashes(own, _DENSE_WEIGHTS, dense)
+    signs_D = _hashes(seed_bits, _DENSE_WEIGHTS, dense)
     model = ClickModel(
         hours=hours,
-        rows_key=np.uint64(_stream(own, _ROWS)),
-        trials_key=np.uint64(_stream(own, _TRIAL_ROWS)),
-        slot_keys_S=_hashes(own, _SLOT_WEIGHTS, slots),
+        rows_key=np.uint64(_stream(seed_bits, _ROWS)),
+        trials_key=np.uint64(_stream(seed_bits, _TRIAL_ROWS)),
+        slot_keys_S=_hashes(seed_bits, _SLOT_WEIGHTS, slots),
         slot_sizes_S=sizes_S,
         slot_powers_S=powers_S,
         slot_ends_S=_inverse_powers(sizes_S, powers_S),
@@ -373,7 +373,7 @@ def build_model(seed: int, slots: int, dense: int, cardinality: int, hours: int)
             meets_partner_S, _CROSS_PARTNER, np.where(meets_before_S, _CROSS_BEFORE, 0.0)
         ),
         cross_slots_S=np.where(meets_partner_S, places_S - 1, np.where(meets_before_S, places_S - 2, 0)),
-        fresh_shares_S=np.where(sizes_S >= _FRESH_FROM, int(65536 * _FRESH_SHARE), 0),
+        fresh_shares_S=np.where(sizes_S >= _FRESH_MIN_SIZE, int(65536 * _FRESH_SHARE), 0),
         fresh_sizes_S=born_S,
         fresh_ends_S=_inverse_powers(born_S, powers_S),
         dense_centres_D=0.5 + 5.0 * dense_shapes_D3[:, 0],
@@ -391,5 +391,5 @@ def build_model(seed: int, slots: int, dense: int, cardinality: int, hours: int)
 
 
 def _missing_shares(shapes_F: Floats) -> Integers:
-    """None for 40 % of the fields, up to 30 % of the rows for the others."""
+    """Shares of missing values: none for 40 % of the fields, up to 30 % of the rows for the others."""
     return (65536 * 0.5 * np.maximum(shapes_F - 0.4, 0.0)).astype(np.int64)

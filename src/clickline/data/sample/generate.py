@@ -1,9 +1,9 @@
-"""`clickline sample`: a synthetic click log of any length, written as it is drawn.
+"""`clickline sample`: generates a synthetic click log of any length.
 
-    plan ──▶ parts (train and eval, or hours) ──▶ blocks of rows, drawn and formatted in threads
+    plan ──▶ parts (train and eval, or hours) ──▶ blocks of rows, generated and formatted in threads
                                                       └──▶ log file, truth file, AUC, in row order
 
-Files are drafts until they are whole; only then do they get their names.
+Files have temporary names until they are complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.data.sample.click_model import START, ClickModel, build_model, draw_rows
+from clickline.data.sample.click_model import START, ClickModel, build_model, generate_rows
 from clickline.data.sample.text_formats import FORMATS, PADDLEREC_SCALES, TextFormat
 from clickline.data.sample.truth import AucCounter, TruthFile
 from clickline.errors import ConfigError, Mistake, StorageError
@@ -30,15 +30,15 @@ from clickline.machine import cores
 from clickline.progress import Progress
 
 _SPAN = 30
-"""Hours that train and eval cover together: with the usual share, a day and the six hours after it."""
+"""Hours that train and eval cover together: with the default share, a day and the six hours after it."""
 _BLOCK_ROWS = 8192
 _BLOCK_BYTES = 16 << 20
-_THREADS = 8  # more would only wait for the one that writes
+_THREADS = 8  # more would only wait for the writer
 
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """What to make. The same options give the same bytes, everywhere."""
+    """What to generate. The same options give the same bytes on every machine."""
 
     format: str  # criteo, slots, paddlerec or csv
     rows: int
@@ -47,47 +47,47 @@ class SampleOptions:
     seed: int = 0
     slots: int = 26
     dense: int = 13
-    cardinality: int = 100_000  # ids of the largest slot, not counting newborn ones
+    cardinality: int = 100_000  # ids of the largest slot, without those born later
     eval_share: float = 0.2
 
 
 @dataclass(frozen=True)
 class SampleReport:
-    """What was made. With hours, the eval rows are those of the last hour."""
+    """What was generated. With hours, the eval rows are those of the last hour."""
 
-    files: list[Path]  # logs in order of time, then slot.conf where the format has one
+    files: list[Path]  # logs in order of time, then slot.conf if the format has one
     train_rows: int
     eval_rows: int
     click_rate: float  # of all rows
-    best_auc: float | None  # of the true probabilities on the eval rows; None when those hold one label only
+    best_auc: float | None  # of the true probabilities on the eval rows; None if these have only one label
     seconds: float
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One log file: which rows it holds and what lies beside it."""
+class _LogPart:
+    """One log file: its rows, and the files beside it."""
 
     log: Path
     truth: Path
     first: int
     end: int
-    evaluated: bool
+    is_eval: bool
     donefile: Path | None = None
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """A block of drawn rows, as text and as truth."""
+class _GeneratedRows:
+    """A block of generated rows: their text, click probabilities and clicks."""
 
     text: NDArray[np.uint8]
-    chances_B: NDArray[np.float64]
+    probability_B: NDArray[np.float64]
     clicks_B: NDArray[np.int8]
 
 
 def generate(
     options: SampleOptions, progress: Progress, *, block_rows: int | None = None, threads: int | None = None
 ) -> SampleReport:
-    """Write the log. `block_rows` and `threads` change the speed, never a byte."""
+    """Write the log. `block_rows` and `threads` affect the speed, but not the output."""
     _check(options)
     started = time.perf_counter()
     try:
@@ -95,7 +95,7 @@ def generate(
     except OSError as error:
         raise StorageError(
             f"cannot write the sample under {options.out}: {error}. "
-            "Free space or permissions there, or choose another --out."
+            "Free some space, check the permissions, or choose another --out."
         ) from error
 
 
@@ -117,27 +117,33 @@ def _generate(
     counter = AucCounter()
     clicks = 0
     header = text_format.header(options.dense, options.slots)
-    with _Drafts() as drafts, _Blocks(options, model, text_format, parts, block_rows, threads) as blocks:
+    with (
+        _TemporaryFiles() as temporaries,
+        _RowBlocks(options, model, text_format, parts, block_rows, threads) as blocks,
+    ):
         if text_format.slot_conf is not None:
             files.append(options.out / "slot.conf")
-            drafts.begin(files[-1]).write_bytes(text_format.slot_conf(options.dense, options.slots))
-        for part, drawn in groupby(blocks, key=lambda pair: pair[0]):
-            with drafts.begin(part.log).open("wb") as log, TruthFile(drafts.begin(part.truth)) as truth:
+            temporaries.begin(files[-1]).write_bytes(text_format.slot_conf(options.dense, options.slots))
+        for part, generated in groupby(blocks, key=lambda pair: pair[0]):
+            with (
+                temporaries.begin(part.log).open("wb") as log,
+                TruthFile(temporaries.begin(part.truth)) as truth,
+            ):
                 log.write(header)
-                for _, rows in drawn:
+                for _, rows in generated:
                     log.write(rows.text.data)
-                    truth.add(rows.chances_B, rows.clicks_B)
-                    if part.evaluated:
-                        counter.add(rows.chances_B, rows.clicks_B)
+                    truth.add(rows.probability_B, rows.clicks_B)
+                    if part.is_eval:
+                        counter.add(rows.probability_B, rows.clicks_B)
                     clicks += int(rows.clicks_B.sum())
                     progress.advance(rows=rows.clicks_B.size, size=rows.text.size)
             if part.donefile is not None:
-                drafts.finish()
+                temporaries.finish()
                 part.donefile.touch()
-        drafts.finish()
+        temporaries.finish()
     progress.end()
 
-    eval_rows = sum(part.end - part.first for part in parts if part.evaluated)
+    eval_rows = sum(part.end - part.first for part in parts if part.is_eval)
     return SampleReport(
         files=files,
         train_rows=options.rows - eval_rows,
@@ -148,25 +154,25 @@ def _generate(
     )
 
 
-def _plan(options: SampleOptions, text_format: TextFormat) -> list[_Part]:
-    out, rows, ending = options.out, options.rows, text_format.extension
+def _plan(options: SampleOptions, text_format: TextFormat) -> list[_LogPart]:
+    out, rows, extension = options.out, options.rows, text_format.extension
     if options.hours is None:
         first_eval = rows - _eval_rows(options)
         return [
-            _Part(out / f"train.{ending}", out / "train.truth.parquet", 0, first_eval, evaluated=False),
-            _Part(out / f"eval.{ending}", out / "eval.truth.parquet", first_eval, rows, evaluated=True),
+            _LogPart(out / f"train.{extension}", out / "train.truth.parquet", 0, first_eval, is_eval=False),
+            _LogPart(out / f"eval.{extension}", out / "eval.truth.parquet", first_eval, rows, is_eval=True),
         ]
     parts = []
     for hour in range(options.hours):
         moment = datetime.fromtimestamp(START + 3600 * hour, UTC)
         folder = out / f"{moment:%Y%m%d}" / f"{moment:%H}"
         parts.append(
-            _Part(
-                log=folder / f"part-00000.{ending}",
+            _LogPart(
+                log=folder / f"part-00000.{extension}",
                 truth=out / "truth" / f"{moment:%Y%m%d-%H}.parquet",
                 first=hour * rows // options.hours,
                 end=(hour + 1) * rows // options.hours,
-                evaluated=hour == options.hours - 1,
+                is_eval=hour == options.hours - 1,
                 donefile=folder / "donefile",
             )
         )
@@ -178,52 +184,52 @@ def _eval_rows(options: SampleOptions) -> int:
 
 
 def _clear_hours(out: Path) -> None:
-    """Take back the hours of an earlier sample, known by their truth files: some may not be written again.
+    """Remove the hours of an earlier sample, known by their truth files: some may not be written again.
 
-    The donefile goes first, so that nobody takes a folder for complete while it is emptied.
+    The donefile is removed first, so that no process takes a folder for complete while it is emptied.
     """
     for truth in sorted((out / "truth").glob("????????-??.parquet")):
         date, _, hour = truth.stem.partition("-")
         folder = out / date / hour
         (folder / "donefile").unlink(missing_ok=True)
-        for ending in sorted({text_format.extension for text_format in FORMATS.values()}):
-            (folder / f"part-00000.{ending}").unlink(missing_ok=True)
+        for extension in sorted({text_format.extension for text_format in FORMATS.values()}):
+            (folder / f"part-00000.{extension}").unlink(missing_ok=True)
         truth.unlink()
 
 
-class _Drafts(AbstractContextManager["_Drafts"]):
-    """Files being written, under names nobody reads. They get their real names together, or vanish."""
+class _TemporaryFiles(AbstractContextManager["_TemporaryFiles"]):
+    """Files being written under temporary names. They are renamed together, or removed."""
 
     def __init__(self) -> None:
         self._finals: dict[Path, Path] = {}
 
     def begin(self, final: Path) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)
-        draft = final.with_name(f".{final.name}.partial")
-        self._finals[draft] = final
-        return draft
+        temporary = final.with_name(f".{final.name}.partial")
+        self._finals[temporary] = final
+        return temporary
 
     def finish(self) -> None:
-        for draft, final in self._finals.items():
-            draft.replace(final)
+        for temporary, final in self._finals.items():
+            temporary.replace(final)
         self._finals.clear()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for draft in self._finals:
-            draft.unlink(missing_ok=True)
+        for temporary in self._finals:
+            temporary.unlink(missing_ok=True)
 
 
-class _Blocks(AbstractContextManager["_Blocks"]):
-    """The rows of all parts in order, drawn ahead by a few threads."""
+class _RowBlocks(AbstractContextManager["_RowBlocks"]):
+    """The rows of all parts in order, generated ahead of the writer by a few threads."""
 
     def __init__(
         self,
         options: SampleOptions,
         model: ClickModel,
         text_format: TextFormat,
-        parts: list[_Part],
+        parts: list[_LogPart],
         block_rows: int | None,
         threads: int | None,
     ) -> None:
@@ -238,33 +244,35 @@ class _Blocks(AbstractContextManager["_Blocks"]):
         )
         self._block_rows = block_rows or max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // self._line_bytes))
         self._threads = threads or min(cores(), _THREADS)
-        self._draw(0, 0)  # compiles here, where Ctrl-C is heard, not in a thread
+        self._generate_block(0, 0)  # compile here, where Ctrl-C works, not in a thread
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="sample")
 
-    def __iter__(self) -> Iterator[tuple[_Part, _Rows]]:
-        ahead: deque[tuple[_Part, Future[_Rows]]] = deque()
+    def __iter__(self) -> Iterator[tuple[_LogPart, _GeneratedRows]]:
+        pending: deque[tuple[_LogPart, Future[_GeneratedRows]]] = deque()
         for part in self._parts:
             for first in range(part.first, part.end, self._block_rows):
                 end = min(first + self._block_rows, part.end)
-                ahead.append((part, self._pool.submit(self._draw, first, end)))
-                if len(ahead) > self._threads + 1:
-                    ready, rows = ahead.popleft()
+                pending.append((part, self._pool.submit(self._generate_block, first, end)))
+                if len(pending) > self._threads + 1:
+                    ready, rows = pending.popleft()
                     yield ready, rows.result()
-        while ahead:
-            ready, rows = ahead.popleft()
+        while pending:
+            ready, rows = pending.popleft()
             yield ready, rows.result()
 
-    def _draw(self, first: int, end: int) -> _Rows:
+    def _generate_block(self, first: int, end: int) -> _GeneratedRows:
         size = end - first
         ids_BS = np.empty((size, self._options.slots), np.int64)
         dense_BD = np.empty((size, self._options.dense), np.int64)
         times_B = np.empty(size, np.int64)
-        chances_B = np.empty(size, np.float64)
+        probability_B = np.empty(size, np.float64)
         clicks_B = np.empty(size, np.int8)
-        draw_rows(self._model, self._options.rows, first, ids_BS, dense_BD, times_B, chances_B, clicks_B)
+        generate_rows(
+            self._model, self._options.rows, first, ids_BS, dense_BD, times_B, probability_B, clicks_B
+        )
         text = np.empty(size * self._line_bytes, np.uint8)
         length = self._format.write(clicks_B, times_B, dense_BD, ids_BS, text)
-        return _Rows(text[:length], chances_B, clicks_B)
+        return _GeneratedRows(text[:length], probability_B, clicks_B)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -272,8 +280,8 @@ class _Blocks(AbstractContextManager["_Blocks"]):
         self._pool.shutdown(cancel_futures=True)
 
 
-def _check_files(parts: Sequence[_Part]) -> None:
-    """Logs without the true probabilities beside them are somebody's own: never overwrite those."""
+def _check_files(parts: Sequence[_LogPart]) -> None:
+    """Never overwrite logs without a truth file beside them: they are not ours."""
     for part in parts:
         if part.log.exists() and not part.truth.exists():
             problem = f"would overwrite {part.log}, which `clickline sample` did not write."
@@ -283,67 +291,71 @@ def _check_files(parts: Sequence[_Part]) -> None:
 
 
 def _check(options: SampleOptions) -> None:
-    """Everything wrong with the options, at once."""
+    """Raise a ConfigError with all mistakes in the options."""
     mistakes: list[Mistake] = []
 
-    def wrong(key: str, problem: str, remedy: str) -> None:
+    def mistake(key: str, problem: str, remedy: str) -> None:
         mistakes.append(Mistake(file="sample", line=0, key=key, problem=problem, remedy=remedy))
 
-    def outside(key: str, value: float, low: int, high: int) -> bool:
+    def out_of_range(key: str, value: float, low: int, high: int) -> bool:
         if low <= value <= high:
             return False
-        wrong(key, f"is {value}.", f"Give a number from {low} to {high}.")
+        mistake(key, f"is {value}.", f"Give a number from {low} to {high}.")
         return True
 
     if options.format not in FORMATS:
-        wrong("--format", f"is {options.format!r}.", f"Choose one of {', '.join(FORMATS)}.")
-    few_rows = outside("--rows", options.rows, 2, 10**12)
+        mistake("--format", f"is {options.format!r}.", f"Choose one of {', '.join(FORMATS)}.")
+    few_rows = out_of_range("--rows", options.rows, 2, 10**12)
     if not 0 < options.eval_share < 1:
-        wrong("--eval-share", f"is {options.eval_share}.", "Give a number between 0 and 1, such as 0.2.")
+        mistake("--eval-share", f"is {options.eval_share}.", "Give a number between 0 and 1, such as 0.2.")
     elif options.hours is None and not few_rows and not 0 < _eval_rows(options) < options.rows:
         empty = "train" if _eval_rows(options) else "eval"
-        wrong(
+        mistake(
             "--rows",
             f"is {options.rows}: with --eval-share {options.eval_share} no row is left for {empty}.",
             "Raise --rows or move --eval-share towards 0.5.",
         )
     if (
         options.hours is not None
-        and not outside("--hours", options.hours, 1, 8760)
+        and not out_of_range("--hours", options.hours, 1, 8760)
         and not few_rows
         and options.rows < options.hours
     ):
-        wrong(
+        mistake(
             "--rows",
             f"is {options.rows}, fewer than the {options.hours} hours.",
             "Raise --rows or lower --hours: every hour needs a row.",
         )
-    outside("--seed", options.seed, 0, 2**63 - 1)
-    outside("--cardinality", options.cardinality, 10, 10**8)
+    out_of_range("--seed", options.seed, 0, 2**63 - 1)
+    out_of_range("--cardinality", options.cardinality, 10, 10**8)
     if options.format == "criteo":
         if options.slots != 26:
-            wrong(
+            mistake(
                 "--slots",
                 f"is {options.slots}; a criteo line has exactly 26 slots.",
                 "Leave it out, or choose --format slots, paddlerec or csv.",
             )
         if options.dense != 13:
-            wrong(
+            mistake(
                 "--dense",
                 f"is {options.dense}; a criteo line has exactly 13 dense fields.",
                 "Leave it out, or choose --format slots, paddlerec or csv.",
             )
     else:
-        outside("--slots", options.slots, 1, 1000)
+        out_of_range("--slots", options.slots, 1, 1000)
         if options.format == "paddlerec" and options.dense > len(PADDLEREC_SCALES):
-            wrong(
+            mistake(
                 "--dense",
                 f"is {options.dense}; paddlerec scales are known for 13 dense fields.",
                 "Give a number from 0 to 13, or choose --format slots or csv.",
             )
         else:
-            outside("--dense", options.dense, 0, 1000)
+            out_of_range("--dense", options.dense, 0, 1000)
     if options.out.exists() and not options.out.is_dir():
-        wrong("--out", f"is {options.out}, which is a file.", "Name a folder; it is made if absent.")
+        mistake(
+            "--out",
+            f"is {options.out}, which is a file.",
+            "Name a folder; it is created if it does not exist.",
+        )
     if mistakes:
         raise ConfigError(mistakes)

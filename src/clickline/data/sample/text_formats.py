@@ -1,7 +1,7 @@
-"""Rows as text, in each of the formats: Numba kernels that write straight into a byte buffer.
+"""Formats generated rows as text: Numba kernels that write directly into a byte buffer.
 
-The same drawn rows give the same values in every format: a slot's value is 8 hex digits, a dense
-value is an integer, missing is empty. The `slots` and `paddlerec` formats hold XXH64 of those texts.
+The same rows have the same values in every format: a slot's value is 8 hex digits, a dense value is an
+integer, missing is empty. The `slots` and `paddlerec` formats hold XXH64 of those texts.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _DECIMALS = 9
 _BILLION = np.uint64(10**_DECIMALS)
 
 PADDLEREC_SCALES = (20, 603, 100, 50, 64000, 500, 100, 50, 500, 10, 10, 10, 50)
-"""What PaddleRec divides Criteo's I1..I13 by, after adding 3 to I2."""
+"""The divisors that PaddleRec applies to Criteo's I1..I13, after adding 3 to I2."""
 _SCALES = np.array(PADDLEREC_SCALES, np.int64)
 _I2, _LOWEST_I2 = 1, -3
 _I13 = 12
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _unsigned(out: Bytes, at: int, value: np.uint64) -> int:
-    """`value` in decimal digits; returns the position after them."""
+def _write_unsigned(out: Bytes, at: int, value: np.uint64) -> int:
+    """Write `value` in decimal digits; returns the position after them."""
     digits = 1
     bound = np.uint64(10)
     while digits < 20 and value >= bound:
         digits += 1
-        bound *= np.uint64(10)  # wraps after 20 digits, when the loop has ended
+        bound *= np.uint64(10)  # overflows after 20 digits, when the loop has ended
     end = at + digits
     to = end
     while value >= np.uint64(100):
@@ -61,23 +61,23 @@ def _unsigned(out: Bytes, at: int, value: np.uint64) -> int:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _count(out: Bytes, at: int, value: int) -> int:
-    """A dense value as an integer, nothing when missing."""
+def _write_count(out: Bytes, at: int, value: int) -> int:
+    """Write a dense value as an integer, nothing if missing."""
     if value == MISSING_COUNT:
         return at
     if value < 0:
         out[at] = _MINUS
-        return _unsigned(out, at + 1, np.uint64(-value))
-    return _unsigned(out, at, np.uint64(value))
+        return _write_unsigned(out, at + 1, np.uint64(-value))
+    return _write_unsigned(out, at, np.uint64(value))
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _value(out: Bytes, at: int, slot: int, identity: int) -> int:
-    """A slot's value as 8 hex digits, nothing when missing. No two ids of a slot share a text."""
-    if identity == MISSING_ID:
+def _write_value(out: Bytes, at: int, slot: int, id_: int) -> int:
+    """Write a slot's value as 8 hex digits, nothing if missing. Distinct ids of a slot have distinct texts."""
+    if id_ == MISSING_ID:
         return at
     mask = np.uint64(0xFFFFFFFF)
-    word = (np.uint64(identity) + fmix64(np.uint64(slot + 1))) & mask
+    word = (np.uint64(id_) + fmix64(np.uint64(slot + 1))) & mask
     word = ((word ^ (word >> np.uint64(16))) * np.uint64(0x85EBCA6B)) & mask
     word = ((word ^ (word >> np.uint64(13))) * np.uint64(0xC2B2AE35)) & mask
     word ^= word >> np.uint64(16)
@@ -89,20 +89,20 @@ def _value(out: Bytes, at: int, slot: int, identity: int) -> int:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _copy(out: Bytes, at: int, text: Bytes) -> int:
+def _write_text(out: Bytes, at: int, text: Bytes) -> int:
     for k in range(text.size):
         out[at + k] = text[k]
     return at + text.size
 
 
 @njit(cache=True, nogil=True)
-def _columns(out: Bytes, at: int, separator: int, dense_D: Integers, ids_S: Integers) -> int:
+def _write_columns(out: Bytes, at: int, separator: int, dense_D: Integers, ids_S: Integers) -> int:
     for field in range(dense_D.size):
         out[at] = separator
-        at = _count(out, at + 1, dense_D[field])
+        at = _write_count(out, at + 1, dense_D[field])
     for slot in range(ids_S.size):
         out[at] = separator
-        at = _value(out, at + 1, slot, ids_S[slot])
+        at = _write_value(out, at + 1, slot, ids_S[slot])
     out[at] = _NEWLINE
     return at + 1
 
@@ -114,7 +114,7 @@ def _write_criteo(
     at = 0
     for b in range(clicks_B.size):
         out[at] = _ZERO + clicks_B[b]
-        at = _columns(out, at + 1, _TAB, dense_BD[b], ids_BS[b])
+        at = _write_columns(out, at + 1, _TAB, dense_BD[b], ids_BS[b])
     return at
 
 
@@ -124,8 +124,8 @@ def _write_csv(clicks_B: Clicks, times_B: Integers, dense_BD: Integers, ids_BS: 
     for b in range(clicks_B.size):
         out[at] = _ZERO + clicks_B[b]
         out[at + 1] = _COMMA
-        at = _unsigned(out, at + 2, np.uint64(times_B[b]))
-        at = _columns(out, at, _COMMA, dense_BD[b], ids_BS[b])
+        at = _write_unsigned(out, at + 2, np.uint64(times_B[b]))
+        at = _write_columns(out, at, _COMMA, dense_BD[b], ids_BS[b])
     return at
 
 
@@ -142,27 +142,27 @@ def _write_slots(
         at += 3
         for slot in range(0 if dense_BD.shape[1] > _I13 else 1, ids_BS.shape[1] + 1):
             if slot == 0:
-                size = _count(text, 0, dense_BD[b, _I13])
+                size = _write_count(text, 0, dense_BD[b, _I13])
             else:
-                size = _value(text, 0, slot - 1, ids_BS[b, slot - 1])
+                size = _write_value(text, 0, slot - 1, ids_BS[b, slot - 1])
             out[at] = _SPACE
-            at = _unsigned(out, at + 1, xxh64(text, 0, size))
+            at = _write_unsigned(out, at + 1, xxh64(text, 0, size))
             out[at] = _COLON
-            at = _unsigned(out, at + 1, np.uint64(slot))
+            at = _write_unsigned(out, at + 1, np.uint64(slot))
         out[at] = _NEWLINE
         at += 1
     return at
 
 
 @njit(cache=True, nogil=True)
-def _scaled(out: Bytes, at: int, field: int, value: int) -> int:
-    """A dense value as PaddleRec scales it, rounded to 9 decimals in integers so that no float decides."""
+def _write_scaled(out: Bytes, at: int, field: int, value: int) -> int:
+    """Write a dense value as PaddleRec scales it, rounded to 9 decimals with integers, for exact output."""
     scale = np.uint64(_SCALES[field])
     shifted = np.uint64(0)
     if value != MISSING_COUNT:
         shifted = np.uint64(value - _LOWEST_I2 if field == _I2 else value)
     billionths = (shifted * _BILLION + scale // np.uint64(2)) // scale
-    at = _unsigned(out, at, billionths // _BILLION)
+    at = _write_unsigned(out, at, billionths // _BILLION)
     out[at] = _POINT
     rest = billionths % _BILLION
     for k in range(_DECIMALS):
@@ -181,18 +181,18 @@ def _write_paddlerec(
     text = np.empty(32, np.uint8)
     at = 0
     for b in range(clicks_B.size):
-        at = _copy(out, at, _CLICK)
+        at = _write_text(out, at, _CLICK)
         out[at] = _ZERO + clicks_B[b]
         at += 1
         for field in range(dense_BD.shape[1]):
-            at = _copy(out, at, _DENSE)
-            at = _scaled(out, at, field, dense_BD[b, field])
+            at = _write_text(out, at, _DENSE)
+            at = _write_scaled(out, at, field, dense_BD[b, field])
         for slot in range(ids_BS.shape[1]):
             out[at] = _SPACE
-            at = _unsigned(out, at + 1, np.uint64(slot + 1))
+            at = _write_unsigned(out, at + 1, np.uint64(slot + 1))
             out[at] = _COLON
-            size = _value(text, 0, slot, ids_BS[b, slot])
-            at = _unsigned(out, at + 1, xxh64(text, 0, size) if size > 0 else np.uint64(0))
+            size = _write_value(text, 0, slot, ids_BS[b, slot])
+            at = _write_unsigned(out, at + 1, xxh64(text, 0, size) if size > 0 else np.uint64(0))
         out[at] = _NEWLINE
         at += 1
     return at
@@ -217,7 +217,7 @@ def _paddlerec_conf(dense: int, slots: int) -> bytes:
 
 @dataclass(frozen=True)
 class TextFormat:
-    """One format: its file ending, its kernel, and how many bytes a line needs at most."""
+    """One format: its file extension, its kernel, and the maximum number of bytes in a line."""
 
     extension: str
     write: Callable[[Clicks, Integers, Integers, Integers, Bytes], int]

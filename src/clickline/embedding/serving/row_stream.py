@@ -65,19 +65,19 @@ def delta_blocks(parent: ServingTable, blocks: Iterable[RowBlock]) -> Iterator[R
     part = 0
     for block in blocks:
         while part < block.part:
-            yield from _tombstone_blocks(part, parent.parts[part], old.rest(part))
+            yield from _tombstone_blocks(part, parent.parts[part], old.remaining_ids(part))
             part += 1
         if not block.ids_N.size:
             continue
         present = block.select(~block.tombstone_N)
         new_NW = _words(pack(present, parent.parts[part], parent.precision))
-        old_KW = old.until(part, mix_ids(block.ids_N)[-1], new_NW.shape[1])
+        old_KW = old.take_until(part, mix_ids(block.ids_N)[-1], new_NW.shape[1])
         changed_N, removed_K = _compare(old_KW, new_NW)
         delta = _with_tombstones(present.select(changed_N), old_KW[removed_K, 0])
         if delta.ids_N.size:
             yield delta
     while part < len(parent.parts):
-        yield from _tombstone_blocks(part, parent.parts[part], old.rest(part))
+        yield from _tombstone_blocks(part, parent.parts[part], old.remaining_ids(part))
         part += 1
 
 
@@ -89,7 +89,7 @@ class _RowCursor:
         self._next: PackedPiece | None = None
         self._advance()
 
-    def until(self, part: int, bound: np.uint64, width: int) -> NDArray[np.uint64]:
+    def take_until(self, part: int, bound: np.uint64, width: int) -> NDArray[np.uint64]:
         """The rows of a part up to `mix(id)` = bound, each as words."""
         taken = [np.zeros((0, width), dtype=np.uint64)]
         while self._next is not None and self._next.part == part:
@@ -102,7 +102,7 @@ class _RowCursor:
             self._advance()
         return np.concatenate(taken)
 
-    def rest(self, part: int) -> Iterator[NDArray[np.uint64]]:
+    def remaining_ids(self, part: int) -> Iterator[NDArray[np.uint64]]:
         """The remaining ids of a part."""
         while self._next is not None and self._next.part == part:
             yield self._next.packed_N["id"].astype(np.uint64)

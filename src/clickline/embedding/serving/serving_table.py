@@ -129,7 +129,7 @@ class ServingTable:
         """Bytes of a packed row as returned by `find`."""
         return self._row_bytes[part]
 
-    # ── content ──────────────────────────────────────────────────────────────────────────
+    # ── content ────────────────────────────────────────────────────────────────────────────────
 
     @property
     def levels(self) -> tuple[Level, ...]:

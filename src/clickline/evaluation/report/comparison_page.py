@@ -18,16 +18,16 @@ from clickline.evaluation.report.html import (
     Html,
     count,
     figure,
-    page_html,
     joined,
     number,
+    page_html,
     percent,
     section,
     signed,
     table,
     tag,
 )
-from clickline.evaluation.report.page import value_at, change_cell, slice_table, name_of
+from clickline.evaluation.report.page import change_cell, name_of, slice_table, value_at
 from clickline.evaluation.report.plots import MAX_FIELDS, Document, Figure, overlay_figures
 from clickline.storage.storage import Storage
 
@@ -70,7 +70,9 @@ def comparison_page(old: NamedReport, new: NamedReport) -> str:
             _verdict(before, after),
         ]
     )
-    return page_html(f"{a} and {b} · comparison", parts, top, {"report": after, "report-before": before}, figures)
+    return page_html(
+        f"{a} and {b} · comparison", parts, top, {"report": after, "report-before": before}, figures
+    )
 
 
 def _report_card(letter: str, name: str, document: Document) -> Html:
@@ -96,7 +98,10 @@ def _verdict(old: Document, new: Document) -> Html:
     if auc is None:
         state, text = "unknown", "One of the reports has no AUC, so they cannot be ranked."
     elif auc.significant is False or auc.better is None:
-        state, text = "unknown", f"No significant difference in ranking: AUC {signed(auc.change)}{_range(auc)}."
+        state, text = (
+            "unknown",
+            f"No significant difference in ranking: AUC {signed(auc.change)}{_range(auc)}.",
+        )
     elif auc.better:
         state, text = "passed", f"B ranks better than A: AUC {signed(auc.change)}{_range(auc)}."
     else:
@@ -164,8 +169,9 @@ def _metrics_section(old: Document, new: Document) -> Html:
         for change in changes
     ]
     caption = (
-        "In parentheses and on the right: 95 % intervals. The interval of a difference assumes that A and B were evaluated on "
-        "different rows; on the same rows it is usually narrower. A difference without an interval may be due to chance."
+        "In parentheses and on the right: 95 % intervals. The interval of a difference assumes that A and B were "
+        "evaluated on different rows; on the same rows it is usually narrower. A difference without an interval may be "
+        "due to chance."
     )
     header = ("metric", "A", "B", "B − A", "95 %")
     return section("measures", "Metrics", tag("div", table(caption, header, rows), class_="card"))
@@ -231,16 +237,18 @@ def _key_figure(name: str, old: Document, new: Document) -> str:
     if name == "gain":
         return both(
             "Share of clicks in the top 10 % of impressions",
-            lambda d: percent(value_at(_curve(d, name, "share_of_shows"), _curve(d, name, "share_of_clicks"), 0.1)),
+            lambda d: percent(
+                value_at(_curve(d, name, "share_of_shows"), _curve(d, name, "share_of_clicks"), 0.1)
+            ),
         )
     if name == "lift":
         return both(
             "Lift of the top 10 % of impressions",
-            lambda d: number(value_at(_curve(d, "gain", "share_of_shows"), _curve(d, "gain", "lift"), 0.1), 2),
+            lambda d: number(
+                value_at(_curve(d, "gain", "share_of_shows"), _curve(d, "gain", "lift"), 0.1), 2
+            ),
         )
-    return both(
-        "Last training loss", lambda d: number(_last((d.get("learning") or {}).get("loss")))
-    )
+    return both("Last training loss", lambda d: number(_last((d.get("learning") or {}).get("loss"))))
 
 
 def _metric(document: Document, key: str) -> float | None:
@@ -293,11 +301,16 @@ def _fields(old: Document, new: Document, figures: Mapping[str, Figure]) -> Html
         changes_by_field = {name: b[name] - a[name] for name in names if name in a and name in b}
         largest = max(changes_by_field, key=lambda name: abs(changes_by_field[name]), default=None)
         text = (
-            "Only one of the reports has it." if largest is None else f"Largest change: {largest}, {signed(changes_by_field[largest])}."
+            "Only one of the reports has it."
+            if largest is None
+            else f"Largest change: {largest}, {signed(changes_by_field[largest])}."
         )
         if len(names) > MAX_FIELDS:
             text += f" The plot shows the first {MAX_FIELDS} fields, the table all of them."
-        rows = [(name, number(a.get(name)), number(b.get(name)), signed(changes_by_field.get(name))) for name in names]
+        rows = [
+            (name, number(a.get(name)), number(b.get(name)), signed(changes_by_field.get(name)))
+            for name in names
+        ]
         shown = table("All fields", ("field", f"{header}, A", f"{header}, B", "B − A"), rows)
         plots.append(figure(id, title, text, shown, figures))
     present = [plot for plot in plots if plot]
@@ -316,7 +329,9 @@ def _drift(document: Document) -> dict[str, float]:
 def _slice_section(old: Document, new: Document) -> Html:
     differences = slice_differences(_slices(old), _slices(new))
     return (
-        section("slices", "Slices", tag("div", slice_table(differences, "A"), class_="card")) if differences else Html("")
+        section("slices", "Slices", tag("div", slice_table(differences, "A"), class_="card"))
+        if differences
+        else Html("")
     )
 
 
@@ -329,5 +344,7 @@ def _config(old: Document, new: Document) -> Html:
     rows = [(key, *("–" if value is None else value for value in pair)) for key, pair in found.items()]
     caption = "1 setting differs" if len(found) == 1 else f"{len(found):,} settings differ"
     return section(
-        "config", "Config", tag("div", table(caption, ("setting", "A", "B"), rows, text_columns=3), class_="card")
+        "config",
+        "Config",
+        tag("div", table(caption, ("setting", "A", "B"), rows, text_columns=3), class_="card"),
     )

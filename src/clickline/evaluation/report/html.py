@@ -26,7 +26,8 @@ _VOID = ("meta", "br", "hr")
 
 
 def tag(name: str, /, *children: object, **attributes: str | None) -> Html:
-    """An element. Children that are not Html are escaped, None is skipped; attributes are named `class_`, `aria_label`."""
+    """An element. Children that are not Html are escaped, None is skipped; attributes are named `class_`,
+    `aria_label`."""
     attrs = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"'
         for key, value in attributes.items()
@@ -81,7 +82,9 @@ def section(id: str, title: str, *children: object) -> Html:
     return tag("section", tag("h2", title, id=f"{id}-title"), *children, id=id, aria_labelledby=f"{id}-title")
 
 
-def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 1) -> Html:
+def table(
+    caption: str, header: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 1
+) -> Html:
     """A table whose first `text_columns` columns are text, the others numbers."""
 
     def cell(n: int, value: object) -> Html:
@@ -90,7 +93,8 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]],
         return tag("td", value, class_=None if n < text_columns else "figure")
 
     head = [
-        tag("th", name, scope="col", class_=None if n < text_columns else "figure") for n, name in enumerate(header)
+        tag("th", name, scope="col", class_=None if n < text_columns else "figure")
+        for n, name in enumerate(header)
     ]
     body = [tag("tr", *(cell(n, value) for n, value in enumerate(row))) for row in rows]
     element = tag("table", tag("caption", caption), tag("thead", tag("tr", *head)), tag("tbody", *body))

@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clickline.evaluation.report.comparison import METRICS, MetricDifference, SliceDifference, difference, slice_differences
+from clickline.evaluation.report.comparison import (
+    METRICS,
+    MetricDifference,
+    SliceDifference,
+    difference,
+    slice_differences,
+)
 from clickline.evaluation.report.html import (
     Html,
+    collapsible,
     count,
     figure,
-    page_html,
     joined,
     number,
+    page_html,
     percent,
     section,
     signed,
     table,
     tag,
-    collapsible,
 )
 from clickline.evaluation.report.plots import DRIFT_LARGE, DRIFT_SOME, MAX_FIELDS, Document, Figure, figures
 from clickline.storage.storage import Storage
@@ -144,7 +150,9 @@ def _key_metrics(document: Document) -> Html:
         if change is not None:
             baseline = "than" if change.better is not None else "against"
             against = tag(
-                "dd", change_cell(change), f" {baseline} version {current.get('version')} ({number(change.old)})"
+                "dd",
+                change_cell(change),
+                f" {baseline} version {current.get('version')} ({number(change.old)})",
             )
         return tag(
             "div",
@@ -203,11 +211,7 @@ def _ranking(document: Document, figures_by_id: Mapping[str, Figure]) -> Html:
         f"non-click. Dotted: chance.{beside}"
     )  # fmt: skip
     half = value_at(pr.get("recall"), pr.get("precision"), 0.5)
-    found = (
-        ""
-        if half is None
-        else f"Precision at 50 % recall: {percent(half)}. "
-    )
+    found = "" if half is None else f"Precision at 50 % recall: {percent(half)}. "
     tenth = value_at(gain.get("share_of_shows"), gain.get("share_of_clicks"), 0.1)
     lift = value_at(gain.get("share_of_shows"), gain.get("lift"), 0.1)
     plots = [
@@ -246,8 +250,8 @@ def _calibration(document: Document, figures_by_id: Mapping[str, Figure]) -> Htm
     curve, scores = curves.get("calibration") or {}, curves.get("scores") or {}
     text = (
         f"Predicted / actual clicks: {number(metrics.get('calibration'), 3)}. Mean distance between predicted "
-        f"and observed rate in 20 bins of equal weight (ECE): {percent(metrics.get('ece'))}. Shaded: 95 % interval of the "
-        "observed rate; dotted: perfect calibration; below: histogram of scores."
+        f"and observed rate in 20 bins of equal weight (ECE): {percent(metrics.get('ece'))}. Shaded: 95 % interval "
+        "of the observed rate; dotted: perfect calibration; below: histogram of scores."
     )
     values = [_curve_table("Bins of equal weight", curve)]
     if scores.get("edges"):
@@ -362,8 +366,8 @@ def _importance(document: Document, figures_by_id: Mapping[str, Figure]) -> Html
     first, idle = found[0], sum(one["lost"] < 0.0005 for one in found)
     measured_on = document.get("importance_rows")
     text = (
-        f"{first['name']} is the most important field: AUC drops by {number(first['lost'])} when it is shuffled. {idle} of "
-        f"{_plural(len(found), 'field')} cost less than 0.0005."
+        f"{first['name']} is the most important field: AUC drops by {number(first['lost'])} when it is "
+        f"shuffled. {idle} of {_plural(len(found), 'field')} cost less than 0.0005."
         + ("" if measured_on is None else f" Measured on {count(measured_on)} rows.")
         + _partial_note(len(found), len(document.get("slot_table") or ()))
         + _truncation_note(len(found))
@@ -410,8 +414,8 @@ def _slots(document: Document) -> Html:
         unseen = [one for one in full if one.get("unseen_eval") is not None]
         worst = max(unseen, key=lambda one: float(one["unseen_eval"]), default=None)
         text = "" if worst is None else (
-            f" Most unseen values in the eval rows: {worst['slot']}, where {percent(worst['unseen_eval'])} of the values "
-            "have no embedding."
+            f" Most unseen values in the eval rows: {worst['slot']}, where {percent(worst['unseen_eval'])} of the "
+            "values have no embedding."
         )  # fmt: skip
         caption = f"{_plural(len(full), 'field')}.{text}"
         shown = table(caption, header, rows, text_columns=2)
@@ -434,10 +438,13 @@ def _drift(document: Document, figures_by_id: Mapping[str, Figure]) -> Html:
     fields.sort(key=lambda one: -one["psi"])
     large = sum(one["psi"] >= DRIFT_LARGE for one in fields)
     some = sum(DRIFT_SOME <= one["psi"] < DRIFT_LARGE for one in fields)
-    levels = f"{large} with strong drift (PSI ≥ 0.25), {some} with some (≥ 0.1), {len(fields) - large - some} with little"
+    levels = (
+        f"{large} with strong drift (PSI ≥ 0.25), "
+        f"{some} with some (≥ 0.1), {len(fields) - large - some} with little"
+    )
     text = (
-        f"{_plural(len(fields), 'field')}: {levels}. Largest: {fields[0]['name']}, {number(fields[0]['psi'])}. Samples: "
-        f"{count(drift.get('rows_train'))} train and {count(drift.get('rows_eval'))} eval rows."
+        f"{_plural(len(fields), 'field')}: {levels}. Largest: {fields[0]['name']}, {number(fields[0]['psi'])}. "
+        f"Samples: {count(drift.get('rows_train'))} train and {count(drift.get('rows_eval'))} eval rows."
         + _truncation_note(len(fields))
     )
     rows = [
@@ -528,12 +535,17 @@ def slice_table(differences: Sequence[SliceDifference], baseline: str) -> Html:
         return number(change.new), change_cell(change) if change.significant else signed(change.change)
 
     rows = [
-        (f"{one.slot} = {_short(one.value)}", count(one.shows), *cells(one, "auc"), *cells(one, "logloss"))
+        (
+            f"{one.slot} = {_short(one.value)}",
+            count(one.impressions),
+            *cells(one, "auc"),
+            *cells(one, "logloss"),
+        )
         for one in differences[:_MAX_SLICES]
     ]
     caption = (
-        f"Compared with {baseline}: {clear} of {_plural(len(differences), 'slice')} changed significantly (95 %). Ordered by their "
-        "effect on the total log loss."
+        f"Compared with {baseline}: {clear} of {_plural(len(differences), 'slice')} changed significantly (95 %). "
+        "Ordered by their effect on the total log loss."
         + (f" The first {_MAX_SLICES} are shown." if len(differences) > _MAX_SLICES else "")
     )
     return table(caption, ("slice", "impressions", "AUC", "change", "log loss", "change"), rows)

@@ -1,7 +1,7 @@
 """The plots of a report as Plotly figures: plain dicts with the values of the document.
 
-Each figure overlays one or several models. A figure whose data a document lacks is omitted. Colours are those of the light
-page; `DARK` maps them to those of the dark page.
+Each figure overlays one or several models. A figure whose data a document lacks is omitted. Colours are those of the
+light page; `DARK` maps them to those of the dark page.
 """
 
 from __future__ import annotations
@@ -218,7 +218,9 @@ def _by_hour(series: Sequence[tuple[str, Sequence[Mapping[str, Any]] | None]]) -
                         "error_y": _errors(points, key, n),
                     }
                 )  # fmt: skip
-    if not any(trace["yaxis"] == "y" for trace in data):  # all clicks or all non-clicks: there is only a log loss
+    if not any(
+        trace["yaxis"] == "y" for trace in data
+    ):  # all clicks or all non-clicks: there is only a log loss
         for trace in data:
             trace |= {"yaxis": "y", "showlegend": True}
         return _figure(data, _axis("hour (UTC)", type="date"), _axis("log loss"), height=280)
@@ -331,7 +333,10 @@ def _drift(series: Series) -> Figure | None:
         for _, document in series
     ]
     figure = _by_field(
-        [name for name, _ in series], values_by_model, "PSI between train and eval rows", "%{customdata}: PSI %{x:.4f}"
+        [name for name, _ in series],
+        values_by_model,
+        "PSI between train and eval rows",
+        "%{customdata}: PSI %{x:.4f}",
     )
     if figure is None:
         return None
@@ -339,7 +344,8 @@ def _drift(series: Series) -> Figure | None:
         for trace in figure["data"]:
             trace["marker"] = {"color": [_drift_colour(psi) for psi in trace["x"]]}
     figure["layout"]["shapes"] = [
-        _reference_line(x0=threshold, x1=threshold, yref="paper", y0=0, y1=1) for threshold in (DRIFT_SOME, DRIFT_LARGE)
+        _reference_line(x0=threshold, x1=threshold, yref="paper", y0=0, y1=1)
+        for threshold in (DRIFT_SOME, DRIFT_LARGE)
     ]
     figure["layout"]["annotations"] = [
         _annotation(label, x=threshold, yref="paper", y=0, xanchor="left")

@@ -135,7 +135,8 @@ def build_document(inputs: ReportInputs) -> dict[str, Any]:
 
 
 def write_report(document: Mapping[str, Any], path: str, storage: Storage, progress: Progress) -> str | None:
-    """Write the document to `path` and its page next to it; returns the page's path, None if it could not be written."""
+    """Write the document to `path` and its page next to it; returns the page's path, None if it could not be
+    written."""
     storage.put(path, as_json(document, indent=1))
     return write_page_of(document, path, storage, progress)
 
@@ -240,8 +241,8 @@ def slices_of(evaluation: Evaluation, names: Names) -> dict[str, list[dict[str, 
 def measure_importance(
     score: ScoreFn, rows: LabelledRows, features: FeatureSpec
 ) -> tuple[tuple[FieldImportance, ...], int]:
-    """The importance of each field on a sample of the rows, and the size of the sample. With more than 1,000 fields only
-    the first ones are measured, because the work grows with the square of their number."""
+    """The importance of each field on a sample of the rows, and the size of the sample. With more than 1,000 fields
+    only the first ones are measured, because the work grows with the square of their number."""
     wanted = max(_MIN_ROWS, _IMPORTANCE_ROWS // max(1, len(features.fields)))
     sampled = rows.take(np.arange(0, rows.rows, max(1, -(-rows.rows // wanted))))
     counts = ImportanceCounts(features, first=max(1, _MAX_SCORED_FIELDS // max(1, len(features.fields))))
@@ -294,7 +295,11 @@ def slot_table(
         for split in (train_split, eval_split)
     )
     stats = {slot["name"]: slot for slot in table_stats or ()}
-    shares = {} if unseen_shares is None else dict(zip((s.name for s in features.slots), unseen_shares, strict=True))
+    shares = (
+        {}
+        if unseen_shares is None
+        else dict(zip((s.name for s in features.slots), unseen_shares, strict=True))
+    )
     return [
         {
             "slot": field.name,

@@ -2,12 +2,12 @@
 
     python -m clickline.pipeline.planning.cost_probe   a JSON line in, a JSON line out
 
-The probe does what `train` does, in the same order and with the same code: build, check the export, prefetch windows of
-rows, look up, train, score, write a snapshot. So apart from the tables it uses the same memory as `train`. Before timing, its
-tables are filled to the planned size with ids that do not occur.
+The probe does what `train` does, in the same order and with the same code: build, check the export, prefetch windows
+of rows, look up, train, score, write a snapshot. So apart from the tables it uses the same memory as `train`. Before
+timing, its tables are filled to the planned size with ids that do not occur.
 
-Times are the median of several short intervals, so that a machine that is busy for a moment disturbs only some of them. A
-machine that is always busy also slows down training.
+Times are the median of several short intervals, so that a machine that is busy for a moment disturbs only some of
+them. A machine that is always busy also slows down training.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ def _probe(request: _ProbeRequest) -> ProbeResult:
     first_rows = next(endless)
     train_step.run(train_step.prepare(first_rows))
     start = built + time.perf_counter() - began
-    train_seconds = _time_training(train_step, first_rows, endless, request.interval, should_find_ahead(threads))
+    train_seconds = _time_training(
+        train_step, first_rows, endless, request.interval, should_find_ahead(threads)
+    )
     score = _time_scoring(train_step.model, first_rows)
     write = _time_snapshot(tables)
     peak = _memory("VmHWM")  # before reading, which holds more windows at once than training
@@ -198,7 +200,9 @@ def _fill(tables: Tables, part: int, ids: int, seed: int) -> None:
         table.restore(records, candidates=False)
 
 
-def _time_training(train_step: TrainStep, first_rows: LabelledRows, endless: _EndlessBatches, interval: float, ahead: bool) -> float:
+def _time_training(
+    train_step: TrainStep, first_rows: LabelledRows, endless: _EndlessBatches, interval: float, ahead: bool
+) -> float:
     """Seconds per row of training, without waiting for input."""
     window, times = RollingMetrics(), list[float]()
     with ThreadPoolExecutor(1) as executor:
@@ -228,7 +232,9 @@ def _time_training(train_step: TrainStep, first_rows: LabelledRows, endless: _En
     return median(times)
 
 
-def _time_reading(train_step: TrainStep, rows: LabelledRows, batches: Batches, train_seconds: float) -> tuple[float, float]:
+def _time_reading(
+    train_step: TrainStep, rows: LabelledRows, batches: Batches, train_seconds: float
+) -> tuple[float, float]:
     """Seconds to read a window, and by how much reading it slows down training in parallel."""
     alone, contended = [], []
     with ThreadPoolExecutor(1) as reader:

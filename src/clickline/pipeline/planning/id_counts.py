@@ -1,4 +1,4 @@
-"""How many ids the tables will hold: seen, admitted, only counted, and kept once eviction was there."""
+"""Predicts how many ids the tables will hold: seen, admitted, candidates, and kept after eviction."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from clickline.pipeline.planning.id_growth import Estimate, extrapolate, occurre
 from clickline.pipeline.planning.sampling import DataSample, sample_rows
 
 Numbers = NDArray[np.float64]
-IdFilter = Callable[[Numbers, Numbers], Numbers]  # of shows and clicks of ids: 1, 0, or a chance that they count
+IdFilter = Callable[[Numbers, Numbers], Numbers]
+"""The probability that ids count, from their impressions and clicks."""
 
 
 @dataclass(frozen=True)
 class SlotIdCounts:
-    """The ids of one slot."""
+    """The predicted id counts of one slot."""
 
     name: str
     distinct: int
     low: int
     high: int
-    admitted: int  # that have a vector when training ends
-    candidates: int  # that are only counted, at their most
-    kept: int  # admitted, and not evicted at the end: what checkpoints and versions hold
+    admitted: int  # with an embedding at the end of training
+    candidates: int  # peak number of ids that are counted, but not admitted
+    kept: int  # admitted and not evicted: what checkpoints and versions contain
     kept_candidates: int
 
 
 class IdCounter:
-    """Counts ids under one setting of training or another; reads a sample of the rows only if it must."""
+    """Predicts id counts for different training configs; reads a sample of the rows only if needed."""
 
     def __init__(self, sample: DataSample) -> None:
         self._sample = sample
-        self._rows = 0  # of the sample, once it was read
-        self._slots: list[list[tuple[Numbers, Numbers]]] = []  # what was counted in it
+        self._rows = 0  # in the sample, after it was read
+        self._slots: list[list[tuple[Numbers, Numbers]]] = []  # its id counts
 
     def count(self, train: TrainSection) -> tuple[SlotIdCounts, ...]:
-        """The ids that training holds, slot by slot."""
+        """The predicted id counts of each slot."""
         sample = self._sample
         train_rows = expected_train_rows(train, sample.train_rows, sample.clicks)
         names = [slot.name for slot in sample.features.slots]
@@ -58,7 +59,7 @@ class IdCounter:
         for slot, (name, occurred) in enumerate(zip(names, self._slots, strict=True)):
             curves = [[float(score(*both).sum()) for both in occurred] for score in filters]
             factor = 1.0
-            if sample.distinct is not None:  # the sample tells the shares, the dataset the number
+            if sample.distinct is not None:  # the sample gives the shares, the dataset the total
                 extrapolated = extrapolate(curves[0], sample.train_rows / self._rows).expected
                 factor = sample.distinct[slot] / max(1.0, extrapolated)
             scale = max(1, train_rows) / self._rows
@@ -91,7 +92,7 @@ def _slot_counts(name: str, counts: Sequence[Estimate]) -> SlotIdCounts:
 
 
 def _filters(train: TrainSection) -> list[IdFilter]:
-    """Seen; admitted in the first epoch; admitted in the end; those that stay; candidates that stay."""
+    """Filters for ids seen, admitted in the first epoch, admitted at the end, kept, and kept as candidates."""
     admission, eviction, epochs = train.admission, train.eviction, train.epochs
 
     def last(impressions: Numbers, clicks: Numbers) -> Numbers:
@@ -102,19 +103,21 @@ def _filters(train: TrainSection) -> list[IdFilter]:
         lambda impressions, clicks: _admitted(admission, impressions),
         last,
         lambda impressions, clicks: last(impressions, clicks) * _survives(eviction, impressions, clicks),
-        lambda impressions, clicks: (1.0 - last(impressions, clicks)) * _survives(eviction, impressions, clicks),
+        lambda impressions, clicks: (
+            (1.0 - last(impressions, clicks)) * _survives(eviction, impressions, clicks)
+        ),
     ]
 
 
 def _admitted(rule: AdmissionSection, impressions: Numbers) -> Numbers:
-    """The chance that an id with so many shows was admitted."""
+    """The probability that an id with this number of impressions was admitted."""
     trials = np.maximum(0.0, np.floor(impressions) - rule.min_impressions + 1)
     chance: Numbers = 1.0 - (1.0 - rule.probability) ** trials
     return chance
 
 
 def _survives(rule: EvictionSection | None, impressions: Numbers, clicks: Numbers) -> Numbers:
-    """Whether an id outlives the end of an epoch. When it was seen last is not looked at."""
+    """Whether an id survives the eviction at the end of an epoch. Idle time is ignored."""
     if rule is None:
         return np.ones_like(impressions)
     score = rule.click_weight * clicks + rule.nonclick_weight * (impressions - clicks)

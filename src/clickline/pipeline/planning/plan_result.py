@@ -1,4 +1,4 @@
-"""A plan: what to expect, as plain values."""
+"""The result of `clickline plan`, as plain values."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from clickline.pipeline.planning.id_counts import SlotIdCounts
 
 @dataclass(frozen=True)
 class RowsPlan:
-    """Rows, and how they are learned."""
+    """Rows and training steps."""
 
     train: int
     eval: int
-    learned: int  # in one epoch
+    learned: int  # trained in one epoch
     batch_size: int
     steps: int  # in one epoch
-    exact: bool  # False: told from a sample
+    exact: bool  # False: extrapolated from a sample
 
 
 @dataclass(frozen=True)
 class IdsPlan:
-    """Ids of all slots."""
+    """Ids over all slots."""
 
     slots: tuple[SlotIdCounts, ...]
     distinct: int
-    low: int  # the range that `distinct` most likely lies in
+    low: int  # likely range of `distinct`
     high: int
     admitted: int
     candidates: int
@@ -36,7 +36,7 @@ class IdsPlan:
 
 @dataclass(frozen=True)
 class TablesMemory:
-    """Memory of the sparse tables."""
+    """Memory of the embedding tables."""
 
     row_bytes: tuple[int, ...]  # one row of each table, optimizer state included
     rows: int
@@ -48,22 +48,22 @@ class TablesMemory:
 
 @dataclass(frozen=True)
 class DenseMemory:
-    """Memory of the network; part of what the process needs."""
+    """Memory of the network; included in that of the process."""
 
     weights: int
     optimizer: int  # gradients and moments
-    activations: int  # of a batch, about
+    activations: int  # of a batch, approximately
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory of the train process at its most."""
+    """Peak memory of the training process."""
 
     tables: TablesMemory
     dense: DenseMemory
     process: int  # Python, PyTorch, the model's code
-    working: int  # windows of rows that are read ahead, a batch and its activations
-    snapshot: int  # rows that are kept as they were while a checkpoint is written
+    working: int  # prefetched windows of rows, a batch and its activations
+    snapshot: int  # copies of rows while a checkpoint is written
     peak: int
 
 
@@ -72,7 +72,7 @@ class DiskPlan:
     """Bytes on disk."""
 
     checkpoint: int
-    checkpoints: int  # all that a run keeps, one being written included
+    checkpoints: int  # all that a run keeps, including one being written
     version: int
     version_table: int
 
@@ -81,10 +81,10 @@ class DiskPlan:
 class ServingPlan:
     """Memory of one server with the whole table."""
 
-    table: int  # mapped files, shared by its processes; twice while versions change
+    table: int  # mapped files, shared by its processes; twice during a version switch
     process: int  # one worker
     processes: int
-    server: int  # the supervisor, and code that all share
+    server: int  # the supervisor and shared code
     peak: int
 
 
@@ -92,47 +92,45 @@ class ServingPlan:
 class TimePlan:
     """Seconds, on this machine."""
 
-    prepare: float | None  # None: it is prepared already
+    prepare: float | None  # None: already prepared
     start: float
     rows_per_second: float
     learn: float  # one epoch
     evaluate: float
     checkpoint: float
-    epoch: float  # the three together
+    epoch: float  # training, evaluation and checkpoint
     total: float  # of `train`
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change, and what it brings."""
+    """A config change and its effect."""
 
-    change: str  # as --set takes it
+    change: str  # in the syntax of --set
     train_peak: int
     version: int
     serve_peak: int
-    fits: bool  # both then
+    fits: bool  # whether both fit then
 
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What fits into machines of one size."""
+    """What fits on machines with this memory."""
 
     memory: int
     usable: int
     train_fits: bool
-    train_shards: (
-        int | None
-    )  # machines over which the tables would have to be parted; None: no number is enough
+    train_shards: int | None  # machines needed for the tables; None: no number is enough
     serve_fits: bool
     serve_shards: int | None  # for `publish.shards` and lookup servers
-    serve_processes: int  # workers that one machine has room for beside the whole table
+    serve_processes: int  # workers that fit on one machine with the whole table
     arithmetic: tuple[str, ...]
     remedies: tuple[Remedy, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that `clickline plan` tells."""
+    """The whole plan."""
 
     basis: str
     rows: RowsPlan
@@ -145,5 +143,5 @@ class Plan:
     assumptions: tuple[str, ...]
 
     def to_json(self) -> Mapping[str, Any]:
-        """As plain values; bytes and seconds."""
+        """As plain values, in bytes and seconds."""
         return asdict(self)

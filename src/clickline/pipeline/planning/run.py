@@ -26,7 +26,7 @@ from clickline.pipeline.planning.plan_result import (
     TimePlan,
 )
 from clickline.pipeline.planning.sampling import SAMPLE_BYTES, DataSample, sample_data
-from clickline.pipeline.planning.sizes import ModelShape, row_memory, disk_plan, memory_plan, serving_plan
+from clickline.pipeline.planning.sizes import ModelShape, disk_plan, memory_plan, row_memory, serving_plan
 from clickline.progress import Progress, default_progress
 from clickline.training.batches import WINDOW_ROWS
 
@@ -43,8 +43,8 @@ def plan(
     probe: bool = True,
     sample_bytes: int = SAMPLE_BYTES,
 ) -> Plan:
-    """Predict what training and serving this config takes. `memory` is that of one machine, by default this one. Without
-    `probe` nothing is trained, so there are no times and less of the memory is measured."""
+    """Predict what training and serving this config takes. `memory` is that of one machine, by default this one.
+    Without `probe` nothing is trained, so there are no times and less of the memory is measured."""
     progress = progress or default_progress()
     machine = memory or memory_limit()
     with TemporaryDirectory(prefix="clickline-plan-") as scratch:
@@ -161,7 +161,9 @@ def _epoch_seconds(rows: RowsPlan, probed: ProbeResult) -> float:
     return rows.learned * probed.train_seconds + reading
 
 
-def _time(config: Config, sample: DataSample, rows: RowsPlan, disk: DiskPlan, probed: ProbeResult) -> TimePlan:
+def _time(
+    config: Config, sample: DataSample, rows: RowsPlan, disk: DiskPlan, probed: ProbeResult
+) -> TimePlan:
     learn = _epoch_seconds(rows, probed)
     scored = rows.eval + (rows.train - rows.learned if config.train.calibration is not None else 0)
     evaluate = scored * probed.score_seconds + rows.eval * probed.read_seconds
@@ -195,7 +197,9 @@ def _remedies(sized: _SizedPlan, counter: IdCounter, machine: int) -> tuple[Reme
         )
         if helpful:
             fits_now = fits(other.memory, other.serving, usable)
-            remedies.append(Remedy(change, other.memory.peak, other.disk.version, other.serving.peak, fits_now))
+            remedies.append(
+                Remedy(change, other.memory.peak, other.disk.version, other.serving.peak, fits_now)
+            )
     return tuple(remedies)
 
 
@@ -219,7 +223,10 @@ def _changes(config: Config) -> list[tuple[str, Config]]:
         else 2 * train.admission.min_impressions
     )
     admission = train.admission.model_copy(update={"min_impressions": impressions})
-    add(f"train.admission.min_impressions={impressions}", train=train.model_copy(update={"admission": admission}))
+    add(
+        f"train.admission.min_impressions={impressions}",
+        train=train.model_copy(update={"admission": admission}),
+    )
     if train.eviction is None:
         eviction = EvictionSection(threshold=0.2)
         add("train.eviction.threshold=0.2", train=train.model_copy(update={"eviction": eviction}))
@@ -247,7 +254,9 @@ def _assumptions(
     train = config.train
     notes = list(sample.notes)
     if not rows.exact:
-        notes.append("rows and ids are extrapolated from the sample, assuming that the rest of the logs is similar")
+        notes.append(
+            "rows and ids are extrapolated from the sample, assuming that the rest of the logs is similar"
+        )
     if probed is None:
         notes.append(
             "nothing was measured: no times, and memory without the tables is that of a typical process"

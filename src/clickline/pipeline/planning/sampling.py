@@ -1,6 +1,6 @@
-"""What there is to learn from: the prepared dataset where it fits the config, else a sample of the raw logs.
+"""The data that a plan is based on: the prepared dataset if it matches the config, else a sample of the raw logs.
 
-A sample is made into a small dataset of its own, so that what comes after sees no difference.
+The sample is written as a small dataset, so that the following steps see no difference.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from clickline.storage.storage import Storage
 
 SAMPLE_BYTES = 128 << 20  # of raw logs
 _SAMPLED_ROWS = 600_000  # of a prepared dataset
-_SPREAD_LOCAL, _SPREAD_REMOTE = 8, 2  # files that a sample is spread over; a remote one is fetched whole
-_ROW_GROUP_BYTES = 8 << 20  # of input, about as prepare cuts them
+_SPREAD_LOCAL, _SPREAD_REMOTE = 8, 2  # files that are sampled; remote ones are fetched completely
+_ROW_GROUP_BYTES = 8 << 20  # of input, about as in `prepare`
 
 
 @dataclass(frozen=True)
 class DataSample:
-    """Rows and ids as far as they are known."""
+    """The data that a plan is based on, and what is known of all rows and ids."""
 
-    basis: str  # what the figures come from, in words
+    basis: str  # a description of the source
     dataset: Dataset  # the prepared one, or the sample
     train_rows: int
     eval_rows: int
-    clicks: int  # rows' clicks among the train rows
-    distinct: tuple[int, ...] | None  # ids of each slot in all train rows, where they were counted
-    values_per_row: float  # ids of all slots
-    prepare_seconds: float | None  # None: it is prepared already
+    clicks: int  # in the training rows
+    distinct: tuple[int, ...] | None  # ids of each slot in all training rows, if known
+    values_per_row: float  # ids over all slots
+    prepare_seconds: float | None  # None: already prepared
     notes: tuple[str, ...] = ()
 
     @property
@@ -72,56 +72,58 @@ class DataSample:
 
     @property
     def exact(self) -> bool:
-        """Whether all rows were seen."""
+        """Whether the sample has all rows."""
         return self.dataset.splits["train"].rows >= self.train_rows
 
 
-def sample_data(config: Config, scratch: Path, progress: Progress, sample_bytes: int = SAMPLE_BYTES) -> DataSample:
-    """The prepared dataset if it was made from these logs as the config says; else a sample of them."""
+def sample_data(
+    config: Config, scratch: Path, progress: Progress, sample_bytes: int = SAMPLE_BYTES
+) -> DataSample:
+    """The prepared dataset if it is up to date with the config and the logs; else a sample of the logs."""
     storage = storage_of(config)
-    dataset = _prepared(storage, config.home)
+    dataset = _current_dataset(storage, config.home)
     try:
         sources = _sources(config, storage, progress)
     except DataError as error:
         if dataset is not None:
-            return _of_dataset(dataset, (f"the raw logs were not looked at: {error}",))
-        raise _no_data(config, error) from error
-    if dataset is not None and _fits(dataset, config, storage, sources):
-        return _of_dataset(dataset)
-    looked = _of_logs(config, storage, sources, scratch, progress, sample_bytes)
+            return _dataset_sample(dataset, (f"the raw logs were not read: {error}",))
+        raise _no_data_error(config, error) from error
+    if dataset is not None and _is_up_to_date(dataset, config, storage, sources):
+        return _dataset_sample(dataset)
+    sample = _sample_logs(config, storage, sources, scratch, progress, sample_bytes)
     if dataset is None:
-        return looked
-    note = f"dataset {dataset.id} was made from other logs or with other settings, so it was not used"
-    return DataSample(**{**vars(looked), "notes": (*looked.notes, note)})
+        return sample
+    note = f"dataset {dataset.id} was prepared from other logs or with other settings, so it was not used"
+    return DataSample(**{**vars(sample), "notes": (*sample.notes, note)})
 
 
 def sample_rows(dataset: Dataset) -> LabelledRows:
-    """Some of the training rows, from all over the dataset, in their order."""
+    """A sample of the training rows from the whole dataset, in order."""
     groups = list(dataset.row_groups("train"))
     total = sum(rows for _, _, rows in groups)
-    wanted = min(len(groups), max(1, len(groups) * _SAMPLED_ROWS // max(1, total)))
-    places = np.unique(np.linspace(0, len(groups) - 1, wanted).astype(int)).tolist()
+    sample_count = min(len(groups), max(1, len(groups) * _SAMPLED_ROWS // max(1, total)))
+    indices = np.unique(np.linspace(0, len(groups) - 1, sample_count).astype(int)).tolist()
     shards = dataset.splits["train"].shards
-    chosen = [groups[place] for place in places]
+    chosen = [groups[index] for index in indices]
     return concat_rows([dataset.read(Path(dataset.folder, shards[s].file), [g]) for s, g, _ in chosen])
 
 
 # ── a dataset ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _prepared(storage: Storage, home: str) -> Dataset | None:
+def _current_dataset(storage: Storage, home: str) -> Dataset | None:
     try:
         name = current_id(storage, home)
         dataset = None if name is None else Dataset.open(storage, dataset_folder(home, name))
-    except ArtifactError:  # torn, or of another release: prepare says so
+    except ArtifactError:  # damaged or from another release: `prepare` reports it
         return None
     return dataset if dataset is not None and Storage.is_local(dataset.folder) else None
 
 
-def _fits(
+def _is_up_to_date(
     dataset: Dataset, config: Config, storage: Storage, sources: Mapping[str, Sequence[SourceFile]]
 ) -> bool:
-    """Whether `prepare` would find it up to date."""
+    """Whether `prepare` would reuse the dataset."""
     identity, data = dataset.identity, config.data
     now = data_identity(data.model_dump(mode="json", include=set(identity["data"])))
     for key, uri in (("slot_conf", data.slot_conf), ("reader", data.reader)):
@@ -129,7 +131,8 @@ def _fits(
         if identity.get(key) != content:
             return False
     inputs = {
-        split: [asdict(file) | {"uri": redacted(file.uri)} for file in files] for split, files in sources.items()
+        split: [asdict(file) | {"uri": redacted(file.uri)} for file in files]
+        for split, files in sources.items()
     }
     return (
         identity["encoder_format"] == ENCODER_FORMAT
@@ -138,7 +141,7 @@ def _fits(
     )
 
 
-def _of_dataset(dataset: Dataset, notes: tuple[str, ...] = ()) -> DataSample:
+def _dataset_sample(dataset: Dataset, notes: tuple[str, ...] = ()) -> DataSample:
     train = dataset.splits["train"]
     if not train.rows:
         raise DataError(f"dataset {dataset.id} has no training rows. Check data.train.")
@@ -159,11 +162,11 @@ def _of_dataset(dataset: Dataset, notes: tuple[str, ...] = ()) -> DataSample:
 
 
 def _sources(config: Config, storage: Storage, progress: Progress) -> dict[str, list[SourceFile]]:
-    """The files of each split as prepare would read them, without waiting for hours that are to come."""
+    """The files of each split that `prepare` would read, without waiting for missing hours."""
     data = config.data
-    asked = {"train": (data.train, data.dates)}
+    patterns_by_split = {"train": (data.train, data.dates)}
     if data.eval is not None:
-        asked["eval"] = (data.eval, data.eval_dates)
+        patterns_by_split["eval"] = (data.eval, data.eval_dates)
     return {
         split: resolve_files(
             storage,
@@ -173,28 +176,28 @@ def _sources(config: Config, storage: Storage, progress: Progress) -> dict[str, 
             0,
             progress,
         )
-        for split, (patterns, dates) in asked.items()
+        for split, (patterns, dates) in patterns_by_split.items()
     }
 
 
-def _no_data(config: Config, error: DataError) -> DataError:
+def _no_data_error(config: Config, error: DataError) -> DataError:
     patterns = ", ".join(config.data.train)
     return type(error)(
-        f"there is nothing to plan from: {config.home} holds no prepared dataset, and the logs of data.train "
-        f"({patterns}) cannot be sampled: {error} Put logs there, or some of them, or make synthetic ones with "
+        f"there is no data to plan from: {config.home} has no prepared dataset, and the logs of data.train "
+        f"({patterns}) cannot be sampled: {error} Provide some logs, or generate synthetic ones with "
         "`clickline sample`; then run `clickline plan` again."
     )
 
 
 @dataclass(frozen=True)
-class _Taken:
-    """Blocks of some files, not parsed yet."""
+class _SampledBlocks:
+    """Sampled blocks of files, not parsed yet."""
 
     blocks: list[tuple[SourceFile, Block]]
-    share: float  # of all the bytes that there are
+    share: float  # of all bytes
 
 
-def _of_logs(
+def _sample_logs(
     config: Config,
     storage: Storage,
     sources: Mapping[str, list[SourceFile]],
@@ -204,49 +207,49 @@ def _of_logs(
 ) -> DataSample:
     cache = FileCache(Path(config.cache.dir), config.cache.size, storage)
     train = sources["train"]
-    cutter = _cutter(config)
+    block_reader = _block_reader(config)
     progress.begin("sample the logs", total_bytes=sample_bytes)
-    taken = _take(Inputs(train, cutter, cache, storage), sample_bytes, progress)
-    fields = _fields(config, storage, taken.blocks)
-    features = fields.features.with_statistics(
-        {field.name: _any_statistics(field) for field in fields.features.fields if field.needs_statistics}
+    sampled = _sample_blocks(Inputs(train, block_reader, cache, storage), sample_bytes, progress)
+    schema = _sampled_schema(config, storage, sampled.blocks)
+    features = schema.features.with_statistics(
+        {field.name: _any_statistics(field) for field in schema.features.fields if field.needs_statistics}
     )
-    reader = LabelledReader(reader_from_config(config.data, fields), features, fields.targets, time.time())
-    dataset, clicks, values, seconds = _keep(taken, reader, scratch)
+    reader = LabelledReader(reader_from_config(config.data, schema), features, schema.targets, time.time())
+    dataset, clicks, values, seconds = _write_sample(sampled, reader, scratch)
     progress.end()
     rows = dataset.splits["train"].rows
     if not rows:
         raise DataError(
-            f"no row of {redacted(train[0].uri)} could be used, so there is nothing to plan from. "
-            "Check data.format and data.fields; `clickline prepare` lists what is wrong with each row."
+            f"no row of {redacted(train[0].uri)} could be used, so there is no data to plan from. "
+            "Check data.format and data.fields; `clickline prepare` lists the errors of each row."
         )
     ratio = sum(file.size for file in sources.get("eval", ())) / max(1, sum(file.size for file in train))
-    size = sum(block.size for _, block in taken.blocks)
+    size = sum(block.size for _, block in sampled.blocks)
     read = human_size(size)
-    whole = taken.share >= 1
+    complete = sampled.share >= 1
     return DataSample(
         f"all of the raw logs, {read}"
-        if whole
-        else f"a sample of the raw logs, {read}, {taken.share:.1%} of them",
+        if complete
+        else f"a sample of the raw logs, {read}, {sampled.share:.1%} of them",
         dataset,
-        rows if whole else round(rows / taken.share),
-        round(rows / taken.share * ratio),
-        round(clicks / taken.share),
+        rows if complete else round(rows / sampled.share),
+        round(rows / sampled.share * ratio),
+        round(clicks / sampled.share),
         None,
         values / rows,
-        _prepare_seconds(config, features, size / taken.share, ratio, seconds / size),
+        _prepare_seconds(config, features, size / sampled.share, ratio, seconds / size),
     )
 
 
 def _prepare_seconds(
     config: Config, features: FeatureSpec, size: float, eval_ratio: float, rate: float
 ) -> float:
-    """Of `prepare`, from the seconds a byte takes on all cores. A shard is made by one of them alone."""
+    """Seconds of `prepare`, from the seconds per byte on all cores. Each shard is written by a single core."""
     data, total = config.data, 0.0
     for part in (size, size * eval_ratio):
         shards = max(1, math.ceil(part / data.shard_size))
         total += part * rate * cores() / min(cores(), shards)
-    # Fields with statistics, and slots that are to be found, take a pass over the training logs before.
+    # Fields with statistics and slot discovery each need an extra pass over the training logs.
     passes = bool(features.measured_columns) + (
         data.format in ("slots", "paddlerec") and data.slot_conf is None
     )
@@ -254,67 +257,71 @@ def _prepare_seconds(
 
 
 def _any_statistics(field: DenseField | SlotField) -> FieldStatistics:
-    """Statistics decide what a number becomes, not how many rows or ids there are; for those any will do."""
+    """Placeholder statistics: they change the values, but not the number of rows or ids."""
     buckets = field.buckets if isinstance(field, SlotField) else 0
     return FieldStatistics(2, 0.0, 1.0, 0.5, 0.5, tuple(float(edge) for edge in range(1, buckets)), 0.5, 0.5)
 
 
-def _cutter(config: Config) -> Reader:
-    """Cuts files into blocks; of slots and paddlerec what is in them is not known yet."""
+def _block_reader(config: Config) -> Reader:
+    """A reader that splits files into blocks; the slots of slots and paddlerec logs are not known yet."""
     if config.data.format in ("slots", "paddlerec"):
         return reader_of(config.data.format, ())
     return reader_from_config(config.data, build_schema(config.data))
 
 
-def _take(inputs: Inputs, most: int, progress: Progress) -> _Taken:
-    """Blocks from the beginnings of files that lie evenly among all; of few bytes, all."""
+def _sample_blocks(inputs: Inputs, limit: int, progress: Progress) -> _SampledBlocks:
+    """Blocks from the heads of evenly spaced files; all blocks if there are few bytes."""
     files, storage = inputs.files, inputs.storage
     total = inputs.uncompressed_bytes(progress) or sum(file.size for file in files)
-    wanted = len(files)
-    if total > most:
+    sample_count = len(files)
+    if total > limit:
         spread = _SPREAD_LOCAL if all(storage.is_local(file.uri) for file in files) else _SPREAD_REMOTE
-        wanted = min(spread, len(files))
-    places = np.unique(np.linspace(0, len(files) - 1, wanted).astype(int)).tolist()
+        sample_count = min(spread, len(files))
+    indices = np.unique(np.linspace(0, len(files) - 1, sample_count).astype(int)).tolist()
     blocks: list[tuple[SourceFile, Block]] = []
-    stood_for = 0.0  # stored bytes that the blocks came from
-    for place in places:
-        file = files[place]
-        got, ended = _beginning(
-            Inputs([file], inputs.reader, inputs.cache, storage), most // len(places), progress
+    covered = 0.0  # stored bytes that the blocks stand for
+    for index in indices:
+        file = files[index]
+        blocks_read, ended = _read_head(
+            Inputs([file], inputs.reader, inputs.cache, storage), limit // len(indices), progress
         )
-        blocks += [(file, block) for block in got]
-        read = sum(block.size for block in got)
-        stood_for += file.size if ended else min(file.size, _stored(inputs, file, got, read, total))
+        blocks += [(file, block) for block in blocks_read]
+        read = sum(block.size for block in blocks_read)
+        covered += (
+            file.size if ended else min(file.size, _stored_bytes(inputs, file, blocks_read, read, total))
+        )
     stored = sum(file.size for file in files)
-    return _Taken(blocks, min(1.0, stood_for / stored) if stored else 1.0)
+    return _SampledBlocks(blocks, min(1.0, covered / stored) if stored else 1.0)
 
 
-def _beginning(inputs: Inputs, most: int, progress: Progress) -> tuple[list[Block], bool]:
-    """The first blocks of a file, and whether they are all."""
-    got: list[Block] = []
+def _read_head(inputs: Inputs, limit: int, progress: Progress) -> tuple[list[Block], bool]:
+    """The first blocks of a file, and whether these are all of them."""
+    blocks_read: list[Block] = []
     size = 0
     for _, block, last in inputs.blocks(progress):
-        got.append(block)
+        blocks_read.append(block)
         size += block.size
         progress.advance(size=block.size)
         if last:
-            return got, True
-        if size >= most:
+            return blocks_read, True
+        if size >= limit:
             break
-    return got, False
+    return blocks_read, False
 
 
-def _stored(inputs: Inputs, file: SourceFile, got: Sequence[Block], read: int, total: int) -> float:
-    """About how many bytes of the file, as it is stored, some of its blocks came from."""
+def _stored_bytes(
+    inputs: Inputs, file: SourceFile, blocks_read: Sequence[Block], read: int, total: int
+) -> float:
+    """Approximate number of stored bytes of the file that its blocks stand for."""
     if isinstance(inputs.reader, ParquetReader):
         with inputs.cache.local(file) as path, pq.ParquetFile(path) as parquet:
-            rows = sum(block.payload.num_rows for block in got)
+            rows = sum(block.payload.num_rows for block in blocks_read)
             return float(file.size * rows / max(1, parquet.metadata.num_rows))
     return read * sum(other.size for other in inputs.files) / total
 
 
-def _fields(config: Config, storage: Storage, blocks: Sequence[tuple[SourceFile, Block]]) -> Schema:
-    """As prepare finds them, but in the sample alone."""
+def _sampled_schema(config: Config, storage: Storage, blocks: Sequence[tuple[SourceFile, Block]]) -> Schema:
+    """The schema as `prepare` would find it, but from the sample alone."""
     data = config.data
     if data.format not in ("slots", "paddlerec"):
         return build_schema(data)
@@ -326,8 +333,8 @@ def _fields(config: Config, storage: Storage, blocks: Sequence[tuple[SourceFile,
         if data.format == "slots":
             slots |= set(slots_in(block.payload))
         else:
-            most, found = dense_and_slots_in(block.payload)
-            dense, slots = dense or most, slots | set(found)
+            dense_count, block_slots = dense_and_slots_in(block.payload)
+            dense, slots = dense or dense_count, slots | set(block_slots)
     chosen = (
         sorted(slots)
         if data.slot_conf is None
@@ -336,27 +343,29 @@ def _fields(config: Config, storage: Storage, blocks: Sequence[tuple[SourceFile,
     return build_schema(data, dict.fromkeys([*chosen, *sorted(named_slots(data.fields))]), dense)
 
 
-def _keep(taken: _Taken, reader: LabelledReader, folder: Path) -> tuple[Dataset, int, int, float]:
-    """The sample as a dataset, the clicks and the ids in it, and the seconds it takes to prepare as much."""
+def _write_sample(
+    sampled: _SampledBlocks, reader: LabelledReader, folder: Path
+) -> tuple[Dataset, int, int, float]:
+    """Write the sample as a dataset; returns it with its clicks, its ids and the seconds taken to prepare it."""
 
     def make(number: int, group: list[tuple[SourceFile, Block]]) -> tuple[Shard, int, int]:
-        """As prepare does it: parse, encode and write in one thread, several of them side by side."""
-        found = [reader.read(*item).rows for item in group]
-        rows = [some for some in found if some is not None]
+        """Parse, encode and write a shard in one thread, like `prepare`."""
+        parsed = [reader.read(*item).rows for item in group]
+        rows = [part for part in parsed if part is not None]
         name = f"train-{number:05d}.parquet"
         writer = ShardWriter(folder / name, reader.features)
         writer.write(rows)
-        clicks = sum(int(some.click_B.sum()) for some in rows)
-        values = sum(ids.ids_N.size for some in rows for ids in some.encoded.slots)
+        clicks = sum(int(part.click_B.sum()) for part in rows)
+        values = sum(ids.ids_N.size for part in rows for ids in part.encoded.slots)
         return writer.close(name), clicks, values
 
-    groups = list(_groups(taken.blocks))
+    groups = list(_groups(sampled.blocks))
     make(0, groups[0][:1])  # loads the kernels
     began = time.perf_counter()
-    made = [done for _, done in map_in_order(make, groups, cores())]
+    written = [done for _, done in map_in_order(make, groups, cores())]
     seconds = time.perf_counter() - began
-    shards = tuple(shard for shard, _, _ in made)
-    clicks, values = sum(c for _, c, _ in made), sum(v for _, _, v in made)
+    shards = tuple(shard for shard, _, _ in written)
+    clicks, values = sum(c for _, c, _ in written), sum(v for _, _, v in written)
     report = {"rows": sum(shard.rows for shard in shards), "clicks": clicks, "slots": []}
     storage = Storage()
     finish_dataset(storage, str(folder), folder.name, reader.features, {}, {"train": Split(shards, report)})
@@ -364,7 +373,7 @@ def _keep(taken: _Taken, reader: LabelledReader, folder: Path) -> tuple[Dataset,
 
 
 def _groups(blocks: Sequence[tuple[SourceFile, Block]]) -> Iterator[list[tuple[SourceFile, Block]]]:
-    """Blocks that make a shard of the sample, of one row group."""
+    """Group blocks into shards of one row group each."""
     group: list[tuple[SourceFile, Block]] = []
     size = 0
     for item in blocks:

@@ -1,4 +1,4 @@
-"""Bytes from shapes and counts: tables, network, checkpoint, version, servers."""
+"""Computes bytes from shapes and counts: tables, network, checkpoint, version, servers."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from clickline.pipeline.planning.plan_result import (
 from clickline.training.batches import WINDOW_ROWS
 
 MIB = 1 << 20
-_PROCESS = 560 * MIB  # of a train process without its data, where it is not measured
-_WINDOWS = 6  # copies of a window while the next is read, with what Arrow and malloc keep
-_REPEATED = 4  # times that an id occurs in a batch, about, where it is not measured
-_SERVER = 190 * MIB  # supervisor, and code that its workers share
-_WORKER = 115 * MIB
-_SMALL_FILES = 100 * 1024  # manifest and stored config of a version, about
+_PROCESS_BYTES = 560 * MIB  # a training process without data, if not measured
+_WINDOW_COPIES = 6  # while the next window is read, including overhead of Arrow and malloc
+_ID_REPEATS = 4  # approximate occurrences of an id in a batch, if not measured
+_SERVER_BYTES = 190 * MIB  # the supervisor and code shared by its workers
+_WORKER_BYTES = 115 * MIB
+_SMALL_FILES_BYTES = 100 * 1024  # manifest and stored config of a version, approximately
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model as far as its size goes."""
+    """The dimensions of a model that determine its size."""
 
     layouts: tuple[RowLayout, ...]  # of each table
-    members: tuple[tuple[int, ...], ...]  # which slots each serves
+    slots_by_table: tuple[tuple[int, ...], ...]  # indices of the slots of each table
     wide: bool
-    weights: int  # numbers that are learned
-    buffers: int  # numbers that are not
+    weights: int  # trainable numbers
+    buffers: int  # other numbers
     width: int  # of the network's input
-    layers: int  # numbers that the layers put out for a row
+    layers: int  # total output width of the linear layers
 
     @classmethod
     def of(cls, model: Model) -> ModelShape:
@@ -60,8 +60,8 @@ class ModelShape:
         )
 
     def by_table(self, numbers: Sequence[int]) -> list[int]:
-        """Sums over the slots of each table."""
-        return [sum(numbers[slot] for slot in members) for members in self.members]
+        """Sum numbers per slot over the slots of each table."""
+        return [sum(numbers[slot] for slot in slot_indices) for slot_indices in self.slots_by_table]
 
     @property
     def parts(self) -> tuple[PartShape, ...]:
@@ -69,12 +69,12 @@ class ModelShape:
 
 
 def tables_memory(shape: ModelShape, slots: Sequence[SlotIdCounts], batch_ids: int) -> TablesMemory:
-    """Memory of the tables when training ends."""
-    found = [
-        table_bytes(layout, ids, candidates, batch_ids=batch_ids * len(members) // max(1, len(slots)))
-        for layout, members, ids, candidates in zip(
+    """Memory of the tables at the end of training."""
+    parts_memory = [
+        table_bytes(layout, ids, candidates, batch_ids=batch_ids * len(slot_indices) // max(1, len(slots)))
+        for layout, slot_indices, ids, candidates in zip(
             shape.layouts,
-            shape.members,
+            shape.slots_by_table,
             shape.by_table([slot.admitted for slot in slots]),
             shape.by_table([slot.candidates for slot in slots]),
             strict=True,
@@ -82,28 +82,28 @@ def tables_memory(shape: ModelShape, slots: Sequence[SlotIdCounts], batch_ids: i
     ]
     return TablesMemory(
         tuple(layout.view.stride for layout in shape.layouts),
-        sum(part.rows for part in found),
-        sum(part.candidates for part in found),
-        sum(part.index for part in found),
-        sum(part.slack for part in found),
-        sum(part.total for part in found),
+        sum(part.rows for part in parts_memory),
+        sum(part.candidates for part in parts_memory),
+        sum(part.index for part in parts_memory),
+        sum(part.slack for part in parts_memory),
+        sum(part.total for part in parts_memory),
     )
 
 
 def dense_memory(shape: ModelShape, batch_size: int) -> DenseMemory:
-    """Weights in single precision, their gradients and Adam's two moments, and what backward needs of a batch."""
+    """Float32 weights, their gradients and Adam's two moments, and the activations of a batch for the backward pass."""
     weights = 4 * shape.weights
     return DenseMemory(weights, 3 * weights, 4 * batch_size * (2 * shape.width + 3 * shape.layers))
 
 
 def row_memory(features: FeatureSpec, values_per_row: float) -> float:
-    """A row in memory: ids, where those of each slot begin if there may be several, numbers, and five targets."""
-    several = sum(slot.multi for slot in features.slots)
-    return 8 * (values_per_row + several) + 4 * len(features.dense) + 20
+    """Bytes of a row in memory: ids, offsets of multi-valued slots, dense values, and five targets."""
+    multi_slots = sum(slot.multi for slot in features.slots)
+    return 8 * (values_per_row + multi_slots) + 4 * len(features.dense) + 20
 
 
 def _copies(windows: int) -> int:
-    """How often rows of a window lie in memory: as read, put together, shuffled, and being learned meanwhile."""
+    """Copies of a window in memory: as read, concatenated, shuffled, and the one being trained on."""
     return 3 if windows < 2 else 4
 
 
@@ -113,44 +113,50 @@ def memory_plan(
     batch_size: int,
     row_bytes: float,
     train_rows: int,
-    cuts: bool,
-    measured: ProbeResult | None,
+    checkpoints_in_epoch: bool,
+    probed: ProbeResult | None,
 ) -> MemoryPlan:
-    """The peak of training. A row takes `row_bytes` in memory; `cuts` says whether a checkpoint is written while rows
-    are learned."""
+    """The peak memory of training. A row takes `row_bytes`; `checkpoints_in_epoch`: checkpoints are written during an
+    epoch."""
     window, windows = row_bytes * min(train_rows, WINDOW_ROWS), math.ceil(train_rows / WINDOW_ROWS)
-    several = batch_size * sum(map(len, shape.members))
-    batch_ids = several // _REPEATED if measured is None else measured.distinct_ids
+    batch_values = batch_size * sum(map(len, shape.slots_by_table))
+    batch_ids = batch_values // _ID_REPEATS if probed is None else probed.distinct_ids
     tables = tables_memory(shape, slots, batch_ids)
     dense = dense_memory(shape, batch_size)
-    if measured is None:
-        process = _PROCESS
-        working = int(_WINDOWS * window) + dense.weights + dense.optimizer + dense.activations
+    if probed is None:
+        process = _PROCESS_BYTES
+        working = int(_WINDOW_COPIES * window) + dense.weights + dense.optimizer + dense.activations
     else:
-        process, working = measured.process_bytes, measured.working_bytes
-        had = _copies(measured.windows) * measured.window_rows * row_bytes
-        working += max(0, int(_copies(windows) * window - had))  # a sample may hold less than a window
-    snapshot = copy_on_write_bytes(tables.total) if cuts else 0
+        process, working = probed.process_bytes, probed.working_bytes
+        probed_windows = _copies(probed.windows) * probed.window_rows * row_bytes
+        working += max(
+            0, int(_copies(windows) * window - probed_windows)
+        )  # a sample may be smaller than a window
+    snapshot = copy_on_write_bytes(tables.total) if checkpoints_in_epoch else 0
     return MemoryPlan(tables, dense, process, working, snapshot, process + working + tables.total + snapshot)
 
 
 def disk_plan(config: Config, shape: ModelShape, slots: Sequence[SlotIdCounts], row_bytes: float) -> DiskPlan:
-    """Checkpoint and version, as training leaves them."""
+    """Sizes of the checkpoint and the version after training."""
     kept = shape.by_table([slot.kept for slot in slots])
-    counted = shape.by_table([slot.kept_candidates for slot in slots])
+    candidates = shape.by_table([slot.kept_candidates for slot in slots])
     dense = 4 * (3 * shape.weights + shape.buffers)
-    checkpoint = dense + sum(map(snapshot_bytes, shape.layouts, kept, counted))
+    checkpoint = dense + sum(map(snapshot_bytes, shape.layouts, kept, candidates))
     publish = config.publish
     table = files_bytes(shape.parts, publish.table_precision, publish.shards, kept)
     network = 4 * shape.weights // (4 if publish.dense_precision == "int8" else 1)
-    version = table + network + int(publish.sample_rows * row_bytes) + _SMALL_FILES
+    version = table + network + int(publish.sample_rows * row_bytes) + _SMALL_FILES_BYTES
     return DiskPlan(checkpoint, (config.train.keep_checkpoints + 1) * checkpoint, version, table)
 
 
 def serving_plan(config: Config, disk: DiskPlan, cores: int) -> ServingPlan:
-    """One server with the whole table. While versions change, both are mapped."""
+    """Memory of one server with the whole table. During a version switch both versions are mapped."""
     processes = config.serve.processes or cores
-    worker = _WORKER + 2 * (disk.version - disk.version_table)
+    worker = _WORKER_BYTES + 2 * (disk.version - disk.version_table)
     return ServingPlan(
-        disk.version_table, worker, processes, _SERVER, _SERVER + processes * worker + 2 * disk.version_table
+        disk.version_table,
+        worker,
+        processes,
+        _SERVER_BYTES,
+        _SERVER_BYTES + processes * worker + 2 * disk.version_table,
     )

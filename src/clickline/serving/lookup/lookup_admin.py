@@ -29,7 +29,7 @@ def exposition(server: LookupServer, versions: ShardVersions, follower: ShardFol
         ("requests", "Lookups that were answered with rows.", counts.requests),
         ("keys", "Keys that were looked up.", counts.keys),
         ("keys_found", "Keys that have a row.", counts.found),
-        ("version_not_here", "Lookups in a version that is not open.", counts.not_here),
+        ("version_not_here", "Lookups in a version that is not open.", counts.not_loaded),
         ("garbled_connections", "Connections closed because of a protocol error.", server.protocol_errors),
         ("connections_turned_away", "Connections rejected above the limit.", server.rejected),
     ):
@@ -66,8 +66,8 @@ class AdminServer:
         not_ready_reason: Callable[[], str | None],
         version: Callable[[], int],
     ) -> None:
-        """`listening`: a bound socket, closed with the server. `not_ready_reason` returns why lookups would not be answered, or
-        None; `version` is the newest one that is open."""
+        """`listening`: a bound socket, closed with the server. `not_ready_reason` returns why lookups would not be
+        answered, or None; `version` is the newest one that is open."""
 
         slots = threading.BoundedSemaphore(_MAX_REQUESTS)
 

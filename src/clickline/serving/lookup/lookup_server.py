@@ -28,16 +28,16 @@ from clickline.wire.frames import (
     MAX_PARTS,
     STATUS,
     FrameHeader,
-    ReceiveBuffer,
     LookupRequest,
     ProtocolError,
+    ReceiveBuffer,
     answer_bytes,
-    version_not_loaded,
     read_hello,
     read_lookup,
     refusal,
     request_bytes,
     status_reply,
+    version_not_loaded,
     write_answer_header,
 )
 
@@ -51,13 +51,13 @@ _BACKLOG = 128
 class LookupCounts:
     """Request counts of a connection, or of the server."""
 
-    __slots__ = ("found", "keys", "not_here", "requests")
+    __slots__ = ("found", "keys", "not_loaded", "requests")
 
     def __init__(self) -> None:
         self.requests = 0
         self.keys = 0
         self.found = 0
-        self.not_here = 0
+        self.not_loaded = 0
 
     def add(self, other: LookupCounts) -> None:
         for name in LookupCounts.__slots__:
@@ -192,7 +192,7 @@ class _Connection:
         self._versions = versions
         self._token = token
         self._tls = tls
-        self._inbox = ReceiveBuffer(MAX_HELLO)
+        self._buffer = ReceiveBuffer(MAX_HELLO)
         self._out = np.empty(LOOKUP_ROWS_AT, dtype=np.uint8)
         self._found_N = np.empty(0, dtype=np.bool_)
 
@@ -205,7 +205,7 @@ class _Connection:
             self._socket = self._tls.wrap_socket(self._socket, server_side=True)
         if not self._handshake(describe):
             return
-        self._inbox.limit = request_bytes(MAX_PARTS, MAX_KEYS)
+        self._buffer.limit = request_bytes(MAX_PARTS, MAX_KEYS)
         self._set_timeouts(_IDLE_SECONDS)
         while (frame := self._receive_frame()) is not None:
             if frame.kind == LOOKUP:
@@ -214,7 +214,7 @@ class _Connection:
                 self._socket.sendall(status_reply(frame, describe()))
             else:
                 raise ProtocolError(f"a frame of kind {frame.kind}")
-            self._inbox.release()
+            self._buffer.release()
 
     def end_reading(self) -> None:
         """Stop reading: what has arrived is answered, then the connection is closed."""
@@ -237,11 +237,11 @@ class _Connection:
 
     def _receive_frame(self, deadline: float = float("inf")) -> FrameHeader | None:
         """Return the next frame; None when the peer has closed. Bytes that trickle in do not extend `deadline`."""
-        while (frame := self._inbox.frame()) is None:
+        while (frame := self._buffer.frame()) is None:
             if time.monotonic() > deadline:
                 raise ProtocolError("no hello before the deadline")
-            if not self._inbox.receive(self._socket):
-                if not self._inbox.empty:
+            if not self._buffer.receive(self._socket):
+                if not self._buffer.empty:
                     raise ProtocolError("the connection ended in the middle of a frame")
                 return None
         return frame
@@ -250,8 +250,8 @@ class _Connection:
         frame = self._receive_frame(time.monotonic() + _HELLO_SECONDS)
         if frame is None:
             return False
-        given = read_hello(frame, self._inbox.body())
-        self._inbox.release()
+        given = read_hello(frame, self._buffer.body())
+        self._buffer.release()
         if self._token is not None and not hmac.compare_digest(given, self._token):
             answer = FrameHeader(0, HELLO, 0, 0, frame.request)
             self._socket.sendall(
@@ -262,10 +262,10 @@ class _Connection:
         return True
 
     def _look_up(self, frame: FrameHeader) -> None:
-        lookup = read_lookup(frame, self._inbox)
+        lookup = read_lookup(frame, self._buffer)
         version = self._versions.open.get(lookup.version)
         if version is None:
-            self.counts.not_here += 1
+            self.counts.not_loaded += 1
             self._socket.sendall(version_not_loaded(frame, sorted(self._versions.open)))
             return
         version.last_used = time.monotonic()

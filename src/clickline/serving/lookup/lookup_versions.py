@@ -129,7 +129,8 @@ class ShardFiles(NamedTuple):
 
 
 class ShardFollower:
-    """Opens the version that the registry points to. While the registry cannot be reached, open versions keep answering."""
+    """Opens the version that the registry points to. While the registry cannot be reached, open versions keep
+    answering."""
 
     def __init__(self, files: ShardFiles, versions: ShardVersions, poll: float, log: JsonLog) -> None:
         self.unreachable = False

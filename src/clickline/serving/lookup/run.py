@@ -73,7 +73,7 @@ def lookup(
         admin.start()
         follower.poll_once()
         gc.collect()
-        gc.freeze()  # modules and kernels are permanent: keep the garbage collector from scanning them during requests
+        gc.freeze()  # modules and kernels are permanent: do not scan them during requests
         server.start()
         follower.start()
         on_ready(_server_info(listening, versions))

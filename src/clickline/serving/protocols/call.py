@@ -1,7 +1,7 @@
 """Types that all protocols share: the model a request is for, its rows, and the outputs that it can request.
 
-A prediction endpoint is three functions: `target(body)` returns the model, `decode(body, model, limits)` makes a `Call`,
-and `encode(call, answer)` makes the response bytes.
+A prediction endpoint is three functions: `target(body)` returns the model, `decode(body, model, limits)` makes a
+`Call`, and `encode(call, answer)` makes the response bytes.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ _slots: WeakKeyDictionary[Any, Mapping[str, _Slot]] = WeakKeyDictionary()
 
 def _slots_of(model: ServedModel) -> Mapping[str, _Slot]:
     """Return a model's slots by all their names; a name takes precedence over a number."""
-    found = _slots.get(model)
-    if found is None:
+    by_any_name = _slots.get(model)
+    if by_any_name is None:
         slots = model.features.slots
         texts = {slot.column for slot in slots if slot.source == "text"}
         categories = {slot.column for slot in slots if slot.source in ("text", "feasign")}
@@ -60,8 +60,8 @@ def _slots_of(model: ServedModel) -> Mapping[str, _Slot]:
         }
         by_name = {field.name: by_column[field.column] for field in model.features.fields}
         by_number = {str(slot.number): by_column[slot.column] for slot in slots if slot.column in categories}
-        found = _slots[model] = {**by_number, **by_column, **by_name}
-    return found
+        by_any_name = _slots[model] = {**by_number, **by_column, **by_name}
+    return by_any_name
 
 
 def read_inference(request: HttpRequest, model: ServedModel, limits: Limits) -> Call:
@@ -71,7 +71,7 @@ def read_inference(request: HttpRequest, model: ServedModel, limits: Limits) -> 
     instances = document["instances"]
     check_rows(len(instances), limits)
     known = _slots_of(model)
-    given: dict[str, tuple[_Slot, list[list[int]]]] = {}  # the feasigns of each row, by column
+    by_column: dict[str, tuple[_Slot, list[list[int]]]] = {}  # the feasigns of each row, by column
     for row, instance in enumerate(instances):
         for slot in _given_slots(instance, row):
             name = slot.get("slot_name")
@@ -79,16 +79,16 @@ def read_inference(request: HttpRequest, model: ServedModel, limits: Limits) -> 
             if field is not None:
                 if field.both:
                     raise _not_a_number(field.column, row)
-                if field.column not in given:
-                    given[field.column] = (field, [[] for _ in instances])
-                given[field.column][1][row].extend(_feasigns(slot, row))
+                if field.column not in by_column:
+                    by_column[field.column] = (field, [[] for _ in instances])
+                by_column[field.column][1][row].extend(_feasigns(slot, row))
             elif not limits.ignore_unknown:
                 hint = similar_name(str(name), known)
                 raise RequestRefused(
                     "invalid", f"the model has no slot {preview(name)} (instances[{row}]).{hint}"
                 )
     builder = RowsBuilder(fields_of(model), len(instances))
-    for field, values in given.values():
+    for field, values in by_column.values():
         if field.number:
             builder.values(field.column, values)
         else:
@@ -142,17 +142,17 @@ def _as_text(name: Any, row: int) -> str:
 
 
 def _feasigns(slot: dict[str, Any], row: int) -> list[int]:
-    given = slot.get("feasigns")
-    if type(given) is not list:
+    feasigns = slot.get("feasigns")
+    if type(feasigns) is not list:
         name = preview(slot["slot_name"])
         raise RequestRefused(
             "invalid",
-            f"feasigns of slot {name} is {kind_name(given)} in instances[{row}]; it must be a list.",
+            f"feasigns of slot {name} is {kind_name(feasigns)} in instances[{row}]; it must be a list.",
         )
-    for place, value in enumerate(given):
+    for index, value in enumerate(feasigns):
         if type(value) is not int:  # the JSON parser returns an int only within 64 bits
-            given[place] = _feasign(value, slot["slot_name"], row)
-    return given
+            feasigns[index] = _feasign(value, slot["slot_name"], row)
+    return feasigns
 
 
 def _feasign(given: Any, slot: Any, row: int) -> int:

@@ -128,7 +128,8 @@ class RowsBuilder:
         self._ends_CB[column] = ends_N
 
     def feature_ids(self, field: str, values: Sequence[Sequence[int]], hashes: bool) -> None:
-        """Add a column of 64-bit feature ids, any number per row. `hashes`: the training log has text in their place."""
+        """Add a column of 64-bit feature ids, any number per row. `hashes`: the training log has text in their
+        place."""
         column = self._fields.index[field]
         counts_B = np.fromiter(map(len, values), dtype=np.int64, count=self._rows)
         bits_N = np.array([value % 2**64 for row in values for value in row], dtype=np.uint64)

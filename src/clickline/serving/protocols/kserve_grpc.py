@@ -43,8 +43,8 @@ class _Details(NamedTuple):
 
 
 def target(body: bytes) -> Target:
-    """Return the model that a request names. ModelInfer, ModelReady and ModelMetadata have the name in field 1, the version
-    in field 2."""
+    """Return the model that a request names. ModelInfer, ModelReady and ModelMetadata have the name in field 1, the
+    version in field 2."""
     found = _small(body, _NAME, _VERSION)
     return Target(found.model_name, version_number(found.model_version))
 

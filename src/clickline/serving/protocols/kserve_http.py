@@ -82,7 +82,7 @@ class _Input:
     name: str
     datatype: str
     rows: int
-    each: int  # values per row
+    per_row: int  # values per row
     data: Any  # from the JSON
     start: int  # in the body, if the values are binary
     end: int
@@ -97,22 +97,22 @@ def read_infer(request: HttpRequest, model: ServedModel, limits: Limits) -> Call
     details = _details(document, request.target.model)
     inputs = _inputs(document, len(body) if split is None else split, len(body))
     rows = inputs[0].rows
-    for given in inputs:
-        if given.rows != rows:
+    for tensor in inputs:
+        if tensor.rows != rows:
             raise RequestRefused(
                 "invalid",
-                f"{preview(given.name)} has {given.rows} rows, but {preview(inputs[0].name)} has {rows}; "
+                f"{preview(tensor.name)} has {tensor.rows} rows, but {preview(inputs[0].name)} has {rows}; "
                 "all inputs must have the same number.",
             )
     check_rows(rows, limits)
     fields = fields_of(model)
     builder = RowsBuilder(fields, rows, body if split is not None else b"")
-    for given in inputs:
-        if known_field(given.name, fields, limits):
-            if given.data is None:
-                _add_bytes(builder, given, body)
+    for tensor in inputs:
+        if known_field(tensor.name, fields, limits):
+            if tensor.data is None:
+                _add_bytes(builder, tensor, body)
             else:
-                _add_json(builder, given)
+                _add_json(builder, tensor)
     return Call(builder.build(), details=details)
 
 
@@ -132,28 +132,32 @@ def _json_size(request: HttpRequest) -> int | None:
 
 
 def _details(document: Mapping[str, Any], model: str) -> _Details:
-    given_id = document.get("id")
-    if type(given_id) not in (str, NoneType):
-        raise RequestRefused("invalid", f"id is {kind_name(given_id)}; it must be text.")
+    request_id = document.get("id")
+    if type(request_id) not in (str, NoneType):
+        raise RequestRefused("invalid", f"id is {kind_name(request_id)}; it must be text.")
     binary = _parameters(document, "the request").get("binary_data_output", False)
-    asked = document.get("outputs") or []
-    if type(asked) is not list or not all(
-        type(out) is dict and type(out.get("name")) is str for out in asked
+    requested = document.get("outputs") or []
+    if type(requested) is not list or not all(
+        type(out) is dict and type(out.get("name")) is str for out in requested
     ):
         raise RequestRefused("invalid", "outputs must be a list of objects with a name.")
-    wants = {out["name"]: _parameters(out, out["name"]).get("binary_data", binary) for out in asked}
+    binary_outputs = {
+        out["name"]: _parameters(out, out["name"]).get("binary_data", binary) for out in requested
+    }
     return _Details(
-        model, given_id, tuple((name, wants.get(name, binary) is True) for name in requested_outputs(wants))
+        model,
+        request_id,
+        tuple((name, binary_outputs.get(name, binary) is True) for name in requested_outputs(binary_outputs)),
     )
 
 
 def _inputs(document: Mapping[str, Any], start: int, end: int) -> list[_Input]:
     """Parse the inputs; `start` and `end` bound the binary data in the body."""
-    given = document.get("inputs")
-    if type(given) is not list or not given:
+    tensors = document.get("inputs")
+    if type(tensors) is not list or not tensors:
         raise RequestRefused("invalid", "inputs must be a list with at least one tensor.")
     inputs: dict[str, _Input] = {}
-    for tensor in given:
+    for tensor in tensors:
         if type(tensor) is not dict or type(tensor.get("name")) is not str:
             raise RequestRefused("invalid", "each input must be an object with a name.")
         name = tensor["name"]
@@ -161,8 +165,8 @@ def _inputs(document: Mapping[str, Any], start: int, end: int) -> list[_Input]:
             raise RequestRefused(
                 "invalid", f"{preview(name)} is given twice in inputs; it must be given once."
             )
-        one = inputs[name] = _input(tensor, name, start, end)
-        start = one.end
+        parsed = inputs[name] = _input(tensor, name, start, end)
+        start = parsed.end
     if start != end:
         raise RequestRefused(
             "invalid", f"{end - start} bytes follow the data of the last input; check each binary_data_size."
@@ -208,8 +212,8 @@ def _input(tensor: Mapping[str, Any], name: str, start: int, end: int) -> _Input
     return _Input(name, datatype, shape[0], prod(shape[1:]), data, start, start + (size or 0))
 
 
-def _parameters(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    parameters = given.get("parameters")
+def _parameters(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    parameters = document.get("parameters")
     if type(parameters) not in (dict, NoneType):
         found = kind_name(parameters)
         raise RequestRefused(
@@ -228,65 +232,68 @@ _JSON_KINDS: Mapping[str, set[type]] = {  # by the kind of the NumPy type
 }
 
 
-def _add_json(builder: RowsBuilder, given: _Input) -> None:
-    values = given.data
+def _add_json(builder: RowsBuilder, tensor: _Input) -> None:
+    values = tensor.data
     if type(values) is list and set(map(type, values)) == {list}:
         values = [value for row in values for value in row]
-    if type(values) is not list or len(values) != given.rows * given.each:
+    if type(values) is not list or len(values) != tensor.rows * tensor.per_row:
         found = f"{len(values)} values" if type(values) is list else kind_name(values)
         raise RequestRefused(
             "invalid",
-            f"{preview(given.name)} has the shape {_shape(given)}, but its data is {found}; "
-            f"it must be a list of {given.rows * given.each} values.",
+            f"{preview(tensor.name)} has the shape {_shape(tensor)}, but its data is {found}; "
+            f"it must be a list of {tensor.rows * tensor.per_row} values.",
         )
-    dtype = _DTYPES[given.datatype]
-    other = set(map(type, values)) - ({str, NoneType} if dtype is None else _JSON_KINDS[dtype.kind])
-    if other:
-        place = next(place for place, value in enumerate(values) if type(value) in other)
+    dtype = _DTYPES[tensor.datatype]
+    unexpected = set(map(type, values)) - ({str, NoneType} if dtype is None else _JSON_KINDS[dtype.kind])
+    if unexpected:
+        index = next(index for index, value in enumerate(values) if type(value) in unexpected)
         raise RequestRefused(
             "invalid",
-            f"{preview(given.name)} has the datatype {given.datatype}, but is {kind_name(values[place])} in row "
-            f"{place // given.each} (counted from 0).",
+            f"{preview(tensor.name)} has the datatype {tensor.datatype}, but is {kind_name(values[index])} in row "
+            f"{index // tensor.per_row} (counted from 0).",
         )
-    if given.each > 1:
-        values = [values[at : at + given.each] for at in range(0, len(values), given.each)]
+    if tensor.per_row > 1:
+        values = [values[at : at + tensor.per_row] for at in range(0, len(values), tensor.per_row)]
     # An FP32 category gets the text of a 32-bit float, the same as binary data.
-    builder.values(given.name, values, FLOAT64 if dtype is None else FLOATS.get(dtype.name, FLOAT64))
+    builder.values(tensor.name, values, FLOAT64 if dtype is None else FLOATS.get(dtype.name, FLOAT64))
 
 
-def _add_bytes(builder: RowsBuilder, given: _Input, body: bytes) -> None:
-    count = given.rows * given.each
-    dtype = _DTYPES[given.datatype]
-    size = given.end - given.start
+def _add_bytes(builder: RowsBuilder, tensor: _Input, body: bytes) -> None:
+    count = tensor.rows * tensor.per_row
+    dtype = _DTYPES[tensor.datatype]
+    size = tensor.end - tensor.start
     if size != count * dtype.itemsize if dtype is not None else size < count * 4:
         raise RequestRefused(
             "invalid",
-            f"{preview(given.name)} has the shape {_shape(given)} as {given.datatype}, but {size} bytes.",
+            f"{preview(tensor.name)} has the shape {_shape(tensor)} as {tensor.datatype}, but {size} bytes.",
         )
     if dtype is not None:
-        builder.array(given.name, np.frombuffer(body, dtype, count, given.start), given.each)
+        builder.array(tensor.name, np.frombuffer(body, dtype, count, tensor.start), tensor.per_row)
         return
     starts_N = np.empty(count, dtype=np.int64)
     ends_N = np.empty(count, dtype=np.int64)
-    place = walk_texts(np.frombuffer(body, np.uint8), given.start, given.end, starts_N, ends_N)
-    if place >= 0:
-        where = f"in row {place // given.each} (counted from 0)" if place < count else "after the last row"
+    index = walk_texts(np.frombuffer(body, np.uint8), tensor.start, tensor.end, starts_N, ends_N)
+    if index >= 0:
+        where = (
+            f"in row {index // tensor.per_row} (counted from 0)" if index < count else "after the last row"
+        )
         raise RequestRefused(
             "invalid",
-            f"the lengths of the texts in {preview(given.name)} do not match its {size} bytes {where}.",
+            f"the lengths of the texts in {preview(tensor.name)} do not match its {size} bytes {where}.",
         )
-    builder.spans(given.name, starts_N, ends_N, given.each)
+    builder.spans(tensor.name, starts_N, ends_N, tensor.per_row)
 
 
-def _shape(given: _Input) -> str:
-    return f"[{given.rows}]" if given.each == 1 else f"[{given.rows}, {given.each}]"
+def _shape(tensor: _Input) -> str:
+    return f"[{tensor.rows}]" if tensor.per_row == 1 else f"[{tensor.rows}, {tensor.per_row}]"
 
 
 @njit(cache=True, nogil=True)
 def walk_texts(
     data: NDArray[np.uint8], at: Int, end: Int, starts_N: NDArray[np.int64], ends_N: NDArray[np.int64]
 ) -> int:
-    """Find the spans of texts that follow their length in 4 bytes. Returns the first one that does not fit; -1: all fit."""
+    """Find the spans of texts that follow their length in 4 bytes. Returns the first one that does not fit; -1: all
+    fit."""
     for n in range(starts_N.size):
         if end - at < 4:
             return n

@@ -64,14 +64,14 @@ def target_of(spec_bytes: bytes) -> Target:
 
 def decode(body: bytes, model: ServedModel, limits: Limits) -> Call:
     """Decode a PredictRequest."""
-    spec_bytes, asked = b"", []
+    spec_bytes, requested = b"", []
     for field, piece in top_level_fields(body, _SPEC, _FILTER):
         if isinstance(piece, int):
             continue  # a number instead of a message: an unknown field
         if field == _SPEC:
             spec_bytes += piece  # protobuf concatenates the pieces of one message
         else:
-            asked.append(piece)
+            requested.append(piece)
     spec = _spec(spec_bytes)
     signature = spec.signature_name or SIGNATURES[0]
     if signature not in SIGNATURES:
@@ -79,7 +79,7 @@ def decode(body: bytes, model: ServedModel, limits: Limits) -> Call:
             "invalid", f'There is no signature "{signature[:100]}". Available: {", ".join(SIGNATURES)}.'
         )
     try:
-        outputs = requested_outputs(name.decode() for name in asked)
+        outputs = requested_outputs(name.decode() for name in requested)
     except UnicodeDecodeError:
         raise malformed(" at output_filter") from None
     reader = RequestReader.of(model.columns)
@@ -137,13 +137,13 @@ def _head(name: str, rows: int) -> bytes:
 
 def metadata(body: bytes, model: ServedModel) -> bytes:
     """A GetModelMetadataResponse: inputs and outputs of both signatures."""
-    spec_bytes, asked = b"", []
+    spec_bytes, requested = b"", []
     for field, piece in top_level_fields(body, 1, 2):
         if field == 1 and isinstance(piece, bytes):
             spec_bytes += piece
         elif isinstance(piece, bytes):
-            asked.append(piece.decode("utf-8", "backslashreplace"))
-    for name in asked:
+            requested.append(piece.decode("utf-8", "backslashreplace"))
+    for name in requested:
         if name != "signature_def":
             raise RequestRefused(
                 "invalid", f'There is no metadata field "{name[:60]}". Available: signature_def.'

@@ -1,8 +1,8 @@
-// Talking to the studio: JSON requests, and the stream of events that comes back by itself when it was lost.
+// Client of the studio's API: JSON requests, and an event stream that reconnects by itself.
 
 const TOKEN = "clickline.token";
 const LONGEST_PAUSE = 10_000;
-const SILENCE = 25_000; // the studio says something every 10 s
+const SILENCE = 25_000; // the studio sends a keep-alive every 10 s
 
 export class Refused extends Error {
   constructor(status, words) {
@@ -11,7 +11,7 @@ export class Refused extends Error {
   }
 }
 
-let kept = null; // where the browser keeps nothing
+let kept = null; // used if the browser's storage is disabled
 
 export function token(value) {
   try {
@@ -52,7 +52,7 @@ export async function post(path, body, signal) {
   return (await answered(fetch(path, asked))).json();
 }
 
-/** Hear the events of a home until closed. `on.event(name, data)`, `on.state("live" | "lost" | "refused", retryAt)`. */
+/** Listen to the events of a home until closed. `on.event(name, data)`, `on.state("live" | "lost" | "refused", retryAt)`. */
 export function events(home, on) {
   let closed = false;
   let pause = 500;
@@ -84,7 +84,7 @@ export function events(home, on) {
           try {
             tell(piece);
           } catch (error) {
-            reportError(error); // ours, not the connection's
+            reportError(error); // a bug of the page, not a connection error
           }
         }
       }

@@ -1,4 +1,4 @@
-// Routes, what is known, and when it is drawn again. A panel says what it needs and how it looks.
+// Routing, state and rendering. A panel declares the data it needs and how it looks.
 
 import { events, get } from "./api.js";
 import { askToken } from "./dialogs.js";
@@ -16,12 +16,12 @@ const FILES = {
   try: "tryit",
   log: "log",
 };
-const PANELS = {}; // those that were fetched: the first one at once, the others when there is time
+const PANELS = {}; // loaded panels: the first one at once, the others when idle
 const POINTS = 300;
 
 const state = { homes: null, home: null, panel: "overview", rest: [], status: null, connection: "connecting", error: null };
 let found = {}; // place -> {data, error}
-let kept = {}; // panel -> what it remembers while the page is open
+let kept = {}; // panel -> its state while the page is open
 let stream = null;
 let loads = {}; // place -> {aborter, again}
 let drawn = 0;
@@ -29,7 +29,7 @@ let shownPlace = null;
 
 // ── what panels get ────────────────────────────────────────────────────────────────────────────
 
-/** What is looked at: the panel and what of it. */
+/** The current panel and its arguments. */
 const place = () => [state.panel, ...state.rest].join("/");
 
 function context() {
@@ -51,13 +51,13 @@ function context() {
   };
 }
 
-/** Fetch what the panel shows; what was there stays until then. */
+/** Fetch the data of the panel; the old data stays until then. */
 async function load() {
   const panel = PANELS[state.panel];
   if (!panel?.load || !state.home) return;
   const here = place();
   if (loads[here]) {
-    loads[here].again = true; // what is under way may be older than what was just told
+    loads[here].again = true; // the running request may be older than this event
     return;
   }
   const mine = (loads[here] = { aborter: new AbortController(), again: false });
@@ -104,7 +104,7 @@ function enter(home) {
 }
 
 function hear(name, data) {
-  let turned = false; // something began or ended: every panel may have other things to show
+  let turned = false; // a stage started or ended: every panel may change
   if (name === "status") {
     tellStages(state.status, data);
     turned = Boolean(state.status) && ["state", "stage", "health"].some((key) => state.status[key] !== data[key]);
@@ -123,7 +123,7 @@ function hear(name, data) {
   draw();
 }
 
-/** Screen readers hear that a stage began or ended, and nothing in between. */
+/** Announce to screen readers only that a stage started or ended. */
 function tellStages(before, now) {
   if (!before) return;
   for (const [name, stage] of Object.entries(now.stages || {})) {
@@ -136,7 +136,7 @@ function connect(now, retryAt) {
   state.connection = now;
   state.retryAt = retryAt;
   if (now === "refused") wantToken();
-  if (back) route(); // whatever happened meanwhile
+  if (back) route(); // reload: anything may have changed meanwhile
   draw();
 }
 
@@ -149,7 +149,7 @@ async function wantToken() {
   asking = false;
   if (given) begin();
   else if (!state.homes) {
-    state.error = t("token.words"); // instead of a page that seems to load for ever
+    state.error = t("token.words"); // instead of a page that seems to load forever
     draw();
   }
 }

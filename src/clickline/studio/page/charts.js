@@ -1,5 +1,5 @@
-// Small charts as SVG that fit any width by themselves: shapes in per cent, strokes and letters in pixels.
-// Each has a caption that says the key number, a legend that tells the values under the pointer, and a table.
+// Small SVG charts that fit any width: shapes in per cent, strokes and text in pixels.
+// Each has a caption with the key number, a legend with the values under the pointer, and a table view.
 
 import { h, morph, s } from "./dom.js";
 import { t } from "./words.js";
@@ -38,7 +38,7 @@ function range(values, { min, max, zero } = {}) {
 const at = (value, [low, high]) => (100 * (value - low)) / (high - low || 1);
 const pc = (value) => `${Number(value.toFixed(3))}%`;
 
-/** The frame of every chart: caption, what is drawn, and the same as a table. */
+/** The frame of every chart: caption, plot, and the same data as a table. */
 function figure(id, { title, summary, table, wide, pointing }, draw) {
   const build = () => {
     const tabular = asTable.has(id);
@@ -244,7 +244,7 @@ function xAxis(xr, x) {
     { class: "x-axis", "aria-hidden": "true" },
     found.map((value, n) => {
       const place = at(value, xr);
-      const inner = n > 0 && n < found.length - 1 && x.write(value).length > 8; // left out where there is little room
+      const inner = n > 0 && n < found.length - 1 && x.write(value).length > 8; // omitted if there is little room
       return s(
         "text",
         { class: inner ? "inner" : null, x: pc(place), y: "14", "text-anchor": place < 4 ? "start" : place > 96 ? "end" : "middle" },
@@ -348,7 +348,7 @@ export function bars(id, { title, summary, items, diverging, max, head, wide }) 
   return figure(id, { title, summary, table, wide }, draw);
 }
 
-/** A line without axes, for a place of one word. */
+/** A sparkline: a line without axes, as small as a word. */
 export function sparkline(points, label) {
   if (points.length < 2) return null;
   const xr = range(points.map((point) => point[0]), { min: points[0][0], max: points.at(-1)[0] });
@@ -360,7 +360,7 @@ export function sparkline(points, label) {
   );
 }
 
-/** How full something is. */
+/** A fill gauge. */
 export function meter(share, label, level = "") {
   const known = Number.isFinite(share) ? Math.max(0, Math.min(1, share)) : 0;
   return s(

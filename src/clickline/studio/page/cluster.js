@@ -1,4 +1,4 @@
-// Training on a cluster: who computes, who holds what, how full they are, and the last cut.
+// The cluster panel: workers, embedding servers and their memory, and the last checkpoint.
 
 import { meter } from "./charts.js";
 import { h } from "./dom.js";

@@ -1,4 +1,4 @@
-// What came in: the hours of the log and what became of each, the dataset, rows that were put aside.
+// The data panel: the hours and their states, the dataset, quarantined rows.
 
 import { get, of } from "./api.js";
 import { lines } from "./charts.js";
@@ -54,7 +54,7 @@ function numbers({ summary = {}, dataset: made }, hours) {
 
 // ── hours ──────────────────────────────────────────────────────────────────────────────────────
 
-/** A row a day, a cell an hour; logs of whole days have a row a month. The arrow keys go through them. */
+/** One row per day and one cell per hour; daily logs have one row per month. Arrow keys move between cells. */
 function strip(page, hours) {
   const { memory } = page;
   const by = memory.by || "state";

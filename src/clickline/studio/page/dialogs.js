@@ -1,10 +1,10 @@
-// Questions that stop everything else: Esc and the button give up, the answer is sent from inside, errors stay in it.
+// Modal dialogs: Esc and the button cancel, the action runs inside the dialog, and its errors are shown there.
 
 import { token } from "./api.js";
 import { h, words as set } from "./dom.js";
 import { t } from "./words.js";
 
-/** fields: [{name, label, type?, hint?, long?}], all required. `act(values)` does it; what it throws is shown. True when done. */
+/** fields: [{name, label, type?, hint?, long?}], all required. `act(values)` runs the action; its errors are shown. True when done. */
 export function ask({ title, words, fields, verb, danger, act }) {
   const before = document.activeElement;
   const wrong = h("p", { class: "dialog-error", role: "alert" });
@@ -71,7 +71,7 @@ export function ask({ title, words, fields, verb, danger, act }) {
 
 export const tokenField = (hint) => ({ name: "token", label: t("token.label"), type: "password", hint });
 
-/** Asks for the token where reading needs it. */
+/** Ask for the token if reading needs it. */
 export const askToken = (check) =>
   ask({
     title: t("token.title"),

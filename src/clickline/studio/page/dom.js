@@ -1,5 +1,5 @@
-// Nodes from data, and one tree changed into another in place: focus, scroll and typed text stay.
-// Text only ever becomes text nodes and attributes; nothing here reads markup.
+// Creates nodes and patches the tree in place: focus, scroll position and typed text stay.
+// Text only becomes text nodes and attributes; nothing here parses markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 const PROPERTIES = new Set(["value", "checked", "disabled", "selected", "open", "indeterminate"]);
@@ -39,7 +39,7 @@ function listen(node, wanted) {
   handlers.set(node, { ...Object.fromEntries(Object.keys(known).map((name) => [name, undefined])), ...wanted });
 }
 
-/** Words with `commands` in them, set as code. */
+/** Text with `commands` in it, rendered as code. */
 export const words = (text) => String(text).split("`").map((part, n) => (n % 2 ? h("code", {}, part) : part));
 
 /** Make the children of `parent` look like `children`, changing as little as possible. */
@@ -59,7 +59,7 @@ export function morph(old, fresh) {
     if (old.data !== fresh.data) old.data = fresh.data;
     return old;
   }
-  const theirs = (name) => name === "open" && old.nodeName === "DETAILS"; // people open and close these
+  const theirs = (name) => name === "open" && old.nodeName === "DETAILS"; // the user opens and closes these
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !theirs(name)) old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value && !theirs(name)) old.setAttribute(name, value);
   if (handlers.has(old) || handlers.has(fresh)) listen(old, handlers.get(fresh) || {});

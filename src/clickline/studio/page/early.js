@@ -1,7 +1,7 @@
-// Before anything is drawn: the theme that was chosen, so that nothing flashes.
+// Applies the chosen theme before the first paint, so that nothing flashes.
 try {
   const theme = localStorage.getItem("clickline.theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 } catch {
-  // Storage is switched off: the system's theme it is.
+  // Storage is disabled: use the system's theme.
 }

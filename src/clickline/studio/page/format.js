@@ -1,4 +1,4 @@
-// Numbers, times and sizes as people read them.
+// Formats numbers, times and sizes.
 
 import { language, t } from "./words.js";
 
@@ -8,7 +8,7 @@ const given = (value) => value !== null && value !== undefined && Number.isFinit
 
 export const count = (value) => (given(value) ? Math.round(value).toLocaleString(locale()) : NONE);
 
-/** 1,234 as 1.2k: where there is little room. */
+/** 1,234 as 1.2k, for small places. */
 export function short(value) {
   if (!given(value)) return NONE;
   const size = Math.abs(value);
@@ -24,7 +24,7 @@ const trim = (value) => (Math.abs(value) >= 100 ? value.toFixed(0) : value.toFix
 export const measure = (value) => (given(value) ? Number(value).toFixed(4) : NONE);
 export const percent = (value, digits = 1) => (given(value) ? `${(100 * value).toFixed(digits)} %` : NONE);
 
-/** A difference with its sign; the minus is a real one. */
+/** A difference with its sign, with a typographic minus. */
 export function signed(value, write = measure) {
   if (!given(value)) return NONE;
   return `${value > 0 ? "+" : value < 0 ? "−" : "±"}${write(Math.abs(value))}`;
@@ -58,7 +58,7 @@ export const milliseconds = (value) => {
 
 export const secondsSince = (at, now = Date.now()) => (at ? Math.max(0, (now - Date.parse(at)) / 1000) : null);
 
-/** How long ago a time was, coarse enough to stay calm. */
+/** How long ago a time was, coarse enough not to flicker. */
 export function ago(at, now = Date.now()) {
   const seconds = secondsSince(at, now);
   if (seconds === null || Number.isNaN(seconds)) return NONE;
@@ -71,7 +71,7 @@ export function ago(at, now = Date.now()) {
 
 const two = (number) => String(number).padStart(2, "0");
 
-/** In UTC, as logs and the command line tell it. */
+/** A time in UTC, as in logs and on the command line. */
 export function moment(at) {
   const time = new Date(at);
   if (Number.isNaN(time.getTime())) return String(at ?? NONE);
@@ -83,7 +83,7 @@ export function clock(at) {
   return `${two(time.getUTCHours())}:${two(time.getUTCMinutes())}:${two(time.getUTCSeconds())}`;
 }
 
-/** Anything of a document in one line. */
+/** Any value of a document on one line. */
 export function plain(value) {
   if (value === null || value === undefined || value === "") return NONE;
   if (typeof value === "number") return Number.isInteger(value) ? count(value) : String(Number(value.toPrecision(6)));

@@ -1,4 +1,4 @@
-// The last lines that a stage wrote.
+// The log panel: the last lines of a stage.
 
 import { of, text } from "./api.js";
 import { h } from "./dom.js";
@@ -20,7 +20,7 @@ export const panel = {
     const scrolled = ({ target }) => (memory.above = target.scrollTop + target.clientHeight < target.scrollHeight - 4);
     requestAnimationFrame(() => {
       const shown = document.querySelector("pre.log");
-      if (shown && !memory.above) shown.scrollTop = shown.scrollHeight; // the newest, unless somebody reads above
+      if (shown && !memory.above) shown.scrollTop = shown.scrollHeight; // scroll to the newest line, unless the user scrolled up
     });
     return [
       h("h1", {}, t("log.of", { stage: named("stage", stage) })),

@@ -1,4 +1,4 @@
-// The pipeline as it runs: where it is, how it is doing, what to do if it is not.
+// The overview panel: the state of the pipeline, its metrics, and what to do after a failure.
 
 import { get, of } from "./api.js";
 import { lines, sparkline } from "./charts.js";
@@ -134,7 +134,7 @@ function keyFigures({ status, data }) {
       figure(t("live.version"), versions?.current ?? "–"),
     );
   }
-  if (status.state !== "running" && !Object.keys(metrics).length && !versions?.current) return null; // it never came so far
+  if (status.state !== "running" && !Object.keys(metrics).length && !versions?.current) return null; // nothing to show yet
   return figures(
     figure(t("auc"), measure(metrics.auc)),
     figure(t("logloss"), measure(metrics.logloss)),
@@ -215,7 +215,7 @@ function working(work, label) {
   );
 }
 
-/** What people want to know of a stage in its state; facts of another release are told as they are. */
+/** The summary of a stage in its state; unknown facts of another release are shown unchanged. */
 function stageWords(name, stage, status) {
   const facts = stage.facts || {};
   if (stage.state === "waiting") return "";

@@ -1,11 +1,11 @@
-// Pieces that several panels are made of.
+// Components shared by several panels.
 
 import { meter } from "./charts.js";
 import { h, words as set } from "./dom.js";
 import { ago, moment } from "./format.js";
 import { t } from "./words.js";
 
-/** A part of a panel with its heading; `side` stands at the right of it. */
+/** A part of a panel with its heading; `side` is at its right. */
 export const card = (title, attributes, ...children) => {
   const { side, note, ...rest } = attributes || {};
   const head = title || side ? h(
@@ -18,7 +18,7 @@ export const card = (title, attributes, ...children) => {
   return h("section", { ...rest, class: `card ${rest.class || ""}`.trim() }, head, children);
 };
 
-/** A number that should be read from across the room. */
+/** A large number. */
 export const figure = (name, value, { note, tone, spark } = {}) =>
   h(
     "div",
@@ -31,7 +31,7 @@ export const figures = (...found) => h("dl", { class: "figures" }, found);
 
 export const badge = (words, tone = "") => h("span", { class: `badge ${tone}`.trim() }, words);
 
-/** What is there instead of data: a heading, why, and the command that changes it. */
+/** An empty state: a heading, the reason, and the command that changes it. */
 export const nothing = (title, words, command, more) =>
   h(
     "div",
@@ -42,7 +42,7 @@ export const nothing = (title, words, command, more) =>
     more || null,
   );
 
-/** Something to be read before all else. tone: bad, warn, info. */
+/** A notice above everything else. tone: bad, warn, info. */
 export const notice = (tone, title, ...children) =>
   h(
     "div",
@@ -55,7 +55,7 @@ export const loading = () => h("p", { class: "loading dim" }, t("loading"));
 
 export const when = (at) => h("time", { datetime: at, title: moment(at) }, ago(at));
 
-/** How far a piece of work is; without a known end it only says that it runs. */
+/** A progress bar; without a known total it only shows that work is running. */
 export const progress = (share, label) =>
   share === null || share === undefined ? h("div", { class: "progress unknown", role: "progressbar", "aria-label": label }, h("span", {})) : h(
     "div",
@@ -110,7 +110,7 @@ export const table = (label, columns, rows, { key, rowClass, caption } = {}) =>
     ),
   );
 
-/** One of a few: what is drawn, how rows are ordered. options: {value: words} */
+/** A choice of a few, such as the metric or the order. options: {value: label} */
 export const choice = (label, options, chosen, choose) =>
   h(
     "div",
@@ -131,7 +131,7 @@ export const choice = (label, options, chosen, choose) =>
     ),
   );
 
-/** Arrow keys go from one to the next within a group; Home and End to its ends. In radio groups they choose. */
+/** Arrow keys move within a group; Home and End to its ends. In radio groups they select. */
 export function arrows(event) {
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity }[event.key];
   if (!step) return;

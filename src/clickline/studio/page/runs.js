@@ -1,4 +1,4 @@
-// Trained runs: which there are, their learning curves over each other, and one run in detail.
+// The runs panel: all training runs, their learning curves in one chart, and the details of one run.
 
 import { get, of, post, token } from "./api.js";
 import { bars, lines } from "./charts.js";
@@ -7,8 +7,8 @@ import { count, duration, measure, moment, percent, plain, short, signed } from 
 import { badge, card, choice, figure, figures, loading, nothing, notice, table, when } from "./parts.js";
 import { named, t } from "./words.js";
 
-const MOST = 6; // curves that can still be told apart
-const NEWEST = 3; // drawn at first
+const MOST = 6; // curves that are still distinguishable
+const NEWEST = 3; // plotted by default
 const FIRST = 40;
 const TONES = { finished: "good", refused: "bad", training: "run", stopped: "warn" };
 
@@ -20,7 +20,7 @@ export const panel = {
     const address = (run) => `${of(home)}/runs/${encodeURIComponent(run)}`;
     if (rest[0]) return { run: await get(address(rest[0]), signal) };
     const runs = await get(`${of(home)}/runs`, signal);
-    if (!memory.picked) memory.chosen = new Set(runs.slice(0, NEWEST).map((one) => one.run)); // until people pick their own
+    if (!memory.picked) memory.chosen = new Set(runs.slice(0, NEWEST).map((one) => one.run)); // until the user selects others
     const curves = {};
     await Promise.all(
       [...memory.chosen].map(async (run) => {
@@ -89,7 +89,7 @@ function overlaid(page) {
   );
 }
 
-/** A run keeps its colour while others come and go. */
+/** A run keeps its colour while others are added and removed. */
 function toneOf(memory, run) {
   memory.tones ||= new Map();
   for (const known of [...memory.tones.keys()]) if (!memory.chosen.has(known)) memory.tones.delete(known);
@@ -150,7 +150,7 @@ function list(page) {
   );
 }
 
-/** The whole page of a run, in a tab of its own. A link cannot send the token where reading needs it: it gets a ticket. */
+/** The full report of a run in a new tab. A link cannot send the token, so it gets a ticket if reading needs one. */
 function reportLink({ home }, run, words) {
   const address = `${of(home)}/runs/${encodeURIComponent(run)}/report.html`;
   const open = async (event) => {

@@ -1,4 +1,4 @@
-// What the endpoint does now: how much it is asked, how fast it answers, what it did not know.
+// The serving panel: requests, latency, errors and missing ids of the endpoint.
 
 import { get, of } from "./api.js";
 import { bars, lines } from "./charts.js";
@@ -96,7 +96,7 @@ function history(serving) {
   ];
 }
 
-/** Where the time is written: at most four places, round numbers of points apart. */
+/** Positions of the time labels: at most four, a round number of points apart. */
 function places(points) {
   if (points.length < 2) return [];
   const [first, last] = [Date.parse(points[0].at), Date.parse(points.at(-1).at)];

@@ -1,4 +1,4 @@
-// Try it: rows typed into a form, answered by the live version; why it says so, and what the one before would have said.
+// The playground: rows from a form, scored by the live version, with an explanation and the previous version's score.
 
 import { get, of, post } from "./api.js";
 import { bars } from "./charts.js";
@@ -61,7 +61,7 @@ const examples = (form) => Object.fromEntries(
   form.fields.filter((one) => one.example !== null && one.example !== undefined && one.example !== "").map((one) => [one.column, one.example]),
 );
 
-/** Rows as the server takes them: what is empty is missing, numbers of number fields are numbers. */
+/** The rows as sent to the server: empty fields are omitted, numeric fields are numbers. */
 function cleaned(form, row) {
   const dense = new Set(form.fields.filter((one) => one.kind === "dense").map((one) => one.column));
   const found = {};
@@ -73,7 +73,7 @@ function cleaned(form, row) {
   return found;
 }
 
-/** Ask again; Enter after an edit is a change and a submit, and asks once. */
+/** Score again; Enter after an edit fires both change and submit, but sends one request. */
 function answer(page) {
   clearTimeout(page.memory.soon);
   page.memory.soon = setTimeout(() => ask(page));
@@ -217,7 +217,7 @@ function remove(page, place) {
   answer(page);
 }
 
-// ── the answer ─────────────────────────────────────────────────────────────────────────────────
+// ── the scores ─────────────────────────────────────────────────────────────────────────────────
 
 function result({ memory }) {
   const said = memory.answer?.rows[memory.chosen];

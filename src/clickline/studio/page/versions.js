@@ -1,4 +1,4 @@
-// Published versions over time, what differs between two, and which one is live: rolled back or pinned from here.
+// The versions panel: versions over time, their diff, the live one; roll back, promote, pin.
 
 import { get, of, post, token } from "./api.js";
 import { timeline } from "./charts.js";
@@ -149,10 +149,10 @@ function list(page) {
                 {
                   type: "button",
                   class: "quiet",
-                  "aria-label": t("rollback.to", { version: one.version }),
-                  on: { click: () => act(page, "rollback", one.version) },
+                  "aria-label": t(one.version > data.current ? "promote.to" : "rollback.to", { version: one.version }),
+                  on: { click: () => act(page, one.version > data.current ? "promote" : "rollback", one.version) },
                 },
-                t("rollback.short"),
+                t(one.version > data.current ? "promote.short" : "rollback.short"),
               ),
               h(
                 "button",
@@ -281,7 +281,7 @@ function moves({ data }) {
   );
 }
 
-/** Roll back, pin or unpin: asked once more, with a reason that is kept; the token is asked for once a session. */
+/** Roll back, promote, pin or unpin after a confirmation with a reason; the token is asked for once per session. */
 async function act(page, verb, version) {
   const { home } = page;
   const fields = [{ name: "reason", label: t("reason"), hint: t("reason.hint"), long: true }];

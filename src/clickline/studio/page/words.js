@@ -1,4 +1,4 @@
-// What the page says, in the language that was chosen.
+// The texts of the page in the chosen language.
 
 export const LANGUAGES = { en: "English", zh: "中文" };
 
@@ -7,7 +7,7 @@ let chosen = "en";
 
 export const language = () => chosen;
 
-/** The language people chose here before, or that their browser asks for. */
+/** The language chosen before, or the browser's. */
 export function preferred() {
   const kept = remembered("clickline.language");
   if (kept in LANGUAGES) return kept;
@@ -22,14 +22,14 @@ export async function speak(name) {
   document.documentElement.lang = name === "zh" ? "zh-CN" : "en";
 }
 
-/** The words for a key, with {names} filled in. */
+/** The text of a key, with {names} filled in. */
 export function t(key, values = {}) {
   const text = words[key];
   if (text === undefined) return key;
   return text.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? String(values[name]) : whole));
 }
 
-/** The words for a key if there are any, else the plain name: for states that a newer server may have. */
+/** The text of a key, or the plain name if there is none, for states of a newer server. */
 export const named = (prefix, name) => (`${prefix}.${name}` in words ? words[`${prefix}.${name}`] : String(name));
 
 export function remembered(key) {
@@ -45,6 +45,6 @@ export function remember(key, value) {
     if (value === null) localStorage.removeItem(key);
     else localStorage.setItem(key, value);
   } catch {
-    // Then it holds until the page is left.
+    // Then it lasts until the page is left.
   }
 }

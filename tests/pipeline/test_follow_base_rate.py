@@ -1,4 +1,4 @@
-"""Following says so when what it has learned is worth less than the base rate."""
+"""Follow mode warns if a model is worse than predicting the base rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hour_world import HourWorld, make_hours
 FIELDS = "data.fields={click: label, timestamp: time, I1: %s, C1: slot, C2: slot}"
 
 
-def test_an_hour_whose_model_is_worse_than_the_base_rate_is_said_with_the_field(
+def test_hour_worse_than_the_base_rate_names_the_unscaled_field(
     tmp_path: Path,
 ) -> None:
     make_hours(tmp_path / "made", hours=2, rows=1500)
@@ -28,7 +28,7 @@ def test_an_hour_whose_model_is_worse_than_the_base_rate_is_said_with_the_field(
     assert "are the likely cause: I1 (transform: none; median " in first
 
 
-def test_hour_whose_first_shard_has_no_rows_is_learned(tmp_path: Path) -> None:
+def test_hour_with_an_empty_first_shard_is_trained(tmp_path: Path) -> None:
     make_hours(tmp_path / "made", hours=1, rows=3000)
     world = HourWorld(tmp_path / "ads", tmp_path / "made")
     world.arrive(0)

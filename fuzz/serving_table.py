@@ -1,4 +1,4 @@
-"""Files of frozen tables: whatever stands in them, a lookup reads only mapped bytes, and what is wrong is told."""
+"""Serving table files: whatever they contain, a lookup reads only mapped bytes, and damage is reported."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from table_model import blocks_of, random_content
 
 from clickline.embedding.jagged_ids import to_jagged
-from clickline.embedding.serving import ServingTable, PartShape, gather_plan, write_shards
+from clickline.embedding.serving import PartShape, ServingTable, gather_plan, write_shards
 from clickline.errors import ClicklineError
 from clickline.records import SlotIds
-from fuzz.target import Choices, Target, scratch, spoiled
+from fuzz.target import Choices, Target, mutated, scratch
 
 _PARTS = [PartShape(3, True), PartShape(1, False)]
 _TRAILER = struct.Struct("<QI4x8s")
@@ -25,7 +25,7 @@ _PLAN = gather_plan(_PARTS, [(0, 0, "sum", 0.0, [0.0] * 3), (1, 3, "mean", 0.0, 
 
 @cache
 def _whole(precision: str) -> tuple[bytes, dict[str, Any]]:
-    """All before the footer, and the footer."""
+    """The bytes before the footer, and the footer."""
     folder = scratch() / f"whole-{precision}"
     folder.mkdir()
     content = random_content(np.random.default_rng(1), _PARTS, 40)
@@ -49,7 +49,7 @@ def _file(choices: Choices) -> bytes:
             )
         body = bytes(changed[: len(body)])
     if choices.number(2):
-        footer = spoiled(footer, choices)
+        footer = mutated(footer, choices)
     text = json.dumps(footer).encode("utf-8", "surrogatepass")
     if choices.number(8) == 1:
         text = choices.rest()
@@ -58,7 +58,7 @@ def _file(choices: Choices) -> bytes:
     return body + text + _TRAILER.pack(length, checksum, b"CLKFROZE")
 
 
-def _frozen(data: bytes) -> None:
+def _serving_table(data: bytes) -> None:
     choices = Choices(data)
     folders = [scratch() / name for name in ("base", "first", "second")][: 1 + choices.number(3)]
     for folder in folders:
@@ -94,4 +94,4 @@ def _seeds() -> Sequence[bytes]:
     ]
 
 
-TARGETS = {"frozen": Target(_frozen, _seeds)}
+TARGETS = {"serving-table": Target(_serving_table, _seeds)}

@@ -27,7 +27,7 @@ def test_cpu_is_counted_since_the_last_call() -> None:
     assert resource_usage()["system/cpu_cores"] < told / 2
 
 
-def test_memory_grows_with_what_is_held() -> None:
+def test_memory_grows_with_allocations() -> None:
     before = resource_usage()["system/memory_mib"]
     held = np.frombuffer(mmap.mmap(-1, 64 * 2**20), np.uint8)  # not what an earlier test has given back
     held[:] = 1

@@ -30,7 +30,7 @@ def kept(folder: Path) -> Payload:
     return Payload.from_lines((folder / "tracking-unsent.jsonl").read_text().splitlines())
 
 
-def test_what_could_not_be_sent_is_kept_and_said(tmp_path: Path) -> None:
+def test_unsent_values_are_saved_and_reported(tmp_path: Path) -> None:
     said: list[str] = []
     closed_at_once(tmp_path, said, first=0, last=5000)
     left = kept(tmp_path)
@@ -42,14 +42,14 @@ def test_what_could_not_be_sent_is_kept_and_said(tmp_path: Path) -> None:
     }
     assert left.artifacts == [str(tmp_path / "report.json")]
     (line,) = said
-    assert "The figures of 5,000 steps, 3 parameters and 1 files were not sent" in line
+    assert "The metrics of 5,000 steps, 3 parameters and 1 files were not sent" in line
     assert str(tmp_path / "tracking-unsent.jsonl") in line
     assert "when this run is started again" in line
     assert "hunter22" not in line
     assert "http://***@127.0.0.1:9" in line
 
 
-def test_a_second_start_takes_over_what_the_first_left(tmp_path: Path) -> None:
+def test_second_start_sends_what_the_first_left_unsent(tmp_path: Path) -> None:
     closed_at_once(tmp_path, [], first=0, last=10)
     key = (tmp_path / "tracking.json").read_text()
     closed_at_once(tmp_path, [], first=10, last=20)
@@ -57,24 +57,24 @@ def test_a_second_start_takes_over_what_the_first_left(tmp_path: Path) -> None:
     assert (tmp_path / "tracking.json").read_text() == key  # so it goes on in the same MLflow run
 
 
-def test_points_beyond_the_bound_are_dropped_with_a_word(tmp_path: Path) -> None:
+def test_points_beyond_the_capacity_are_dropped_with_a_warning(tmp_path: Path) -> None:
     said: list[str] = []
     closed_at_once(tmp_path, said, first=0, last=1000, capacity=100)
     assert [point.step for point in kept(tmp_path).points] == list(range(900, 1000))
-    assert "the figures of 900 steps, the oldest, were dropped" in said[0]
-    assert "longer than the 100 that are kept" in said[0]
+    assert "the metrics of the oldest 900 steps were dropped" in said[0]
+    assert "more than the 100 steps that are kept" in said[0]
 
 
-def test_an_unreadable_file_of_an_earlier_start_is_put_aside(tmp_path: Path) -> None:
+def test_unreadable_file_of_an_earlier_start_is_moved_aside(tmp_path: Path) -> None:
     (tmp_path / "tracking-unsent.jsonl").write_text('{"step": 1}\n')
     said: list[str] = []
     closed_at_once(tmp_path, said, first=0, last=2)
-    assert "cannot be read; it is put aside as" in said[0]
+    assert "cannot be read; they were moved to" in said[0]
     assert (tmp_path / "tracking-unsent.unreadable").read_text() == '{"step": 1}\n'
     assert len(kept(tmp_path).points) == 2
 
 
-def test_a_folder_that_cannot_be_written_turns_tracking_off(tmp_path: Path) -> None:
+def test_unwritable_folder_turns_tracking_off(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said: list[str] = []
     closed_at_once(tmp_path / "file" / "run", said, first=0, last=2)
@@ -82,18 +82,18 @@ def test_a_folder_that_cannot_be_written_turns_tracking_off(tmp_path: Path) -> N
     assert line.startswith("tracking is off: ")
 
 
-def test_closing_again_and_calling_after_is_harmless(tmp_path: Path) -> None:
+def test_calls_after_close_are_harmless(tmp_path: Path) -> None:
     said: list[str] = []
     tracker = MlflowTracker(NOBODY, "ads", "run", folder=tmp_path, warn=said.append, patience=0.0)
     tracker.close("FINISHED")
     tracker.metrics(1, {"loss": 0.1})
     tracker.close("FAILED")
     assert len(said) == 1
-    assert "It was not told that the run is FINISHED" in said[0]
+    assert "The final status FINISHED was not recorded" in said[0]
 
 
 @pytest.mark.parametrize("absent", ["mlflow", "sqlalchemy"])
-def test_without_mlflow_tracking_is_off_and_says_how_to_get_it(
+def test_without_mlflow_tracking_is_off_with_an_install_hint(
     absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, absent, None)

@@ -14,7 +14,7 @@ from clickline.errors import ArtifactError
 from clickline.models.custom_network import CustomModel
 from clickline.models.model_plan import ModelPlan
 from clickline.models.network_spec import NetworkSpec
-from clickline.models.registry import build
+from clickline.models.registry import build_network
 from clickline.records import EncodedRows, LabelledRows
 from clickline.training.dense_optimizer import BUFFER_ROWS, LOSS, TOTAL_WEIGHT, DenseOptimizer, Diverged
 
@@ -50,7 +50,7 @@ def plan(**changes: object) -> ModelPlan:
 def dense(**changes: object) -> DenseOptimizer:
     one = plan(**changes)
     spec = NetworkSpec(SPEC.dims, SPEC.dense, SPEC.hidden, one.dropout, one.batch_norm)
-    return DenseOptimizer(build(one.network or "", spec, one.seed), one)
+    return DenseOptimizer(build_network(one.network or "", spec, one.seed), one)
 
 
 Batch = tuple[LabelledRows, np.ndarray, np.ndarray]
@@ -75,7 +75,7 @@ def part(whole: Batch, start: int, stop: int) -> Batch:
 
 def learn(one: DenseOptimizer, whole: Batch) -> float:
     computed = one.compute(*whole)
-    one.learn(None, computed.total_weight)
+    one.update(None, computed.total_weight)
     return computed.mean_loss
 
 
@@ -101,7 +101,7 @@ def weights_of(one: DenseOptimizer) -> dict[str, np.ndarray]:
     [{}, {"network": "wide_deep"}, {"click_weight": 4.0}, {"network": "dcn_v2"}, {"schedule": Cosine(5)}],
     ids=str,
 )
-def test_parts_of_a_batch_that_are_summed_are_the_batch(changes, cuts):
+def test_summed_gradients_of_parts_equal_the_whole_batch(changes, cuts):
     alone, workers = dense(**changes), [dense(**changes) for _ in range(len(cuts) + 1)]
     for seed in range(4):
         whole = batch(seed, 40)
@@ -110,7 +110,7 @@ def test_parts_of_a_batch_that_are_summed_are_the_batch(changes, cuts):
         total = float(vector[TOTAL_WEIGHT])
         assert vector[LOSS] / total == pytest.approx(mean, rel=1e-5)
         for worker in workers:
-            worker.learn(vector, total)
+            worker.update(vector, total)
     for worker in workers:
         assert np.array_equal(worker.weights(), workers[0].weights())
         assert worker.step == alone.step == 4
@@ -155,12 +155,12 @@ def grouped_batch(seed: int, rows: int) -> Batch:
     [{}, {"click_weight": 5.0}, {"no_click_weight": 0.2}, {"click_weight": 3.0, "no_click_weight": 0.5}],
     ids=str,
 )
-def test_a_row_of_several_impressions_weighs_as_the_same_impressions_in_single_rows(changes):
+def test_row_of_several_impressions_weighs_as_much_as_single_rows(changes):
     grouped, single = grouped_batch(1, 30), as_impressions(grouped_batch(1, 30))
     one, other = dense(**changes), dense(**changes)
     of_rows, of_impressions = one.compute(*grouped), other.compute(*single)
-    assert of_rows.total == pytest.approx(of_impressions.total, rel=1e-5)
-    assert of_rows.mean == pytest.approx(of_impressions.mean, rel=1e-5)
+    assert of_rows.total_weight == pytest.approx(of_impressions.total_weight, rel=1e-5)
+    assert of_rows.mean_loss == pytest.approx(of_impressions.mean_loss, rel=1e-5)
     np.testing.assert_allclose(
         one.gradient()[:BUFFER_ROWS], other.gradient()[:BUFFER_ROWS], rtol=1e-3, atol=2e-4
     )
@@ -169,7 +169,7 @@ def test_a_row_of_several_impressions_weighs_as_the_same_impressions_in_single_r
     np.testing.assert_allclose(of_rows.grad_inputs_BI, summed_BI, rtol=1e-3, atol=1e-4)
 
 
-def test_a_users_loss_gets_the_class_weights_of_each_impression():
+def test_custom_loss_gets_the_class_weights_of_each_impression():
     """Its weights add up to those of the impressions, and its labels are the clicks' share of them."""
     given: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -179,7 +179,7 @@ def test_a_users_loss_gets_the_class_weights_of_each_impression():
             weight * nn.functional.binary_cross_entropy_with_logits(logit, label, reduction="none")
         ).mean()
 
-    network = build("deepfm", SPEC, 0)
+    network = build_network("deepfm", SPEC, 0)
     one = DenseOptimizer(network, plan(click_weight=5.0), CustomModel(network, True, loss=loss))
     rows = grouped_batch(2, 8)[0]
     one.compute(*grouped_batch(2, 8))
@@ -191,42 +191,42 @@ def test_a_users_loss_gets_the_class_weights_of_each_impression():
     )
 
 
-def test_gradients_of_the_inputs_are_of_the_summed_loss_whatever_the_part():
+def test_input_gradients_are_of_the_summed_loss_for_any_part():
     one, whole = dense(), batch(0, 40)
     all_of_it = one.compute(*whole)
     parts = [one.compute(*part(whole, start, start + 10)) for start in range(0, 40, 10)]
     for name in ("grad_inputs_BI", "grad_wide_B", "logit_B"):
         together = np.concatenate([getattr(piece, name) for piece in parts])
         assert np.allclose(together, getattr(all_of_it, name), atol=1e-5), name
-    assert sum(piece.loss for piece in parts) == pytest.approx(all_of_it.loss, rel=1e-5)
-    assert sum(piece.total for piece in parts) == pytest.approx(all_of_it.total)
+    assert sum(piece.summed_loss for piece in parts) == pytest.approx(all_of_it.summed_loss, rel=1e-5)
+    assert sum(piece.total_weight for piece in parts) == pytest.approx(all_of_it.total_weight)
 
 
 @pytest.mark.parametrize("network", ["deepfm", "xdeepfm", "dlrm", "lr"])
-def test_a_part_without_rows_says_nothing(network):
+def test_empty_part_contributes_nothing(network):
     one = dense(network=network)
     one.compute(*batch(0, 8))
     computed = one.compute(*part(batch(1, 8), 8, 8))
-    assert (computed.loss, computed.total_weight, computed.finite) == (0.0, 0.0, True)
+    assert (computed.summed_loss, computed.total_weight, computed.finite) == (0.0, 0.0, True)
     assert computed.grad_inputs_BI.shape == (0, SPEC.width)
     assert computed.grad_wide_B.shape == computed.logit_B.shape == (0,)
     assert not one.gradient().any()
 
 
-def test_a_batch_of_no_weight_moves_nothing():
+def test_batch_with_zero_weight_changes_nothing():
     one, other = dense(weight_decay=0.0), dense(weight_decay=0.0)
     before = one.weights()
     rows, inputs_BI, wide_B = batch(0, 8)
     rows.weight_B[:] = 0
     computed = one.compute(rows, inputs_BI, wide_B)
-    assert (computed.total_weight, computed.loss) == (0.0, 0.0)
-    other.learn(one.gradient(), 0.0)
-    one.learn(None, 0.0)
+    assert (computed.total_weight, computed.summed_loss) == (0.0, 0.0)
+    other.update(one.gradient(), 0.0)
+    one.update(None, 0.0)
     assert np.array_equal(one.weights(), before)
     assert np.array_equal(other.weights(), before)
 
 
-def test_the_network_has_not_moved_until_it_learns():
+def test_network_is_unchanged_until_the_update():
     one, once = dense(batch_norm=True), dense(batch_norm=True)
     before = one.weights()
     for seed in range(3):
@@ -235,22 +235,22 @@ def test_the_network_has_not_moved_until_it_learns():
     whole = batch(5, 32)
     first = one.compute(*whole), one.gradient().copy()
     again = one.compute(*whole), one.gradient().copy()  # after a sum that failed
-    assert first[0].loss == again[0].loss
+    assert first[0].summed_loss == again[0].summed_loss
     assert np.array_equal(first[1], again[1])
-    one.learn(None, again[0].total)
+    one.update(None, again[0].total_weight)
     learn(once, whole)
     assert np.array_equal(one.weights(), once.weights())
     assert not np.array_equal(one.weights(), before)
 
 
-def test_batch_norm_learns_the_mean_of_all_workers():
+def test_batch_norm_uses_the_mean_of_all_workers():
     alone, workers = dense(batch_norm=True), [dense(batch_norm=True) for _ in range(4)]
     whole = batch(0, 61)
     learn(alone, whole)
     vector = summed(workers, whole, [10, 60, 60])  # 10 rows, 50, none, and one, of which it learns nothing
     assert vector[BUFFER_ROWS] == 60
     for worker in workers:
-        worker.learn(vector, float(vector[TOTAL_WEIGHT]))
+        worker.update(vector, float(vector[TOTAL_WEIGHT]))
     before, after = dict(alone.network.named_buffers()), dict(workers[0].network.named_buffers())
     linear = next(layer for layer in dense(batch_norm=True).network.modules() if isinstance(layer, nn.Linear))
     with torch.no_grad():
@@ -263,13 +263,13 @@ def test_batch_norm_learns_the_mean_of_all_workers():
         assert np.array_equal(worker.weights(), workers[0].weights())
 
 
-def test_a_loss_that_is_not_finite_is_told_to_all_and_leaves_nothing_to_learn():
+def test_non_finite_loss_reaches_all_workers_and_leaves_no_gradient():
     one, other, whole = dense(batch_norm=True), dense(batch_norm=True), batch(0, 20)
     whole[1][3, 0] = np.inf
     before = one.weights()
     computed = one.compute(*part(whole, 0, 10))
     assert not computed.finite
-    assert not np.isfinite(computed.loss)
+    assert not np.isfinite(computed.summed_loss)
     assert not computed.grad_inputs_BI.any()
     assert not np.isfinite(one.gradient()[LOSS])
     assert np.array_equal(one.weights(), before)
@@ -278,13 +278,13 @@ def test_a_loss_that_is_not_finite_is_told_to_all_and_leaves_nothing_to_learn():
     assert learn(one, batch(1, 20)) == learn(dense(batch_norm=True), batch(1, 20))
 
 
-def test_the_error_about_it_survives_the_way_from_another_process():
+def test_diverged_error_survives_pickling():
     error = pickle.loads(pickle.dumps(Diverged(float("nan"), batch(0, 3)[0])))  # noqa: S301
     assert "the loss became nan: training has diverged." in str(error)
     assert error.rows.rows == 3
 
 
-def test_what_is_random_follows_from_seed_step_and_rank():
+def test_randomness_depends_on_seed_step_and_rank():
     whole = batch(0, 64)
 
     def logits(seed: int, step: int, rank: int | None, noise: int) -> bytes:
@@ -299,7 +299,7 @@ def test_what_is_random_follows_from_seed_step_and_rank():
     assert logits(0, 0, None, 1) != logits(0, 0, None, 2)
 
 
-def test_weights_go_to_another_process_as_one_vector():
+def test_weights_round_trip_as_one_vector():
     one, other = dense(batch_norm=True), dense(batch_norm=True, seed=9)
     for seed in range(3):
         learn(one, batch(seed, 32))
@@ -314,7 +314,7 @@ def test_weights_go_to_another_process_as_one_vector():
     assert np.array_equal(vector, kept)
 
 
-def test_the_state_is_all_there_is_and_its_names_stay():
+def test_state_is_complete_and_its_names_are_stable():
     one, other = dense(dropout=0.3), dense(dropout=0.3, seed=4)
     for seed in range(3):
         learn(one, batch(seed, 32))
@@ -330,7 +330,7 @@ def test_the_state_is_all_there_is_and_its_names_stay():
     after = [learn(one, batch(seed, 32)) for seed in range(3, 6)]
     other.load_state(state, step=3)
     assert [learn(other, batch(seed, 32)) for seed in range(3, 6)] == after
-    with pytest.raises(ArtifactError, match="the stored weights do not fit the network"):
+    with pytest.raises(ArtifactError, match="the stored weights do not match the network"):
         dense(network="dlrm").load_state(state, step=3)
 
 
@@ -349,7 +349,7 @@ class Half(nn.Module):
 
 @pytest.mark.parametrize("extra", [1.0, 0.25])
 @pytest.mark.parametrize("by_vector", [False, True])
-def test_a_network_and_an_optimizer_of_the_user(extra, by_vector):
+def test_custom_network_and_optimizer(extra, by_vector):
     network = Half()
     custom = CustomModel(network, False, optimizer=lambda weights: torch.optim.SGD(weights, lr=0.5))
     one = DenseOptimizer(network, plan(schedule=Cosine(4)), custom)
@@ -357,7 +357,7 @@ def test_a_network_and_an_optimizer_of_the_user(extra, by_vector):
     rows, inputs_BI, wide_B = batch(0, 16)
     computed = one.compute(rows, inputs_BI, wide_B)
     assert not computed.grad_wide_B.any()
-    one.learn(one.gradient() if by_vector else None, computed.total_weight, extra)
+    one.update(one.gradient() if by_vector else None, computed.total_weight, extra)
     slope_B = rows.weight_B * (0.5 - rows.label_B)
     expected = -0.5 * 0.5 * extra * (slope_B @ inputs_BI) / rows.weight_B.sum()
     assert np.allclose(network.used.detach().numpy(), expected, atol=1e-6)

@@ -37,7 +37,7 @@ groups = st.lists(st.lists(st.integers(1, WINDOW_ROWS), max_size=6).map(tuple), 
 
 
 @given(groups, st.integers(0, 2**31 - 1), st.integers(0, 50), st.booleans())
-def test_units_are_the_windows_of_local_training_and_hold_every_row_group_once(
+def test_units_are_the_windows_of_local_training_with_every_row_group_once(
     shards: list[tuple[int, ...]], seed: int, epoch: int, time_ordered: bool
 ) -> None:
     dataset = dataset_of(*shards)
@@ -52,7 +52,7 @@ def test_units_are_the_windows_of_local_training_and_hold_every_row_group_once(
     assert all(unit.rows <= WINDOW_ROWS for unit in units)
 
 
-def test_the_order_of_a_seed_and_an_epoch_stays_what_it_was() -> None:
+def test_order_of_a_seed_and_epoch_is_stable() -> None:
     """Checkpoints name their place in it: another order would learn rows twice and others never."""
     dataset = dataset_of((70_000, 60_000, 50_000), (70_000, 60_000))
     assert units_of(dataset, 5, 0) == GOLDEN_0
@@ -63,12 +63,12 @@ def test_the_order_of_a_seed_and_an_epoch_stays_what_it_was() -> None:
     ("rows", "of", "expected"),
     [(8, 2, [4, 4]), (7, 3, [2, 2, 3]), (2, 4, [0, 1, 0, 1]), (0, 2, [0, 0]), (5, 1, [5])],
 )
-def test_a_batch_is_shared_evenly(rows: int, of: int, expected: list[int]) -> None:
+def test_batch_is_split_evenly(rows: int, of: int, expected: list[int]) -> None:
     assert [len(range(rows)[row_share(rows, worker, of)]) for worker in range(of)] == expected
 
 
 @given(st.integers(0, 10_000), st.integers(1, 64))
-def test_shares_lie_side_by_side_cover_the_batch_and_differ_by_one_row(rows: int, of: int) -> None:
+def test_shares_are_contiguous_cover_the_batch_and_differ_by_one_row(rows: int, of: int) -> None:
     shares = [range(rows)[row_share(rows, worker, of)] for worker in range(of)]
     assert [row for one in shares for row in one] == list(range(rows))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -41,7 +41,7 @@ class Quiet:
     def __init__(self, path: Path) -> None:
         pass
 
-    def say(self, message: str) -> None:
+    def write(self, message: str) -> None:
         pass
 
 
@@ -175,7 +175,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def test_the_parts_of_a_batch_are_answered_together_and_learned_as_one(tmp_path: Path) -> None:
+def test_parts_of_a_batch_are_answered_together_and_applied_as_one(tmp_path: Path) -> None:
     many = batches(1, 3)
 
     async def story(parts: int, folder: Path) -> list[Path]:
@@ -207,7 +207,7 @@ def test_the_parts_of_a_batch_are_answered_together_and_learned_as_one(tmp_path:
         np.testing.assert_allclose(whole[field], parted[field], rtol=1e-5, atol=1e-6, err_msg=field)
 
 
-def test_a_pull_waits_until_the_batch_before_it_is_learned(tmp_path: Path) -> None:
+def test_pull_waits_until_the_previous_batch_is_applied(tmp_path: Path) -> None:
     first, second = batches(2, 2)
 
     async def story() -> None:
@@ -250,7 +250,7 @@ def test_a_repeated_push_or_pull_changes_nothing(tmp_path: Path) -> None:
     assert counters(asyncio.run(story())) == counted(many)
 
 
-def test_an_owner_that_was_fenced_is_refused_and_its_batch_is_done_by_the_next(tmp_path: Path) -> None:
+def test_fenced_owner_is_refused_and_the_next_one_repeats_its_batch(tmp_path: Path) -> None:
     many = batches(4, 3)
 
     async def story() -> list[Path]:
@@ -272,7 +272,9 @@ def test_an_owner_that_was_fenced_is_refused_and_its_batch_is_done_by_the_next(t
         with pytest.raises(Fenced, match="belongs to token 2"):
             await ahead
         for late in lost[1].pushes(by_sender[1]):
-            with pytest.raises(Fenced, match="stream 7 belongs to token 2; what token 1 sent was not taken"):
+            with pytest.raises(
+                Fenced, match="stream 7 belongs to token 2; the message of token 1 was refused"
+            ):
                 await late
         for pull in lost[2].pulls():
             with pytest.raises(Fenced):
@@ -281,14 +283,14 @@ def test_an_owner_that_was_fenced_is_refused_and_its_batch_is_done_by_the_next(t
             await learn(shards, many[sequence], sequence, 2, parts=2)
         assert [(await shard.state()).rows for shard in shards] == [36, 36]
         for shard in shards:
-            with pytest.raises(Fenced, match="came too late"):
+            with pytest.raises(Fenced, match="is outdated"):
                 await shard.open_stream(STREAM, 1, 0)
         return await cut(shards, tmp_path)
 
     assert counters(asyncio.run(story())) == counted(many)
 
 
-def test_a_batch_that_one_shard_has_learned_and_the_other_has_not(tmp_path: Path) -> None:
+def test_batch_applied_on_only_one_server_is_completed_by_the_next_owner(tmp_path: Path) -> None:
     many = batches(5, 3)
 
     async def story(torn: bool, folder: Path) -> list[Path]:
@@ -312,7 +314,7 @@ def test_a_batch_that_one_shard_has_learned_and_the_other_has_not(tmp_path: Path
     assert counters(paths) == counters(whole) == counted(many)
 
 
-def test_who_waits_for_a_part_that_never_comes_is_told_when_the_owner_changes(tmp_path: Path) -> None:
+def test_pull_that_waits_for_a_lost_part_fails_when_the_owner_changes(tmp_path: Path) -> None:
     (rows,) = batches(6, 1)
 
     async def story() -> None:
@@ -322,7 +324,7 @@ def test_who_waits_for_a_part_that_never_comes_is_told_when_the_owner_changes(tm
         await turns()
         assert not waiting.done()
         assert await open_all(shards, 2) == [(0, 0)]  # nothing was counted
-        with pytest.raises(Fenced, match="given to token 2 meanwhile"):
+        with pytest.raises(Fenced, match="given to token 2 in the meantime"):
             await asyncio.wait_for(waiting, 5)
         await shards[0].close_stream(STREAM)
         with pytest.raises(Fenced, match="stream 7 is closed"):
@@ -331,7 +333,9 @@ def test_who_waits_for_a_part_that_never_comes_is_told_when_the_owner_changes(tm
     asyncio.run(story())
 
 
-def test_no_cut_while_a_batch_is_under_way_and_training_goes_on_while_it_is_written(tmp_path: Path) -> None:
+def test_no_snapshot_while_a_batch_is_in_flight_and_training_continues_while_it_is_written(
+    tmp_path: Path,
+) -> None:
     many = batches(7, 3)
 
     async def story() -> list[Path]:
@@ -358,7 +362,7 @@ def test_no_cut_while_a_batch_is_under_way_and_training_goes_on_while_it_is_writ
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 1)])
-def test_a_cut_of_any_number_of_shards_restores_into_any_other(
+def test_snapshot_of_any_number_of_servers_restores_into_any_other(
     tmp_path: Path, before: int, after: int
 ) -> None:
     many = batches(8, 4, rows=60, vocabulary=300)
@@ -388,7 +392,7 @@ def test_a_cut_of_any_number_of_shards_restores_into_any_other(
     assert held(last).tobytes() == held(undisturbed).tobytes()
 
 
-def test_forgetting_waits_for_the_writer_and_says_what_is_gone(tmp_path: Path) -> None:
+def test_eviction_waits_for_the_snapshot_writer_and_reports_counts(tmp_path: Path) -> None:
     (rows,) = batches(9, 1)
 
     async def story() -> None:
@@ -419,7 +423,7 @@ acts = st.lists(
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(acts=acts, shards=st.integers(1, 2), seed=st.integers(0, 1000))
-def test_whatever_is_lost_repeated_or_late_the_counters_are_a_direct_count(
+def test_counters_equal_a_direct_count_after_any_losses_repeats_and_delays(
     tmp_path_factory: pytest.TempPathFactory,
     acts: list[tuple[str, int, int]],
     shards: int,
@@ -493,7 +497,7 @@ def test_whatever_is_lost_repeated_or_late_the_counters_are_a_direct_count(
 
 
 @pytest.mark.parametrize("call", ["find", "replies", "apply"])
-def test_a_shard_without_memory_for_a_batch_ends_before_anybody_takes_its_rows_for_whole(
+def test_embedding_server_exits_when_memory_runs_out_in_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     class Gone(BaseException):

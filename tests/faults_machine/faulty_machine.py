@@ -85,7 +85,7 @@ class Machine:
             file.write(struct.pack("qq", self._wrong, self._slow))
 
 
-def troubled_machine(folder: Path) -> Machine:
+def faulty_machine(folder: Path) -> Machine:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler (cc): another clock for one process takes a small library")

@@ -158,7 +158,7 @@ def test_a_group_of_one_needs_no_network():
 
 
 @pytest.mark.slow
-def test_members_get_the_same_bits_and_what_one_of_them_shares(meeting):
+def test_ranks_get_the_same_sum_and_broadcast(meeting):
     with members(3) as three:
         form_all(three, meeting, 0)
         sums = ask(three, sum_once, *[(seed, 100_003) for seed in range(3)])
@@ -172,7 +172,7 @@ def test_members_get_the_same_bits_and_what_one_of_them_shares(meeting):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1, 3])
-def test_the_rest_notice_a_killed_member_at_once_and_go_on_without_it(meeting, victim):
+def test_killed_rank_is_noticed_at_once_and_the_others_form_a_new_group(meeting, victim):
     with members(4) as four:
         form_all(four, meeting, 0, timeout=60.0)
         for member in four:
@@ -183,7 +183,7 @@ def test_the_rest_notice_a_killed_member_at_once_and_go_on_without_it(meeting, v
         rest = [member for number, member in enumerate(four) if number != victim]
         for member in rest:
             reason, times = member.answer(30.0)
-            assert "lost another one of generation 0" in reason
+            assert "lost a peer of generation 0" in reason
             assert times > 0
         assert time.monotonic() - began < 30  # far below the timeout
         form_all(rest, meeting, 1)
@@ -193,7 +193,7 @@ def test_the_rest_notice_a_killed_member_at_once_and_go_on_without_it(meeting, v
 
 
 @pytest.mark.slow
-def test_a_member_that_hangs_is_lost_after_the_timeout_and_finds_itself_alone(meeting):
+def test_hanging_rank_is_lost_after_the_timeout_and_finds_no_group(meeting):
     with members(3) as three:
         form_all(three, meeting, 0, timeout=2.0)
         for member in three:
@@ -211,7 +211,7 @@ def test_a_member_that_hangs_is_lost_after_the_timeout_and_finds_itself_alone(me
 
 
 @pytest.mark.slow
-def test_who_is_late_for_a_generation_never_joins_the_next(meeting):
+def test_latecomer_of_a_generation_never_joins_the_next(meeting):
     with members(3) as three:
         early, late = three[:2], three[2]
         for rank, member in enumerate(early):
@@ -227,13 +227,13 @@ def test_who_is_late_for_a_generation_never_joins_the_next(meeting):
 
 
 @pytest.mark.slow
-def test_fifty_groups_one_after_the_other_leave_nothing_behind(meeting):
+def test_fifty_consecutive_groups_leak_nothing(meeting):
     with members(2) as two:
         for found in ask(two, reform, (meeting.name, 0, 2, 50), (meeting.name, 1, 2, 50)):
             assert found[-1] == found[4]
 
 
-def test_groups_that_fail_to_form_leave_nothing_behind(meeting):
+def test_groups_that_fail_to_form_leak_nothing(meeting):
     def fail(generation: int) -> None:
         with pytest.raises(PeerLost, match="member 0 of 2 lost another one"):
             join(meeting.name, generation, 0, 2, timeout=0.1)
@@ -251,7 +251,7 @@ def test_groups_that_fail_to_form_leave_nothing_behind(meeting):
     assert held() <= before
 
 
-def test_nobody_at_the_meeting_point_is_a_lost_peer():
+def test_empty_rendezvous_is_a_lost_peer():
     with pytest.raises(PeerLost):
         join("127.0.0.1:1", 0, 0, 2, timeout=0.5)
 
@@ -272,7 +272,7 @@ def listening() -> set[str]:
     return found
 
 
-def test_a_machine_listens_at_the_given_address_alone():
+def test_rendezvous_listens_only_on_the_given_address():
     before = listening()
     meeting = Rendezvous("127.0.0.2")
     groups = in_threads(
@@ -283,7 +283,7 @@ def test_a_machine_listens_at_the_given_address_alone():
         one.close()
 
 
-def test_a_formed_group_outlives_its_meeting_point_and_a_closed_one_says_so(meeting):
+def test_group_survives_its_rendezvous_and_a_closed_group_raises(meeting):
     first, second = groups = in_threads(lambda rank: join(meeting.name, 0, rank, 2))
     meeting.close()
     vectors = [np.ones(4, np.float32) for _ in range(2)]

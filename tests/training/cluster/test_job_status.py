@@ -33,11 +33,11 @@ from clickline.training.cluster.job_status import (
 DRIVER = """
 import sys
 from pathlib import Path
-from clickline.training.cluster.job_status import Status, driver_lock, write_status
+from clickline.training.cluster.job_status import JobStatus, driver_lock, write_status
 
 home, run = map(Path, sys.argv[1:])
 with driver_lock(home, run):
-    write_status(run, Status("running", "sync"))
+    write_status(run, JobStatus("running", "sync"))
     print("drives", flush=True)
     sys.stdin.readline()
 """
@@ -61,14 +61,14 @@ def another_driver(home: Path, run: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_home_where_nothing_ran(tmp_path: Path) -> None:
+def test_home_without_a_run_has_no_status(tmp_path: Path) -> None:
     assert newest_run(tmp_path) is None
     assert read_status(tmp_path) is None
-    with pytest.raises(ClusterError, match=r"was begun in .*train\.mode: cluster"):
+    with pytest.raises(ClusterError, match=r"was started in .*train\.mode: cluster"):
         request_workers(tmp_path, 2)
 
 
-def test_others_see_what_the_driver_writes(tmp_path: Path, run: Path) -> None:
+def test_other_processes_read_what_the_driver_writes(tmp_path: Path, run: Path) -> None:
     with driver_lock(tmp_path, run):
         begun = read_status(tmp_path)
         assert begun is not None
@@ -108,7 +108,7 @@ def test_a_driver_is_killed_and_the_next_one_takes_over(tmp_path: Path, run: Pat
         lost = read_status(tmp_path)
         assert lost is not None
         assert (lost["state"], lost["alive"]) == ("lost", False)
-        with pytest.raises(ClusterError, match="run abc was lost without a word"):
+        with pytest.raises(ClusterError, match="run abc died without a final status"):
             request_workers(tmp_path, 4)
     with driver_lock(tmp_path, run):
         assert requested_workers(run) == 3, "a wish outlives a killed driver"
@@ -120,7 +120,7 @@ def test_a_driver_is_killed_and_the_next_one_takes_over(tmp_path: Path, run: Pat
 
 def test_a_second_driver_is_refused_by_name(tmp_path: Path, run: Path) -> None:
     with another_driver(tmp_path, run) as driver:
-        words = f"run abc is being trained already by pid {driver.pid} on {socket.gethostname()}"
+        words = f"run abc is already being trained by pid {driver.pid} on {socket.gethostname()}"
         with pytest.raises(ClusterError, match=words), driver_lock(tmp_path, run):
             pass
         found = read_status(tmp_path)
@@ -161,14 +161,14 @@ def test_the_last_wish_counts(tmp_path: Path, run: Path) -> None:
         assert found["asked"] == 5, "also before the driver has seen it"
 
 
-def test_the_run_begun_last_is_the_one_that_is_meant(tmp_path: Path, run: Path) -> None:
+def test_status_is_of_the_run_started_last(tmp_path: Path, run: Path) -> None:
     with driver_lock(tmp_path, run), driver_lock(tmp_path, tmp_path / "runs" / "later"):
         found = read_status(tmp_path)
         assert found is not None
         assert found["run"] == "later"
 
 
-def test_a_home_seen_under_another_path_names_the_same_run(tmp_path: Path) -> None:
+def test_home_under_another_path_has_the_same_run(tmp_path: Path) -> None:
     home = tmp_path / "here"
     home.mkdir()
     with driver_lock(home, home / "runs" / "abc"):
@@ -178,7 +178,7 @@ def test_a_home_seen_under_another_path_names_the_same_run(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("torn", ["", "{", "[]", '{"workers": "many"}'])
-def test_torn_files_are_as_good_as_none(tmp_path: Path, run: Path, torn: str) -> None:
+def test_damaged_files_count_as_missing(tmp_path: Path, run: Path, torn: str) -> None:
     with driver_lock(tmp_path, run):
         (run / "cluster" / "scale.json").write_text(torn)
         (run / "cluster" / "status.json").write_text(torn)
@@ -190,7 +190,7 @@ def test_torn_files_are_as_good_as_none(tmp_path: Path, run: Path, torn: str) ->
     assert read_status(tmp_path) is None
 
 
-def test_a_disk_that_is_full_costs_a_status_not_the_run(
+def test_full_disk_costs_a_status_not_the_run(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with driver_lock(tmp_path, run):

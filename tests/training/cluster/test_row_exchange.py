@@ -46,7 +46,7 @@ def group(batches: Batches, start: Position, size: int) -> list[RowExchange]:
                 "a member's own rows are not sent: it may read before it is known to anybody"
             )
             assert ready.wait(10)
-            made[member].take(number, total, rows)
+            made[member].receive(number, total, rows)
 
         return send
 
@@ -110,14 +110,14 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_all_portions_together_are_the_batches_in_order(
+def test_local_batches_of_all_ranks_are_the_batches_in_order(
     dataset: Dataset, options: dict[str, Any], size: int
 ) -> None:
     assert sum(assert_dealt(batches_of(dataset, **options), Position(1), size)) > 500
 
 
 @pytest.mark.parametrize("size", [1, 3, 4])
-def test_windows_that_lost_their_rows_are_empty_batches_for_everybody(dataset: Dataset, size: int) -> None:
+def test_windows_without_rows_are_empty_batches_for_all_ranks(dataset: Dataset, size: int) -> None:
     sizes = assert_dealt(batches_of(dataset, held_out=0.9995), Position(), size)
     assert 0 in sizes
     assert any(0 < rows < 4 for rows in sizes)  # and some members have none of a batch that has rows
@@ -125,7 +125,7 @@ def test_windows_that_lost_their_rows_are_empty_batches_for_everybody(dataset: D
 
 @settings(max_examples=10)
 @given(st.data(), st.integers(1, 4))
-def test_from_any_position_on(dataset: Dataset, data: st.DataObject, size: int) -> None:
+def test_exchange_starts_at_any_position(dataset: Dataset, data: st.DataObject, size: int) -> None:
     batches = batches_of(dataset, batch_size=data.draw(st.sampled_from([130, 300, 999])))
     epoch = data.draw(st.integers(0, 3))
     places = [Position(epoch), *(after for _, after in batches.epoch(Position(epoch)))][:-1]
@@ -143,7 +143,7 @@ class Observation(Batches):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_nobody_reads_more_than_a_round_ahead(dataset: Dataset, size: int) -> None:
+def test_no_rank_reads_more_than_a_round_ahead(dataset: Dataset, size: int) -> None:
     """A slow group: how far ahead of it each window was when it was read."""
     seen = Observation(dataset, Path(dataset.folder), 300, 4)
     at = 0
@@ -158,7 +158,7 @@ def test_nobody_reads_more_than_a_round_ahead(dataset: Dataset, size: int) -> No
     assert max(ahead) >= 1 and windows > size + 2  # it does read ahead, and would have had more to read
 
 
-def test_an_error_of_the_reader_reaches_who_waits_for_the_window(dataset: Dataset) -> None:
+def test_reader_error_is_raised_where_the_window_is_awaited(dataset: Dataset) -> None:
     seen = Observation(dataset, Path(dataset.folder), 300, 4)
 
     def fail(number: int) -> None:
@@ -173,7 +173,7 @@ def test_an_error_of_the_reader_reaches_who_waits_for_the_window(dataset: Datase
     assert {portion.position.window for portion in found} <= {0, 1}  # told as soon as it is known
 
 
-def test_who_waits_for_another_members_window_is_freed_when_it_is_closed(dataset: Dataset) -> None:
+def test_close_wakes_a_rank_that_waits_for_a_window(dataset: Dataset) -> None:
     def send(member: int, number: int, total: int, rows: LabelledRows) -> None:
         pass  # the other member is lost: nothing comes from it, and nothing arrives
 
@@ -194,7 +194,7 @@ def test_who_waits_for_another_members_window_is_freed_when_it_is_closed(dataset
     assert len(ended) == 1
 
 
-def test_members_may_be_slow_in_turn(dataset: Dataset) -> None:
+def test_ranks_may_be_slow_in_turn(dataset: Dataset) -> None:
     """One is a whole window ahead of the other, and nobody waits for ever."""
     batches = batches_of(dataset)
     first, second = group(batches, Position(), 2)
@@ -210,7 +210,7 @@ def test_members_may_be_slow_in_turn(dataset: Dataset) -> None:
     assert taken["fast"] == taken["slow"] == expected
 
 
-def test_only_who_reads_what_the_group_waits_for_blocks_group(dataset: Dataset) -> None:
+def test_only_the_reader_of_the_awaited_window_blocks_the_group(dataset: Dataset) -> None:
     go_on = threading.Event()
     reads = threading.Semaphore(0)
 
@@ -231,10 +231,10 @@ def test_only_who_reads_what_the_group_waits_for_blocks_group(dataset: Dataset) 
         member.close()
 
 
-def test_rows_that_could_not_be_handed_over_are_an_error_where_they_are_waited_for(dataset: Dataset) -> None:
+def test_rows_that_could_not_be_sent_are_an_error_where_they_are_awaited(dataset: Dataset) -> None:
     batches = batches_of(dataset)
     receiver = RowExchange(batches, Position(), 1, 2, lambda *_: None)
-    receiver.take(0, 0, MemoryError("no room for a window"))
+    receiver.receive(0, 0, MemoryError("no room for a window"))
     with pytest.raises(MemoryError, match="no room for a window"):
         next(receiver.local_batches())
     receiver.close()

@@ -1,4 +1,4 @@
-"""Exporting to ONNX: the bytes, and the words when it cannot be done."""
+"""ONNX export: the bytes, and the errors if a network cannot be exported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clickline.errors import ConfigError
 from clickline.models.network_spec import NetworkSpec
 from clickline.models.onnx_export import check_export, export_onnx
-from clickline.models.registry import build
+from clickline.models.registry import build_network
 
 SPEC = NetworkSpec((4, 4), 2, (8,))
 
@@ -60,17 +60,17 @@ class Random(Linear):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "message"),
     [
         (UnknownOperator, "cannot be exported to ONNX, which has no operator for prims.bessel_j0.default."),
         (Branches, "cannot be exported to ONNX: it branches on the values of a batch."),
-        (CountsRows, "cannot be exported to ONNX: it works for one number of rows only."),
+        (CountsRows, "cannot be exported to ONNX: it only works for a fixed number of rows."),
         (LeavesTorch, "cannot be exported to ONNX: RuntimeError: .numpy() is not supported"),
-        (Random, "gives other logits in ONNX than in PyTorch for a batch of 1 rows."),
+        (Random, "gives different logits in ONNX and in PyTorch for a batch of 1 rows."),
     ],
 )
-def test_what_cannot_be_exported_is_refused_with_its_line(
-    kind: type[Linear], words: str, capfd: pytest.CaptureFixture[str]
+def test_a_network_that_cannot_be_exported_is_rejected_with_its_line(
+    kind: type[Linear], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         check_export(kind(), SPEC)
@@ -78,13 +78,13 @@ def test_what_cannot_be_exported_is_refused_with_its_line(
     fault = next(at for at, line in enumerate(lines) if "# fault" in line)
     (mistake,) = caught.value.mistakes
     assert (mistake.file, mistake.line) == (__file__, first + fault)
-    assert mistake.problem.startswith(words)
+    assert mistake.problem.startswith(message)
     assert mistake.remedy
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_bytes_name_no_file_of_this_machine_and_are_always_the_same() -> None:
-    network = build("wide_deep", SPEC, 1)
+def test_the_bytes_are_reproducible_and_contain_no_local_paths() -> None:
+    network = build_network("wide_deep", SPEC, 1)
     content = export_onnx(network, SPEC)
     assert content == export_onnx(network, SPEC)
     assert str(Path(__file__).parents[2]).encode() not in content
@@ -92,7 +92,7 @@ def test_the_bytes_name_no_file_of_this_machine_and_are_always_the_same() -> Non
 
 
 def test_inputs_and_outputs_are_named_and_any_number_of_rows_is_allowed() -> None:
-    model = onnx.load_from_string(export_onnx(Linear(), SPEC))  # takes no notice of `wide`
+    model = onnx.load_from_string(export_onnx(Linear(), SPEC))  # ignores `wide`
     onnx.checker.check_model(model)
     shapes = {
         value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
@@ -101,29 +101,29 @@ def test_inputs_and_outputs_are_named_and_any_number_of_rows_is_allowed() -> Non
     assert shapes == {"inputs": ["rows", SPEC.width], "wide": ["rows"], "logit": ["rows"]}
 
 
-def test_the_network_s_mode_and_the_random_numbers_are_left_alone() -> None:
-    network = build("wide_deep", NetworkSpec((4, 4), 2, (8,), dropout=0.5, batch_norm=True), 1)
+def test_export_keeps_the_mode_and_the_random_state() -> None:
+    network = build_network("wide_deep", NetworkSpec((4, 4), 2, (8,), dropout=0.5, batch_norm=True), 1)
     network.train()
-    frozen = next(module for module in network.modules() if isinstance(module, nn.BatchNorm1d))
-    frozen.eval()
+    batch_norm = next(module for module in network.modules() if isinstance(module, nn.BatchNorm1d))
+    batch_norm.eval()
     before = {key: value.clone() for key, value in network.state_dict().items()}
     state = torch.get_rng_state()
     check_export(network, SPEC)
     assert torch.equal(state, torch.get_rng_state())
-    assert not frozen.training
-    assert all(module.training for module in network.modules() if module is not frozen)
+    assert not batch_norm.training
+    assert all(module.training for module in network.modules() if module is not batch_norm)
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
     assert all(weight.grad is None and weight.requires_grad for weight in network.parameters())
 
 
 @pytest.mark.slow
-def test_exporting_says_nothing_even_the_first_time() -> None:
+def test_export_prints_nothing() -> None:
     program = """
 from clickline.models.network_spec import NetworkSpec
-from clickline.models.registry import build
+from clickline.models.registry import build_network
 from clickline.models.onnx_export import check_export
 spec = NetworkSpec((4, 4), 2, (8,))
-check_export(build("deepfm", spec, 1), spec)
+check_export(build_network("deepfm", spec, 1), spec)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True

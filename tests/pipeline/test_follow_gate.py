@@ -1,4 +1,4 @@
-"""What is judged is what is published; times, damaged versions and other models do not get in the way."""
+"""The gate of follow mode: the evaluated model is the published one, whatever rows, versions or models come before."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def held_out_auc(world: HourWorld, number: int, hour: int) -> float | None:
 
 
 @pytest.mark.parametrize("time", [YEAR_2036, (FIRST + 2) * 3600 + 9 * 86400, FIRST * 3600 * 10**6])
-def test_row_with_a_wrong_time_is_left_out_and_the_model_stays(world: HourWorld, time: int):
-    """One dated 2036 or nine days ahead has emptied the tables; one in microseconds has ended the learner."""
+def test_row_with_a_wrong_time_is_excluded_and_the_model_kept(world: HourWorld, time: int):
+    """A row dated 2036 or nine days ahead once emptied the tables; one in microseconds crashed training."""
     world.arrive(0, 1, 2)
     redate(world, 1, time)
     world.follow(3, "train.eviction={max_idle_hours: 168}", "gate={auc: 0.55, vs_current: -0.1}")
@@ -97,8 +97,8 @@ def test_row_with_a_wrong_time_is_left_out_and_the_model_stays(world: HourWorld,
     assert json.loads(listed.read_text())["reason"] == "bad time"
 
 
-def test_newest_hour_is_that_of_the_files_and_not_of_rows(world: HourWorld):
-    """Rows may be dated up to 24 hours ahead of their file: nothing else goes for it, and they go in time."""
+def test_newest_hour_comes_from_file_names_not_rows(world: HourWorld):
+    """Rows may be dated up to 24 hours ahead of their file: nothing is evicted early because of them."""
     world.arrive(0, 1, 2)
     redate(world, 0, (FIRST + 20) * 3600, rows=300)
     world.follow(3, "train.eviction={max_idle_hours: 4}")
@@ -108,7 +108,7 @@ def test_newest_hour_is_that_of_the_files_and_not_of_rows(world: HourWorld):
     assert last_seen(world) == {FIRST, FIRST + 1, FIRST + 2}
 
 
-def test_model_of_another_encoder_format_says_how_to_begin_anew(world: HourWorld):
+def test_model_of_another_encoder_format_error_explains_how_to_restart(world: HourWorld):
     world.arrive(0)
     world.follow(1)
     manifest = sorted((world.home / "runs/follow").glob("step-*/manifest.json"))[-1]
@@ -116,15 +116,15 @@ def test_model_of_another_encoder_format_says_how_to_begin_anew(world: HourWorld
     document["features"]["encoder_format"] = 1
     manifest.chmod(0o644)
     manifest.write_text(json.dumps(document))
-    with pytest.raises(ArtifactError, match=r"begin anew: choose another home, or remove .*/runs/follow"):
+    with pytest.raises(ArtifactError, match=r"start over: choose another home, or remove .*/runs/follow"):
         world.follow(1)
     shutil.rmtree(world.home / "runs/follow")
     world.follow(1)
     assert [record["state"] for record in world.records()] == ["learned"]
 
 
-def test_what_is_published_is_what_was_judged(world: HourWorld):
-    """After eviction, and with the calibration that it is published with; the proof has the gate's own scores."""
+def test_published_model_is_the_evaluated_one(world: HourWorld):
+    """After eviction and with its calibration; the stored sample has the scores that the gate evaluated."""
     world.arrive(0)
     world.follow(1, "train.eviction={threshold: 0.5}", "train.calibration={method: platt}")
     (record,) = world.records()
@@ -132,7 +132,7 @@ def test_what_is_published_is_what_was_judged(world: HourWorld):
     assert record["evicted"] > 0
     assert version.body["report"]["evaluation"]["auc"] == record["held_out"]["auc"]
     assert held_out_auc(world, 1, 0) == pytest.approx(record["held_out"]["auc"], abs=1e-6)
-    # The sample that is stored with its scores are the first of the rows that the gate has seen.
+    # The stored sample consists of the first rows that the gate evaluated.
     config = world.config()
     scorer = open_scorer(registry_of(config), version, Path(config.cache.dir), 1)
     dataset = prepare_hour(config, FIRST, scorer.features, Progress()).dataset
@@ -145,8 +145,8 @@ def test_what_is_published_is_what_was_judged(world: HourWorld):
     assert np.array_equal(sample.slots[0].ids_N, rows.encoded.slots[0].ids_N[: config.publish.sample_rows])
 
 
-def test_gate_refuses_a_model_that_eviction_has_emptied(tmp_path: Path):
-    """The rows of the hours before, which the models of those hours have scored, do not carry it through."""
+def test_gate_refuses_a_model_emptied_by_eviction(tmp_path: Path):
+    """Held-out rows of earlier hours, scored by earlier models, do not let it pass."""
     make_hours(tmp_path / "made", 5, 5000)
     world = HourWorld(tmp_path / "ads", tmp_path / "made")
     options = "gate={auc: 0.68, vs_current: -0.05}", "follow.holdout=0.2"
@@ -157,19 +157,19 @@ def test_gate_refuses_a_model_that_eviction_has_emptied(tmp_path: Path):
     watcher = world.follow(5, *options, "train.eviction={threshold: 1000000}")
     last = world.records()[-1]
     assert last["evicted"] > 0
-    assert last["held_out"]["rows"] > 4000  # of several hours, and together they would pass
+    assert last["held_out"]["rows"] > 4000  # of several hours, which together would pass
     assert not last["gate"]["passed"]
     own, beside = last["gate"]["reasons"]
     assert (
-        own.startswith("on this hour's own 1,029 held-out rows AUC is ") and "gate.auc asks for 0.68" in own
+        own.startswith("on this hour's own 1,029 held-out rows AUC is ") and "gate.auc requires 0.68" in own
     )
     assert beside.startswith("on this hour's own 1,029 held-out rows AUC is ") and "gate.vs_current" in beside
     assert any("20260101/04: the gate refused: on this hour's own " in line for line in watcher.said)
     assert registry_of(world.config()).current().version == 4
 
 
-def test_another_network_is_not_taken_for_the_one_published_before(world: HourWorld):
-    """Hour and step are the same after runs/follow was removed, as the message about another shape says."""
+def test_changed_network_is_published_again(world: HourWorld):
+    """Hour and step are the same after runs/follow was removed, as the error about another shape suggests."""
     world.arrive(0)
     world.follow(1)
     shutil.rmtree(world.home / "runs/follow")
@@ -180,8 +180,8 @@ def test_another_network_is_not_taken_for_the_one_published_before(world: HourWo
     assert world.records()[-1]["version"] == 2
 
 
-def test_model_with_other_rows_is_not_taken_for_the_one_published_before(world: HourWorld):
-    """Nothing of the network tells it from the other, only what eviction has left of the tables."""
+def test_model_with_changed_rows_is_published_again(world: HourWorld):
+    """The models differ only in the rows that eviction has removed."""
     world.arrive(0)
     world.follow(1)
     shutil.rmtree(world.home / "runs/follow")
@@ -191,12 +191,12 @@ def test_model_with_other_rows_is_not_taken_for_the_one_published_before(world: 
     assert registry_of(world.config()).current().version == 2
 
 
-def test_model_published_before_is_judged_by_the_gate_as_it_is_now(world: HourWorld):
+def test_model_published_before_is_checked_against_the_current_gate(world: HourWorld):
     world.arrive(0)
     world.follow(1)
     shutil.rmtree(world.home / "runs/follow")
     world.follow(1)
-    assert world.records()[-1]["version"] == 1  # the very same
+    assert world.records()[-1]["version"] == 1  # the same model
     shutil.rmtree(world.home / "runs/follow")
     world.follow(1, "gate.auc=0.99")
     assert not world.records()[-1]["gate"]["passed"]
@@ -211,12 +211,12 @@ def test_damaged_version_of_the_same_model_is_not_made_current_again(world: Hour
     damaged.chmod(0o644)
     damaged.write_bytes(damaged.read_bytes()[:-10])
     watcher = world.follow(1)
-    assert any("the same model is published again: version 1 is incomplete" in line for line in watcher.said)
+    assert any("publishing the same model again: version 1 is incomplete" in line for line in watcher.said)
     assert world.records()[-1]["version"] == 2
     assert registry_of(world.config()).current().version == 2
 
 
-def test_hour_whose_held_out_rows_harm_keeps_the_version_that_was_published(world: HourWorld):
+def test_version_stays_published_if_its_held_out_rows_diverge(world: HourWorld):
     option = "data.fields.I1={kind: dense, transform: none}"
     world.arrive(0)
     world.follow(1, option)
@@ -225,9 +225,9 @@ def test_hour_whose_held_out_rows_harm_keeps_the_version_that_was_published(worl
     features = FeatureSpec.from_json(world.checkpoint()["features"])
     dataset = prepare_hour(config, FIRST + 1, features, Progress()).dataset
     batches = Batches(dataset, Path(dataset.folder), 128, config.train.seed, held_out=config.follow.holdout)
-    held_out = np.flatnonzero(batches._kept_back(0, 0, dataset.splits["train"].rows))
+    held_out = np.flatnonzero(batches._held_out_mask(0, 0, dataset.splits["train"].rows))
     lines = world.log(1).read_text().splitlines()
-    for row in held_out[:6]:  # clicked ones and others: of some the gradient is beyond any float
+    for row in held_out[:6]:  # clicks and non-clicks: some gradients overflow
         cells = lines[1 + row].split(",")
         cells[lines[0].split(",").index("I1")] = "3e38"
         lines[1 + row] = ",".join(cells)
@@ -236,7 +236,7 @@ def test_hour_whose_held_out_rows_harm_keeps_the_version_that_was_published(worl
     record = world.records()[-1]
     assert (record["state"], record["version"]) == ("corrupt", 2)
     assert record["reason"].endswith(
-        "Version 2 was published before the held-out rows were to be learned, and stays live."
+        "Version 2 was published before the held-out rows were trained, and stays live."
     )
     assert any("stays live" in line for line in watcher.said)
     assert registry_of(config).current().version == 2
@@ -261,7 +261,7 @@ def test_damaged_live_version_does_not_block_its_replacement(world: HourWorld, f
     assert registry_of(world.config()).current().version == 2
 
 
-def test_comparison_without_held_out_rows_says_so(world: HourWorld):
+def test_missing_holdout_is_reported_instead_of_a_comparison(world: HourWorld):
     world.arrive(0, 1)
     world.follow(2, "gate.vs_current=-0.5", "follow.holdout=0")
     assert (
@@ -269,14 +269,14 @@ def test_comparison_without_held_out_rows_says_so(world: HourWorld):
     )
 
 
-def test_first_hour_of_one_row_says_how_little_it_is_and_later_numbers_are_seen(world: HourWorld):
+def test_first_hour_with_one_row_warns_about_statistics(world: HourWorld):
     world.arrive(0, 1)
     head, row, *_ = world.log(0).read_text().splitlines()
     world.log(0).write_text(f"{head}\n{row}\n")
     numbers = "data.fields.I1={kind: dense}", "data.fields.I2={kind: dense}"
     watcher = world.follow(2, *numbers)
     (refused,) = (line for line in watcher.said if "20260101/00: the gate refused" in line)
-    assert "no row is held out yet to judge the model by: the hour has 1 rows" in refused
+    assert "no rows are held out yet to evaluate the model on: the hour has 1 rows" in refused
     (few,) = (line for line in watcher.said if "few values of" in line)
     assert "20260101/00, which has few values of: I1 1, I2 1. " in few
     features = FeatureSpec.from_json(world.checkpoint()["features"])

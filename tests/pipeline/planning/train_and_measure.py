@@ -1,6 +1,6 @@
-"""Train in a process of its own and tell what it took: a program, started by `accuracy.py`.
+"""Trains in a separate process and prints its cost: a program started by `accuracy.py`.
 
-python really.py CONFIG [SECTION.KEY=VALUE …]   one line of JSON: bytes and seconds
+python train_and_measure.py CONFIG [SECTION.KEY=VALUE …]   one line of JSON: bytes and seconds
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clickline.training.run import train
 
 
 class Clock(Progress):
-    """How long each piece of work took."""
+    """Records the duration of each piece of work."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -78,12 +78,12 @@ def push(
 
 def opened(one: DenseParameterServer, *streams: int) -> DenseParameterServer:
     for stream in streams:
-        assert one.open(stream, 1, 0) == 0
+        assert one.open_stream(stream, 1, 0) == 0
         now(one.weights(stream, 1))
     return one
 
 
-def test_a_gradient_is_learned_as_a_mean_at_the_rate_of_its_step():
+def test_gradient_is_applied_as_a_mean_at_the_learning_rate_of_its_step():
     one = opened(server(), 7)
     assert push(one, 7, 0, 0, value=3.0) == (-1.5, 1)
     factor = PLAN.schedule.factor(1)
@@ -93,8 +93,8 @@ def test_a_gradient_is_learned_as_a_mean_at_the_rate_of_its_step():
     assert (version, one.version, one.rows) == (2, 2, 20)
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_the_step_of_a_late_gradient_is_as_long_as_asked_for(scale_lr):
+@pytest.mark.parametrize("scale_lr", [False, True])
+def test_stale_gradient_is_scaled_as_configured(scale_lr):
     one = opened(server(scale_lr=scale_lr), 1, 2)
     before, _ = push(one, 1, 0, 0)
     before, _ = push(one, 1, 1, 1)
@@ -102,39 +102,39 @@ def test_the_step_of_a_late_gradient_is_as_long_as_asked_for(scale_lr):
     assert before - after == pytest.approx(0.5 * PLAN.schedule.factor(2) / (3 if scale_lr else 1))
 
 
-def test_a_repeated_push_changes_nothing_and_is_answered_with_fresh_weights():
+def test_repeated_push_changes_nothing_and_returns_fresh_weights():
     one = opened(server(), 1, 2)
     push(one, 1, 0, 0)
     latest = push(one, 2, 0, 0)
     assert push(one, 1, 0, 0, value=100.0) == latest
     assert (one.version, one.rows) == (2, 20)
-    assert one.open(1, 2, 0) == 1  # the next owner is told so
+    assert one.open_stream(1, 2, 0) == 1  # the next owner is told so
 
 
-def test_a_batch_before_its_turn_is_refused():
+def test_batch_out_of_order_is_refused():
     one = opened(server(), 1)
-    with pytest.raises(ClusterError, match="stream 1 sent batch 1, but batch 0 is its next one"):
+    with pytest.raises(ClusterError, match="stream 1 sent batch 1, but its next batch is 0"):
         push(one, 1, 1, 0)
     assert one.version == 0
 
 
-def test_who_was_fenced_or_has_ended_is_refused():
+def test_fenced_or_closed_stream_is_refused():
     one = opened(server(), 1)
-    assert one.open(1, 2, 0) == 0
+    assert one.open_stream(1, 2, 0) == 0
     for act in (lambda: push(one, 1, 0, 0), lambda: now(one.weights(1, 1))):
         with pytest.raises(Fenced, match="belongs to token 2"):
             act()
-    with pytest.raises(Fenced, match="1 came too late"):
-        one.open(1, 1, 0)
+    with pytest.raises(Fenced, match="token 1 is outdated"):
+        one.open_stream(1, 1, 0)
     push(one, 1, 0, 0, token=2)
-    one.close(1)
+    one.close_stream(1)
     with pytest.raises(Fenced, match="is closed"):
         push(one, 1, 1, 1, token=2)
     assert (one.version, one.rows) == (1, 10)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite_is_refused_and_the_weights_stay(value):
+def test_non_finite_gradient_is_refused_and_the_weights_stay(value):
     one = opened(server(), 1)
     with pytest.raises(ClusterError, match=r"not finite: training has diverged.*Lower train\.learning_rate"):
         push(one, 1, 0, 0, value=value)
@@ -151,7 +151,7 @@ def ahead_of(max_staleness: int) -> tuple[DenseParameterServer, int]:
 
 
 @pytest.mark.parametrize("release", ["push", "close", "fence", "weights"])
-def test_a_push_waits_for_a_slower_stream_until_that_moves_or_goes(release):
+def test_push_waits_for_a_slower_stream_until_it_progresses_or_closes(release):
     async def story() -> None:
         one, version = ahead_of(3)
         waiting = asyncio.create_task(one.push(1, 1, 3, gradient(), 2.0, version, 10))
@@ -163,9 +163,9 @@ def test_a_push_waits_for_a_slower_stream_until_that_moves_or_goes(release):
         if release == "push":
             push(one, 2, 0, 0)
         elif release == "close":
-            one.close(2)
+            one.close_stream(2)
         elif release == "fence":
-            one.open(2, 2, 0)
+            one.open_stream(2, 2, 0)
         else:
             await one.weights(2, 1)
         await asyncio.wait_for(asyncio.gather(waiting, again), 10)
@@ -175,12 +175,12 @@ def test_a_push_waits_for_a_slower_stream_until_that_moves_or_goes(release):
     asyncio.run(story())
 
 
-def test_a_push_that_waits_is_refused_when_its_stream_gets_another_owner():
+def test_waiting_push_is_refused_when_its_stream_gets_another_owner():
     async def story() -> None:
         one, version = ahead_of(3)
         waiting = asyncio.create_task(one.push(1, 1, 3, gradient(), 2.0, version, 10))
         await asyncio.sleep(0)
-        assert one.open(1, 2, 0) == 3
+        assert one.open_stream(1, 2, 0) == 3
         with pytest.raises(Fenced, match="belongs to token 2"):
             await asyncio.wait_for(waiting, 10)
         assert one.version == 3
@@ -189,7 +189,7 @@ def test_a_push_that_waits_is_refused_when_its_stream_gets_another_owner():
     asyncio.run(story())
 
 
-def test_time_is_kept_for_all_slower_streams_not_only_for_the_slowest():
+def test_staleness_is_bounded_for_all_slower_streams():
     async def story() -> None:
         one = opened(server(2), 1, 2, 3)
         push(one, 1, 0, 0)
@@ -202,10 +202,10 @@ def test_time_is_kept_for_all_slower_streams_not_only_for_the_slowest():
     asyncio.run(story())
 
 
-def test_a_stream_that_has_not_begun_makes_nobody_wait():
+def test_stream_that_has_not_started_blocks_no_push():
     one = server(1)
-    one.open(1, 1, 0)
-    one.open(2, 1, 0)
+    one.open_stream(1, 1, 0)
+    one.open_stream(2, 1, 0)
     now(one.weights(1, 1))
     for sequence in range(10):
         push(one, 1, sequence, sequence)
@@ -218,7 +218,9 @@ def test_a_stream_that_has_not_begun_makes_nobody_wait():
     waits=st.lists(st.integers(0, 12), min_size=1, max_size=40),
     trouble=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4)), max_size=5),
 )
-def test_whatever_the_order_every_batch_is_learned_once_and_in_time(max_staleness, workers, waits, trouble):
+def test_in_any_order_every_batch_is_applied_once_within_the_staleness_limit(
+    max_staleness, workers, waits, trouble
+):
     """Workers of different pace, who lose their stream to another now and then: nobody hangs, nothing is learned
     twice, and no gradient is further behind than allowed, or than the others are many."""
     batches = 8
@@ -245,7 +247,7 @@ def test_whatever_the_order_every_batch_is_learned_once_and_in_time(max_stalenes
                     behind.append(version - 1 - base)
                     learned.append((stream, sequence))
                     base = version
-                one.close(stream)
+                one.close_stream(stream)
             except Fenced:
                 return
 
@@ -255,7 +257,7 @@ def test_whatever_the_order_every_batch_is_learned_once_and_in_time(max_stalenes
         def give(stream: int) -> None:
             """To a new owner, who begins behind what was learned."""
             token = len(tasks) + 1
-            owners[stream] = asyncio.create_task(work(stream, token, one.open(stream, token, 0)))
+            owners[stream] = asyncio.create_task(work(stream, token, one.open_stream(stream, token, 0)))
             tasks.append(owners[stream])
 
         for stream in range(workers):

@@ -1,12 +1,12 @@
-"""The clients of the soak: one process, one thread, many connections, and every answer kept.
+"""The clients of the soak: one process, one thread, many connections, and every answer recorded.
 
-    python asking.py JOB.json      commands come as lines of JSON on stdin, what happens goes out as lines on stdout
+    python clients.py JOB.json      commands are JSON lines on stdin, events are JSON lines on stdout
 
-First every connection has one request under way: that is the peak. After the command {"rates": …} requests begin at a
-fixed rate for each door, on whichever connection is free, and their time counts from when they were due.
+First every connection has one request in flight, which measures the peak. After the command {"rates": …} requests start
+at a fixed rate for each endpoint, on any free connection, and their time counts from when they were due.
 
-All requests are probes that lie ready. The same probe answered by the same version has the same bytes, so an answer
-is told once, the first time its bytes are seen, and then only counted: the soak checks all of them.
+All requests are prepared probes. The same probe answered by the same version has the same bytes, so an answer is
+reported once, the first time its bytes are seen, and then only counted: the soak checks all of them.
 
 Times are those of the monotonic clock, which all processes of a machine share.
 """
@@ -26,38 +26,40 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a process of its own, started by this file's name
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a separate process, started by this file's name
 
 from peers.serving.load import Connection, Failed, GrpcConnection, HttpConnection
 
-PATIENCE = 15.0  # seconds for an answer
-LIFE = 10.0  # of a connection, about: so that workers that were started again get some
-BACKLOG = 5.0  # seconds by which a request may be late before it is given up
-RETRY = 0.1  # seconds between two tries to connect
+TIMEOUT = 15.0  # seconds for an answer
+LIFE = 10.0  # seconds of a connection, roughly, so that restarted workers get some
+BACKLOG = 5.0  # seconds by which a request may be late before it is dropped
+RETRY = 0.1  # seconds between attempts to connect
 _STATUS = re.compile(rb"grpc-status.(\d+)", re.DOTALL)
 _MESSAGE = re.compile(rb"grpc-message.([ -~]{0,300})", re.DOTALL)
 
 
-class Again(Exception):
-    """The server says that it has not begun this request: a client sends it again, and nobody notices."""
+class Retry(Exception):
+    """The server reports that it has not begun this request: a client retries it transparently."""
 
 
 class Refused(Exception):
-    """An answer that is an error."""
+    """An error response."""
 
 
-Asked = dict[str, Any]  # where, headers, body (base64)
-Answered = tuple[bytes, str]  # its body; the version, where a header names it
+Request = dict[str, Any]  # where, headers, body (base64)
+RawAnswer = tuple[bytes, str]  # its body; the version, if a header names it
 
 
 class _Grpc(GrpcConnection):
     """Unary calls of several methods, with their answers."""
 
-    def __init__(self, port: int, asks: list[Asked]) -> None:
+    def __init__(self, port: int, requests: list[Request]) -> None:
         super().__init__(port, [], 0, "")
         host = f"127.0.0.1:{port}"
-        self.frames = [self._frames(ask["where"], host, base64.b64decode(ask["body"])) for ask in asks]
-        self.leaving, self.busy = False, False
+        self.frames = [
+            self._frames(request["where"], host, base64.b64decode(request["body"])) for request in requests
+        ]
+        self.draining, self.busy = False, False
         self.message, self.trailers = bytearray(), b""
 
     def start(self, number: int) -> None:
@@ -83,39 +85,39 @@ class _Grpc(GrpcConnection):
                     self.trailers = payload
                 ended |= bool(flags & self.END_STREAM)
             elif kind == self.GO_AWAY:
-                self.leaving = True
+                self.draining = True
                 if self.busy and self.stream > struct.unpack_from(">I", payload)[0]:
-                    raise Again
+                    raise Retry
             elif kind not in (self.DATA, self.HEADERS, 2, 5, 9):
                 self._control(kind, flags, stream, payload)
         del buffer[:place]
         self._flush()
         return ended
 
-    def answer(self) -> Answered:
+    def answer(self) -> RawAnswer:
         self.busy = False
         status = _STATUS.search(self.trailers)
         if status is None or status[1] != b"0":
-            words = _MESSAGE.search(self.trailers)
+            message = _MESSAGE.search(self.trailers)
             code = "no status" if status is None else f"gRPC status {status[1].decode()}"
-            raise Refused(f"{code}: {'' if words is None else words[1].decode()}")
+            raise Refused(f"{code}: {'' if message is None else message[1].decode()}")
         return bytes(self.message[5:]), ""
 
 
 class _Http(HttpConnection):
     """HTTP/1.1 requests of several paths, with their answers."""
 
-    def __init__(self, port: int, asks: list[Asked]) -> None:
+    def __init__(self, port: int, requests: list[Request]) -> None:
         super().__init__(port, [], 0, "", {})
-        self.leaving, self.busy = False, False
-        for ask in asks:
-            body = base64.b64decode(ask["body"])
+        self.draining, self.busy = False, False
+        for request in requests:
+            body = base64.b64decode(request["body"])
             lines = [
-                f"POST {ask['where']} HTTP/1.1",
+                f"POST {request['where']} HTTP/1.1",
                 f"Host: 127.0.0.1:{port}",
                 f"Content-Length: {len(body)}",
             ]
-            lines += [f"{name}: {value}" for name, value in ask["headers"].items()]
+            lines += [f"{name}: {value}" for name, value in request["headers"].items()]
             self.ready.append(memoryview("\r\n".join([*lines, "", ""]).encode() + body))
 
     def start(self, number: int) -> None:
@@ -134,9 +136,9 @@ class _Http(HttpConnection):
         self.body_at = end + 4
         return len(self.buffer) >= self.body_at + int(length[1])
 
-    def answer(self) -> Answered:
+    def answer(self) -> RawAnswer:
         self.busy = False
-        self.leaving |= "\nconnection: close" in self.head
+        self.draining |= "\nconnection: close" in self.head
         body = bytes(self.buffer[self.body_at :])
         if not self.head.startswith("http/1.1 200"):
             raise Refused(f"{self.head.splitlines()[0]}: {body[:300].decode(errors='replace')}")
@@ -145,13 +147,13 @@ class _Http(HttpConnection):
 
 
 class _Link:
-    """A place for one connection of a door, made anew when it ends."""
+    """One connection of an endpoint, reopened when it closes."""
 
-    def __init__(self, door: _Door, number: int) -> None:
-        self.door = door
+    def __init__(self, endpoint: _Endpoint, number: int) -> None:
+        self.endpoint = endpoint
         self.number = number
         self.connection: Any = None
-        self.ask = -1  # the probe that is under way
+        self.ask = -1  # the probe in flight
         self.began = 0.0
         self.sent = 0.0
         self.opened = 0.0
@@ -160,18 +162,18 @@ class _Link:
         self.writing = False
 
 
-class _Door:
-    """A protocol of a server: its probes, its connections, how often it is asked."""
+class _Endpoint:
+    """An endpoint of a server: its probes, its connections and its request rate."""
 
     def __init__(self, described: dict[str, Any]) -> None:
         self.name: str = described["name"]
         self.port: int = described["port"]
         self.kind = {"grpc": _Grpc, "http": _Http}[described["kind"]]
-        self.asks: list[Asked] = described["asks"]
+        self.requests: list[Request] = described["requests"]
         self.links = [_Link(self, number) for number in range(described["connections"])]
         self.closed: int = described["closed"]  # connections of the closed loop
         self.free: deque[_Link] = deque()
-        self.again: deque[tuple[int, float]] = deque()  # probes to be sent again, and when they were due
+        self.again: deque[tuple[int, float]] = deque()  # probes to retry, and when they were due
         self.rate = 0.0
         self.due = 0.0
         self.next = 0
@@ -179,76 +181,76 @@ class _Door:
         self.times: list[int] = []  # in units of 10 µs
 
 
-class Asking:
-    """The loop."""
+class Clients:
+    """The event loop of all clients."""
 
-    def __init__(self, doors: list[_Door]) -> None:
-        self._doors = doors
+    def __init__(self, endpoints: list[_Endpoint]) -> None:
+        self._endpoints = endpoints
         self._selector = selectors.DefaultSelector()
         self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, None)
         os.set_blocking(sys.stdin.fileno(), False)
-        self._heard = b""
+        self._input = b""
         self._open = False
-        self._over = False
-        self._seen: dict[tuple[str, int, Answered], int] = {}
+        self._stopping = False
+        self._seen: dict[tuple[str, int, RawAnswer], int] = {}
         self._answers: Counter[int] = Counter()
 
     def run(self) -> None:
-        told = swept = time.monotonic()
-        while not self._over:
+        reported = maintained = time.monotonic()
+        while not self._stopping:
             now = time.monotonic()
-            if now - swept > 0.02:
-                swept = now
-                self._sweep(now)
-            if now - told >= 1.0:
-                self._tell_second(told, now)
-                told = now
-            for door in self._doors:
-                self._begin(door, now)
+            if now - maintained > 0.02:
+                maintained = now
+                self._maintain(now)
+            if now - reported >= 1.0:
+                self._report_second(reported, now)
+                reported = now
+            for endpoint in self._endpoints:
+                self._begin(endpoint, now)
             for key, mask in self._selector.select(self._pause(time.monotonic())):
                 if key.data is None:
                     self._listen()
                 elif key.data.connection is not None:
                     self._serve(key.data, mask)
         self._finish()
-        self._tell_second(told, time.monotonic())
-        _tell({"counts": sorted(self._answers.items())})
+        self._report_second(reported, time.monotonic())
+        _report({"counts": sorted(self._answers.items())})
 
     def _pause(self, now: float) -> float:
         wait = 0.02
-        for door in self._doors:
-            if door.rate and door.free:
-                wait = min(wait, door.due - now)
+        for endpoint in self._endpoints:
+            if endpoint.rate and endpoint.free:
+                wait = min(wait, endpoint.due - now)
         return max(0.0, wait)
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, door: _Door, now: float) -> None:
-        while door.again and door.free:
-            self._start(door.free.popleft(), *door.again.popleft(), now)
+    def _begin(self, endpoint: _Endpoint, now: float) -> None:
+        while endpoint.again and endpoint.free:
+            self._start(endpoint.free.popleft(), *endpoint.again.popleft(), now)
         if not self._open:
-            while door.free:
-                link = door.free.popleft()
-                if link.number < door.closed:
-                    self._start(link, self._next(door), now, now)
+            while endpoint.free:
+                link = endpoint.free.popleft()
+                if link.number < endpoint.closed:
+                    self._start(link, self._next(endpoint), now, now)
             return
-        while door.rate and door.due <= now:
-            if door.free:
-                self._start(door.free.popleft(), self._next(door), door.due, now)
-            elif now - door.due > BACKLOG or not any(link.connection for link in door.links):
-                door.count["given up"] += 1  # nobody is there, or far too slow
+        while endpoint.rate and endpoint.due <= now:
+            if endpoint.free:
+                self._start(endpoint.free.popleft(), self._next(endpoint), endpoint.due, now)
+            elif now - endpoint.due > BACKLOG or not any(link.connection for link in endpoint.links):
+                endpoint.count["given up"] += 1  # the server is down, or far too slow
             else:
                 break
-            door.due += 1 / door.rate
+            endpoint.due += 1 / endpoint.rate
 
     @staticmethod
-    def _next(door: _Door) -> int:
-        door.next = (door.next + 1) % len(door.asks)
-        return door.next
+    def _next(endpoint: _Endpoint) -> int:
+        endpoint.next = (endpoint.next + 1) % len(endpoint.requests)
+        return endpoint.next
 
     def _start(self, link: _Link, ask: int, due: float, now: float) -> None:
         link.ask, link.began, link.sent = ask, due, now
-        link.door.count["asked"] += 1
+        link.endpoint.count["asked"] += 1
         try:
             link.connection.start(ask)
         except OSError as error:
@@ -265,41 +267,41 @@ class Asking:
                 connection.writable()
             if mask & selectors.EVENT_READ and connection.readable():
                 if link.ask < 0:
-                    raise Failed("an answer that nobody asked for")
+                    raise Failed("an unexpected answer")
                 self._answered(link)
-        except Again:
-            link.door.count["sent again"] += 1
-            link.door.count["asked"] -= 1
-            link.door.again.append((link.ask, link.began))
+        except Retry:
+            link.endpoint.count["sent again"] += 1
+            link.endpoint.count["asked"] -= 1
+            link.endpoint.again.append((link.ask, link.began))
             link.ask = -1
             self._close(link)
         except (OSError, Failed) as error:
             self._lost(link, str(error) or type(error).__name__, reset=isinstance(error, ConnectionError))
         else:
-            if link.connection is not None and connection.leaving and link.ask < 0:
-                self._close(link)  # it has said goodbye: the next request goes elsewhere
+            if link.connection is not None and connection.draining and link.ask < 0:
+                self._close(link)  # the server is draining: the next request uses another connection
             elif link.connection is not None:
                 self._watch(link)
 
     def _answered(self, link: _Link) -> None:
-        door, ask, now = link.door, link.ask, time.monotonic()
+        endpoint, ask, now = link.endpoint, link.ask, time.monotonic()
         link.ask = -1
         try:
             answer = link.connection.answer()
         except Refused as refused:
             self._error(link, str(refused), now)
         else:
-            door.count["answered"] += 1
-            door.times.append(round((now - link.began) * 1e5))
-            key = (door.name, ask, answer)
+            endpoint.count["answered"] += 1
+            endpoint.times.append(round((now - link.began) * 1e5))
+            key = (endpoint.name, ask, answer)
             number = self._seen.get(key)
             if number is None:
                 number = self._seen[key] = len(self._seen)
                 body = base64.b64encode(answer[0]).decode()
-                _tell(
+                _report(
                     {
                         "answer": number,
-                        "door": door.name,
+                        "endpoint": endpoint.name,
                         "ask": ask,
                         "body": body,
                         "version": answer[1],
@@ -307,29 +309,29 @@ class Asking:
                     }
                 )
             self._answers[number] += 1
-        old = now - link.opened > LIFE * (0.75 + 0.5 * link.number / len(door.links))
-        if link.connection.leaving or old:
+        old = now - link.opened > LIFE * (0.75 + 0.5 * link.number / len(endpoint.links))
+        if link.connection.draining or old:
             self._close(link)
         else:
-            door.free.append(link)
+            endpoint.free.append(link)
 
     # ── connections ────────────────────────────────────────────────────────────────────────────
 
-    def _sweep(self, now: float) -> None:
-        """Connect who has no connection, give up what takes too long."""
-        for door in self._doors:
-            for link in door.links:
+    def _maintain(self, now: float) -> None:
+        """Reconnect closed connections, and time out slow requests."""
+        for endpoint in self._endpoints:
+            for link in endpoint.links:
                 if link.connection is None and now >= link.retry_at:
                     self._connect(link, now)
-                elif link.ask >= 0 and now - link.sent > PATIENCE:
-                    self._lost(link, f"no answer for {PATIENCE:.0f} seconds")
+                elif link.ask >= 0 and now - link.sent > TIMEOUT:
+                    self._lost(link, f"no answer for {TIMEOUT:.0f} seconds")
 
     def _connect(self, link: _Link, now: float) -> None:
-        door = link.door
+        endpoint = link.endpoint
         try:
-            connection: Connection = door.kind(door.port, door.asks)
+            connection: Connection = endpoint.kind(endpoint.port, endpoint.requests)
         except OSError as error:
-            door.count["refused"] += 1
+            endpoint.count["refused"] += 1
             link.retry_at = now + RETRY
             if not isinstance(error, ConnectionError):
                 self._error(link, f"cannot connect: {error}", now)
@@ -338,94 +340,95 @@ class Asking:
         link.port = connection.socket.getsockname()[1]
         link.writing = bool(connection.unsent)
         self._selector.register(connection.socket, _events(connection), link)
-        door.free.append(link)
+        endpoint.free.append(link)
 
     def _watch(self, link: _Link) -> None:
-        """Wait for room to send where something is unsent."""
+        """Watch for writability while something is unsent."""
         if link.connection is not None and bool(link.connection.unsent) != link.writing:
             link.writing = not link.writing
             self._selector.modify(link.connection.socket, _events(link.connection), link)
 
     def _lost(self, link: _Link, what: str, *, reset: bool = False) -> None:
-        """A connection that ended. Without a request under way nobody notices."""
+        """Handle a lost connection; an error only if a request was in flight."""
         if link.ask >= 0:
             self._error(link, what, time.monotonic(), reset=reset)
             link.ask = -1
         self._close(link)
 
     def _close(self, link: _Link) -> None:
-        if link in link.door.free:
-            link.door.free.remove(link)
+        if link in link.endpoint.free:
+            link.endpoint.free.remove(link)
         self._selector.unregister(link.connection.socket)
         link.connection.socket.close()
         link.connection = None
 
     def _finish(self) -> None:
-        """Take the answers that are still to come."""
-        deadline = time.monotonic() + PATIENCE
+        """Wait for the outstanding answers."""
+        deadline = time.monotonic() + TIMEOUT
         while (
-            any(link.ask >= 0 for door in self._doors for link in door.links) and time.monotonic() < deadline
+            any(link.ask >= 0 for endpoint in self._endpoints for link in endpoint.links)
+            and time.monotonic() < deadline
         ):
             for key, mask in self._selector.select(0.1):
                 if key.data is not None and key.data.connection is not None:
                     self._serve(key.data, mask)
 
-    # ── what is said ───────────────────────────────────────────────────────────────────────────
+    # ── commands and events ────────────────────────────────────────────────────────────────────
 
     def _listen(self) -> None:
         data = os.read(sys.stdin.fileno(), 1 << 16)
-        if not data:  # whoever started us is gone
-            self._over = True
-        self._heard += data
-        *lines, self._heard = self._heard.split(b"\n")
+        if not data:  # the parent process has ended
+            self._stopping = True
+        self._input += data
+        *lines, self._input = self._input.split(b"\n")
         for line in lines:
             command = json.loads(line)
-            self._over |= bool(command.get("stop"))
+            self._stopping |= bool(command.get("stop"))
             if "rates" in command:
                 self._open = True
                 now = time.monotonic()
-                for door in self._doors:
-                    door.rate, door.due = command["rates"][door.name], now
-                    for link in door.links:  # those beyond the closed loop's were put aside
-                        if link.connection is not None and link.ask < 0 and link not in door.free:
-                            door.free.append(link)
+                for endpoint in self._endpoints:
+                    endpoint.rate, endpoint.due = command["rates"][endpoint.name], now
+                    for link in endpoint.links:  # connections that the closed loop did not use
+                        if link.connection is not None and link.ask < 0 and link not in endpoint.free:
+                            endpoint.free.append(link)
 
     @staticmethod
     def _error(link: _Link, what: str, now: float, *, reset: bool = False) -> None:
-        _tell(
+        _report(
             {
                 "error": what,
-                "door": link.door.name,
+                "endpoint": link.endpoint.name,
                 "at": now,
                 "sent": link.sent,
                 "port": link.port,
                 "opened": link.opened,
-                "reset": reset,  # by the kernel of the server, not by an answer
+                "reset": reset,  # by the server's kernel, not by a response
             }
         )
-        link.door.count["errors"] += 1
+        link.endpoint.count["errors"] += 1
 
-    def _tell_second(self, since: float, now: float) -> None:
-        doors = {}
-        for door in self._doors:
-            doors[door.name] = {
-                **door.count,
-                "times": door.times,
-                "under way": sum(link.ask >= 0 for link in door.links),
+    def _report_second(self, since: float, now: float) -> None:
+        endpoints = {}
+        for endpoint in self._endpoints:
+            endpoints[endpoint.name] = {
+                **endpoint.count,
+                "times": endpoint.times,
+                "under way": sum(link.ask >= 0 for link in endpoint.links),
             }
-            door.count, door.times = Counter(), []
-        _tell({"second": [since, now], "doors": doors})
+            endpoint.count, endpoint.times = Counter(), []
+        _report({"second": [since, now], "endpoints": endpoints})
 
 
 def _events(connection: Connection) -> int:
     return selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
 
 
-def _tell(document: dict[str, Any]) -> None:
+def _report(document: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
     socket.setdefaulttimeout(10)
-    Asking([_Door(described) for described in json.loads(Path(sys.argv[1]).read_text())]).run()
+    Clients([_Endpoint(described) for described in json.loads(Path(sys.argv[1]).read_text())]).run()

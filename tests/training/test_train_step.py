@@ -57,7 +57,7 @@ def train_step(**changes: object) -> TrainStep:
 
 
 def learn(one: TrainStep, rows: LabelledRows) -> float:
-    return one.learn(one.prepare(rows)).loss
+    return one.run(one.prepare(rows)).loss
 
 
 def batch(rng: np.random.Generator, rows: int = 512) -> LabelledRows:
@@ -88,7 +88,7 @@ def labelled(label, s, t, x) -> LabelledRows:
     ],
     ids=str,
 )
-def test_an_interaction_between_two_slots_is_learned(changes):
+def test_interaction_between_two_slots_is_learned(changes):
     rng = np.random.default_rng(0)
     one = train_step(**changes)
     first = learn(one, batch(rng))
@@ -101,7 +101,7 @@ def test_an_interaction_between_two_slots_is_learned(changes):
 
 
 @pytest.mark.parametrize("schedule", [Constant(2), Cosine(6), LinearTail(6), StepDrop(2)])
-def test_the_state_is_all_there_is(schedule):
+def test_state_is_complete(schedule):
     rng = np.random.default_rng(1)
     one = train_step(schedule=schedule, row_schedule=schedule, dropout=0.3)
     rows = [batch(rng) for _ in range(6)]
@@ -117,7 +117,7 @@ def test_the_state_is_all_there_is(schedule):
     assert [learn(again, part) for part in rows[3:]] == after
 
 
-def test_a_loss_that_is_not_finite_stops_with_words_and_leaves_the_weights():
+def test_non_finite_loss_raises_and_leaves_the_weights():
     rows = batch(np.random.default_rng(2))
     rows.encoded.dense_DB[0, 0] = np.inf
     one = train_step()
@@ -132,7 +132,7 @@ def test_a_loss_that_is_not_finite_stops_with_words_and_leaves_the_weights():
 @pytest.mark.parametrize(
     "changes", [{"click_weight": 5.0}, {"no_click_weight": 0.2}, {"negative_sampling": 0.25}], ids=str
 )
-def test_scores_are_probabilities_of_all_rows_whatever_was_weighted_or_sampled(changes, shows):
+def test_scores_are_probabilities_despite_weights_and_sampling(changes, shows):
     """With `negative_sampling` the rows given to learn are already sampled, as the trainer does it."""
     rng = np.random.default_rng(3)
     true = np.array([0.05, 0.1, 0.2, 0.4, 0.05, 0.1, 0.2, 0.4])
@@ -157,7 +157,7 @@ def test_scores_are_probabilities_of_all_rows_whatever_was_weighted_or_sampled(c
         assert score_B[mark_B].mean() == pytest.approx(true[value], rel=0.15)
 
 
-def test_a_network_without_inputs_of_its_own_learns_wide_weights():
+def test_network_without_inputs_trains_wide_weights():
     features = FeatureSpec((), FEATURES.slots)
     one = TrainStep(
         Model.build(features, dataclasses.replace(PLAN, network="lr", wide_optimizer=Ftrl(0.5)), threads=1)
@@ -170,7 +170,7 @@ def test_a_network_without_inputs_of_its_own_learns_wide_weights():
     assert last < 0.2
 
 
-def test_a_plan_survives_json():
+def test_plan_round_trips_through_json():
     plan = dataclasses.replace(
         PLAN,
         slots=(SlotShape("s", 4, "mean"), SlotShape("t", 7)),
@@ -183,8 +183,8 @@ def test_a_plan_survives_json():
     assert ModelPlan.from_json(document) == plan
 
 
-def test_a_plan_of_another_release_is_refused_with_words():
+def test_plan_of_another_release_is_refused():
     document = PLAN.to_json()
     del document["l2"]
-    with pytest.raises(ArtifactError, match="written by another release, or damaged: train again"):
+    with pytest.raises(ArtifactError, match=r"written by another release or is damaged\. Train again"):
         ModelPlan.from_json(document)

@@ -24,14 +24,14 @@ tracking: {enabled: false}
 """
 
 
-def make_world(folder: Path, rows: int) -> Path:
+def make_project(folder: Path, rows: int) -> Path:
     generate(SampleOptions(format="criteo", rows=rows, out=folder / "data", seed=5), Progress())
     (folder / "clickline.yaml").write_text(CONFIG)
     prepare(load_config(folder / "clickline.yaml"))
     return folder
 
 
-def share_world(world: Path, folder: Path) -> Path:
+def copy_project(world: Path, folder: Path) -> Path:
     """A project of its own with the same dataset."""
     (folder / "clickline.yaml").write_text(CONFIG)
     (folder / "data").symlink_to(world / "data")

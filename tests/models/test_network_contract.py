@@ -1,4 +1,4 @@
-"""What every network promises, one by one."""
+"""The contract of all networks, and what each network computes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from clickline.errors import ConfigError
 from clickline.models.layers import DEFAULT_DIM, Network
 from clickline.models.network_spec import NetworkSpec
 from clickline.models.onnx_export import check_export, export_onnx
-from clickline.models.registry import NETWORKS, build
+from clickline.models.registry import NETWORKS, build_network
 
 SPEC = NetworkSpec(dims=(4, 4, 4, 4, 4), dense=3, hidden=(16, 8))
 MULTIPLY_SLOTS = {"fm", "deepfm", "xdeepfm", "autoint", "dlrm"}
 EVERY = pytest.mark.parametrize("name", list(NETWORKS))
-QUICK = {"wide_deep", "dcn_v2", "dlrm"}  # for what takes a second with each network
+QUICK = {"wide_deep", "dcn_v2", "dlrm"}  # for tests that take a second per network
 EVERY_SLOWLY = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in NETWORKS]
 )
@@ -34,20 +34,20 @@ def batch(spec: NetworkSpec, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def logits(network: nn.Module, inputs_BI: Tensor, wide_B: Tensor) -> Tensor:
     with torch.no_grad():
-        found: Tensor = network.eval()(inputs_BI, wide_B)
-    return found
+        result: Tensor = network.eval()(inputs_BI, wide_B)
+    return result
 
 
 def onnx_logits(content: bytes, inputs_BI: Tensor, wide_B: Tensor) -> NDArray[np.float32]:
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    found: NDArray[np.float32] = session.run(
+    result: NDArray[np.float32] = session.run(
         ["logit"], {"inputs": inputs_BI.numpy(), "wide": wide_B.numpy()}
     )[0]
-    return found
+    return result
 
 
 def trained_a_little(network: Network, spec: NetworkSpec) -> Network:
-    """Weights, biases and running statistics away from where they begin."""
+    """Move weights, biases and running statistics away from their initial values."""
     optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
     inputs_BI, wide_B = batch(spec, 64, seed=9)
     for _ in range(3):
@@ -59,7 +59,7 @@ def trained_a_little(network: Network, spec: NetworkSpec) -> Network:
 
 @EVERY
 def test_gradients_flow_to_every_input_and_to_the_wide_sum(name: str) -> None:
-    network = build(name, SPEC, 1)
+    network = build_network(name, SPEC, 1)
     inputs_BI, wide_B = (tensor.requires_grad_() for tensor in batch(SPEC, 64))
     network(inputs_BI, wide_B).square().sum().backward()
     assert inputs_BI.grad is not None
@@ -76,16 +76,16 @@ def test_gradients_flow_to_every_input_and_to_the_wide_sum(name: str) -> None:
 @EVERY
 def test_state_round_trips(name: str) -> None:
     spec = NetworkSpec(SPEC.dims, SPEC.dense, SPEC.hidden, dropout=0.2, batch_norm=True)
-    network = trained_a_little(build(name, spec, 1), spec)
-    other = build(name, spec, 2)
+    network = trained_a_little(build_network(name, spec, 1), spec)
+    other = build_network(name, spec, 2)
     other.load_state_dict(network.state_dict())
     assert torch.equal(logits(network, *batch(spec, 20)), logits(other, *batch(spec, 20)))
 
 
 @EVERY
-def test_same_seed_same_weights_and_torch_s_own_random_numbers_go_on_as_before(name: str) -> None:
+def test_same_seed_gives_same_weights_and_keeps_torch_random_state(name: str) -> None:
     torch.manual_seed(5)
-    first, again, other = (build(name, SPEC, seed).state_dict() for seed in (1, 1, 2))
+    first, again, other = (build_network(name, SPEC, seed).state_dict() for seed in (1, 1, 2))
     drawn = torch.rand(4)
     torch.manual_seed(5)
     assert torch.equal(drawn, torch.rand(4))
@@ -107,7 +107,7 @@ def test_onnx_equals_pytorch(name: str, dims: tuple[int, ...], dense: int) -> No
     if name in MULTIPLY_SLOTS and dims != SPEC.dims:
         pytest.skip("needs slots of one dim")
     spec = NetworkSpec(dims, dense, SPEC.hidden, dropout=0.3, batch_norm=True)
-    network = trained_a_little(build(name, spec, 1), spec)
+    network = trained_a_little(build_network(name, spec, 1), spec)
     content = export_onnx(network, spec)
     assert network.training
     for rows in (1, 7, 300):
@@ -117,8 +117,8 @@ def test_onnx_equals_pytorch(name: str, dims: tuple[int, ...], dense: int) -> No
 
 
 @EVERY
-def test_order_of_rows_does_not_matter_and_rows_do_not_see_each_other(name: str) -> None:
-    network = trained_a_little(build(name, SPEC, 1), SPEC)
+def test_logits_do_not_depend_on_other_rows_or_their_order(name: str) -> None:
+    network = trained_a_little(build_network(name, SPEC, 1), SPEC)
     inputs_BI, wide_B = batch(SPEC, 40)
     order_B = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     together_B = logits(network, inputs_BI, wide_B)
@@ -128,31 +128,31 @@ def test_order_of_rows_does_not_matter_and_rows_do_not_see_each_other(name: str)
 
 
 @EVERY
-def test_dropout_and_batch_norm_act_in_training_only(name: str) -> None:
+def test_dropout_and_batch_norm_act_only_in_training(name: str) -> None:
     inputs_BI, wide_B = batch(SPEC, 32)
-    dropping = build(name, NetworkSpec(SPEC.dims, SPEC.dense, SPEC.hidden, dropout=0.5), 1)
+    dropping = build_network(name, NetworkSpec(SPEC.dims, SPEC.dense, SPEC.hidden, dropout=0.5), 1)
     assert torch.equal(logits(dropping, inputs_BI, wide_B), logits(dropping, inputs_BI, wide_B))
     dropping.train()
     same = torch.equal(dropping(inputs_BI, wide_B), dropping(inputs_BI, wide_B))
     assert same == (name in ("lr", "fm"))  # they have no hidden layers
 
-    norming = build(name, NetworkSpec(SPEC.dims, SPEC.dense, SPEC.hidden, batch_norm=True), 1)
+    norming = build_network(name, NetworkSpec(SPEC.dims, SPEC.dense, SPEC.hidden, batch_norm=True), 1)
     before_B = logits(norming, inputs_BI, wide_B)
     norming.train()(3 * inputs_BI, wide_B)
     assert torch.equal(before_B, logits(norming, inputs_BI, wide_B)) == (name in ("lr", "fm"))
 
 
 @EVERY
-def test_different_dims_work_or_are_refused_by_name(name: str) -> None:
+def test_different_dims_work_or_are_rejected_by_name(name: str) -> None:
     spec = NetworkSpec((4, 1, 16, 0), 2, (8,))
     if name in MULTIPLY_SLOTS:
         spec = NetworkSpec((4, 16, 4), 2, (8,))
         with pytest.raises(
             ConfigError, match=rf"^clickline.yaml model.embedding_dim {name} .* found 4, 16\. Give all"
         ):
-            build(name, spec, 1)
+            build_network(name, spec, 1)
         return
-    network = build(name, spec, 1)
+    network = build_network(name, spec, 1)
     inputs_BI, wide_B = batch(spec, 32)
     inputs_BI.requires_grad_()
     network(inputs_BI, wide_B).square().sum().backward()
@@ -162,31 +162,31 @@ def test_different_dims_work_or_are_refused_by_name(name: str) -> None:
 
 
 @EVERY
-def test_dense_floats_alone_work_or_are_refused_by_name(name: str) -> None:
+def test_dense_floats_only_work_or_are_rejected_by_name(name: str) -> None:
     spec = NetworkSpec((), 6, (8,))
     if name in MULTIPLY_SLOTS:
         with pytest.raises(
             ConfigError, match=rf"model.name {name} .* there is no slot\. Choose lr, wide_deep"
         ):
-            build(name, spec, 1)
+            build_network(name, spec, 1)
         return
-    assert logits(build(name, spec, 1), *batch(spec, 5)).shape == (5,)
+    assert logits(build_network(name, spec, 1), *batch(spec, 5)).shape == (5,)
 
 
 @EVERY
-def test_slots_alone_and_one_slot_alone(name: str) -> None:
+def test_slots_only_and_one_slot_only(name: str) -> None:
     spec = NetworkSpec((4,), 0, (8,))
     if name == "dlrm":
         with pytest.raises(ConfigError, match="dlrm needs at least two fields to multiply, found one slot"):
-            build(name, spec, 1)
+            build_network(name, spec, 1)
         spec = NetworkSpec((4, 4), 0, (8,))
-    assert logits(build(name, spec, 1), *batch(spec, 5)).shape == (5,)
+    assert logits(build_network(name, spec, 1), *batch(spec, 5)).shape == (5,)
 
 
 @EVERY
 def test_no_hidden_layers(name: str) -> None:
     spec = NetworkSpec(SPEC.dims, SPEC.dense, ())
-    network = build(name, spec, 1)
+    network = build_network(name, spec, 1)
     inputs_BI, wide_B = batch(spec, 32)
     inputs_BI.requires_grad_()
     network(inputs_BI, wide_B).square().sum().backward()
@@ -195,17 +195,17 @@ def test_no_hidden_layers(name: str) -> None:
 
 
 @EVERY
-def test_first_logits_are_moderate(name: str) -> None:
-    """A first loss far from the coin's would cost steps, or overflow in bf16."""
+def test_initial_logits_are_moderate(name: str) -> None:
+    """An initial loss far from that of random guessing would cost steps, or overflow in bf16."""
     spec = NetworkSpec((9,) * 26, 13, (512, 256, 128, 32))
     inputs_BI, _ = batch(spec, 256)
-    inputs_BI[:, : sum(spec.dims)] *= 0.05  # vectors are small at first
-    assert logits(build(name, spec, 1), inputs_BI, torch.zeros(256)).abs().mean() < 2
+    inputs_BI[:, : sum(spec.dims)] *= 0.05  # vectors start small
+    assert logits(build_network(name, spec, 1), inputs_BI, torch.zeros(256)).abs().mean() < 2
 
 
 @EVERY_SLOWLY
-def test_is_one_graph_for_the_compiler(name: str) -> None:
-    network = build(name, SPEC, 1)
+def test_compiles_to_one_graph(name: str) -> None:
+    network = build_network(name, SPEC, 1)
     inputs_BI, wide_B = batch(SPEC, 6)
     wanted_B = network(inputs_BI, wide_B)
     torch.compiler.reset()
@@ -215,17 +215,17 @@ def test_is_one_graph_for_the_compiler(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler uses what torch itself deprecates
-def test_the_inductor_s_gradients_are_the_same() -> None:
-    network = build("wide_deep", SPEC, 1)
+def test_compiled_gradients_are_the_same() -> None:
+    network = build_network("wide_deep", SPEC, 1)
     compiled = torch.compile(network)
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for run in (network, compiled):
         inputs_BI, wide_B = batch(SPEC, 6)
         inputs_BI.requires_grad_()
         run(inputs_BI, wide_B).sum().backward()
         assert inputs_BI.grad is not None
-        found.append(inputs_BI.grad)
-    torch.testing.assert_close(*found)
+        result.append(inputs_BI.grad)
+    torch.testing.assert_close(*result)
 
 
 def auc(labels_B: Tensor, scores_B: Tensor) -> float:
@@ -236,14 +236,14 @@ def auc(labels_B: Tensor, scores_B: Tensor) -> float:
 
 @EVERY
 def test_learns_what_a_linear_model_cannot(name: str) -> None:
-    """Clicks follow from whether two slots' values match; each value alone says nothing."""
+    """A click depends on whether two slots' values match; a single value has no information."""
     generator = torch.Generator().manual_seed(3)
     values, rows = 4, 1500
     ids_BS = torch.randint(values, (rows, 3), generator=generator)
     dense_BD = torch.randn(rows, 1, generator=generator)
     labels_B = ((ids_BS[:, 0] % 2) == (ids_BS[:, 1] % 2)).float()
     spec = NetworkSpec((4, 4, 4), 1, (16,))
-    network = build(name, spec, 1)
+    network = build_network(name, spec, 1)
     rows_of_S = torch.arange(3) * values
     vectors = nn.Parameter(0.3 * torch.randn(3 * values, 4, generator=generator))
     wide = nn.Parameter(torch.zeros(3 * values))
@@ -252,8 +252,8 @@ def test_learns_what_a_linear_model_cannot(name: str) -> None:
     def score() -> Tensor:
         at_BS = ids_BS + rows_of_S
         inputs_BI = torch.cat((vectors[at_BS].flatten(1), dense_BD), dim=1)
-        found: Tensor = network(inputs_BI, wide[at_BS].sum(1))
-        return found
+        result: Tensor = network(inputs_BI, wide[at_BS].sum(1))
+        return result
 
     for _ in range(60):
         optimizer.zero_grad()
@@ -263,8 +263,8 @@ def test_learns_what_a_linear_model_cannot(name: str) -> None:
     assert reached < 0.6 if name == "lr" else reached > 0.97
 
 
-def test_fm_is_the_sum_over_pairs_scaled_to_that_of_the_default_dim() -> None:
-    network = build("fm", SPEC, 1)
+def test_fm_is_the_sum_over_pairs_scaled_to_the_default_dim() -> None:
+    network = build_network("fm", SPEC, 1)
     inputs_BI, wide_B = batch(SPEC, 10)
     factors_DK = network.get_parameter("pairs.factors_DK")
     weight_D1 = network.get_parameter("linear.weight_D1")
@@ -276,9 +276,9 @@ def test_fm_is_the_sum_over_pairs_scaled_to_that_of_the_default_dim() -> None:
     assert ModelSection().embedding_dim == DEFAULT_DIM == 9
 
 
-def test_xdeepfm_s_maps_are_the_sums_of_products_of_the_paper() -> None:
+def test_xdeepfm_maps_match_the_paper() -> None:
     spec = NetworkSpec((4, 4, 4), 0, ())
-    network = build("xdeepfm", spec, 1)
+    network = build_network("xdeepfm", spec, 1)
     inputs_BI, _ = batch(spec, 10)
     fields_BFK = inputs_BI.reshape(10, 3, 4)
     first_HFI, second_HFI = (network.get_parameter(f"mixes.{at}.weight").reshape(16, 3, -1) for at in (0, 1))
@@ -289,9 +289,9 @@ def test_xdeepfm_s_maps_are_the_sums_of_products_of_the_paper() -> None:
     torch.testing.assert_close(network(inputs_BI, torch.zeros(10)), wanted_B)
 
 
-def test_dlrm_s_top_sees_each_pair_once() -> None:
+def test_dlrm_top_gets_each_pair_once() -> None:
     spec = NetworkSpec((4, 4, 4), 2, ())
-    network = build("dlrm", spec, 1)
+    network = build_network("dlrm", spec, 1)
     inputs_BI, wide_B = batch(spec, 10)
     bottom_BK = network.get_submodule("bottom")(inputs_BI[:, 12:])
     fields = [inputs_BI[:, 0:4], inputs_BI[:, 4:8], inputs_BI[:, 8:12], bottom_BK]
@@ -300,8 +300,8 @@ def test_dlrm_s_top_sees_each_pair_once() -> None:
     torch.testing.assert_close(network(inputs_BI, wide_B), wanted_B)
 
 
-def test_autoint_s_attention_is_that_of_the_paper() -> None:
-    layer = build("autoint", NetworkSpec((4, 4, 4), 0, ()), 1).get_submodule("attentions.0")
+def test_autoint_attention_matches_the_paper() -> None:
+    layer = build_network("autoint", NetworkSpec((4, 4, 4), 0, ()), 1).get_submodule("attentions.0")
     fields_BFK = batch(NetworkSpec((4, 4, 4), 0, ()), 10)[0].reshape(10, 3, 4)
     query, key, value, residual = layer.get_parameter("project.weight").chunk(4)
     heads = []
@@ -314,19 +314,19 @@ def test_autoint_s_attention_is_that_of_the_paper() -> None:
 
 def test_dcn_v2_crosses_with_the_inputs() -> None:
     spec = NetworkSpec((2, 3), 1, ())
-    network = build("dcn_v2", spec, 1)
+    network = build_network("dcn_v2", spec, 1)
     inputs_BI, wide_B = batch(spec, 10)
     x_BI = inputs_BI
     for at in range(3):
         x_BI = (
             inputs_BI * (x_BI @ network.get_parameter(f"crosses.{at}.weight").T) + x_BI
-        )  # biases are 0 at first
+        )  # biases start at 0
     torch.testing.assert_close(network(inputs_BI, wide_B), network.get_submodule("last")(x_BI))
 
 
-def test_masknet_norms_each_slot_like_a_layer_norm_and_leaves_single_numbers() -> None:
+def test_masknet_normalizes_each_slot_but_not_single_numbers() -> None:
     spec = NetworkSpec((4, 1, 6), 2, ())
-    norm = build("masknet", spec, 1).get_submodule("norm")
+    norm = build_network("masknet", spec, 1).get_submodule("norm")
     inputs_BI, _ = batch(spec, 10)
     four, one, six, dense = inputs_BI.split([4, 1, 6, 2], dim=1)
     wanted = [nn.functional.layer_norm(four, (4,)), one, nn.functional.layer_norm(six, (6,)), dense]
@@ -335,22 +335,22 @@ def test_masknet_norms_each_slot_like_a_layer_norm_and_leaves_single_numbers() -
 
 def test_lr_needs_no_vectors() -> None:
     spec = NetworkSpec((), 0, ())
-    network = build("lr", spec, 1)
+    network = build_network("lr", spec, 1)
     check_export(network, spec)
     assert torch.equal(
         logits(network, torch.empty(3, 0), torch.tensor([1.0, 2.0, 3.0])), torch.tensor([1.0, 2.0, 3.0])
     )
 
 
-def test_no_input_at_all_is_refused() -> None:
+def test_a_network_without_inputs_is_rejected() -> None:
     with pytest.raises(
         ConfigError, match=re.escape("model.name wide_deep has no input: no slot has a vector")
     ):
-        build("wide_deep", NetworkSpec((0, 0), 0, (8,)), 1)
+        build_network("wide_deep", NetworkSpec((0, 0), 0, (8,)), 1)
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(
         ConfigError, match=r"model.name is 'deep_fm'\. Choose one of lr, fm, wide_deep, deepfm"
     ):
-        build("deep_fm", SPEC, 1)
+        build_network("deep_fm", SPEC, 1)

@@ -27,7 +27,7 @@ from clickline.data.sample.generate import SampleOptions, generate
 from clickline.embedding import AdaGrad, BatchLookup, SlotShape, Tables
 from clickline.evaluation.binary_metrics import MetricCounts
 from clickline.models.network_spec import NetworkSpec
-from clickline.models.registry import NETWORKS, build
+from clickline.models.registry import NETWORKS, build_network
 from clickline.progress import Progress
 from clickline.records import SlotIds
 
@@ -42,15 +42,15 @@ class Rows:
     ids_SB: NDArray[np.uint64]
     dense_BD: NDArray[np.float32]
     label_B: NDArray[np.float32]
-    chance_B: NDArray[np.float64]  # the truth
+    chance_B: NDArray[np.float64]  # the true probability
 
     def auc(self, logit_B: Tensor | NDArray[np.float64]) -> float:
         counts = MetricCounts()
         probability_B = torch.sigmoid(torch.as_tensor(logit_B, dtype=torch.float64)).numpy()
         counts.add(self.label_B, np.ones_like(self.label_B), probability_B)
-        found = counts.metrics().auc
-        assert found is not None
-        return found
+        result = counts.metrics().auc
+        assert result is not None
+        return result
 
 
 @dataclass(frozen=True)
@@ -94,28 +94,30 @@ def _read(out: Path, part: str) -> Rows:
     )
 
 
-def _learned(name: str, rows: Rows, unseen: Rows) -> Tensor:
-    """Logits of rows that were not learned from."""
-    network = build(name, SPEC, 1)
+def _train_and_score(name: str, rows: Rows, unseen: Rows) -> Tensor:
+    """Train on `rows`; returns the logits of `unseen`."""
+    network = build_network(name, SPEC, 1)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     shapes = [SlotShape(str(slot), DIM) for slot in range(SLOTS)]
     tables = Tables(shapes, embedding_optimizer=AdaGrad(0.1), init_scale=0.1)
 
-    def look_up(of: Rows, places_B: NDArray[np.int64], *, train: bool) -> tuple[BatchLookup, Tensor, Tensor]:
-        inputs_BI = np.empty((places_B.size, SPEC.width), dtype=np.float32)
-        inputs_BI[:, SLOTS * DIM :] = of.dense_BD[places_B]
-        wide_B = np.empty(places_B.size, dtype=np.float32)
-        slots = [SlotIds(ids_B[places_B]) for ids_B in of.ids_SB]
+    def lookup_rows(
+        of: Rows, positions_B: NDArray[np.int64], *, train: bool
+    ) -> tuple[BatchLookup, Tensor, Tensor]:
+        inputs_BI = np.empty((positions_B.size, SPEC.width), dtype=np.float32)
+        inputs_BI[:, SLOTS * DIM :] = of.dense_BD[positions_B]
+        wide_B = np.empty(positions_B.size, dtype=np.float32)
+        slots = [SlotIds(ids_B[positions_B]) for ids_B in of.ids_SB]
         lookup = tables.gather(slots, inputs_BI, wide_B, train=train)
         return lookup, torch.from_numpy(inputs_BI), torch.from_numpy(wide_B)
 
     generator = np.random.default_rng(0)
     for _ in range(EPOCHS):
         order = generator.permutation(rows.label_B.size)
-        for places_B in np.split(order, range(BATCH, order.size, BATCH)):
-            lookup, inputs_BI, wide_B = look_up(rows, places_B, train=True)
+        for positions_B in np.split(order, range(BATCH, order.size, BATCH)):
+            lookup, inputs_BI, wide_B = lookup_rows(rows, positions_B, train=True)
             logit_B = network(inputs_BI.requires_grad_(), wide_B.requires_grad_())
-            label_B = torch.from_numpy(rows.label_B[places_B])
+            label_B = torch.from_numpy(rows.label_B[positions_B])
             loss = nn.functional.binary_cross_entropy_with_logits(logit_B, label_B, reduction="sum")
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -123,16 +125,16 @@ def _learned(name: str, rows: Rows, unseen: Rows) -> Tensor:
             assert inputs_BI.grad is not None
             grad_wide_B = torch.zeros_like(wide_B) if wide_B.grad is None else wide_B.grad
             tables.apply(lookup, inputs_BI.grad.numpy(), grad_wide_B.numpy())
-    _, inputs_BI, wide_B = look_up(unseen, np.arange(unseen.label_B.size), train=False)
+    _, inputs_BI, wide_B = lookup_rows(unseen, np.arange(unseen.label_B.size), train=False)
     with torch.no_grad():
-        found: Tensor = network.eval()(inputs_BI, wide_B)
-    return found
+        result: Tensor = network.eval()(inputs_BI, wide_B)
+    return result
 
 
 def _additive(rows: Rows) -> Tensor:
-    """The logits of the additive model that comes nearest to the true probabilities of these rows."""
+    """The logits of the additive model closest to the true probabilities of these rows."""
     places_SB = [torch.from_numpy(np.unique(ids_B, return_inverse=True)[1]) for ids_B in rows.ids_SB]
-    weights = [torch.zeros(int(places_B.max()) + 1, requires_grad=True) for places_B in places_SB]
+    weights = [torch.zeros(int(positions_B.max()) + 1, requires_grad=True) for positions_B in places_SB]
     dense_BD = torch.from_numpy(rows.dense_BD)
     weight_D = torch.zeros(dense_BD.shape[1], requires_grad=True)
     bias = torch.zeros(1, requires_grad=True)
@@ -140,10 +142,10 @@ def _additive(rows: Rows) -> Tensor:
     optimizer = torch.optim.LBFGS([*weights, weight_D, bias], max_iter=100)
 
     def logits() -> Tensor:
-        found = bias + dense_BD @ weight_D
-        for weight, places_B in zip(weights, places_SB, strict=True):
-            found = found + weight[places_B]
-        return found
+        result = bias + dense_BD @ weight_D
+        for weight, positions_B in zip(weights, places_SB, strict=True):
+            result = result + weight[positions_B]
+        return result
 
     def loss() -> Tensor:
         optimizer.zero_grad()
@@ -168,13 +170,13 @@ QUICK = "wide_deep"  # the others are slow together
 )
 def test_learns_the_synthetic_log_to_98_percent_of_the_reachable_auc(name: str, world: World) -> None:
     assert world.best > 0.8
-    reached = world.evaluation.auc(_learned(name, world.train, world.evaluation))
-    assert 0.98 * world.best <= reached <= 1.002 * world.best  # luck on 20,000 rows, no more
+    reached = world.evaluation.auc(_train_and_score(name, world.train, world.evaluation))
+    assert 0.98 * world.best <= reached <= 1.002 * world.best  # sampling noise of 20,000 rows
 
 
 @pytest.mark.slow
 def test_logistic_regression_learns_all_but_the_interactions(world: World) -> None:
     additive = world.evaluation.auc(_additive(world.evaluation))
     assert 0.75 < additive < 0.98 * world.best
-    reached = world.evaluation.auc(_learned("lr", world.train, world.evaluation))
+    reached = world.evaluation.auc(_train_and_score("lr", world.train, world.evaluation))
     assert 0.98 * additive <= reached <= 1.002 * additive

@@ -1,4 +1,4 @@
-"""Servers for faults at an exact moment: each request is answered by the next step of a script."""
+"""Servers that follow a script: each request is answered by its next step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from asked_model import MODEL, Scores
+from server_double import MODEL, Scores
 
 from clickline.client import AsyncClient, Client
 from clickline.serving.protocols import tfserving_grpc
@@ -27,15 +27,15 @@ def _scores(rows: int) -> Scores:
 
 
 class Script:
-    """What happens to each request: a status and words, or None for an answer. After the last step: answers."""
+    """What happens to each request: a status and body, or None for an answer. After the last step, all are answered."""
 
     def __init__(self, *steps: tuple[Any, str] | None) -> None:
         self.steps = list(steps)
-        self.seen: list[dict[str, str]] = []  # metadata or headers of each request
+        self.received: list[dict[str, str]] = []  # metadata or headers of each request
         self.gate: threading.Event | None = None  # requests wait for it
 
-    def next(self, told: dict[str, str]) -> tuple[Any, str] | None:
-        self.seen.append(told)
+    def next(self, metadata: dict[str, str]) -> tuple[Any, str] | None:
+        self.received.append(metadata)
         if self.gate is not None:
             self.gate.wait(30)
         return self.steps.pop(0) if self.steps else None
@@ -73,20 +73,20 @@ def grpc_server(script: Script, port: int = 0) -> Iterator[str]:
 def http_server(script: Script, **headers: str) -> Iterator[str]:
     class Handler(QuietHandler):
         def do_POST(self) -> None:
-            body = self.body()
+            sent = self.body()
             step = script.next({key.lower(): value for key, value in self.headers.items()})
             if step is not None:
-                status, words = step
-                if status is None:  # hang up without a word
+                status, body = step
+                if status is None:  # close the connection without an answer
                     self.close_connection = True
                     return
-                self.answer(status, words.encode(), **headers)
+                self.answer(status, body.encode(), **headers)
                 return
-            door = route("POST", self.path)
-            assert isinstance(door, HttpEndpoint)
-            sent = {name.lower().encode(): value.encode() for name, value in self.headers.items()}
-            call = door.decode(body, sent, MODEL, HttpLimits())
-            reply = door.encode(call, _scores(call.rows.rows))
+            endpoint = route("POST", self.path)
+            assert isinstance(endpoint, HttpEndpoint)
+            names = {name.lower().encode(): value.encode() for name, value in self.headers.items()}
+            call = endpoint.decode(sent, names, MODEL, HttpLimits())
+            reply = endpoint.encode(call, _scores(call.rows.rows))
             self.answer(reply.status, reply.body, **{n.decode(): v.decode() for n, v in reply.headers})
 
     with served(Handler) as port:
@@ -98,7 +98,7 @@ def http_server(script: Script, **headers: str) -> Iterator[str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that no process listens on."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port: int = bound.getsockname()[1]
@@ -107,34 +107,34 @@ def free_port() -> int:
 
 @contextmanager
 def silent_port() -> Iterator[str]:
-    """Takes connections and says nothing."""
+    """Accepts connections and never answers."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         bound.listen()
         yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
-class Asking:
-    """A client of either kind, asked in the same way."""
+class ClientRunner:
+    """Runs the same call with a blocking or an async client."""
 
-    def __init__(self, waits: bool) -> None:
-        self.waits = waits
+    def __init__(self, blocking: bool) -> None:
+        self.blocking = blocking
         self.retried = 0  # by the client that was used last
-        self.tries = 0
+        self.attempts = 0
 
-    def __call__(self, address: str, ask: Callable[[Any], Any], **options: Any) -> Any:
-        """What `ask(client)` gives."""
-        if self.waits:
+    def __call__(self, address: str, call: Callable[[Any], Any], **options: Any) -> Any:
+        """The result of `call(client)`."""
+        if self.blocking:
             with Client(address, **options) as client:
                 try:
-                    return ask(client)
+                    return call(client)
                 finally:
                     self.retried = client.retried
 
         async def run() -> Any:
             async with AsyncClient(address, **options) as client:
                 try:
-                    return await ask(client)
+                    return await call(client)
                 finally:
                     self.retried = client.retried
 

@@ -1,4 +1,4 @@
-"""Hours that harm or change, and a disk that is full: told, nothing torn, and afterwards as if nothing had been."""
+"""Harmful or changing hours and a full disk are reported, damage nothing, and do not change the final model."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def calm(tmp_path: Path, made: Path) -> HourWorld:
-    """A world that nothing happens to."""
+    """A project without faults."""
     return HourWorld(tmp_path / "calm", made)
 
 
 class Happening(Watcher):
-    """Calls `happen` once, at the first event that `when` describes: title or stage, and what is known of it."""
+    """Calls `happen` once, at the first event for which `when` is true: a title or stage, and its facts."""
 
     def __init__(
         self, stop_at: str, when: Callable[[str, Mapping[str, Any]], bool], happen: Callable[[], None]
@@ -62,7 +62,7 @@ class Happening(Watcher):
         super().stage(name, state, facts)
 
     def end_of(self, world: HourWorld, *overrides: str) -> Happening:
-        """Follow to the end; what was seen."""
+        """Follow to the end; returns this watcher."""
         with pytest.raises(Stop):
             follow(world.config(*overrides), self)
         return self
@@ -73,7 +73,7 @@ class Happening(Watcher):
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, of 48 MiB."""
+    """A separate disk of 48 MiB."""
     libc = ctypes.CDLL(None, use_errno=True)
     place = tmp_path / "disk"
     place.mkdir()
@@ -86,7 +86,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """To the last byte."""
+    """Fill a disk to the last byte."""
     with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
         for size in (1 << 20, 4096, 1):
             with suppress(OSError):
@@ -117,12 +117,12 @@ print(found.body["record"]["hour"], registry.current().version)
     ("moment", "what"),
     [
         ("prepare 20260101/02", "hour 20260101/02"),
-        ("learn", "the registry"),
+        ("train", "the registry"),
         ("publish done", "the checkpoint"),
     ],
     ids=["before prepare", "before publish", "before the checkpoint"],
 )
-def test_a_full_disk_is_waited_out(
+def test_follow_waits_while_the_disk_is_full(
     moment: str, what: str, calm: HourWorld, tmp_path: Path, made: Path, disk: Path
 ) -> None:
     hit = HourWorld(tmp_path / "hit", made, disk / "home")
@@ -135,7 +135,7 @@ def test_a_full_disk_is_waited_out(
         return name == moment and (facts.get("hour") == "20260101/02" or name.startswith("prepare"))
 
     class Freeing(Happening):
-        """Another process looks at what is there while the disk is full, then there is space again."""
+        """Another process checks the files while the disk is full, then space is freed."""
 
         def stage(self, name: str, state: str, facts: Mapping[str, Any] | None = None) -> None:
             super().stage(name, state, facts)
@@ -164,11 +164,11 @@ def test_a_full_disk_is_waited_out(
     assert hit.versions()[-1].body["model"]["hour"] == "20260101/03"
 
 
-# ── hours that harm ────────────────────────────────────────────────────────────────────────────
+# ── harmful hours ─────────────────────────────────────────────────────────────────────────────
 
 
 def columns(text: str, change: Callable[[int, dict[str, str]], None]) -> str:
-    """A csv log whose rows were changed."""
+    """A csv log with changed rows."""
     head, *lines = text.splitlines()
     names = head.split(",")
     changed = []
@@ -183,10 +183,10 @@ def columns(text: str, change: Callable[[int, dict[str, str]], None]) -> str:
 @pytest.mark.parametrize(
     ("value", "rows"), [("3e38", 1500), ("1e30", 1500), ("1e30", 30)], ids=["all", "all, smaller", "few"]
 )
-def test_an_hour_with_values_that_no_network_stands_is_passed_over(
+def test_hour_that_makes_the_model_diverge_is_skipped(
     value: str, rows: int, calm: HourWorld, tmp_path: Path, made: Path
 ) -> None:
-    """And the model goes on from the hour before, exactly as without it."""
+    """The model resumes from the previous hour, exactly as without the bad one."""
     fields = "data.fields={click: label, timestamp: time, I1: none, I2: zscore, C1: slot, C2: slot}"
     hit = HourWorld(tmp_path / "hit", made)
     for world in (calm, hit):
@@ -200,7 +200,7 @@ def test_an_hour_with_values_that_no_network_stands_is_passed_over(
     hit.log(2).write_text(columns(hit.log(2).read_text(), spoil))
     calm.follow(4, fields, "follow.on_missing_hour=skip")
     watcher = hit.follow(4, fields)
-    (told,) = [line for line in watcher.said if line.startswith("20260101/02 was not learned: ")]
+    (told,) = [line for line in watcher.said if line.startswith("20260101/02 was not trained: ")]
     assert "extreme values in the dense fields" in told
     assert [record["state"] for record in hit.records()] == ["learned", "learned", "corrupt", "learned"]
     assert [record["state"] for record in calm.records()] == ["learned", "learned", "skipped", "learned"]
@@ -208,7 +208,7 @@ def test_an_hour_with_values_that_no_network_stands_is_passed_over(
     assert hit.versions()[-1].body["model"]["hour"] == "20260101/03"
 
 
-def test_a_harmful_hour_ends_the_run_where_that_is_wanted(calm: HourWorld) -> None:
+def test_hour_that_diverges_stops_the_run_if_configured(calm: HourWorld) -> None:
     fields = "data.fields={click: label, timestamp: time, I1: none, C1: slot, C2: slot}"
     calm.arrive(0, 1)
     calm.log(1).write_text(columns(calm.log(1).read_text(), lambda _, row: row.update(I1="3e38")))
@@ -216,19 +216,19 @@ def test_a_harmful_hour_ends_the_run_where_that_is_wanted(calm: HourWorld) -> No
         calm.follow(2, fields, "follow.on_corrupt_hour=stop")
 
 
-# ── hours that change ──────────────────────────────────────────────────────────────────────────
+# ── changing hours ─────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["a file grows", "a file comes", "a file goes", "the donefile goes"])
-def test_an_hour_that_changes_while_it_is_read_is_learned_as_it_is_at_last(
+def test_hour_changed_while_read_is_trained_in_its_final_state(
     change: str, calm: HourWorld, tmp_path: Path, made: Path
 ) -> None:
     hit = HourWorld(tmp_path / "hit", made)
     calm.arrive(0, 1, 2)
     hit.arrive(0, 1, 2)
     second = "part-00001.csv"
-    for world in (calm, hit):  # the hour in two files, in the end
+    for world in (calm, hit):  # in the end the hour has two files
         head, *lines = world.log(1).read_text().splitlines(keepends=True)
         world.log(1).write_text("".join([head, *lines[:700]]))
         (world.hour(1) / second).write_text("".join([head, *lines[700:]]))
@@ -249,7 +249,7 @@ def test_an_hour_that_changes_while_it_is_read_is_learned_as_it_is_at_last(
             (hit.hour(1) / "donefile").unlink()
 
     class Returning(Happening):
-        """The donefile comes back when it is missed."""
+        """Restores the donefile when it is waited for."""
 
         def stage(self, name: str, state: str, facts: Mapping[str, Any] | None = None) -> None:
             super().stage(name, state, facts)
@@ -262,10 +262,8 @@ def test_an_hour_that_changes_while_it_is_read_is_learned_as_it_is_at_last(
     same_model(calm, hit)
 
 
-def test_an_hour_that_changes_when_all_of_it_was_read_is_not_ready(
-    calm: HourWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last moment: every file was read, one of them is written again before the hour is whole."""
+def test_hour_changed_after_reading_is_not_ready(calm: HourWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files were read, but one of them is written again before the hour is finished."""
     calm.arrive(0)
     real = preparing.DatasetBuilder.build_split
 

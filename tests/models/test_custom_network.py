@@ -1,4 +1,4 @@
-"""A user's own file: the documented example runs, and every mistake is found with its line."""
+"""Custom networks: the documented example runs, and every mistake is reported with its line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from clickline.errors import ConfigError, Mistake
-from clickline.models.custom_network import load_custom
+from clickline.models.custom_network import load_custom_model
 from clickline.models.network_spec import NetworkSpec
 from clickline.models.onnx_export import check_export
 from clickline.records import EncodedRows, LabelledRows, SlotIds
@@ -47,7 +47,7 @@ def write(folder: Path, text: str) -> Path:
 
 def mistakes(path: Path, *, multi: tuple[bool, ...] = ()) -> list[Mistake]:
     with pytest.raises(ConfigError) as caught:
-        load_custom(path, SPEC, 1, multi=multi)
+        load_custom_model(path, SPEC, 1, multi=multi)
     assert all(mistake.file == str(path) for mistake in caught.value.mistakes)
     return caught.value.mistakes
 
@@ -65,9 +65,9 @@ def some_rows(weights: list[float]) -> LabelledRows:
     )
 
 
-def test_the_example_learns_measures_feeds_and_exports() -> None:
+def test_the_example_trains_evaluates_feeds_and_exports() -> None:
     spec = NetworkSpec((4,) * 6, 3, (16, 8), dropout=0.1)
-    model = load_custom(EXAMPLE, spec, 1)
+    model = load_custom_model(EXAMPLE, spec, 1)
     assert model.uses_wide and model.loss and model.optimizer and model.feed
     generator = torch.Generator().manual_seed(1)
     inputs_BI, wide_B = torch.randn(256, spec.width, generator=generator), torch.zeros(256)
@@ -81,7 +81,7 @@ def test_the_example_learns_measures_feeds_and_exports() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
-    logits_B = torch.tensor([0.0, 3.0])  # of no click: one is as hard as a coin, the other wrong
+    logits_B = torch.tensor([0.0, 3.0])  # of rows without a click: one at 0.5, the other wrong
     only_first = model.loss(torch.zeros(2), logits_B, torch.tensor([1.0, 0.0]))
     assert only_first == pytest.approx(0.5 * np.log(2))  # focal: entropy times the chance of being wrong
     ones = np.ones(20, dtype=np.float32)
@@ -94,20 +94,20 @@ def test_the_example_learns_measures_feeds_and_exports() -> None:
     check_export(model.network, spec)
 
 
-def test_the_smallest_file(tmp_path: Path) -> None:
+def test_the_minimal_file(tmp_path: Path) -> None:
     before = (list(sys.path), torch.get_rng_state())
-    model = load_custom(write(tmp_path, GOOD), SPEC, 1)
+    model = load_custom_model(write(tmp_path, GOOD), SPEC, 1)
     assert (model.loss, model.optimizer, model.metrics, model.feed) == (None, None, {}, None)
     assert not model.uses_wide
     assert sys.path == before[0] and torch.equal(torch.get_rng_state(), before[1])
     assert [path.name for path in tmp_path.iterdir()] == ["my_model.py"]  # no bytecode
 
 
-def test_trying_leaves_no_trace_and_the_seed_decides(tmp_path: Path) -> None:
+def test_the_trial_has_no_side_effects_and_the_seed_decides(tmp_path: Path) -> None:
     text = GOOD.replace("nn.Dropout(0.5)", "nn.BatchNorm1d(1)")
     text += "def optimizer(params):\n    return torch.optim.SGD(params, lr=1.0)\n"
     path = write(tmp_path, text)
-    first, again, other = (load_custom(path, SPEC, seed).network for seed in (1, 1, 2))
+    first, again, other = (load_custom_model(path, SPEC, seed).network for seed in (1, 1, 2))
     assert torch.equal(first.get_parameter("linear.weight"), again.get_parameter("linear.weight"))
     assert not torch.equal(first.get_parameter("linear.weight"), other.get_parameter("linear.weight"))
     assert first.get_buffer("drop.num_batches_tracked") == 0
@@ -115,7 +115,7 @@ def test_trying_leaves_no_trace_and_the_seed_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "key", "words"),
+    ("text", "line", "key", "message"),
     [
         ("def forward(spec:\n", 1, "", "is not Python: '(' was never closed."),
         ("import torch\nimport torhc\n", 2, "", "raised ModuleNotFoundError: No module named 'torhc'"),
@@ -134,7 +134,7 @@ def test_trying_leaves_no_trace_and_the_seed_decides(tmp_path: Path) -> None:
             "from torch import nn\ndef forward(spec):\n    return nn.ReLU()\n",
             2,
             "forward()",
-            "returned a ReLU that has no weights to learn. Give it some, if only a bias.",
+            "returned a ReLU without trainable weights. Add some, if only a bias.",
         ),
         ("\ndef forward(spec):\n    return 5\n", 2, "forward()", "returned int. Return a torch.nn.Module."),
         (
@@ -177,7 +177,7 @@ def test_trying_leaves_no_trace_and_the_seed_decides(tmp_path: Path) -> None:
             GOOD + "def loss(labels, logits):\n    return labels - logits[:, None]\n",
             15,
             "loss()",
-            "returned a tensor of shape (8, 8) for 8 rows. Return one number for every row, or one for all",
+            "returned a tensor of shape (8, 8) for 8 rows. Return one number per row or one scalar",
         ),
         (
             GOOD + "def loss(labels, logits):\n    return 0.5\n",
@@ -225,7 +225,7 @@ def test_trying_leaves_no_trace_and_the_seed_decides(tmp_path: Path) -> None:
             GOOD + "def optimiser(params):\n    pass\n",
             15,
             "optimiser()",
-            "is none of forward, loss, optimizer, metrics, feed.",
+            "is not one of forward, loss, optimizer, metrics, feed.",
         ),
         (
             GOOD + "def metrics():\n    return [1]\n",
@@ -269,14 +269,14 @@ def test_trying_leaves_no_trace_and_the_seed_decides(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_reported_with_its_line(
-    tmp_path: Path, text: str, line: int, key: str, words: str
+    tmp_path: Path, text: str, line: int, key: str, message: str
 ) -> None:
     (mistake,) = mistakes(write(tmp_path, text))
     assert (mistake.line, mistake.key) == (line, key)
-    assert f"{mistake.problem} {mistake.remedy}".startswith(words)
+    assert f"{mistake.problem} {mistake.remedy}".startswith(message)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     (mistake,) = mistakes(tmp_path / "absent.py")
     assert mistake.problem == "cannot be read: No such file or directory."
 
@@ -303,24 +303,24 @@ def test_several_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_other_callables_than_functions_do(tmp_path: Path) -> None:
+def test_callables_other_than_functions_work(tmp_path: Path) -> None:
     text = GOOD + dedent("""\
         from functools import partial
         from torch.nn.functional import binary_cross_entropy_with_logits as _entropy
         loss = lambda labels, logits: _entropy(logits, labels)
         optimizer = partial(torch.optim.Adagrad, lr=0.1)
     """)
-    model = load_custom(write(tmp_path, text), SPEC, 1)
+    model = load_custom_model(write(tmp_path, text), SPEC, 1)
     assert model.optimizer is not None
     assert isinstance(model.optimizer(list(model.network.parameters())), torch.optim.Adagrad)
 
 
 @pytest.mark.parametrize(("reduced", "weighted"), [("", True), (".mean()", False)])
-def test_row_weights_are_applied_to_losses_of_rows_and_not_to_one_number(
+def test_row_weights_apply_to_losses_per_row_but_not_to_a_scalar(
     tmp_path: Path, reduced: str, weighted: bool
 ) -> None:
     text = GOOD + f"def loss(labels, logits):\n    return (labels - logits).abs(){reduced}\n"
-    loss = load_custom(write(tmp_path, text), SPEC, 1).loss
+    loss = load_custom_model(write(tmp_path, text), SPEC, 1).loss
     assert loss is not None
     labels_B, logits_B = torch.zeros(3), torch.tensor([1.0, 2.0, 6.0])
     assert loss(labels_B, logits_B) == 3
@@ -328,15 +328,13 @@ def test_row_weights_are_applied_to_losses_of_rows_and_not_to_one_number(
     assert loss(labels_B, logits_B, torch.zeros(3)) == (0 if weighted else 3)
 
 
-def test_what_it_prints_while_it_is_tried_goes_to_stderr(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_of_the_trial_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = GOOD.replace("        return self.drop", "        print('inside')\n        return self.drop")
-    load_custom(write(tmp_path, text + "print('loaded')\n"), SPEC, 1)
+    load_custom_model(write(tmp_path, text + "print('loaded')\n"), SPEC, 1)
     assert capsys.readouterr() == ("", "loaded\ninside\n")
 
 
-def test_feed_sees_slots_with_several_ids(tmp_path: Path) -> None:
+def test_feed_is_tried_with_multi_value_slots(tmp_path: Path) -> None:
     text = GOOD + dedent("""\
         def feed(batch):
             assert batch.encoded.slots[0].offsets_B1 is None
@@ -344,7 +342,7 @@ def test_feed_sees_slots_with_several_ids(tmp_path: Path) -> None:
             return batch
     """)
     path = write(tmp_path, text)
-    assert load_custom(path, SPEC, 1, multi=(False, True, False)).feed is not None
+    assert load_custom_model(path, SPEC, 1, multi=(False, True, False)).feed is not None
     assert mistakes(path)[0].line == 17
 
 
@@ -359,7 +357,7 @@ def test_feed_sees_slots_with_several_ids(tmp_path: Path) -> None:
         "slot.ids_N",
     ],
 )
-def test_what_the_tables_could_not_take_is_refused(tmp_path: Path, change: str) -> None:
+def test_a_feed_result_that_does_not_match_is_rejected(tmp_path: Path, change: str) -> None:
     text = GOOD + dedent(f"""\
         import numpy as np
         from dataclasses import replace
@@ -369,34 +367,34 @@ def test_what_the_tables_could_not_take_is_refused(tmp_path: Path, change: str) 
             return replace(batch, encoded=replace(batch.encoded, slots=slots))
     """)
     (mistake,) = mistakes(write(tmp_path, text))
-    assert mistake.problem.startswith("returned slot 0 without a uint64 id for every row, or int64 offsets")
+    assert mistake.problem.startswith("returned slot 0 without a uint64 id per row, or int64 offsets")
 
 
-def test_a_fault_during_training_comes_with_its_line_too(tmp_path: Path) -> None:
+def test_an_error_during_training_is_reported_with_its_line(tmp_path: Path) -> None:
     text = (
         GOOD
         + "def feed(batch):\n    if batch.rows == 3:\n        raise ValueError('three')\n    return batch\n"
     )
     path = write(tmp_path, text)
-    feed = load_custom(path, SPEC, 1).feed
+    feed = load_custom_model(path, SPEC, 1).feed
     assert feed is not None
     assert feed(some_rows([1, 1])).rows == 2
     with pytest.raises(ConfigError, match=r"my_model.py:17 feed\(\) raised ValueError: three"):
         feed(some_rows([1, 1, 1]))
 
 
-def test_export_names_the_line_of_the_user_s_file(tmp_path: Path) -> None:
+def test_export_errors_have_the_line_of_the_user_file(tmp_path: Path) -> None:
     text = GOOD.replace("self.drop(self.linear(inputs))", "torch.special.i0(self.linear(inputs))")
     path = write(tmp_path, text)
-    network = load_custom(path, SPEC, 1).network
+    network = load_custom_model(path, SPEC, 1).network
     with pytest.raises(
         ConfigError, match=r"my_model.py:11 Net cannot be exported .* operator for prims.bessel_i0"
     ):
         check_export(network, SPEC)
 
 
-def test_helpers_classes_and_imported_names_are_the_user_s_own(tmp_path: Path) -> None:
+def test_helpers_classes_and_imported_names_are_ignored(tmp_path: Path) -> None:
     text = "from dataclasses import dataclass, replace\n@dataclass\nclass Options:\n    rate: float = 0.1\n"
     text += "def _helper():\n    return Options()\n" + GOOD
-    model = load_custom(write(tmp_path, text), replace(SPEC, dropout=0.1), 1)
+    model = load_custom_model(write(tmp_path, text), replace(SPEC, dropout=0.1), 1)
     assert isinstance(model.network, nn.Module)
