@@ -278,7 +278,7 @@ def counters(checkpoint: Checkpoint, dataset: Dataset) -> dict[int, tuple[float,
             found[int(record["id"])] = float(record["show"]), float(record["click"])
 
     slots = [SlotShape(slot.name, 4) for slot in dataset.features.slots]
-    with mock.patch.object(Table, "place", keep):
+    with mock.patch.object(Table, "restore", keep):
         load_snapshot(
             Tables(slots, embedding_optimizer=AdaGrad(0.05), wide_optimizer=Ftrl()), checkpoint.tables
         )

@@ -300,6 +300,6 @@ def counted(made: Checkpoint, home: Path, patch: Any) -> Mapping[int, tuple[floa
     dataset = Dataset.current(Storage(), str(home))
     slots = [SlotShape(slot.name, 4) for slot in dataset.features.slots]
     with patch.context() as within:
-        within.setattr(Table, "place", keep)
+        within.setattr(Table, "restore", keep)
         load_snapshot(Tables(slots, embedding_optimizer=AdaGrad(0.05), wide_optimizer=Ftrl()), made.tables)
     return found

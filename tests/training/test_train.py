@@ -64,7 +64,7 @@ def test_every_ids_counters_equal_a_direct_count_over_the_data(project, monkeypa
     def keep(self, records, *, candidates):
         found.update({int(r["id"]): (float(r["show"]), float(r["click"])) for r in records})
 
-    monkeypatch.setattr(Table, "place", keep)
+    monkeypatch.setattr(Table, "restore", keep)
     slots = [SlotShape(slot.name, 4) for slot in dataset.features.slots]
     load_snapshot(
         Tables(slots, embedding_optimizer=AdaGrad(0.05), wide_optimizer=Ftrl()), result.checkpoint.tables

@@ -234,7 +234,7 @@ def test_a_push_after_the_namespace_was_deleted_gets_the_volume_of_before(
     bare.bind_volumes()
     claim = bare.one("PersistentVolumeClaim", "ads-data")
     assert claim is not None and claim["status"]["phase"] == "Bound"
-    assert any(line.startswith("freed      PersistentVolume shop-ads-data") for line in told.lines)
+    assert any(line.startswith("released   PersistentVolume shop-ads-data") for line in told.lines)
 
 
 def test_a_push_does_not_take_a_volume_from_another_claim(

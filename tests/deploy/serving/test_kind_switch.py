@@ -81,7 +81,7 @@ def test_knatives_service_is_not_taken_for_ours(api: ApiServer, kube: Kube, tmp_
     _apply(kube, _rendered(tmp_path, _KNATIVE))
     _as_knative_does(api)
     before = list(api.writes)
-    with pytest.raises(ClusterError, match="it belongs to Route ads-predictor, and goes with it"):
+    with pytest.raises(ClusterError, match="it belongs to Route ads-predictor"):
         _apply(kube, _rendered(tmp_path))
     assert api.writes == before
 

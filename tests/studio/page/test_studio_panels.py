@@ -13,7 +13,7 @@ from watching_page import PANELS
 
 SEEN = {  # a word that must be there: scenario -> panel -> text
     "empty": {
-        "Overview": "Nothing was run in",
+        "Overview": "Nothing has run in",
         "Runs": "No run was trained yet",
         "Versions": "No versions yet",
         "Serving": "Nothing serves here",

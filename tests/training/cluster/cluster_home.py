@@ -100,7 +100,7 @@ def rows_of(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
     plan = ModelPlan.from_json(checkpoint.body["plan"])
     wide = read_header(checkpoint.tables[0])["wide_optimizer"] is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Table, "place", keep)
+        patch.setattr(Table, "restore", keep)
         load_snapshot(Tables(**plan.tables(uses_wide=wide)), checkpoint.tables)
     return {
         kind: np.sort(np.concatenate(pieces), order="id") if pieces else np.empty(0)
