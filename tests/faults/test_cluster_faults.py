@@ -194,7 +194,7 @@ def test_a_stateful_actor_dies(project, reference, mode, faults):
 def test_the_driver_dies_and_the_same_command_resumes(project, reference, mode, faults):
     run = ClusterRun(project, mode, reference(mode))
     hit = run.inject(*faults)
-    deaths = sum("worker" not in fault.place for fault in faults)
+    deaths = sum(fault.place != WORKER for fault in faults)
     for _ in range(deaths):
         run.start()
         assert run.wait().code == -signal.SIGKILL, run.output()

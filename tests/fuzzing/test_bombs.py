@@ -32,7 +32,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 rows, reasons = 0, set()
 for block in reader.blocks("log", path):
-    reasons |= {fault.reason for fault in block.faults}
+    reasons |= {fault.reason for fault in block.bad}
     if sys.argv[1] != "parquet":
         found = reader.parse(block)
         reasons |= {fault.reason for fault in found.bad}

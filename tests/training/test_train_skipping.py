@@ -89,7 +89,7 @@ def test_evaluation_with_hours_slices_curves_and_custom_metrics_is_read_back():
     found = evaluator.evaluation()
     assert len(found.hours) == 4 and found.custom and found.curves and found.slices
     report = {"evaluation": found.to_json(), "curves": found.curves}
-    assert training._measured(json.loads(as_json(report))) == found
+    assert training._evaluation_from(json.loads(as_json(report))) == found
 
 
 @pytest.mark.slow

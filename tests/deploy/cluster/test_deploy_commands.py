@@ -353,5 +353,6 @@ def test_check_pod_refuses_a_data_volume_that_takes_no_files(command: Command, t
     refused = command("check-pod", *more)
     assert refused.returncode == 1
     assert (
-        f"{logs}: File exists" in refused.stderr and "Check that the volume is mounted there" in refused.stderr
+        f"{logs}: File exists" in refused.stderr
+        and "Check that the volume is mounted there" in refused.stderr
     )

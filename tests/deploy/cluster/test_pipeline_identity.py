@@ -143,7 +143,7 @@ def test_a_job_that_runs_is_not_given_a_second_pipeline(
     run(kube, folder)
     give(cluster, "Job", RUNS)
     words = refused(kube, cluster, folder, new)
-    assert "Job ads-pipeline is running, and is no longer how the pipeline is run" in words
+    assert "Job ads-pipeline is running, and the pipeline is now configured to run in another way" in words
     assert "kubectl -n shop delete job.batch ads-pipeline --cascade=foreground" in words
     assert words.endswith("Nothing was changed.")
 

@@ -14,11 +14,11 @@ from watching_page import PANELS
 SEEN = {  # a word that must be there: scenario -> panel -> text
     "empty": {
         "Overview": "Nothing has run in",
-        "Runs": "No run was trained yet",
+        "Runs": "No training runs yet",
         "Versions": "No versions yet",
-        "Serving": "Nothing serves here",
-        "Data": "No data was prepared yet",
-        "Playground": "There is nothing to try yet",
+        "Serving": "No endpoint is running",
+        "Data": "No data prepared yet",
+        "Playground": "Nothing to try yet",
     },
     "training": {
         "Overview": "ads-trial is training",

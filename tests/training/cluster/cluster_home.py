@@ -70,7 +70,7 @@ def sharing(project: Path, folder: Path) -> Path:
     return folder
 
 
-def crew(workers: int, shards: int) -> list[str]:
+def cluster_options(workers: int, shards: int) -> list[str]:
     """Cluster mode with so many of each, from the start."""
     return [
         "train.mode=cluster",
@@ -91,7 +91,7 @@ def run(project: Path, *overrides: str, progress: Progress | None = None) -> Tra
 def rows_of(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
     """All that the sparse tables hold, sorted by id: admitted rows, and candidates."""
     found: dict[str, list[NDArray[Any]]] = {"admitted": [], "candidates": []}
-    place = Table.place
+    place = Table.restore
 
     def keep(self: Table, records: NDArray[Any], *, candidates: bool) -> None:
         found["candidates" if candidates else "admitted"].append(records.copy())

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_home import Heard, config_of, crew, prepared, run, sharing
+from cluster_home import Heard, cluster_options, config_of, prepared, run, sharing
 
 import clickline
 from clickline.artifacts.dataset import Dataset
@@ -52,7 +52,7 @@ class Finished:
 
     def __init__(self, project: Path) -> None:
         self.options = [
-            *crew(2, 2),
+            *cluster_options(2, 2),
             "train.batch_size=60",
             "train.checkpoint_steps=40",
             "train.schedule.kind=constant",  # else the planned epochs are part of the run's name
@@ -79,7 +79,7 @@ def finished(
 def test_progress_shows_workers_embedding_servers_checkpoints_and_metrics(finished: Finished) -> None:
     notes = finished.heard.notes
     assert notes
-    whole = r"step [\d,]+, loss 0\.\d+, AUC 0\.\d+, 2 workers \([\d,]+ \+ [\d,]+ rows/s\), 2 shards \([\d,]+ ids\)"
+    whole = r"step [\d,]+, loss 0\.\d+, AUC 0\.\d+, 2 workers \([\d,]+ \+ [\d,]+ rows/s\), 2 embedding servers \([\d,]+ ids\)"
     assert any(re.fullmatch(whole + r", last checkpoint at step [\d,]+", note) for note in notes), notes
     assert "cluster: the cluster has capacity: starting with 2 workers" in finished.heard.said
 
@@ -96,10 +96,10 @@ def test_status_and_logs_remain_after_the_run(finished: Finished) -> None:
     assert set(logs) == {
         *("driver.log", "shard-0.log", "shard-1.log", "worker-0.log", "worker-1.log"),
     }
-    assert "cut at step" in logs["driver.log"]
-    assert "member 0 of 2 in generation 1" in logs["worker-0.log"]
-    assert "stream 0: token 1 from batch 0 on" in logs["shard-1.log"]
-    with pytest.raises(ClusterError, match=r"no training runs on a cluster: run .* is done"):
+    assert "checkpoint of step" in logs["driver.log"]
+    assert "rank 0 of 2 in generation 1" in logs["worker-0.log"]
+    assert "stream 0: token 1, next batch 0" in logs["shard-1.log"]
+    with pytest.raises(ClusterError, match=r"no cluster training is running: run .* is done"):
         request_workers(home, 3)
 
 
@@ -136,7 +136,7 @@ def test_model_is_published_and_served_like_a_local_one(finished: Finished) -> N
 def test_run_is_up_to_date_for_any_number_of_workers(finished: Finished) -> None:
     for workers, shards in ((2, 2), (3, 5)):
         heard = Heard()
-        again = run(finished.project, *finished.options, *crew(workers, shards), progress=heard)
+        again = run(finished.project, *finished.options, *cluster_options(workers, shards), progress=heard)
         assert again.reused
         assert again.checkpoint.folder == finished.result.checkpoint.folder
         assert any("is up to date: same dataset, same config" in said for said in heard.said)
@@ -146,7 +146,7 @@ def test_more_epochs_resume_with_other_numbers_of_workers_and_embedding_servers(
     heard = Heard()
     more = run(
         finished.project,
-        *[*finished.options, *crew(1, 3), "train.epochs=2", "tracking.enabled=false"],
+        *[*finished.options, *cluster_options(1, 3), "train.epochs=2", "tracking.enabled=false"],
         progress=heard,
     )
     assert not more.reused
@@ -159,7 +159,7 @@ def test_more_epochs_resume_with_other_numbers_of_workers_and_embedding_servers(
 def test_gate_refusal_leads_to_extra_epochs(project: Path, ray_session: RaySession) -> None:
     heard = Heard()
     with pytest.raises(GateRefused, match="the gate refused the model"):
-        run(project, *crew(2, 1), "gate.auc=0.99", "gate.extra_epochs=1", progress=heard)
+        run(project, *cluster_options(2, 1), "gate.auc=0.99", "gate.extra_epochs=1", progress=heard)
     refused = [said for said in heard.said if said.startswith("the gate refused after")]
     assert [said.partition(":")[0] for said in refused] == [
         "the gate refused after 1 epoch",
@@ -173,7 +173,7 @@ def test_gate_refusal_leads_to_extra_epochs(project: Path, ray_session: RaySessi
 
 def test_ctrl_c_stops_soon_and_leaves_no_process(project: Path) -> None:
     """To the whole group of processes, as a terminal does it."""
-    options = [*crew(2, 2), "train.epochs=200"]
+    options = [*cluster_options(2, 2), "train.epochs=200"]
     process = subprocess.Popen(
         [CLICKLINE, "train", *(part for option in options for part in ("--set", option))],
         cwd=project,

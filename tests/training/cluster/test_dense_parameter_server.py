@@ -1,4 +1,4 @@
-"""The network's keeper learns every gradient once, in bounded time after it was computed, and stops nobody for good."""
+"""The dense parameter server applies every gradient once, within the staleness limit, and never deadlocks."""
 
 from __future__ import annotations
 

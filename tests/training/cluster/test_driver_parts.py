@@ -72,7 +72,13 @@ def job(folder: Path, **changes: Any) -> TrainingJob:
             "batches": {},
             "plan": nothing,
         },
-        **{"tables": {}, "model_file": None, "sync": True, "staleness": 8, "scale_lr_by_staleness": False},
+        **{
+            "tables": {},
+            "model_file": None,
+            "sync": True,
+            "max_staleness": 8,
+            "scale_lr_by_staleness": False,
+        },
         **{
             "rules": PolicyRules(max=4),
             "shards": 2,
@@ -480,9 +486,9 @@ def test_missing_answer_is_awaited_until_the_timeout(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("gone", "reason"),
     [
-        ("shard", "a shard was lost while it wrote its part"),
+        ("shard", "an embedding server was lost while it wrote its snapshot"),
         ("cluster", "training rolls back to the last checkpoint"),
-        ("disk", "a shard has not written its part within"),
+        ("disk", "an embedding server did not write its snapshot within"),
     ],
 )
 def test_snapshot_is_not_awaited_when_its_server_is_gone(
@@ -503,7 +509,7 @@ def test_snapshot_is_not_awaited_when_its_server_is_gone(
     driver._group.embedding_servers = [Role()]
     driver._group._session = cast("Any", SimpleNamespace(lost=lambda: gone == "cluster"))
     with pytest.raises(StateLost, match=reason):
-        driver.written({"tables-00-of-01.bin": object()})
+        driver.await_snapshots({"tables-00-of-01.bin": object()})
 
 
 @pytest.mark.timeout(20)
@@ -560,10 +566,7 @@ def test_capacity_is_what_fits_on_single_nodes(
 ) -> None:
     """Else workers are asked for again and again that never find a place."""
     free = [{"CPU": 1.0, "memory": 4.0}, {"CPU": 3.0, "memory": 9.0}, {"memory": 90.0}]
-    batch = [SimpleNamespace(resources_available=node) for node in free]
-    reply = SimpleNamespace(resource_usage_data=SimpleNamespace(batch=batch))
-    head = SimpleNamespace(get_all_resource_usage=lambda timeout: reply)
-    monkeypatch.setattr(session_module, "_head", lambda: head)
+    monkeypatch.setattr(session_module, "free_resources", lambda seconds: free)
     assert RaySession.__new__(RaySession).room_for(cpus, memory) == fit
 
 
@@ -578,7 +581,12 @@ def test_checkpoint_failure_of_a_lost_server_is_reported_once() -> None:
     said, writing = RecordingProgress(), Future[Any]()
     writing.set_exception(StateLost("a shard was lost while it wrote its part"))
     trainer: Any = object.__new__(ClusterTrainer)
-    trainer._progress, trainer._writing, trainer._cut_step, trainer._cut_at = said, writing, 40, float("inf")
+    trainer._progress, trainer._writing, trainer._checkpoint_step, trainer._checkpoint_at = (
+        said,
+        writing,
+        40,
+        float("inf"),
+    )
     trainer._settings = SimpleNamespace(checkpoint_steps=None, checkpoint_every=60.0)
     assert [trainer._checkpoint_due(41), trainer._checkpoint_due(42)] == [False, False]
     [line] = said.lines
@@ -593,8 +601,8 @@ def test_next_checkpoint_after_a_slow_one_is_on_schedule(steps: int | None, ever
     writing = Future[Any]()
     writing.set_exception(StateLost("a shard has not written its part within 3,600 s"))
     trainer: Any = object.__new__(ClusterTrainer)
-    trainer._progress, trainer._writing, trainer._cut_step = RecordingProgress(), writing, 40
-    trainer._cut_at = time.monotonic() - 3600.0
+    trainer._progress, trainer._writing, trainer._checkpoint_step = RecordingProgress(), writing, 40
+    trainer._checkpoint_at = time.monotonic() - 3600.0
     trainer._settings = SimpleNamespace(checkpoint_steps=steps, checkpoint_every=every)
     assert [trainer._checkpoint_due(900), trainer._checkpoint_due(901)] == [False, False]
     assert trainer._checkpoint_due(910) is (steps is not None)

@@ -434,15 +434,15 @@ def test_counters_equal_a_direct_count_after_any_losses_repeats_and_delays(
     folder = tmp_path_factory.mktemp("any")
 
     async def story() -> list[Path]:
-        keepers = shards_in(folder, shards)
-        await open_all(keepers, 1)
+        servers = shards_in(folder, shards)
+        await open_all(servers, 1)
         token, parts, at = 1, 2, 0
         team: list[Sender] = []
         pulls: dict[int, asyncio.Future[list[LookupReply]]] = {}
         old: list[tuple[Sender, Sequence[LookupReply] | None]] = []
 
         def begin() -> None:
-            team[:] = [Sender(keepers, many[at], at, token, part, parts) for part in range(parts)]
+            team[:] = [Sender(servers, many[at], at, token, part, parts) for part in range(parts)]
             pulls.clear()
 
         begin()
@@ -465,7 +465,7 @@ def test_counters_equal_a_direct_count_after_any_losses_repeats_and_delays(
                             await one
             elif act == "new owner":
                 token += 1
-                opened = await open_all(keepers, token)
+                opened = await open_all(servers, token)
                 await turns()
                 for number, sender in enumerate(team):
                     answered = pulls.get(number)
@@ -484,14 +484,14 @@ def test_counters_equal_a_direct_count_after_any_losses_repeats_and_delays(
                 if at == len(many):
                     break
                 begin()
-        opened = await open_all(keepers, token + 1)
+        opened = await open_all(servers, token + 1)
         await turns()
         for pull in pulls.values():
             pull.exception()
         for sequence in range(min(applied for _, applied in opened), len(many)):
-            await learn(keepers, many[sequence], sequence, token + 1, parts=1)
-        assert [(await shard.state()).rows for shard in keepers] == [48] * shards
-        return await cut(keepers, folder)
+            await learn(servers, many[sequence], sequence, token + 1, parts=1)
+        assert [(await shard.state()).rows for shard in servers] == [48] * shards
+        return await cut(servers, folder)
 
     assert counters(asyncio.run(story())) == counted(many)
 

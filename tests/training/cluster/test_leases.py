@@ -155,7 +155,7 @@ def test_leases_granted_after_the_checkpoint_stay_fenced() -> None:
     late = granted(leases, "a")
     restored = Leases.from_json(units(2), cut, token=leases.next_token)
     granted(restored, "b")
-    assert not restored.finished(late.token, 1.0)
+    assert not restored.finish(late.token, 1.0)
 
 
 def test_an_epoch_without_units_is_done() -> None:

@@ -95,7 +95,7 @@ def test_third_failure_at_the_same_location_gives_up() -> None:
         assert isinstance(policy.observe(now, Observation(3, 0, (worker(),))), Resize)
     assert policy.observe(2.0, Observation(1, 0, (worker(3, error="ZeroDivisionError"),))) == GiveUp(
         "step 120 failed 3 times without progress in between (cluster.max_failures is 3). "
-        "The last time: worker-3 crashed at step 120 (ZeroDivisionError)"
+        "The last failure: worker-3 crashed at step 120 (ZeroDivisionError)"
     )
 
 
@@ -133,7 +133,7 @@ def test_workers_that_die_while_starting_give_up() -> None:
     decision = policy.observe(1.0, Observation(0, 2, (worker(location="", error="ImportError: my_model"),)))
     assert decision == GiveUp(
         "starting, with 0 rows trained, failed 2 times without progress in between (cluster.max_failures is 2). "
-        "The last time: worker-1 crashed (ImportError: my_model)"
+        "The last failure: worker-1 crashed (ImportError: my_model)"
     )
 
 
@@ -183,7 +183,7 @@ def test_gives_up_after_ten_minutes_without_capacity() -> None:
     assert policy.observe(650.0, observed) == GiveUp(
         "1 worker of 8 CPUs and 2.0 GiB must fit before training starts, and the cluster has capacity for 0. "
         "It has 4 CPUs, all of them free. "
-        "Waited 600 s for more. Add nodes, or lower train.workers.min, cluster.worker.cpus or "
+        "Waited 600 s for capacity. Add nodes, or lower train.workers.min, cluster.worker.cpus or "
         "cluster.worker.memory"
     )
 
@@ -322,7 +322,7 @@ def test_full_embedding_server_gives_up(evicts: bool, last: str) -> None:
     assert decide_memory(MemoryUse(2, 19 * GIB, 20 * GIB, evicted=True), evicts=evicts) == GiveUp(
         "embedding server 2 uses 19.0 GiB of 20.0 GiB (95%), and the kernel would soon kill it. Raise train.embedding_servers, give "
         f"each more memory (cluster.embedding_server.memory), admit fewer ids (train.admission), {last}; the same command "
-        "then goes on from the last checkpoint"
+        "then resumes from the last checkpoint"
     )
 
 
@@ -336,7 +336,7 @@ def test_training_that_never_reaches_another_checkpoint_gives_up() -> None:
     lost = LostProcess("shard", "shard-0", "crashed", "step 99")
     decision = policy.observe(9.0, Observation(2, 0, lost=(lost,), checkpoint_step=7))
     assert isinstance(decision, GiveUp)
-    assert "the work after the cut at step 7 was begun 6 times" in decision.reason
+    assert "training after the checkpoint of step 7 was started 6 times" in decision.reason
     lost = LostProcess("shard", "shard-0", "crashed", "step 100")
     assert isinstance(policy.observe(10.0, Observation(2, 0, lost=(lost,), checkpoint_step=8)), Restart), (
         "another cut, another budget"
@@ -354,8 +354,8 @@ def test_unexplained_restarts_spend_the_same_budget() -> None:
         assert decision == Restart("the head is gone")
     decision = policy.observe(9.0, Observation(0, 0, restart="the head is gone", checkpoint_step=7))
     assert decision == GiveUp(
-        "the work after the cut at step 7 was begun 6 times and never came to another cut. "
-        "The last time: the head is gone"
+        "training after the checkpoint of step 7 was started 6 times and never reached another checkpoint. "
+        "The last failure: the head is gone"
     )
     assert policy.observe(9.0, Observation(0, 0, restart="the head is gone", checkpoint_step=8)) == Restart(
         "the head is gone"

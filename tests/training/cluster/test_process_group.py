@@ -202,11 +202,11 @@ def test_hanging_rank_is_lost_after_the_timeout_and_finds_no_group(meeting):
         began = time.monotonic()
         three[2].signal(signal.SIGSTOP)
         for member in three[:2]:
-            assert "lost another" in member.answer(30.0)[0]
+            assert "lost a peer" in member.answer(30.0)[0]
         assert 1.0 < time.monotonic() - began < 20
         form_all(three[:2], meeting, 1)
         three[2].signal(signal.SIGCONT)
-        assert "lost another" in three[2].answer(30.0)[0]
+        assert "lost a peer" in three[2].answer(30.0)[0]
         assert len(set(ask_all(three[:2], sum_once, 1, 10))) == 1
 
 
@@ -235,7 +235,7 @@ def test_fifty_consecutive_groups_leak_nothing(meeting):
 
 def test_groups_that_fail_to_form_leak_nothing(meeting):
     def fail(generation: int) -> None:
-        with pytest.raises(PeerLost, match="member 0 of 2 lost another one"):
+        with pytest.raises(PeerLost, match="rank 0 of 2 lost a peer"):
             join(meeting.name, generation, 0, 2, timeout=0.1)
 
     for generation in range(3):
@@ -287,10 +287,10 @@ def test_group_survives_its_rendezvous_and_a_closed_group_raises(meeting):
     first, second = groups = in_threads(lambda rank: join(meeting.name, 0, rank, 2))
     meeting.close()
     vectors = [np.ones(4, np.float32) for _ in range(2)]
-    in_threads(lambda rank: groups[rank].sum(vectors[rank]))
+    in_threads(lambda rank: groups[rank].all_reduce(vectors[rank]))
     assert [vector.tolist() for vector in vectors] == [[2.0] * 4] * 2
     first.close()
     with pytest.raises(PeerLost, match="is closed"):
-        first.sum(vectors[0])
-    with pytest.raises(PeerLost, match="member 1 of 2 lost another"):
-        second.sum(vectors[1])
+        first.all_reduce(vectors[0])
+    with pytest.raises(PeerLost, match="rank 1 of 2 lost a peer"):
+        second.all_reduce(vectors[1])

@@ -207,7 +207,7 @@ def test_piece_is_retried_when_its_process_dies(ray_session: RaySession, tmp_pat
 def test_piece_that_kills_three_processes_is_given_up(ray_session: RaySession, tmp_path: Path) -> None:
     for name in ("1-a", "1-b", "1-c", "1-d"):
         (tmp_path / name).touch()
-    with pytest.raises(ClusterError, match="died 3 times at the same piece"):
+    with pytest.raises(ClusterError, match="died 3 times on the same piece"):
         list(ray_map(ray_session, _die, str(tmp_path), range(4), max_pending=2))
     assert len(list(tmp_path.iterdir())) == 1
 

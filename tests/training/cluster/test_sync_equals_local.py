@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from cluster_home import assert_same, crew, prepared, rows_of, run, sharing
+from cluster_home import assert_same, cluster_options, prepared, rows_of, run, sharing
 
 from clickline.distributed.session import RaySession
 from clickline.training.cluster import async_epoch, monitor, sync_epoch
-from clickline.training.cluster.async_epoch import AsyncEpoch, at_once
+from clickline.training.cluster.async_epoch import AsyncEpoch, max_concurrent
 from clickline.training.cluster.leases import WorkLease
 from clickline.training.cluster.worker_group import WorkerHandle
 from clickline.training.run import TrainResult
@@ -57,12 +57,15 @@ def epochs_of(result: TrainResult) -> Sequence[dict[str, float]]:
 
 @pytest.mark.parametrize(
     ("workers", "shards"),
-    [(2, 2), *(pytest.param(*crew, marks=pytest.mark.faults) for crew in [(1, 1), (3, 1)])],
+    [
+        (2, 2),
+        *(pytest.param(*cluster_options, marks=pytest.mark.faults) for cluster_options in [(1, 1), (3, 1)]),
+    ],
 )
 def test_any_number_of_workers_and_embedding_servers_equals_local_training(
     base: Path, project: Path, ray_session: RaySession, workers: int, shards: int
 ) -> None:
-    local, far = run(base), run(project, *crew(workers, shards))
+    local, far = run(base), run(project, *cluster_options(workers, shards))
     assert local.checkpoint.step == 32
     assert_equal(local, far)
     assert len(far.checkpoint.tables) == shards
@@ -81,7 +84,7 @@ def test_with_admission_held_out_rows_sampling_and_odd_batches(
         "train.batch_size=211",
         "model.name=deepfm",
     ]
-    local, far = run(base, *asked), run(project, *asked, *crew(2, 2))
+    local, far = run(base, *asked), run(project, *asked, *cluster_options(2, 2))
     assert_equal(local, far)
     assert len(rows_of(far.checkpoint)["candidates"]) > 1000
     told, other = local.checkpoint.body["calibration"], far.checkpoint.body["calibration"]
@@ -96,7 +99,7 @@ def test_with_eviction_two_epochs_time_order_and_checkpoints(
     monkeypatch.setattr(sync_epoch, "_TICK_SECONDS", 0.02)
     asked = ["train.eviction.threshold=1.5", "train.epochs=2", "train.order=time", "train.batch_size=100"]
     cuts = ["train.checkpoint_steps=10", "train.keep_checkpoints=100"]
-    local, far = run(base, *asked), run(project, *asked, *cuts, *crew(2, 2))
+    local, far = run(base, *asked), run(project, *asked, *cuts, *cluster_options(2, 2))
     assert_equal(local, far)
     slots = json.loads(far.report.read_text())["slots"]
     assert sum(slot["evicted"] for slot in slots) > 1000
@@ -113,7 +116,7 @@ def test_with_early_stopping_after_the_best_epoch(base: Path, project: Path, ray
         "train.embedding.learning_rate=0.3",
         "train.batch_size=1200",
     ]
-    local, far = run(base, *asked), run(project, *asked, *crew(2, 1))
+    local, far = run(base, *asked), run(project, *asked, *cluster_options(2, 1))
     assert_equal(local, far, times=100)
     assert len(epochs_of(far)) < 6
     assert far.checkpoint.step < epochs_of(far)[-1]["step"]  # the best is not the last
@@ -158,7 +161,7 @@ def test_custom_model_warm_starts_from_local_mode_and_back(
     own = f"model.file={base / 'own.py'}"
     first = run(base, own)
     asked = [own, f"train.warm_start={first.checkpoint.folder}", "train.seed=9"]
-    local, far = run(base, *asked), run(project, *asked, *crew(2, 3))
+    local, far = run(base, *asked), run(project, *asked, *cluster_options(2, 3))
     assert_equal(local, far)
     back = run(base, own, f"train.warm_start={far.checkpoint.folder}", "train.seed=10")
     assert rows_of(back.checkpoint)["admitted"]["show"].sum() == 3 * 9600 * 26  # of all three runs
@@ -168,15 +171,15 @@ def test_custom_model_warm_starts_from_local_mode_and_back(
 
 
 def test_one_async_worker_equals_local_training(base: Path, project: Path, ray_session: RaySession) -> None:
-    far = run(project, *crew(1, 2), "train.sync=false", "train.checkpoint_steps=10")
+    far = run(project, *cluster_options(1, 2), "train.sync=false", "train.checkpoint_steps=10")
     assert_equal(run(base), far)
 
 
 def test_async_workers_ramp_up_after_the_first_steps() -> None:
-    assert [at_once(step, 0.0) for step in (0, 29, 30, 89, 90, 179, 180)] == [1, 1, 2, 2, 3, 3, 4]
+    assert [max_concurrent(step, 0.0) for step in (0, 29, 30, 89, 90, 179, 180)] == [1, 1, 2, 2, 3, 3, 4]
     # Nobody waits for one that hangs.
-    assert [at_once(0, seconds) for seconds in (29.0, 31.0, 95.0)] == [1, 2, 4]
-    assert at_once(90, 31.0) == 3
+    assert [max_concurrent(0, seconds) for seconds in (29.0, 31.0, 95.0)] == [1, 2, 4]
+    assert max_concurrent(90, 31.0) == 3
 
 
 @pytest.mark.faults
@@ -196,7 +199,7 @@ def test_two_async_workers_reach_the_auc_of_sync(
     grant = AsyncEpoch._grant
 
     def noted(self: AsyncEpoch, member: WorkerHandle, lease: WorkLease) -> None:
-        begun.append((member.name, ray.get(self._crew.network.step.remote())))
+        begun.append((member.name, ray.get(self._group.dense_server.step.remote())))
         grant(self, member, lease)
 
     monkeypatch.setattr(AsyncEpoch, "_grant", noted)
@@ -205,7 +208,7 @@ def test_two_async_workers_reach_the_auc_of_sync(
     for seed in (1, 2):
         begun.clear()
         asked = ["train.batch_size=512", f"train.seed={seed}", "tracking.enabled=false"]
-        local, far = run(folder, *asked), run(folder, *asked, *crew(2, 2), "train.sync=false")
+        local, far = run(folder, *asked), run(folder, *asked, *cluster_options(2, 2), "train.sync=false")
         (first, at), (second, then) = begun[:2]
         assert first != second
         assert at == 0
