@@ -124,6 +124,7 @@ def _hashes(root: Path) -> dict[str, str]:
     with suppress(OSError), tempfile.NamedTemporaryFile("w", dir=root, delete=False) as draft:
         json.dump(record, draft, indent=1)
         draft.close()
+        Path(draft.name).chmod(0o644)  # an image is built by one user and run by others
         Path(draft.name).replace(root / _RECORD)
     return hashes
 

@@ -72,7 +72,7 @@ def test_what_the_tutorial_shows_of_its_logs_is_what_they_are(shop: Reader, tuto
 
 def test_a_network_of_ones_own(shop: Reader, tutorial: list[str]) -> None:
     (printed,) = done(shop, DOCS / "howto/custom-model.md")
-    assert "gate         passed" in printed and "version  3" in printed
+    assert "gate         passed" in printed and "version   3" in printed
 
 
 def test_a_custom_reader(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from faulty_machine import DAY, Machine
 from hour_world import HourWorld, make_hours, same_model
-from service import Service, command, eventually
+from service import Service, command
 from up_home import Home, home_of_doubles
 
 import clickline
@@ -29,6 +29,7 @@ from clickline.publishing.run import publish
 from clickline.storage.storage import Storage
 from clickline.studio.runs import RunsView
 from servers.serving import QuietHandler, served
+from servers.waiting import eventually
 
 
 def test_preloaded_library_shifts_the_clock_of_a_process(machine: Machine) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from faulty_machine import Disk, small_disk
-from service import Service, command, eventually
+from service import Service, command
 
 import clickline
 from clickline.artifacts.from_config import registry_of
@@ -22,6 +22,7 @@ from clickline.errors import StorageError
 from clickline.progress import Progress
 from clickline.publishing.run import publish
 from clickline.scoring.open_scorer import open_scorer
+from servers.waiting import eventually
 
 CLICKLINE = str(Path(sys.executable).with_name("clickline"))
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from service import eventually, standing_in
+from service import standing_in
 from standin import publish
 from up_home import DOUBLES, Home, free_ports
 
 from clickline.artifacts.registry import Registry
 from clickline.storage.storage import Storage
+from servers.waiting import eventually
 
 PUBLISHES = """
 import sys

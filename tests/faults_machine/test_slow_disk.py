@@ -12,11 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 from faulty_machine import Machine
-from service import command, eventually
+from service import command
 
 from clickline.artifacts.checkpoint import latest_checkpoint
 from clickline.config import Config, load_config
 from clickline.publishing.run import publish
+from servers.waiting import eventually
 
 pytestmark = pytest.mark.slow
 CLICKLINE = str(Path(sys.executable).with_name("clickline"))

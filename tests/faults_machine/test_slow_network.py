@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 from faulty_machine import Line
-from service import answered, command, eventually, predict_request, predictor, standing_in
+from service import answered, command, predict_request, predictor, standing_in
 from standin import publish as publish_standin
 
 from clickline.config import load_config
@@ -20,6 +20,7 @@ from clickline.storage import filesystems
 from clickline.storage.file_cache import FileCache
 from clickline.storage.storage import Storage
 from servers.s3 import s3_server
+from servers.waiting import eventually
 from servers.web import web_server
 from servers.webhdfs import webhdfs_server
 

@@ -208,7 +208,7 @@ def test_report_without_eval_rows_says_what_is_missing(prepared, tmp_path):
     assert [report[key] for key in ("evaluation", "curves", "importance", "drift", "current")] == [None] * 5
     assert report["slot_table"][0]["ids"] > 0
     assert report["slot_table"][0]["unseen_eval"] is None
-    assert any("data.eval is not given" in note for note in report["notes"])
+    assert any("data.eval is not set" in note for note in report["notes"])
 
 
 @pytest.mark.slow
@@ -256,7 +256,7 @@ def test_live_version_is_evaluated_on_the_same_rows_or_the_report_says_why_not(p
 
 def test_large_tables_are_not_read_for_the_report(project, monkeypatch):
     result, _, _ = trained(project)
-    monkeypatch.setattr(documents, "_MOST_READ", 1000)
+    monkeypatch.setattr(documents, "_MAX_READ_BYTES", 1000)
     assert documents.unseen_shares_in_files(result.checkpoint.tables, rows_of(project, "eval")) is None
 
 
@@ -264,7 +264,7 @@ def test_large_tables_are_not_read_for_the_report(project, monkeypatch):
 def test_report_after_early_stopping_is_of_the_best_epoch(project):
     options = ["train.epochs=4", "train.early_stopping={patience: 1}", "train.embedding.learning_rate=0.3"]
     result, report, said = trained(project, *options)
-    assert any("was the best; the later ones did not help" in one for one in said)
+    assert any("was the best; later epochs did not improve on it" in one for one in said)
     assert report["lineage"]["checkpoint"]["step"] == result.checkpoint.step < report["learning"]["step"][-1]
     rows = rows_of(project, "eval")
     model = open_checkpoint(result.checkpoint, len(os.sched_getaffinity(0)))

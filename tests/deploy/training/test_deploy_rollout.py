@@ -53,7 +53,7 @@ def test_it_waits_until_the_predictors_serve_the_current_version(project: Path, 
     with predictor(0, 1) as port:
         told = Told()
         assert await_rollout(_at(project, port), told, host="127.0.0.1", seconds=60) == 1
-        assert told.lines == [f"version 1 is awaited: 127.0.0.1:{port}: serves 0"]
+        assert told.lines == [f"waiting for version 1: 127.0.0.1:{port}: serves 0"]
     with (
         predictor(0) as port,
         pytest.raises(ClicklineError, match="1 of 1 predictor without version 1"),

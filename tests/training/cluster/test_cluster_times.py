@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster_home import crew
+from cluster_home import cluster_options
 
 from clickline.config import load_config
 from clickline.data.prepare.run import prepare
@@ -36,7 +36,7 @@ def test_few_rows_dated_later_do_not_empty_the_embedding_servers(
         rows.append(f"{int(rng.random() < 0.3)},{START + 9 * row + later},a{a}")
     (tmp_path / "train.csv").write_text("\n".join(rows) + "\n")
     (tmp_path / "clickline.yaml").write_text(CONFIG)
-    config = load_config(tmp_path / "clickline.yaml", crew(2, 2))
+    config = load_config(tmp_path / "clickline.yaml", cluster_options(2, 2))
     prepare(config, Progress())
     result = train(config, Progress())
     assert result.checkpoint.body["newest_hour"] == START // 3600 + 9
