@@ -171,7 +171,7 @@ def test_follow_waits_for_an_unreachable_source(
     same_model(calm, hit)
 
 
-@pytest.mark.parametrize("moment", ["learn", "publish version 2"])
+@pytest.mark.parametrize("moment", ["train", "publish version 2"])
 def test_follow_waits_for_an_unreachable_registry(
     moment: str, calm: HourWorld, store: Store, tmp_path: Path, made: Path
 ) -> None:

@@ -108,7 +108,7 @@ def test_csv_to_a_scored_request_with_killed_endpoints_and_parents(real: Home) -
     for stage in ("prepare", "train", "evaluate", "publish"):
         assert re.search(rf"{stage} +skipped +up to date", out), out
     assert "health     ready" in out
-    assert re.search(r"versions +current 1; newest 1 \(base, .* ago\); 1 in all", out)
+    assert re.search(r"versions +current 1; newest 1 \(base, .* ago\); 1 in total", out)
     assert '"event": "the version is current"' in real.run("logs", "serve")[1]
     code, out, _ = real.run("down")
     assert (code, out) == (0, "stopped 4 processes\n")

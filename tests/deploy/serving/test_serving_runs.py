@@ -204,7 +204,7 @@ def test_mlflow_takes_runs_from_those_who_call_it_by_its_name(tmp_path: Path) ->
             "run",
             folder=tmp_path / "run",
             warn=said.append,
-            wait_seconds=120,
+            patience=120,
         )
         tracker.metrics(1, {"auc": 0.7})
         tracker.artifact(tmp_path / "report.json")

@@ -59,7 +59,7 @@ def test_it_waits_until_the_predictors_serve_the_current_version(project: Path, 
         pytest.raises(ClicklineError, match="1 of 1 predictor without version 1"),
     ):
         await_rollout(_at(project, port), Progress(), host="127.0.0.1", seconds=0)
-    with pytest.raises(ClicklineError, match="no answer"):
+    with pytest.raises(ClicklineError, match="no response"):
         await_rollout(_at(project, 1), Progress(), host="127.0.0.1", seconds=0)
     assert await_rollout(config, Progress(), host="nobody.invalid") == 0
     place = project / "termination-log"
