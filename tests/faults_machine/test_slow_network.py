@@ -28,7 +28,7 @@ from servers.webhdfs import webhdfs_server
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two minutes of silence are too long for a test."""
-    monkeypatch.setattr(filesystems, "_CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(filesystems, "_READ_SECONDS", 0.5)
 
 
 # ── asking a server ────────────────────────────────────────────────────────────────────────────
