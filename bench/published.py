@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from clickline.artifacts.version import VersionModel
 from clickline.config import Config, load_config
 from clickline.embedding import begin_snapshot
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
@@ -97,7 +98,7 @@ class Live:
         snapshot.write(path)
         self._generation = snapshot.generation
         sample = rows_of(np.random.default_rng(1).integers(0, self.values, (SLOTS, 4096)), 1)
-        origin = {"checkpoint": "bench", "step": 0, "tables_sha256": "", "dataset": "bench"}
+        origin = VersionModel("bench", 0, tables_sha256="", dataset="bench")
         release = Release(self.model, path, origin, "", None, sample)
         return publish_release(self.config, release, iter(()), Progress(), reason="bench", started=began)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,23 @@ from typing import Any
 import numpy as np
 from table_model import blocks_of
 
-from clickline.artifacts.checkpoint import open_checkpoint_folder, run_result, write_checkpoint
+from clickline.artifacts.checkpoint import TrainingState, open_checkpoint_folder, run_result, write_checkpoint
 from clickline.artifacts.dataset import Dataset, ShardWriter, Split, dataset_folder, finish_dataset
 from clickline.artifacts.diff import differences, summary
-from clickline.artifacts.manifest import digest
+from clickline.artifacts.manifest import digest, manifest_bytes
 from clickline.artifacts.registry import Registry
 from clickline.artifacts.runs import find_checkpoint
-from clickline.artifacts.version import verify
+from clickline.artifacts.version import (
+    VERSION_FORMAT,
+    PrecisionCost,
+    VersionFile,
+    VersionManifest,
+    VersionModel,
+    VersionNetwork,
+    VersionSample,
+    VersionSlot,
+    verify,
+)
 from clickline.embedding.serving import PartShape, write_shards
 from clickline.errors import ClicklineError
 from clickline.features import DenseField, Encoder, FeatureSpec, SlotField
@@ -27,6 +38,7 @@ from clickline.records import LabelledRows
 from clickline.scoring.scorer import DENSE, Scorer
 from clickline.scoring.stored_sample import write_sample
 from clickline.storage.storage import Storage
+from clickline.validation import validate
 from fuzz.target import Choices, Target, mutated, scratch
 
 FEATURES = FeatureSpec(
@@ -129,36 +141,42 @@ def make_version(folder: Path, features: FeatureSpec = FEATURES) -> dict[str, An
     ids = {int(id) for slot in encoded.slots for id in slot.ids_N}
     content = [dict.fromkeys(ids, (0.0, (0.25, -0.5)))]
     write_shards(folder, [PartShape(dim, False)], "fp32", 1, blocks_of([PartShape(dim, False)], content))
-    body = {
-        "number": 1,
-        "parent": None,
-        "created": "2026-01-01T00:00:00.000+00:00",
-        "features": features.to_json(),
-        "logit_shift": 0.0,
-        "calibration": {"kind": "platt", "slope": 1.0, "offset": 0.0},
-        "width": width,
-        "precision": "fp32",
-        "shards": 1,
-        "parts": [{"dim": dim, "wide": False}],
-        "slots": [
-            {"name": slot.name, "part": 0, "dim": dim, "pooling": "sum", "wide": 0.0, "vector": [0.0] * dim}
-            for slot in features.slots
-        ],
-        "dense": "fp32",
-        "sample": {"tolerance": 1e-5},
-        "model": {},
-    }
-    with Scorer.open(body, [folder])._source:  # type: ignore[attr-defined]
-        scores_B = Scorer.open(body, [folder]).score(encoded).probability_B
+    manifest = VersionManifest(
+        number=1,
+        created="2026-01-01T00:00:00.000+00:00",
+        parent=None,
+        table="base",
+        rows=len(ids),
+        tombstones=0,
+        table_precision="fp32",
+        dense_precision="fp32",
+        shards=1,
+        parts=(PartShape(dim, False),),
+        slots=tuple(VersionSlot(slot.name, dim, "sum", 0, 0.0, (0.0,) * dim) for slot in features.slots),
+        features=features.to_json(),
+        network=VersionNetwork("lr", None, (), False),
+        width=width,
+        logit_shift=0.0,
+        calibration={"kind": "platt", "slope": 1.0, "offset": 0.0},
+        model=VersionModel("run/step-000000001", 1),
+        config="train: {epochs: 1}\n",
+        report=None,
+        sample=VersionSample(2, 2, 1e-5, 0.0),
+        cost=PrecisionCost(),
+        files={},
+    )
+    with Scorer.open(manifest, [folder])._source:  # type: ignore[attr-defined]
+        scores_B = Scorer.open(manifest, [folder]).score(encoded).probability_B
     write_sample(folder, encoded, scores_B)
     files = {
-        path.name: {"sha256": digest(path), "size": path.stat().st_size}
+        path.name: VersionFile(digest(path), path.stat().st_size)
         for path in folder.iterdir()
         if path.name != "manifest.json"
     }
-    whole = {"kind": "version", "format": 1, **body, "files": files}
-    (folder / "manifest.json").write_bytes(_as_text(whole))
-    return whole
+    content = manifest_bytes("version", VERSION_FORMAT, replace(manifest, files=files))
+    (folder / "manifest.json").write_bytes(content)
+    document: dict[str, Any] = json.loads(content)
+    return document
 
 
 @cache
@@ -229,7 +247,7 @@ def _checkpoint_home() -> tuple[Path, dict[str, Any]]:
         7,
         lambda path: (path.write_bytes(b"rows"), _Written())[1],
         {"w": np.arange(4.0)},
-        {"position": {}, "config": {}},
+        TrainingState({}, {}, None, -1),
     ).folder
     return home, json.loads((folder / "manifest.json").read_bytes())
 
@@ -262,12 +280,12 @@ def _scorer(data: bytes) -> None:
     place, base = _registry()
     folder = place / "versions" / "000000001"
     choices = Choices(data)
-    body = mutated(base, choices) if choices.number(8) else base
+    document = mutated(base, choices) if choices.number(8) else base
     sample = folder / "sample.npz"
     _spoil_sample(sample, choices)
 
     def score() -> None:
-        opened = Scorer.open(body, [folder])
+        opened = Scorer.open(validate(VersionManifest, document, "the manifest"), [folder])
         try:
             opened.check_sample()
         finally:

@@ -262,3 +262,15 @@ class LabelledRows:
             self.event_hour_B[start:stop],
             self.encoded.slice(start, stop),
         )
+
+
+Precision = Literal["fp32", "fp16", "int8"]
+"""How weights are stored in a version."""
+
+
+@dataclass(frozen=True)
+class PartShape:
+    """The shape of a part of a version's table: the rows of all slots of one dim."""
+
+    dim: int
+    wide: bool

@@ -1,4 +1,4 @@
-"""Validates JSON documents against our dataclasses."""
+"""Validates JSON documents against our dataclasses, and turns dataclasses into such documents."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ def validate(kind: type[Kind], document: Any, what: str) -> Kind:
             "It was damaged, or written by another release: create it again."
         ) from error
     return validated
+
+
+def document_of(value: Any) -> dict[str, Any]:
+    """A dataclass as a JSON document, keys in the order of its fields. Faster than `asdict`, which copies each leaf."""
+    document: dict[str, Any] = _adapter(cast("Any", type(value))).dump_python(value)
+    return document
 
 
 @cache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 
 from clickline.artifacts.checkpoint import (
     Checkpoint,
+    TrainingState,
     begin_checkpoint,
     checkpoint_folder,
     finish_checkpoint,
@@ -29,6 +30,7 @@ from clickline.publishing.run import publish
 from clickline.records import LabelledRows, SlotIds
 from clickline.storage.storage import Storage
 
+STATE = TrainingState({}, {"network": "x"}, None, -1)
 DENSE = {"network/weight": np.arange(3, dtype=np.float32)}
 
 
@@ -59,7 +61,13 @@ def in_parts(checkpoint: Checkpoint, parts: int, spare: Path) -> Checkpoint:
     folder = begin_checkpoint(checkpoint.folder.parent, checkpoint.step)
     checksums = save_parts(whole, tables, folder, parts)
     return finish_checkpoint(
-        folder, checkpoint.step, dict(reversed(checksums.items())), dense, dict(checkpoint.body)
+        folder, checkpoint.step, dict(reversed(checksums.items())), dense, _state(checkpoint)
+    )
+
+
+def _state(checkpoint: Checkpoint) -> TrainingState:
+    return TrainingState(
+        **{field.name: getattr(checkpoint.manifest, field.name) for field in fields(TrainingState)}
     )
 
 
@@ -70,23 +78,16 @@ def written(tmp_path: Path) -> Checkpoint:
     save_snapshot(tables, tmp_path / "whole.bin")
     folder = begin_checkpoint(tmp_path / "run", 7)
     checksums = save_parts([tmp_path / "whole.bin"], tables, folder, 12)
-    return finish_checkpoint(folder, 7, checksums, DENSE, {"plan": "x"})
+    return finish_checkpoint(folder, 7, checksums, DENSE, STATE)
 
 
-def test_local_checkpoint_is_one_file_and_readable_without_table_names(tmp_path: Path) -> None:
+def test_local_checkpoint_is_one_file(tmp_path: Path) -> None:
     tables = small_tables()
-    checkpoint = write_checkpoint(tmp_path, 3, lambda path: save_snapshot(tables, path), DENSE, {})
+    checkpoint = write_checkpoint(tmp_path, 3, lambda path: save_snapshot(tables, path), DENSE, STATE)
     assert checkpoint.tables == (tmp_path / "step-000000003" / "tables.bin",)
-    assert checkpoint.body["tables"] == {"tables.bin": checkpoint.body["tables_sha256"]}
+    assert checkpoint.manifest.tables == {"tables.bin": checkpoint.manifest.tables_sha256}
     assert checkpoint.is_intact()
-    manifest = checkpoint.folder / "manifest.json"
-    document = json.loads(manifest.read_text())
-    del document["tables"]  # as an earlier release wrote it
-    manifest.write_text(json.dumps(document))
-    before = open_checkpoint_folder(checkpoint.folder)
-    assert before is not None
-    assert before.tables == checkpoint.tables
-    assert before.is_intact()
+    assert open_checkpoint_folder(checkpoint.folder) == checkpoint
 
 
 def test_parts_are_named_in_order(written: Checkpoint) -> None:
@@ -99,7 +100,7 @@ def test_parts_are_named_in_order(written: Checkpoint) -> None:
     assert loaded.size == 500
     assert found.is_intact()
     assert found.dense()["network/weight"].tolist() == [0, 1, 2]
-    assert found.body["plan"] == "x"
+    assert found.manifest.plan == {"network": "x"}
 
 
 @pytest.mark.parametrize("name", ["tables-00-of-12.bin", "tables-11-of-12.bin", "dense.npz"])
@@ -128,9 +129,9 @@ def test_checkpoint_with_a_missing_part_is_refused(tmp_path: Path) -> None:
     (folder / "tables-00-of-02.bin").write_bytes(b"x")
     checksums = dict.fromkeys(part_names(2), "0" * 64)
     with pytest.raises(ArtifactError, match=r"no tables-01-of-02\.bin.*all machines share"):
-        finish_checkpoint(folder, 5, checksums, DENSE, {})
+        finish_checkpoint(folder, 5, checksums, DENSE, STATE)
     with pytest.raises(ValueError, match=r"2 table parts are named tables-00-of-02\.bin"):
-        finish_checkpoint(folder, 5, {"tables.bin": "", "tables-00-of-02.bin": ""}, DENSE, {})
+        finish_checkpoint(folder, 5, {"tables.bin": "", "tables-00-of-02.bin": ""}, DENSE, STATE)
     assert latest_checkpoint(tmp_path) is None
 
 
@@ -155,7 +156,7 @@ def test_checkpoint_in_parts_scores_and_publishes_like_one_file(
     assert len(names) == 2
     for name in names:
         assert Path(second.folder, name).read_bytes() == Path(first.folder, name).read_bytes()
-    assert second.body["slots"] == first.body["slots"]
+    assert second.manifest.slots == first.manifest.slots
     assert publish(config, base=True).reused
 
 

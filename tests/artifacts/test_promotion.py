@@ -10,6 +10,7 @@ from clickline.artifacts.promotion import pin, promote, roll_back
 from clickline.artifacts.registry import Registry
 from clickline.errors import ArtifactError
 from clickline.storage.storage import Storage
+from version_manifests import version_manifest
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def registry(tmp_path: Path) -> Registry:
     for _ in range(3):
         with registry.draft() as draft:
             (draft.folder / "table.bin").write_bytes(b"rows")
-            version = draft.commit({"table": "base"})
+            version = draft.commit(version_manifest())
         registry.move(version.number, "publish", after=registry.current())
     return registry
 

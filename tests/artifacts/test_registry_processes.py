@@ -18,10 +18,13 @@ from clickline.artifacts.registry import Registry
 from clickline.artifacts.version import Version, verify
 from clickline.errors import ArtifactError
 from clickline.storage.storage import Storage
+from version_manifests import IMPORT, version_manifest
 
 # ── races ──────────────────────────────────────────────────────────────────────────────────────
 
-_RACE = """
+_RACE = (
+    IMPORT
+    + """
 import json, sys
 from clickline.artifacts.registry import Registry
 from clickline.errors import RegistryMoved
@@ -35,7 +38,7 @@ for _ in range(rounds):
     now = registry.current()
     with registry.draft(parent=None if now is None else now.version) as draft:
         (draft.folder / "table.bin").write_text(f"{me} {draft.number}")
-        version = draft.commit({"maker": me})
+        version = draft.commit(version_manifest(None if now is None else now.version))
     made.append(version.number)
     try:
         moved.append(registry.move(version.number, me, after=now).sequence)
@@ -43,6 +46,7 @@ for _ in range(rounds):
         lost += 1
 print(json.dumps({"made": made, "moved": moved, "lost": lost}))
 """
+)
 
 
 @contextmanager
@@ -93,7 +97,9 @@ def test_racing_publishers_never_share_a_number_or_a_move(tmp_path: Path) -> Non
 
 # ── killed ─────────────────────────────────────────────────────────────────────────────────────
 
-_PUBLISH_AND_DIE = """
+_PUBLISH_AND_DIE = (
+    IMPORT
+    + """
 import os, signal, sys
 from pathlib import Path
 from clickline.artifacts import registry as registry_module, version as version_module
@@ -131,7 +137,7 @@ if moment == "with the manifest written under a hidden name":
     Path.replace = die_at_call(2, Path.replace)  # the first is for the claim
 if moment == "after the manifest":
     Storage.delete = die
-version = draft.commit({"table": "delta"})
+version = draft.commit(version_manifest(1))
 if moment == "before the move":
     Path.hardlink_to = die
 if moment == "after the move":
@@ -139,6 +145,7 @@ if moment == "after the move":
 registry.move(version.number, "publish", after=after)
 raise SystemExit("not killed")
 """
+)
 
 BEFORE_MANIFEST = [
     "before its claim",
@@ -154,7 +161,7 @@ AFTER_MANIFEST = ["after the manifest", "before the move"]
 def publish(registry: Registry, parent: int | None = None) -> Version:
     with registry.draft(parent) as draft:
         (draft.folder / "table.bin").write_bytes(b"rows" * 1000)
-        return draft.commit({"table": "base" if parent is None else "delta"})
+        return draft.commit(version_manifest(parent))
 
 
 @pytest.fixture
@@ -237,7 +244,9 @@ def test_publisher_killed_after_its_move_has_moved_the_pointer(registry: Registr
     assert registry.current() == current
 
 
-_PUBLISH_AND_GC = """
+_PUBLISH_AND_GC = (
+    IMPORT
+    + """
 import sys
 from clickline.artifacts.registry import Registry
 from clickline.errors import ArtifactError
@@ -250,13 +259,14 @@ for _ in range(rounds):
     with registry.draft(parent=now.version) as draft:
         (draft.folder / "table.bin").write_bytes(b"rows")
         try:
-            number = draft.commit({"parent": None if draft.number % 3 else now.version}).number
+            number = draft.commit(version_manifest(None if draft.number % 3 else now.version)).number
             registry.move(number, "publish", after=now)
         except ArtifactError as error:  # another one was first, or gc removed what the loser built on
             assert any(part in str(error) for part in ("another process", "missing", "removed", "no version")), error
     registry.gc(1)
 print("done")
 """
+)
 
 
 def assert_current_is_complete(registry: Registry) -> None:
@@ -324,7 +334,9 @@ def test_gc_killed_while_removing_a_version(registry: Registry) -> None:
     ]
 
 
-_DRAFT_AND_WAIT = """
+_DRAFT_AND_WAIT = (
+    IMPORT
+    + """
 import sys
 from clickline.artifacts.registry import Registry
 from clickline.storage.storage import Storage
@@ -332,8 +344,9 @@ draft = Registry(Storage(), sys.argv[1]).draft(parent=1)
 (draft.folder / "table.bin").write_bytes(b"new")
 print("ready", flush=True)
 sys.stdin.readline()
-print(draft.commit({"table": "delta"}).number, flush=True)
+print(draft.commit(version_manifest(1)).number, flush=True)
 """
+)
 
 
 def test_gc_of_another_process_tells_live_drafts_from_dead_ones(registry: Registry) -> None:

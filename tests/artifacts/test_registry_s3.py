@@ -20,6 +20,7 @@ from clickline.artifacts.version import Version, verify
 from clickline.errors import ArtifactError, RegistryMoved, StorageError
 from clickline.storage.storage import Storage
 from servers.s3 import s3_server
+from version_manifests import IMPORT, version_manifest
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def publish(registry: Registry, scratch: Path, parent: int | None = None, size: 
     with registry.draft(parent, scratch) as draft:
         (draft.folder / "table.bin").write_bytes(f"{draft.number:>{size}}".encode())
         (draft.folder / "dense.onnx").write_bytes(b"network")
-        return draft.commit({"table": "base" if parent is None else "delta"})
+        return draft.commit(version_manifest(parent))
 
 
 def keys(registry: Registry) -> list[str]:
@@ -125,7 +126,7 @@ def test_abandoned_draft_leaves_only_its_claim(registry: Registry, tmp_path: Pat
         (draft.folder / "table.bin").write_bytes(b"rows")
         registry._storage.put = fail_at_the_table  # type: ignore[method-assign]
         with pytest.raises(StorageError, match="did not answer"):
-            draft.commit({})
+            draft.commit(version_manifest())
     assert keys(registry) == ["drafts/000000001.json"]
     assert list(tmp_path.iterdir()) == []
     del registry._storage.put
@@ -148,7 +149,7 @@ def test_incomplete_upload_is_not_a_version(registry: Registry, tmp_path: Path) 
         with pytest.raises(
             ArtifactError, match=r"the upload of version 1 is incomplete: .*table\.bin is missing"
         ):
-            draft.commit({})
+            draft.commit(version_manifest())
     assert registry.versions() == []
 
 
@@ -160,7 +161,7 @@ def test_damaged_file_is_not_fetched(
 ) -> None:
     with registry.draft(scratch=tmp_path / "scratch") as draft:
         (draft.folder / "table.bin").write_bytes(b"rows")
-        version = draft.commit({})
+        version = draft.commit(version_manifest())
     place = f"{version.folder}/table.bin"
     registry._storage.delete(place) if content is None else registry._storage.put(place, content)
     copies = tmp_path / "copies"
@@ -210,7 +211,9 @@ def test_threads_that_fetch_the_same_version_download_it_once(
 
 # Killed
 
-_CHILD = """
+_CHILD = (
+    IMPORT
+    + """
 import json, os, signal, sys
 from pathlib import Path
 from clickline.artifacts import version as version_module
@@ -240,9 +243,10 @@ if moment == "between two uploads":
     Storage.put = lambda self, uri, data: die() if uri.endswith("table.bin") else put(self, uri, data)
 if moment == "before the manifest":
     version_module.manifest_bytes = die
-draft.commit({})
+draft.commit(version_manifest())
 raise SystemExit("not killed")
 """
+)
 
 
 def kill(registry: Registry, options: dict[str, Any], scratch: Path, moment: str) -> None:

@@ -13,6 +13,7 @@ from clickline.artifacts.version import verify
 from clickline.errors import RegistryMoved, StorageError
 from clickline.storage.storage import Storage
 from servers.webhdfs import webhdfs_server
+from version_manifests import version_manifest
 
 
 @pytest.fixture(params=["memory", "webhdfs"])
@@ -30,7 +31,7 @@ def test_publish_move_fetch_and_gc(place: str, tmp_path: Path) -> None:
     for _ in range(4):
         with registry.draft(scratch=tmp_path / "scratch") as draft:
             (draft.folder / "table.bin").write_bytes(b"rows")
-            version = draft.commit({"table": "base"})
+            version = draft.commit(version_manifest())
         now = registry.move(version.number, "publish", after=now)
     with registry.draft(scratch=tmp_path / "scratch"):
         pass

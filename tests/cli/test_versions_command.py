@@ -13,8 +13,10 @@ import pytest
 from clickline_process import run
 
 from clickline.artifacts.registry import Registry
+from clickline.artifacts.version import VersionManifest
 from clickline.cli import main
 from clickline.storage.storage import Storage
+from version_manifests import version_manifest
 
 Versions = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -25,28 +27,25 @@ def field(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "column": name, "statistics": None, **more}
 
 
-def body(number: int, parent: int | None = None, **changes: Any) -> dict[str, Any]:
-    return {
-        "table": "base" if parent is None else "delta",
-        "parent": parent,
+def manifest(number: int, parent: int | None = None, **changes: Any) -> VersionManifest:
+    slot = {"dim": 8, "pooling": "sum", "part": 0, "wide": 0.0, "vector": [0.0] * 8}
+    described = {
         "rows": 1000 * number,
-        "tombstones": 0,
-        "precision": "fp32",
-        "dense": "fp32",
         "shards": 2,
         "parts": [{"dim": 8, "wide": True}],
+        "slots": [{"name": "C1", **slot}, {"name": "C2", **slot}],
         "features": {
             "dense": [field("I1", transform="log")],
             "slots": [field("C1"), field("C2")],
             "missing": [],
         },
-        "model": {"checkpoint": f"step-{number:09d}", "step": number, "dataset": "abc"},
+        "model": {"checkpoint": f"step-{number:09d}", "step": number, "dataset": "abc", "snapshot": "5a5a"},
         "config": f"train: {{epochs: {number}, seed: 7}}\n",
         "report": {"evaluation": {"auc": 0.75 + number / 1000, "logloss": 0.5, "rows": 10}},
-        "cost": {"auc": -0.0001},
-        "sample": {"rows": 256, "tolerance": 1e-6, "difference": 2e-8},
-        **changes,
+        "cost": {"rows": 10, "auc": -0.0001, "logloss": 0.0},
+        "sample": {"requested_rows": 256, "rows": 256, "tolerance": 1e-6, "difference": 2e-8},
     }
+    return version_manifest(parent, **(described | changes))
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def registry(tmp_path: Path) -> Registry:
 def publish(registry: Registry, parent: int | None = None, *, moved: bool = True, **changes: Any) -> int:
     with registry.draft(parent) as draft:
         (draft.folder / "table-00000-of-00001.bin").write_bytes(b"x" * 2048)
-        draft.commit(body(draft.number, parent, **changes))
+        draft.commit(manifest(draft.number, parent, **changes))
     if moved:
         registry.move(draft.number, "publish", after=registry.current())
     return draft.number
@@ -158,16 +157,20 @@ def test_show(versions: Versions, registry: Registry) -> None:
         "rows": "2,000",
         "tombstones": "0",
         "size": "2.0 KiB",
-        "precision": "fp32",
-        "dense": "fp32",
+        "table precision": "fp32",
+        "dense precision": "fp32",
         "shards": "2",
         "fields": "1 dense, 2 slots",
         "model checkpoint": "step-000000002",
         "model step": "2",
+        "model snapshot": "5a5a",
         "model dataset": "abc",
         "auc": "0.752",
         "logloss": "0.5",
+        "cost rows": "10",
         "cost auc": "-0.0001",
+        "cost logloss": "0",
+        "sample requested rows": "256",
         "sample rows": "256",
         "sample tolerance": "1e-06",
         "sample difference": "2e-08",
@@ -236,14 +239,17 @@ def test_diff(versions: Versions, registry: Registry) -> None:
     publish(registry)
     features = {"dense": [field("I1", transform="none")], "slots": [field("C1"), field("C3")], "missing": []}
     publish(
-        registry, precision="int8", features=features, config="train: {epochs: 1, seed: 8, order: time}\n"
+        registry,
+        table_precision="int8",
+        features=features,
+        config="train: {epochs: 1, seed: 8, order: time}\n",
     )
     done = versions("diff", "1", "2")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [re.split(r" {3,}", line.strip()) for line in done.stdout.splitlines()]
     for line in (
         ["VERSION 1", "VERSION 2"],
-        ["precision", "fp32", "int8"],
+        ["table_precision", "fp32", "int8"],
         ["rows", "1,000", "2,000 (+1,000)"],
         ["model.step", "1", "2 (+1)"],
         ["auc", "0.751", "0.752 (+0.001)"],

@@ -253,7 +253,7 @@ def test_field_keys_of_its_kind_are_accepted() -> None:
     assert fields["size"].slot == 2**64 - 1
 
 
-@pytest.mark.parametrize("name", ["label", "weight", "show", "click", "event_hour"])
+@pytest.mark.parametrize("name", ["label", "weight", "impression", "click", "event_hour"])
 def test_reserved_field_names_are_rejected(name: str) -> None:
     fields = {"clicked": "label", "x": "slot", name: "log1p"}
     words = refused(format="csv", fields=fields)

@@ -243,7 +243,7 @@ class ClusterRun:
         assert ended.code == 0, self.output()
         checkpoint = self.checkpoint
         dataset = Dataset.current(Storage(), str(self.project / ".clickline"))
-        assert checkpoint.body["learned_rows"] == epochs * dataset.splits["train"].rows, self.output()
+        assert checkpoint.manifest.run.trained_rows == epochs * dataset.splits["train"].rows, self.output()
         assert counters(checkpoint, dataset) == direct_count(dataset, epochs), self.output()
         assert self.status()["state"] == "done"
         if self._reference is not None:

@@ -70,7 +70,7 @@ def exact(world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[[Training, 
     """Every row was learned once, whatever happened; and the model is as good as one made undisturbed."""
 
     def check(training: Training, made: Checkpoint) -> None:
-        assert made.body["learned_rows"] == world.rows
+        assert made.manifest.run.trained_rows == world.rows
         assert counted(made, training.project / ".clickline", monkeypatch) == world.counts
         assert abs(training.auc() - world.auc) < 0.005, (training.auc(), world.auc)
 

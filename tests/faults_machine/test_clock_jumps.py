@@ -30,6 +30,7 @@ from clickline.storage.storage import Storage
 from clickline.studio.runs import RunsView
 from servers.serving import QuietHandler, served
 from servers.waiting import eventually
+from version_manifests import IMPORT, version_manifest
 
 
 def test_preloaded_library_shifts_the_clock_of_a_process(machine: Machine) -> None:
@@ -163,7 +164,9 @@ def test_server_answers_and_switches_versions_with_a_wrong_clock(
 
 # ── the registry ───────────────────────────────────────────────────────────────────────────────
 
-DRAFTS = """
+DRAFTS = (
+    IMPORT
+    + """
 import sys
 from clickline.artifacts.registry import Registry
 from clickline.storage.storage import Storage
@@ -172,10 +175,11 @@ with registry.draft() as draft:
     (draft.folder / "dense.onnx").write_bytes(b"network")
     print("begun", flush=True)
     sys.stdin.readline()
-    version = draft.commit({"model": {}})
+    version = draft.commit(version_manifest())
 registry.move(version.number, "made", after=registry.current())
 print(version.number, version.created, flush=True)
 """
+)
 
 
 @pytest.mark.parametrize("wrong", [DAY, -DAY])
@@ -202,7 +206,7 @@ def test_versions_are_ordered_by_number_and_active_drafts_stay(
     assert out.startswith("1 ")
     with registry.draft() as draft:
         (draft.folder / "dense.onnx").write_bytes(b"network")
-        version = draft.commit({"model": {}})
+        version = draft.commit(version_manifest())
     registry.move(version.number, "made", after=registry.current())
     current = registry.current()
     assert version.number == 2 and current is not None and current.version == 2

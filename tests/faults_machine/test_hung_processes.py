@@ -17,8 +17,11 @@ from up_home import DOUBLES, Home, free_ports
 from clickline.artifacts.registry import Registry
 from clickline.storage.storage import Storage
 from servers.waiting import eventually
+from version_manifests import IMPORT, version_manifest
 
-PUBLISHES = """
+PUBLISHES = (
+    IMPORT
+    + """
 import sys
 from clickline.artifacts.registry import Registry
 from clickline.storage.storage import Storage
@@ -28,9 +31,10 @@ with registry.draft() as draft:
     (draft.folder / "dense.onnx").write_bytes(b"network")
     print("begun", flush=True)
     sys.stdin.readline()
-    version = draft.commit({"model": {}})
+    version = draft.commit(version_manifest())
 registry.move(version.number, "made", after=before)
 """
+)
 
 
 def test_suspended_publisher_blocks_nobody_and_moves_nothing_when_it_wakes(tmp_path: Path) -> None:
@@ -47,7 +51,7 @@ def test_suspended_publisher_blocks_nobody_and_moves_nothing_when_it_wakes(tmp_p
         stopped.send_signal(signal.SIGSTOP)
         with registry.draft() as draft:
             (draft.folder / "dense.onnx").write_bytes(b"another network")
-            version = draft.commit({"model": {}})
+            version = draft.commit(version_manifest())
         move = registry.move(version.number, "made", after=registry.current())
         registry.gc(1)  # its draft is alive: it stays
         stopped.send_signal(signal.SIGCONT)

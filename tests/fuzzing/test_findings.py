@@ -23,7 +23,7 @@ from fuzz.target import HOSTILE
 from table_model import random_content, write_content
 
 from clickline.artifacts.arrays import read_arrays
-from clickline.artifacts.checkpoint import open_checkpoint_folder, run_result, write_checkpoint
+from clickline.artifacts.checkpoint import TrainingState, open_checkpoint_folder, run_result, write_checkpoint
 from clickline.artifacts.dataset import DATASET_FORMAT, Dataset, current_id
 from clickline.artifacts.diff import differences, summary
 from clickline.artifacts.registry import Registry
@@ -38,6 +38,7 @@ from clickline.serving.protocols.http_common import HttpLimits
 from clickline.storage import storage
 from clickline.storage.filesystems import _load_credentials
 from clickline.storage.storage import Storage
+from version_manifests import version_manifest
 
 STORAGE = Storage()
 
@@ -102,7 +103,7 @@ def _checkpoint(run: Path) -> Path:
         path.write_bytes(b"rows")
         return _Rows()
 
-    return write_checkpoint(run, 7, rows, {"w": np.arange(4.0)}, {}).folder
+    return write_checkpoint(run, 7, rows, {"w": np.arange(4.0)}, TrainingState({}, {}, None, -1)).folder
 
 
 @pytest.mark.parametrize("judged", ["../../other/step-000000007", "/etc", "..", 7, ["step-1"], {"a": 1}])
@@ -120,6 +121,10 @@ def test_report_names_only_a_checkpoint_of_its_own_run(tmp_path: Path, judged: A
         {"tables": {"../../tables.bin": "0"}},
         {"tables": {"tables-00-of-02.bin": "0", "/etc/passwd": "0"}},
         {"tables": ["tables.bin"]},
+        {"tables": {}},
+        {"tables": None},
+        {"plan": None},
+        {"run": {"dataset": "x"}},
         {"step": "x"},
         {"step": None},
         {"dense_sha256": 5},
@@ -131,14 +136,6 @@ def test_checkpoint_without_required_keys_is_refused(tmp_path: Path, change: dic
     (folder / "manifest.json").write_text(json.dumps(document | change))
     with pytest.raises(ArtifactError, match="the manifest of"):
         open_checkpoint_folder(folder)
-
-
-def test_checkpoint_without_table_names_has_the_single_file_of_earlier_releases(tmp_path: Path) -> None:
-    folder = _checkpoint(tmp_path / "run")
-    document = json.loads((folder / "manifest.json").read_bytes())
-    (folder / "manifest.json").write_text(json.dumps(document | {"tables": None}))
-    found = open_checkpoint_folder(folder)
-    assert found is not None and found.tables == (folder / "tables.bin",)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b"\xff", b"[" * 5000])
@@ -242,13 +239,18 @@ def test_malformed_claim_is_void(tmp_path: Path, value: str) -> None:
     assert registry.garbage(1).versions == ()
 
 
-@pytest.mark.parametrize("key", ["features", "report", "config", "parts", "calibration"])
-@pytest.mark.parametrize("value", [None, 1, "x", [1], {"dense": 5, "slots": [7], "evaluation": 3}])
-def test_versions_with_any_manifest_are_compared(key: str, value: Any) -> None:
-    body = {"files": {}, "created": "", key: value}
-    one, other = Version(1, "", body), Version(2, "", {"files": {}, "created": ""})
+@pytest.mark.parametrize("key", ["features", "report", "calibration"])
+@pytest.mark.parametrize("value", [{}, {"dense": 5, "slots": [7], "evaluation": 3}])
+def test_versions_with_any_documents_are_compared(key: str, value: Any) -> None:
+    one, other = Version("", version_manifest(**{key: value})), Version("", version_manifest())
     assert set(differences(one, other)) == {"contents", "measures", "features", "config"}
     assert summary(one)["parent"] is None
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: b: c", "[" * 5000])
+def test_malformed_config_of_a_version_is_reported(text: str) -> None:
+    with pytest.raises(ArtifactError, match="the config of a version is not YAML"):
+        differences(Version("", version_manifest(config=text)), Version("", version_manifest()))
 
 
 @pytest.mark.parametrize(

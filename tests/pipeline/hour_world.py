@@ -145,8 +145,10 @@ def same_model(one: HourWorld, other: HourWorld) -> None:
     """Assert that tables, network, optimizers and trained hours are bit-identical."""
     found = [latest_checkpoint(world.home / "runs/follow") for world in (one, other)]
     assert found[0] is not None and found[1] is not None
-    for key in ("tables_sha256", "learned", "steps", "newest_hour", "plan", "features", "calibration"):
-        assert found[0].body[key] == found[1].body[key], key
+    hours = [(one.hourly.steps, one.hourly.trained_hours) for one in (found[0].manifest, found[1].manifest)]
+    assert hours[0] == hours[1]
+    for key in ("tables_sha256", "newest_hour", "plan", "features", "calibration"):
+        assert getattr(found[0].manifest, key) == getattr(found[1].manifest, key), key
     arrays = [checkpoint.dense() for checkpoint in found if checkpoint is not None]
     assert arrays[0].keys() == arrays[1].keys()
     for name, array in arrays[0].items():

@@ -108,7 +108,7 @@ registry = registry_of(config)
 for version in registry.versions():
     registry.check(version)
     registry.verify(version, Path(version.folder))
-print(found.body["record"]["hour"], registry.current().version)
+print(found.manifest.hourly.record["hour"], registry.current().version)
 """
 
 
@@ -161,7 +161,7 @@ def test_follow_waits_while_the_disk_is_full(
     assert [record["progressive"] for record in hit.records()] == [
         record["progressive"] for record in calm.records()
     ]
-    assert hit.versions()[-1].body["model"]["hour"] == "20260101/03"
+    assert hit.versions()[-1].manifest.model.hour == "20260101/03"
 
 
 # ── harmful hours ─────────────────────────────────────────────────────────────────────────────
@@ -205,7 +205,7 @@ def test_hour_that_makes_the_model_diverge_is_skipped(
     assert [record["state"] for record in hit.records()] == ["learned", "learned", "corrupt", "learned"]
     assert [record["state"] for record in calm.records()] == ["learned", "learned", "skipped", "learned"]
     same_model(calm, hit)
-    assert hit.versions()[-1].body["model"]["hour"] == "20260101/03"
+    assert hit.versions()[-1].manifest.model.hour == "20260101/03"
 
 
 def test_hour_that_diverges_stops_the_run_if_configured(calm: HourWorld) -> None:

@@ -130,7 +130,7 @@ def test_published_model_is_the_evaluated_one(world: HourWorld):
     (record,) = world.records()
     (version,) = world.versions()
     assert record["evicted"] > 0
-    assert version.body["report"]["evaluation"]["auc"] == record["held_out"]["auc"]
+    assert version.manifest.report["evaluation"]["auc"] == record["held_out"]["auc"]
     assert held_out_auc(world, 1, 0) == pytest.approx(record["held_out"]["auc"], abs=1e-6)
     # The stored sample consists of the first rows that the gate evaluated.
     config = world.config()
@@ -175,7 +175,7 @@ def test_changed_network_is_published_again(world: HourWorld):
     shutil.rmtree(world.home / "runs/follow")
     watcher = world.follow(1, "model.hidden=[8]")
     assert not any("up to date" in line for line in watcher.said)
-    assert [version.body["network"]["hidden"] for version in world.versions()] == [[16], [8]]
+    assert [version.manifest.network.hidden for version in world.versions()] == [(16,), (8,)]
     assert registry_of(world.config()).current().version == 2
     assert world.records()[-1]["version"] == 2
 

@@ -22,7 +22,6 @@ from clickline.errors import (
     HourNotReady,
     SourceNotFound,
 )
-from clickline.features import FeatureSpec
 from clickline.models.model import open_checkpoint
 from clickline.pipeline.follow import follow
 from clickline.progress import Progress
@@ -49,7 +48,7 @@ def counted(world: HourWorld, *hours: int) -> dict[int, tuple[float, float]]:
     """Impressions and clicks of every id, counted over the logs."""
     found = latest_checkpoint(world.home / "runs/follow")
     assert found is not None
-    features = FeatureSpec.from_json(found.body["features"])
+    features = found.features
     impressions: Counter[int] = Counter()
     clicks: Counter[int] = Counter()
     for hour in hours:
@@ -97,9 +96,9 @@ def test_each_hour_is_scored_trained_and_published(world: HourWorld):
     # Few held-out rows: those of the hour before are added.
     assert records[1]["held_out"]["rows"] == pytest.approx(2 * 150, abs=50)
     versions = world.versions()
-    assert [version.body["model"]["hour"] for version in versions] == [record["hour"] for record in records]
+    assert [version.manifest.model.hour for version in versions] == [record["hour"] for record in records]
     assert [record["version"] for record in records] == [1, 2, 3]
-    assert versions[-1].body["model"]["data_until"] == (FIRST + 3) * 3600
+    assert versions[-1].manifest.model.data_until == (FIRST + 3) * 3600
     assert registry_of(world.config()).current().version == 3
     assert trained(world) == counted(world, 0, 1, 2)
     assert [facts["last"]["hour"] for facts in watcher.facts if facts.get("last")][-1] == "20260101/02"
@@ -115,7 +114,7 @@ def test_served_scores_match_the_trained_model(world: HourWorld):
     config = world.config()
     registry = registry_of(config)
     version = registry.versions()[-1]
-    assert version.body["model"]["hour"] == "20260101/03"
+    assert version.manifest.model.hour == "20260101/03"
     model = open_checkpoint(latest_checkpoint(world.home / "runs/follow"), 1)
     dataset = prepare_hour(config, FIRST + 3, model.features, Progress()).dataset
     rows = dataset.read(Path(dataset.folder, dataset.splits["train"].shards[0].file), [0])
@@ -144,7 +143,7 @@ def test_hours_refused_by_the_gate_are_trained_but_not_published(world: HourWorl
     )
     watcher = world.follow(3, "gate.auc=0.634")  # reached: 0.685, 0.614, 0.654
     assert any("20260101/01: the gate refused: AUC is" in line for line in watcher.said)
-    assert [version.body["model"]["hour"] for version in world.versions()] == ["20260101/00", "20260101/02"]
+    assert [version.manifest.model.hour for version in world.versions()] == ["20260101/00", "20260101/02"]
     assert [record["gate"]["passed"] for record in world.records()] == [True, False, True]
     assert trained(world) == counted(world, 0, 1, 2)
 
@@ -191,7 +190,7 @@ def test_corrupt_hour_is_skipped_and_can_be_backfilled(world: HourWorld):
     world.follow(3, backfill=DateRange("20260101/00", "20260101/02"))
     assert [record["state"] for record in world.records()] == ["learned", "learned", "learned"]
     assert trained(world) == counted(world, 0, 1, 2)
-    assert world.versions()[-1].body["model"]["hour"] == "20260101/01"
+    assert world.versions()[-1].manifest.model.hour == "20260101/01"
 
 
 @pytest.mark.slow
@@ -229,7 +228,7 @@ def test_late_hour_is_reported_and_waited_for(world: HourWorld):
     assert any("20260101/01 is late: its donefile is missing" in line for line in watcher.said)
     assert any(facts.get("late") and facts["hour"] == "20260101/01" for facts in watcher.facts)
     assert [record["hour"] for record in world.records()] == [f"20260101/0{hour}" for hour in range(3)]
-    assert world.checkpoint()["learned"] == [[FIRST, FIRST + 3]]
+    assert world.checkpoint()["hourly"]["trained_hours"] == [[FIRST, FIRST + 3]]
 
 
 @pytest.mark.slow
@@ -256,7 +255,7 @@ def test_backfilled_range_gets_one_version(world: HourWorld):
     assert "backfill: 20260101/04 is missing or incomplete; left out" in watcher.said
     assert "backfill: 4 of 6 hours to train" in watcher.said
     # The range first, then the hours of the config; each of them once.
-    assert [version.body["model"]["hour"] for version in world.versions()] == ["20260101/05", "20260101/00"]
+    assert [version.manifest.model.hour for version in world.versions()] == ["20260101/05", "20260101/00"]
     assert trained(world) == counted(world, 0, 1, 2, 3, 5)
 
 
@@ -268,7 +267,7 @@ def test_hour_without_rows_counts_as_trained(world: HourWorld):
     records = world.records()
     assert [record.get("rows") for record in records] == [1500, 0, 1500]
     assert records[1]["version"] is None
-    assert world.checkpoint()["learned"] == [[FIRST, FIRST + 3]]
+    assert world.checkpoint()["hourly"]["trained_hours"] == [[FIRST, FIRST + 3]]
 
 
 @pytest.mark.slow
@@ -280,9 +279,9 @@ def test_history_is_trained_before_new_hours(world: HourWorld):
         "data.eval=arrived/20260101/03/*.csv",
         "gate.auc=0.55",
     )
-    assert world.checkpoint()["learned"] == [[FIRST, FIRST + 6]]
+    assert world.checkpoint()["hourly"]["trained_hours"] == [[FIRST, FIRST + 6]]
     assert [record["hour"] for record in world.records()] == ["20260101/04", "20260101/05"]
-    assert [version.body["model"].get("hour") for version in world.versions()] == [
+    assert [version.manifest.model.hour for version in world.versions()] == [
         None,
         "20260101/04",
         "20260101/05",
@@ -330,9 +329,9 @@ def test_evicted_ids_are_tombstones_in_the_delta(world: HourWorld):
     for hour in (5, 6):  # little is new in the last hours, and ids of the first hour are evicted
         world.log(hour).write_text("\n".join(world.log(hour).read_text().splitlines()[:60]) + "\n")
     world.follow(7, "train.eviction={max_idle_hours: 4}", "follow.holdout=0")
-    last = world.versions()[-1].body
-    assert last["table"] == "delta"
-    assert last["tombstones"] == world.records()[-1]["evicted"] > 0
+    last = world.versions()[-1].manifest
+    assert last.table == "delta"
+    assert last.tombstones == world.records()[-1]["evicted"] > 0
     assert served(world) == trained(world).keys()
 
 
@@ -343,7 +342,7 @@ def test_calibration_is_fitted_each_hour(world: HourWorld):
     assert world.checkpoint()["calibration"][
         "method" if "method" in world.checkpoint()["calibration"] else "kind"
     ]
-    assert world.versions()[-1].body["calibration"] == world.checkpoint()["calibration"]
+    assert world.versions()[-1].manifest.calibration == world.checkpoint()["calibration"]
 
 
 @pytest.mark.slow
@@ -385,7 +384,7 @@ def test_follow_with_daily_folders(world: HourWorld, made: Path):
         follow(world.config("data.train=daily/{date}/*.csv"), Watcher("20260103"))
     assert [record["hour"] for record in world.records()] == ["20260101", "20260102"]
     assert [record["rows"] for record in world.records()] == [3000, 3000]
-    assert world.versions()[-1].body["model"]["data_until"] == (FIRST + 48) * 3600
+    assert world.versions()[-1].manifest.model.data_until == (FIRST + 48) * 3600
 
 
 def test_source_that_never_answered_is_an_immediate_error(world: HourWorld):

@@ -56,7 +56,7 @@ def test_model_is_bit_identical_after_kills_in_every_stage(tmp_path: Path, made:
 
     assert summary(killed) == summary(undisturbed)
     # Every hour has been published, and the last one is live.
-    hours = {version.body["model"]["hour"] for version in killed.versions()}
+    hours = {version.manifest.model.hour for version in killed.versions()}
     assert max(hours) == "20260101/08"
     assert all(record["version"] is not None for record in killed.records())
     shutil.rmtree(tmp_path / "hit")
@@ -72,4 +72,4 @@ def test_version_becomes_current_after_kill_before_the_pointer_moves(tmp_path: P
     assert registry.current().version == 1
     world.follow(2)
     assert registry.current().version == world.records()[-1]["version"]
-    assert registry.version(registry.current().version).body["model"]["hour"] == "20260101/01"
+    assert registry.version(registry.current().version).manifest.model.hour == "20260101/01"

@@ -194,9 +194,7 @@ def test_follow_waits_for_an_unreachable_registry(
     same_model(calm, hit)
     registry = registry_of(config)
     versions = registry.versions()
-    assert [version.body["model"]["hour"] for version in versions] == [
-        f"20260101/0{hour}" for hour in range(3)
-    ]
+    assert [version.manifest.model.hour for version in versions] == [f"20260101/0{hour}" for hour in range(3)]
     for version in versions:
         registry.check(version)
     current = registry.current()

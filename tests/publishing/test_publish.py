@@ -13,6 +13,7 @@ import pytest
 from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.artifacts.from_config import registry_of
 from clickline.artifacts.runs import find_checkpoint
+from clickline.artifacts.version import PrecisionCost, VersionModel
 from clickline.config import Config, load_config
 from clickline.embedding import Eviction, begin_snapshot, save_snapshot
 from clickline.embedding.serving import ServingTable
@@ -61,7 +62,7 @@ class Trained:
         self.model = open_checkpoint(checkpoint, 2)
         self.rows = rows_of(config)
         self.train = rows_of(config, "train")
-        self.origin = {"checkpoint": "live", "step": 0, "tables_sha256": "", "dataset": "d"}
+        self.origin = VersionModel("live", 0, tables_sha256="", dataset="d")
         self.train_step = TrainStep(self.model)
 
     def train_on(self, start: int, stop: int) -> None:
@@ -81,11 +82,11 @@ class Trained:
 def test_a_version_scores_like_its_checkpoint(config, checkpoint):
     result = publish(config, reason="first")
     version = result.version
-    assert (version.number, version.body["table"], version.parent) == (1, "base", None)
+    assert (version.number, version.manifest.table, version.parent) == (1, "base", None)
     assert result.move is not None and result.move.reason == "first"
-    assert result.difference < 1e-6
-    assert result.cost == {"rows": 0, "auc": 0.0, "logloss": 0.0}
-    assert version.body["report"]["gate"]["passed"]
+    assert version.manifest.sample.difference < 1e-6
+    assert version.manifest.cost == PrecisionCost(0, 0.0, 0.0)
+    assert version.manifest.report["gate"]["passed"]
     assert {"manifest.json", "dense.onnx", "sample.npz", "table-00000-of-00002.bin"} <= {
         path.name for path in Path(version.folder).iterdir()
     }
@@ -103,9 +104,10 @@ def test_a_version_scores_like_its_checkpoint(config, checkpoint):
 def test_the_cost_of_a_lower_precision_is_measured(project, options, most):
     config = load_config(project / "clickline.yaml", options)
     result = publish(config)
-    assert 0 < result.difference <= most
-    assert result.cost["rows"] == 1600
-    assert 0 < abs(result.cost["logloss"]) < 0.01 and abs(result.cost["auc"]) < 0.01
+    manifest = result.version.manifest
+    assert 0 < manifest.sample.difference <= most
+    assert manifest.cost.rows == 1600
+    assert 0 < abs(manifest.cost.logloss) < 0.01 and abs(manifest.cost.auc) < 0.01
     assert evaluate(config, model="1").evaluation.total.rows == 1600
 
 
@@ -140,7 +142,7 @@ def test_float32_rounding_of_the_checkpoint_is_allowed(config, monkeypatch):
     with pytest.raises(ArtifactError, match="1e-06 is allowed for fp32"):
         publish(config)
     monkeypatch.setattr(Model, "score", rounded)
-    assert publish(config).difference == pytest.approx(5e-6, rel=0.1)
+    assert publish(config).version.manifest.sample.difference == pytest.approx(5e-6, rel=0.1)
 
 
 def test_files_that_score_differently_are_not_published(config, monkeypatch):
@@ -195,14 +197,14 @@ def test_a_full_snapshot_is_published_as_a_delta(config, tmp_path):
     live.train_on(0, 40)
     save_snapshot(live.model.tables, tmp_path / "whole.bin")
     second = live.publish(tmp_path / "whole.bin")
-    assert (second.version.body["table"], second.version.parent) == ("delta", 1)
+    assert (second.version.manifest.table, second.version.parent) == ("delta", 1)
     first = registry_of(config).version(1)
-    assert 0 < second.version.body["rows"] < first.body["rows"] / 2
+    assert 0 < second.version.manifest.rows < first.manifest.rows / 2
     np.testing.assert_allclose(
         scores_of(config, 2, live.rows), live.model.score(live.rows), rtol=0, atol=1e-6
     )
     again = live.publish(tmp_path / "whole.bin")
-    assert (again.version.body["rows"], again.version.body["tombstones"]) == (0, 0)
+    assert (again.version.manifest.rows, again.version.manifest.tombstones) == (0, 0)
 
 
 @pytest.mark.slow
@@ -220,7 +222,7 @@ def test_nothing_is_built_on_a_damaged_version(config, name):
             messages.append(message)
 
     result = publish(config, Heard())
-    assert (result.version.body["table"], result.version.parent) == ("base", None)
+    assert (result.version.manifest.table, result.version.parent) == ("base", None)
     assert result.move is not None and result.move.version == result.version.number == 2
     assert (
         len(messages) == 1
@@ -245,7 +247,7 @@ def test_delta_snapshots_form_a_chain_and_evicted_ids_are_removed(config, tmp_pa
         generations.append(part.generation)
         result = live.publish(tmp_path / f"delta-{step}.bin")
         assert result.version.parent == step + 1
-        assert (result.version.body["tombstones"] > 0) == (step == 1)
+        assert (result.version.manifest.tombstones > 0) == (step == 1)
         np.testing.assert_allclose(
             scores_of(config, step + 2, live.rows), live.model.score(live.rows), rtol=0, atol=1e-6
         )
@@ -263,7 +265,7 @@ def test_a_long_chain_is_compacted_into_a_base(project, tmp_path):
         part = begin_snapshot(live.model.tables, since=snapshot.generation)
         part.write(tmp_path / f"delta-{step}.bin")
         snapshot = part
-        kinds.append(live.publish(tmp_path / f"delta-{step}.bin").version.body["table"])
+        kinds.append(live.publish(tmp_path / f"delta-{step}.bin").version.manifest.table)
     assert kinds == ["delta", "delta", "base", "delta"]
     np.testing.assert_allclose(
         scores_of(config, 5, live.rows), live.model.score(live.rows), rtol=0, atol=1e-6

@@ -62,7 +62,7 @@ def republish(config: Config, number: int, signer: Signer | None) -> int:
     with untrusting.draft() as draft:
         for name in old.files:
             shutil.copy(Path(old.folder, name), draft.folder / name)
-        made = draft.commit(old.body, None, signer)
+        made = draft.commit(old.manifest, None, signer)
     untrusting.move(made.number, "by hand", after=untrusting.current())
     return made.number
 

@@ -18,6 +18,7 @@ from clickline.artifacts.version import VERSION_FORMAT, Version
 from clickline.errors import ArtifactError, ClicklineError, VersionUntrusted
 from clickline.storage.storage import Storage
 from servers.s3 import s3_server
+from version_manifests import version_manifest
 
 
 class Keys:
@@ -40,13 +41,11 @@ def trusting(uri: str | Path, *trusted: Keys, storage: Storage | None = None) ->
     return Registry(storage or Storage(), str(uri), TrustedKeys.read(str(file)))
 
 
-def publish(registry: Registry, signer: Signer | None, parent: int | None = None, **body: Any) -> Version:
+def publish(registry: Registry, signer: Signer | None, parent: int | None = None, **changes: Any) -> Version:
     with registry.draft(parent) as draft:
         (draft.folder / "table.bin").write_bytes(b"rows of %d" % draft.number)
         (draft.folder / "dense.onnx").write_bytes(b"weights")
-        return draft.commit(
-            {"table": "delta" if parent else "base", "é": [1.5, 1e-7, None], **body}, None, signer
-        )
+        return draft.commit(version_manifest(parent, **changes), None, signer)
 
 
 def test_signed_version_is_accepted_and_openssl_agrees(tmp_path: Path, keys: Keys) -> None:
@@ -68,9 +67,9 @@ def test_signed_version_is_accepted_and_openssl_agrees(tmp_path: Path, keys: Key
 
 
 def test_gc_that_rolls_back_restores_the_signed_bytes(tmp_path: Path, keys: Keys) -> None:
-    version = publish(Registry(Storage(), str(tmp_path)), keys.signer, name="\udc80")
+    version = publish(Registry(Storage(), str(tmp_path)), keys.signer, config="\udc80")
     stored = (Path(version.folder) / MANIFEST).read_bytes()
-    assert manifest_bytes("version", VERSION_FORMAT, version.body) == stored
+    assert manifest_bytes("version", VERSION_FORMAT, version.manifest) == stored
 
 
 def test_unsigned_version_is_refused(tmp_path: Path, keys: Keys) -> None:

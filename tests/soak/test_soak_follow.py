@@ -159,7 +159,7 @@ def test_endless_hours(
     ]
     newest = latest_checkpoint(tmp_path / "home/runs/follow")
     assert newest is not None
-    assert newest.body["learned"] == [[FIRST, FIRST + hours]]
+    assert newest.manifest.hourly.trained_hours == [[FIRST, FIRST + hours]]
 
     # Nothing grows: neither the tables, which have reached their limit, nor the process, nor the files on disk.
     assert max(record["memory"] for record in made.records) <= BOUND

@@ -17,6 +17,7 @@ from clickline.artifacts.registry import Move, Registry
 from clickline.pipeline.hour_records import HourRecords
 from clickline.storage.storage import Storage
 from serving.lookup.fleet import certificate_in
+from version_manifests import version_manifest
 
 pytestmark = pytest.mark.slow
 
@@ -62,14 +63,9 @@ def published(registry: Registry, after: Move | None, measured: dict[str, float]
     with registry.draft(parent) as draft:
         (draft.folder / "table-00000-of-00001.bin").write_bytes(b"x" * 64)
         draft.commit(
-            {
-                "table": "base" if parent is None else "delta",
-                "parent": parent,
-                "rows": 1000,
-                "report": {"evaluation": measured},
-                "features": {"dense": [], "slots": []},
-                "config": "train: {epochs: 1}\n",
-            }
+            version_manifest(
+                parent, rows=1000, report={"evaluation": measured}, config="train: {epochs: 1}\n"
+            )
         )
     return registry.move(draft.number, reason, after=after)
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clickline.artifacts.checkpoint import Position
 from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.records import EncodedRows, LabelledRows, SlotIds
 from clickline.storage.storage import Storage
 from clickline.training import batches as module
-from clickline.training.batches import Batches, Position
+from clickline.training.batches import Batches
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_resumed_run_extends_the_curve(project):
     path = first.checkpoint.folder.parent / "curve.json"
     drawing = json.loads(path.read_text())
     assert drawing["step"][-1] == first.checkpoint.step
-    assert drawing["rows"][-1] == 16_000 == first.checkpoint.body["learned_rows"]
+    assert drawing["rows"][-1] == 16_000 == first.checkpoint.manifest.run.trained_rows
     for name, value in zip(COLUMNS, (first.checkpoint.step + 1, 99_999, 9e9, 9.0, 0.9, 9.0), strict=True):
         drawing[name].append(value)  # as a run that was killed after its checkpoint leaves it
     path.write_text(json.dumps(drawing))
@@ -97,7 +97,7 @@ def test_resumed_run_extends_the_curve(project):
     assert 16_000 in learning["rows"]
     assert 99_999 not in learning["rows"]
     assert (learning["step"][-1], learning["rows"][-1]) == (more.checkpoint.step, 32_000)
-    assert more.checkpoint.body["learned_rows"] == 32_000
+    assert more.checkpoint.manifest.run.trained_rows == 32_000
     assert all(a < b for a, b in pairwise(learning["step"]))
     assert all(a <= b for a, b in pairwise(learning["seconds"]))
     assert max(learning["seconds"]) < 600

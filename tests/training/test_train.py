@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clickline.artifacts.checkpoint import latest_checkpoint
+from clickline.artifacts.checkpoint import Position, latest_checkpoint
 from clickline.artifacts.dataset import Dataset
 from clickline.config import load_config
 from clickline.data.prepare.run import prepare
@@ -43,7 +43,7 @@ def test_final_checkpoint_is_at_the_end_of_the_last_epoch(project):
     assert result.evaluation.total.rows == 4000
     found = latest_checkpoint(result.checkpoint.folder.parent)
     assert found is not None
-    assert found.body["position"] == {"epoch": 1, "window": 0, "batch": 0}
+    assert found.manifest.run.position == Position(1)
 
 
 @pytest.mark.parametrize("epochs", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -53,7 +53,7 @@ def trained(config: Config) -> tuple[TrainResult, dict]:
 def test_few_rows_dated_later_do_not_empty_the_model(tmp_path):
     """Without file hours, and before the clock: no bound says that they are wrong."""
     result, report = trained(write(tmp_path, strays=5))
-    assert result.checkpoint.body["newest_hour"] == START // 3600 + 9
+    assert result.checkpoint.manifest.newest_hour == START // 3600 + 9
     assert [(slot["ids"], slot["evicted"]) for slot in report["slots"]] == [(50, 0), (50, 0)]
     assert report["evaluation"]["auc"] > 0.6
 
@@ -64,7 +64,7 @@ def test_training_on_microseconds_gives_the_model_of_seconds(tmp_path):
         folder = tmp_path / str(per_second)
         folder.mkdir()
         found.append(trained(write(folder, per_second)))
-    assert found[0][0].checkpoint.body["tables_sha256"] == found[1][0].checkpoint.body["tables_sha256"]
+    assert found[0][0].checkpoint.manifest.tables_sha256 == found[1][0].checkpoint.manifest.tables_sha256
     seconds, micros = (report["progressive"]["hours"] for _, report in found)
     assert seconds == micros
     assert [hour["utc"] for hour in micros] == [f"2026-01-01T{hour:02d}" for hour in range(10)]

@@ -111,7 +111,7 @@ def test_evicted_ids_are_counted_in_the_report(project):
 @pytest.mark.parametrize("method", ["isotonic", "platt"])
 def test_calibration_is_fitted_on_held_out_rows_and_stored(project, method):
     result = run(project, f"train.calibration.method={method}", "train.calibration.holdout=0.2")
-    assert result.checkpoint.body["calibration"]["kind"] == method
+    assert result.checkpoint.manifest.calibration["kind"] == method
     model = open_checkpoint(result.checkpoint, threads=1)
     rows = eval_rows(project)
     with_it = model.score(rows)
@@ -125,7 +125,7 @@ def test_calibration_is_fitted_on_held_out_rows_and_stored(project, method):
 def test_negative_sampling_trains_fewer_rows_and_stays_calibrated(project):
     whole, sampled = run(project), run(project, "train.negative_sampling=0.3")
     assert sampled.checkpoint.step < whole.checkpoint.step
-    planned = sampled.checkpoint.body["plan"]["schedule"]["steps"]  # the rate must end with the rows
+    planned = sampled.checkpoint.manifest.plan["schedule"]["steps"]  # the rate must end with the rows
     assert planned == pytest.approx(sampled.checkpoint.step, rel=0.05)
     assert sampled.evaluation.total.calibration == pytest.approx(1, abs=0.15)
 
@@ -364,7 +364,7 @@ def test_changed_plan_is_another_run(project):
 @pytest.mark.slow
 def test_lookup_ahead_changes_nothing(project, monkeypatch):
     def tables(result: TrainResult) -> tuple[str, str]:
-        return result.checkpoint.body["tables_sha256"], result.checkpoint.body["dense_sha256"]
+        return result.checkpoint.manifest.tables_sha256, result.checkpoint.manifest.dense_sha256
 
     found = []
     for ahead in (False, True):

@@ -24,12 +24,66 @@ from numpy.typing import NDArray
 from clickline.artifacts.arrays import read_arrays
 from clickline.artifacts.manifest import MANIFEST, digest, read_manifest, write_manifest
 from clickline.errors import ArtifactError
+from clickline.features import FeatureSpec
 from clickline.storage.storage import Storage
 from clickline.validation import validate
 
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2
 
 _STEP = re.compile(r"step-[0-9]+")
+
+
+@dataclass(frozen=True)
+class Position:
+    """The next batch to train on."""
+
+    epoch: int = 0
+    window: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The progress of a run of `clickline train`."""
+
+    identity: dict[str, Any]  # what its result depends on
+    dataset: str  # id
+    position: Position
+    epoch_end: bool
+    evicted: dict[str, int]  # ids by slot
+    trained_rows: int
+    units: dict[str, Any] | None = None  # async training: work units that are done or leased
+
+
+@dataclass(frozen=True)
+class HourlyState:
+    """The progress of `clickline up --follow`."""
+
+    steps: int
+    trained_hours: list[list[int]]  # ranges: first, stop
+    record: dict[str, Any]  # of the last hour
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What the trainer adds to a checkpoint's manifest: the model, and the progress of a run or of hourly training."""
+
+    features: dict[str, Any]
+    plan: dict[str, Any]
+    calibration: dict[str, Any] | None
+    newest_hour: int
+    run: RunState | None = None
+    hourly: HourlyState | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointManifest(TrainingState):
+    """The manifest of a checkpoint."""
+
+    step: int
+    dense_sha256: str
+    tables: dict[str, str]  # the SHA-256 of each file, named as in `part_names`
+    tables_sha256: str  # of all of them
 
 
 @dataclass(frozen=True)
@@ -37,17 +91,29 @@ class Checkpoint:
     """A complete checkpoint on local disk."""
 
     folder: Path
-    step: int
-    body: Mapping[str, Any]  # position, dataset, features, config: as the trainer wrote them
+    manifest: CheckpointManifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def dataset(self) -> str | None:
+        """The id of the dataset that it was trained on; None for one of `clickline up --follow`."""
+        return None if self.manifest.run is None else self.manifest.run.dataset
+
+    @property
+    def features(self) -> FeatureSpec:
+        return FeatureSpec.from_json(self.manifest.features)
 
     @property
     def tables(self) -> tuple[Path, ...]:
         """The files of the sparse tables, in the order of the parts."""
-        return tuple(self.folder / name for name in _table_checksums(self.body))
+        return tuple(self.folder / name for name in part_names(len(self.manifest.tables)))
 
     def is_intact(self) -> bool:
         """Whether all files match the checksums in the manifest. Reads every file."""
-        checksums = {"dense.npz": self.body["dense_sha256"], **_table_checksums(self.body)}
+        checksums = {"dense.npz": self.manifest.dense_sha256, **self.manifest.tables}
         return all(
             (self.folder / name).is_file() and digest(self.folder / name) == sha256
             for name, sha256 in checksums.items()
@@ -56,21 +122,11 @@ class Checkpoint:
     def dense(self) -> dict[str, NDArray[Any]]:
         """The arrays of the dense part, after checking their checksum."""
         path = self.folder / "dense.npz"
-        if digest(path) != self.body["dense_sha256"]:
+        if digest(path) != self.manifest.dense_sha256:
             raise ArtifactError(
                 f"{path} is damaged: its checksum differs from the manifest. Remove {self.folder}."
             )
         return read_arrays(path)
-
-
-@dataclass(frozen=True)
-class _CheckpointManifest:
-    """The required keys of a checkpoint's manifest; the others belong to the trainer."""
-
-    step: int
-    dense_sha256: str
-    tables_sha256: str
-    tables: dict[str, str] | None = None  # None: written by an earlier release, which had only tables.bin
 
 
 class WrittenFile(Protocol):
@@ -85,12 +141,12 @@ def write_checkpoint(
     step: int,
     write_tables: Callable[[Path], WrittenFile],
     dense: Mapping[str, NDArray[Any]],
-    body: Mapping[str, Any],
+    state: TrainingState,
 ) -> Checkpoint:
     """Write all files, then the manifest: without it the folder is not a checkpoint."""
     folder = begin_checkpoint(run, step)
     (name,) = part_names(1)
-    return finish_checkpoint(folder, step, {name: write_tables(folder / name).sha256}, dense, body)
+    return finish_checkpoint(folder, step, {name: write_tables(folder / name).sha256}, dense, state)
 
 
 def begin_checkpoint(run: Path, step: int) -> Path:
@@ -106,7 +162,7 @@ def finish_checkpoint(
     step: int,
     tables: Mapping[str, str],
     dense: Mapping[str, NDArray[Any]],
-    body: Mapping[str, Any],
+    state: TrainingState,
 ) -> Checkpoint:
     """Write the dense part and the manifest. `tables` maps each table file, named as in `part_names`, to its
     SHA-256."""
@@ -124,15 +180,15 @@ def finish_checkpoint(
         with path.open("rb") as file:
             os.fsync(file.fileno())
     parts = [tables[name] for name in names]
-    manifest = {
-        **body,
-        "step": step,
-        "dense_sha256": digest(folder / "dense.npz"),
-        "tables": {name: tables[name] for name in names},
-        "tables_sha256": parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest(),
-    }
+    manifest = CheckpointManifest(
+        **vars(state),
+        step=step,
+        dense_sha256=digest(folder / "dense.npz"),
+        tables={name: tables[name] for name in names},
+        tables_sha256=parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest(),
+    )
     write_manifest(Storage(), str(folder), "checkpoint", CHECKPOINT_FORMAT, manifest)
-    return Checkpoint(folder, step, manifest)
+    return Checkpoint(folder, manifest)
 
 
 def part_names(parts: int) -> tuple[str, ...]:
@@ -142,25 +198,19 @@ def part_names(parts: int) -> tuple[str, ...]:
     return tuple(f"tables-{part:02d}-of-{parts:02d}.bin" for part in range(parts))
 
 
-def _table_checksums(body: Mapping[str, Any]) -> dict[str, str]:
-    """The SHA-256 of each table file; manifests of earlier releases list only one file."""
-    checksums = body.get("tables") or {"tables.bin": body["tables_sha256"]}
-    return {name: checksums[name] for name in part_names(len(checksums))}
-
-
 def open_checkpoint_folder(folder: Path) -> Checkpoint | None:
     """The checkpoint in a folder, or None."""
     if not (folder / MANIFEST).is_file():
         return None
     document = read_manifest(Storage(), str(folder), "checkpoint", CHECKPOINT_FORMAT)
-    manifest = validate(_CheckpointManifest, document, f"the manifest of {folder}")
-    names = part_names(len(manifest.tables)) if manifest.tables else ("tables.bin",)
-    if manifest.tables is not None and set(names) != set(manifest.tables):
+    manifest = validate(CheckpointManifest, document, f"the manifest of {folder}")
+    names = part_names(max(1, len(manifest.tables)))
+    if set(names) != set(manifest.tables):
         raise ArtifactError(
             f"the manifest of {folder} lists the tables {', '.join(manifest.tables)[:200]}; expected are "
             f"{', '.join(names)[:200]}. Remove {folder}."
         )
-    return Checkpoint(folder, manifest.step, document)
+    return Checkpoint(folder, manifest)
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:

@@ -7,7 +7,7 @@
                          quarantine/train-00000.jsonl …   rows that were left out, and why
                          work/                            only while the dataset is being built
 
-Columns: label, weight, show, click, event_hour, then one float32 column for each dense field and one
+Columns: label, weight, impression, click, event_hour, then one float32 column for each dense field and one
 uint64 column for each slot (a list if the slot is multi-valued). A row's address is
 (shard, row group, row).
 """
@@ -33,7 +33,7 @@ from clickline.records import EncodedRows, LabelledRows, SlotIds
 from clickline.storage.storage import Storage
 from clickline.validation import validate
 
-DATASET_FORMAT = 2
+DATASET_FORMAT = 3
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -197,7 +197,7 @@ def schema(features: FeatureSpec) -> pa.Schema:
     columns = [
         ("label", pa.float32()),
         ("weight", pa.float32()),
-        ("show", pa.uint32()),
+        ("impression", pa.uint32()),
         ("click", pa.uint32()),
         ("event_hour", pa.int32()),
     ]
@@ -257,7 +257,7 @@ def from_table(table: pa.Table, features: FeatureSpec) -> LabelledRows:
     return LabelledRows(
         label_B=column("label"),
         weight_B=column("weight"),
-        impression_B=column("show"),
+        impression_B=column("impression"),
         click_B=column("click"),
         event_hour_B=column("event_hour"),
         encoded=EncodedRows(table.num_rows, dense_DB, tuple(slots)),

@@ -9,9 +9,21 @@ import yaml
 
 from clickline.artifacts.registry import Move
 from clickline.artifacts.version import Version
+from clickline.errors import ArtifactError
+from clickline.validation import document_of
 
 _METRICS = ("auc", "logloss", "normalised_entropy", "accuracy", "calibration", "ece", "brier", "base_rate")
-_SCALARS = ("table", "parent", "rows", "tombstones", "precision", "dense", "shards", "parts", "width")
+_SCALARS = (
+    "table",
+    "parent",
+    "rows",
+    "tombstones",
+    "table_precision",
+    "dense_precision",
+    "shards",
+    "parts",
+    "width",
+)
 _NESTED = ("logit_shift", "calibration", "model", "cost")
 
 Pairs = dict[str, tuple[object, object]]
@@ -29,11 +41,11 @@ def summary(version: Version) -> dict[str, Any]:
     """The main figures of a version."""
     return {
         "version": version.number,
-        "table": version.body.get("table"),
+        "table": version.manifest.table,
         "parent": version.parent,
         "created": version.created,
-        "rows": version.body.get("rows"),
-        "tombstones": version.body.get("tombstones"),
+        "rows": version.manifest.rows,
+        "tombstones": version.manifest.tombstones,
         "bytes": version.size,
         "auc": metrics_of(version).get("auc"),
     }
@@ -41,7 +53,7 @@ def summary(version: Version) -> dict[str, Any]:
 
 def metrics_of(version: Version) -> dict[str, float]:
     """The metrics of the evaluation report that the version was published with."""
-    report = _mapping(version.body.get("report"))
+    report = version.manifest.report or {}
     metrics = _mapping(report.get("evaluation")) or report
     return {name: metrics[name] for name in _METRICS if isinstance(metrics.get(name), int | float)}
 
@@ -57,18 +69,19 @@ def differences(old: Version, new: Version) -> dict[str, Pairs]:
         "contents": _changed(_contents(old), _contents(new)),
         "measures": _changed(metrics_of(old), metrics_of(new)),
         "features": _changed_features(old, new),
-        "config": differing_settings(*(str(one.body.get("config") or "") for one in (old, new))),
+        "config": differing_settings(old.manifest.config, new.manifest.config),
     }
 
 
 def _contents(version: Version) -> dict[str, object]:
-    plain = {name: version.body.get(name) for name in _SCALARS}
-    more = {name: version.body.get(name) for name in _NESTED}
-    return {**plain, "bytes": version.size, **dict(_flatten(more))}
+    document = document_of(version.manifest)
+    plain = {name: document[name] for name in _SCALARS}
+    nested = {name: document[name] for name in _NESTED}
+    return {**plain, "bytes": version.size, **dict(_flatten(nested))}
 
 
 def _fields(version: Version) -> dict[str, object]:
-    features = _mapping(version.body.get("features"))
+    features = version.manifest.features
     lists = (("dense", features.get("dense")), ("slot", features.get("slots")))
     return {
         f"{kind} {field.get('name')}": field
@@ -93,7 +106,10 @@ def _changed_features(old: Version, new: Version) -> Pairs:
 
 def differing_settings(old: str, new: str) -> Pairs:
     """The differences between two configs, given as YAML."""
-    before, after = (dict(_flatten(yaml.safe_load(text) or {})) for text in (old, new))
+    try:
+        before, after = (dict(_flatten(yaml.safe_load(text) or {})) for text in (old, new))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"the config of a version is not YAML: {error}. Publish it again.") from error
     return _changed(before, after)
 
 

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from clickline.errors import ArtifactError, StorageError
 from clickline.storage.storage import Storage
+from clickline.validation import document_of
 
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"  # next to the manifest of a signed version
 
 
-def write_manifest(
-    storage: Storage, folder: str, kind: str, format_number: int, body: Mapping[str, Any]
-) -> None:
+def write_manifest(storage: Storage, folder: str, kind: str, format_number: int, manifest: Any) -> None:
     """Mark `folder` as complete. Nothing may be written to it afterwards."""
-    storage.put(Storage.join(folder, MANIFEST), manifest_bytes(kind, format_number, body))
+    storage.put(Storage.join(folder, MANIFEST), manifest_bytes(kind, format_number, manifest))
 
 
-def manifest_bytes(kind: str, format_number: int, body: Mapping[str, Any]) -> bytes:
-    """The stored form; a body that was read back gives the same bytes.
+def manifest_bytes(kind: str, format_number: int, manifest: Any) -> bytes:
+    """The stored form of a manifest, which is a dataclass.
 
     One line per key and no indentation: with 10,000 slots an indented manifest would be mostly blanks."""
-    parts = {"kind": kind, "format": format_number, **body}
+    parts = {"kind": kind, "format": format_number, **document_of(manifest)}
     lines = [as_json(name) + b":" + as_json(part, separators=(",", ":")) for name, part in parts.items()]
     return b"{\n" + b",\n".join(lines) + b"\n}\n"
 

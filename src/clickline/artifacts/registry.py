@@ -51,6 +51,7 @@ from clickline.storage.atomic import fsync, is_temporary_name, temporary_name
 from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
 from clickline.storage.storage_errors import translate_errors
+from clickline.validation import document_of
 
 if TYPE_CHECKING:
     from clickline.artifacts.signing import TrustedKeys
@@ -285,7 +286,7 @@ class Registry:
         hidden.mkdir()
         try:
             self._map(lambda name: self._download_file(version, name, hidden / name), version.files)
-            write_manifest(Storage(), str(hidden), "version", VERSION_FORMAT, version.body)
+            write_manifest(Storage(), str(hidden), "version", VERSION_FORMAT, version.manifest)
             fsync(hidden)
             hidden.rename(folder)
             fsync(folder.parent)
@@ -298,14 +299,14 @@ class Registry:
         uri = Storage.join(version.folder, name)
         file = self._storage.describe(uri)
         sha256 = hashlib.sha256()
-        if file is not None and file.size == expected["size"]:
+        if file is not None and file.size == expected.size:
             with path.open("wb") as copy:
                 for piece in self._storage.stream(file):
                     copy.write(piece)
                     sha256.update(piece)
                 copy.flush()
                 os.fsync(copy.fileno())
-        if sha256.hexdigest() != expected["sha256"]:
+        if sha256.hexdigest() != expected.sha256:
             state = (
                 "is missing" if file is None else "is damaged: its size or SHA-256 differs from the manifest"
             )
@@ -353,12 +354,14 @@ class Registry:
                 break
             # They check for the manifest again when they are done, and we check for them again after removing it. So at
             # least one side notices the other and steps back.
-            version = self._open(number)
-            self._storage.delete(Storage.join(version.folder, MANIFEST))
+            folder = version_folder(self.uri, number)
+            manifest = Storage.join(folder, MANIFEST)
+            content = self._storage.read(manifest)
+            self._storage.delete(manifest)
             if self._state() != before:
-                write_manifest(self._storage, version.folder, "version", VERSION_FORMAT, version.body)
+                self._storage.put(manifest, content)
                 break
-            self._storage.delete(version.folder)
+            self._storage.delete(folder)
             before.versions.discard(number)
             removed.append(number)
         for number in garbage.drafts:
@@ -573,7 +576,7 @@ def _user_and_host() -> str:
 
 def _copy_name(version: Version) -> str:
     """A name unique to the version: another registry may have used the same number."""
-    return f"{number_name(version.number)}-{fingerprint(version.body)}"
+    return f"{number_name(version.number)}-{fingerprint(document_of(version.manifest))}"
 
 
 @contextmanager

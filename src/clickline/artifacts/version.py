@@ -18,12 +18,12 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from clickline.artifacts.manifest import (
     MANIFEST,
@@ -34,15 +34,18 @@ from clickline.artifacts.manifest import (
     read_manifest,
 )
 from clickline.errors import ArtifactError, StorageError
+from clickline.features import FeatureSpec
+from clickline.records import PartShape, Precision
 from clickline.storage.atomic import fsync
 from clickline.storage.redaction import redacted
 from clickline.storage.storage import Storage
 from clickline.storage.storage_errors import translate_errors
+from clickline.validation import validate
 
 if TYPE_CHECKING:
     from clickline.artifacts.signing import Signer, TrustedKeys
 
-VERSION_FORMAT = 1
+VERSION_FORMAT = 2
 SCRATCH_PREFIX = "clickline-draft-"
 
 _DEAD_AFTER_SECONDS = 3600.0
@@ -50,32 +53,133 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
+class VersionFile:
+    """The checksum and size of one file."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class VersionSlot:
+    """A slot of the table: its place, and the row of an id that the table does not have."""
+
+    name: str
+    dim: int
+    pooling: str
+    part: int
+    wide: float
+    vector: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class VersionNetwork:
+    """The network in dense.onnx. Versions with the same one differ only in their weights."""
+
+    name: str | None  # None: a custom network
+    file_sha256: str | None  # of a custom network's Python file
+    hidden: tuple[int, ...]
+    batch_norm: bool
+
+
+@dataclass(frozen=True)
+class VersionModel:
+    """The trained model that a version was made from."""
+
+    checkpoint: str  # run/checkpoint, or run/hour
+    step: int
+    snapshot: str = ""  # digest of its tables
+    # of `clickline publish`
+    dataset: str | None = None
+    tables_sha256: str | None = None
+    dense_sha256: str | None = None
+    # of `clickline up --follow`
+    hour: str | None = None
+    identity: str | None = None
+    data_until: float | None = None  # the end of the newest trained hour, in Unix seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Only what is known: a version of `publish` has no hour."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class VersionSample:
+    """The rows stored with their scores, which every server scores again before it uses the version."""
+
+    requested_rows: int  # publish.sample_rows
+    rows: int = 0
+    tolerance: float = 0.0  # largest allowed difference of a score
+    difference: float = 0.0  # largest difference from the checkpoint's scores
+
+
+@dataclass(frozen=True)
+class PrecisionCost:
+    """The change in AUC and log loss from a lower precision, on `rows` rows; None: not defined on them."""
+
+    rows: int = 0
+    auc: float | None = 0.0
+    logloss: float | None = 0.0
+
+
+@dataclass(frozen=True)
+class VersionManifest:
+    """The manifest of a version. `features`, `calibration` and `report` belong to the modules that write them."""
+
+    number: int
+    created: str  # UTC, ISO
+    parent: int | None  # the version that this one's table is a delta of
+    table: Literal["base", "delta"]
+    rows: int
+    tombstones: int
+    table_precision: Precision
+    dense_precision: Precision
+    shards: int
+    parts: tuple[PartShape, ...]
+    slots: tuple[VersionSlot, ...]
+    features: dict[str, Any]
+    network: VersionNetwork
+    width: int  # inputs of the network
+    logit_shift: float
+    calibration: dict[str, Any] | None
+    model: VersionModel
+    config: str  # resolved, as YAML
+    report: dict[str, Any] | None  # the evaluation report, shortened
+    sample: VersionSample
+    cost: PrecisionCost
+    files: dict[str, VersionFile]  # without the manifest and its signature
+
+    @property
+    def feature_spec(self) -> FeatureSpec:
+        return FeatureSpec.from_json(self.features)
+
+
+@dataclass(frozen=True)
 class Version:
     """A complete version; its files never change."""
 
-    number: int
     folder: str
-    body: Mapping[str, Any]
+    manifest: VersionManifest
+
+    @property
+    def number(self) -> int:
+        return self.manifest.number
 
     @property
     def parent(self) -> int | None:
-        """The version that this one's table is a delta of."""
-        parent: int | None = self.body.get("parent")
-        return parent
+        return self.manifest.parent
 
     @property
     def created(self) -> str:
-        return str(self.body["created"])
+        return self.manifest.created
 
     @property
-    def files(self) -> Mapping[str, Mapping[str, Any]]:
-        """`sha256` and `size` of each file by name, without the manifest."""
-        files: Mapping[str, Mapping[str, Any]] = self.body["files"]
-        return files
+    def files(self) -> Mapping[str, VersionFile]:
+        return self.manifest.files
 
     @property
     def size(self) -> int:
-        return sum(file["size"] for file in self.files.values())
+        return sum(file.size for file in self.files.values())
 
 
 def open_version(storage: Storage, folder: str, trusted: TrustedKeys | None = None) -> Version:
@@ -86,23 +190,28 @@ def open_version(storage: Storage, folder: str, trusted: TrustedKeys | None = No
         if trusted is not None:
             trusted.check(storage, folder, manifest)
 
-    body = read_manifest(storage, folder, "version", VERSION_FORMAT, check)
+    manifest = read_version_manifest(storage, folder, check)
     name = folder.rstrip("/").rpartition("/")[2]
-    number, parent, files = body.get("number"), body.get("parent"), body.get("files")
     wrong = None
-    if not isinstance(number, int) or number_name(number) != name:
-        wrong = f"it has number {number!r}, its folder is {name}"
-    elif parent is not None and not (isinstance(parent, int) and 0 < parent < number):
-        wrong = f"its parent is {parent!r}, which is not an earlier version"
-    elif not isinstance(body.get("created"), str):
-        wrong = "it has no creation time"
-    elif not isinstance(files, dict) or not all(map(_is_file_entry, files.items())):
+    if number_name(manifest.number) != name:
+        wrong = f"it has number {manifest.number}, its folder is {name}"
+    elif manifest.parent is not None and not 0 < manifest.parent < manifest.number:
+        wrong = f"its parent is {manifest.parent}, which is not an earlier version"
+    elif not all(_is_file_name(name) and file.size >= 0 for name, file in manifest.files.items()):
         wrong = "its list of files is malformed"
     if wrong:
         raise ArtifactError(
             f"{redacted(Storage.join(folder, MANIFEST))} is damaged: {wrong}. Use another version."
         )
-    return Version(body["number"], folder, body)
+    return Version(folder, manifest)
+
+
+def read_version_manifest(
+    storage: Storage, folder: str, check: Callable[[bytes], None] = lambda content: None
+) -> VersionManifest:
+    """The manifest of the version in any folder, such as a local copy."""
+    document = read_manifest(storage, folder, "version", VERSION_FORMAT, check)
+    return validate(VersionManifest, document, redacted(Storage.join(folder, MANIFEST)))
 
 
 def verify(version: Version, folder: Path) -> None:
@@ -111,9 +220,9 @@ def verify(version: Version, folder: Path) -> None:
         path = folder / name
         try:
             size = path.stat().st_size
-            if size != expected["size"]:
+            if size != expected.size:
                 raise ArtifactError(
-                    f"{path} has {size:,} bytes; the manifest of version {version.number} says {expected['size']:,}. "
+                    f"{path} has {size:,} bytes; the manifest of version {version.number} says {expected.size:,}. "
                     "Use another version, or publish again."
                 )
             sha256 = digest(path)
@@ -122,10 +231,10 @@ def verify(version: Version, folder: Path) -> None:
                 f"{path} of version {version.number} cannot be read: {error.strerror}. "
                 "Use another version, or publish again."
             ) from error
-        if sha256 != expected["sha256"]:
+        if sha256 != expected.sha256:
             raise ArtifactError(
                 f"{path} is damaged: its SHA-256 is {sha256[:12]}…, the manifest of version {version.number} says "
-                f"{str(expected['sha256'])[:12]}…. Use another version, or publish again."
+                f"{expected.sha256[:12]}…. Use another version, or publish again."
             )
 
 
@@ -250,26 +359,28 @@ class Draft:
             self.folder.mkdir(mode=0o777 if self._local else 0o700)
 
     def commit(
-        self, body: Mapping[str, Any], sha256: Mapping[str, str] | None = None, signer: Signer | None = None
+        self,
+        manifest: VersionManifest,
+        sha256: Mapping[str, str] | None = None,
+        signer: Signer | None = None,
     ) -> Version:
         """Move or upload every file of the folder into the registry, then write the manifest, which makes it a version.
 
-        `body` is the manifest without number, created and files. `sha256` contains known checksums by file name; the
+        The manifest gets its number, creation time and files here. `sha256` contains known checksums by file name; the
         other files are read.
         """
-        manifest = {"number": 0, "created": "", "parent": self._claim.parent, **body}
-        manifest |= {"number": self.number, "created": utc_now(), "files": self._files(sha256 or {})}
+        manifest = replace(manifest, number=self.number, created=utc_now(), files=self._files(sha256 or {}))
         self._refresh_claim()
-        self._check_parent(manifest["parent"])
+        self._check_parent(manifest.parent)
         if self._local:
             self._move()
         else:
-            self._upload(manifest["files"])
+            self._upload(manifest.files)
         content = manifest_bytes("version", VERSION_FORMAT, manifest)
         if signer is not None:
             self._storage.put(Storage.join(self._target, SIGNATURE), signer.sign(content))
         self._storage.put(Storage.join(self._target, MANIFEST), content)
-        self._check_parent(manifest["parent"])  # gc may have removed it meanwhile
+        self._check_parent(manifest.parent)  # gc may have removed it meanwhile
         version = open_version(self._storage, self._target)
         self._open = False
         self._storage.delete(self._claim_file)
@@ -294,12 +405,11 @@ class Draft:
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(self.folder)  # the error of a full disk does not name the file
 
-    def _files(self, known: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    def _files(self, known: Mapping[str, str]) -> dict[str, VersionFile]:
         with translate_errors(str(self.folder), redacted):
             paths = sorted(self.folder.iterdir())
             for path in paths:
-                own = path.name in (MANIFEST, SIGNATURE)
-                if not path.is_file() or own or not _SAFE_NAME.fullmatch(path.name):
+                if not path.is_file() or not _is_file_name(path.name):
                     raise ArtifactError(
                         f"{path} cannot be part of a version: its files are in one folder, have plain names, and "
                         f"{MANIFEST} and {SIGNATURE} are written by the commit."
@@ -308,7 +418,7 @@ class Draft:
             if unknown:
                 raise ArtifactError(f"{self.folder} has no file {unknown[0]}, whose checksum was given.")
             return {
-                path.name: {"sha256": known.get(path.name) or digest(path), "size": path.stat().st_size}
+                path.name: VersionFile(known.get(path.name) or digest(path), path.stat().st_size)
                 for path in paths
             }
 
@@ -328,9 +438,9 @@ class Draft:
     def _check_parent(self, parent: int | None) -> None:
         if parent is None:
             return
-        if not isinstance(parent, int) or not 0 < parent < self.number:
+        if not 0 < parent < self.number:
             raise ArtifactError(
-                f"version {self.number} cannot build on {parent!r}: it is not an earlier version."
+                f"version {self.number} cannot build on {parent}: it is not an earlier version."
             )
         try:
             open_version(self._storage, version_folder(self._registry, parent))
@@ -349,7 +459,7 @@ class Draft:
             self.folder.rename(target)
             fsync(target.parent)
 
-    def _upload(self, files: Mapping[str, Mapping[str, Any]]) -> None:
+    def _upload(self, files: Mapping[str, VersionFile]) -> None:
         for name in files:
             self._storage.put(Storage.join(self._target, name), self.folder / name)
             self._refresh_claim()
@@ -360,15 +470,15 @@ class Draft:
             )
 
 
-def first_bad_file(storage: Storage, folder: str, files: Mapping[str, Mapping[str, Any]]) -> str:
+def first_bad_file(storage: Storage, folder: str, files: Mapping[str, VersionFile]) -> str:
     """A message about the first file that is missing or has the wrong size; empty if all are right."""
     sizes = {file.uri.rpartition("/")[2]: file.size for file in storage.list(Storage.pattern_in(folder, "*"))}
     for name, expected in files.items():
         uri = redacted(Storage.join(folder, name))
         if name not in sizes:
             return f"{uri} is missing"
-        if sizes[name] != expected["size"]:
-            return f"{uri} has {sizes[name]:,} bytes, its manifest says {expected['size']:,}"
+        if sizes[name] != expected.size:
+            return f"{uri} has {sizes[name]:,} bytes, its manifest says {expected.size:,}"
     return ""
 
 
@@ -410,17 +520,9 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _is_file_entry(entry: tuple[str, Any]) -> bool:
-    """Whether a manifest entry is a file in the folder itself, with its size and checksum."""
-    name, file = entry
-    return (
-        bool(_SAFE_NAME.fullmatch(name))
-        and name not in (MANIFEST, SIGNATURE)
-        and isinstance(file, dict)
-        and isinstance(file.get("size"), int)
-        and file["size"] >= 0
-        and isinstance(file.get("sha256"), str)
-    )
+def _is_file_name(name: str) -> bool:
+    """Whether a manifest may list a file of this name: one in the folder itself."""
+    return name not in (MANIFEST, SIGNATURE) and _SAFE_NAME.fullmatch(name) is not None
 
 
 def _machine() -> str:

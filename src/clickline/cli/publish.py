@@ -40,40 +40,41 @@ def publish(
     with show_progress(as_json=as_json, quiet=quiet) as progress:
         result = run(config, progress, model=model, base=base, reason=reason)
     version = result.version
-    body = version.body
+    manifest = version.manifest
     if as_json:
         emit(
             {
                 "version": version.number,
                 "folder": version.folder,
-                "table": body["table"],
+                "table": manifest.table,
                 "parent": version.parent,
-                "rows": body["rows"],
-                "tombstones": body["tombstones"],
+                "rows": manifest.rows,
+                "tombstones": manifest.tombstones,
                 "bytes": result.version.size,
                 "current": result.move is not None,
                 "reused": result.reused,
-                "difference": result.difference,
-                "cost": dict(result.cost),
+                "difference": manifest.sample.difference,
+                "cost": vars(manifest.cost),
                 "seconds": result.seconds,
             }
         )
         return
     kind = "base" if version.parent is None else f"delta of version {version.parent}"
-    removed = f", {body['tombstones']:,} ids removed" if body["tombstones"] else ""
+    removed = f", {manifest.tombstones:,} ids removed" if manifest.tombstones else ""
     state = (", up to date" if result.reused else "") + (
         ", current" if result.move else ", not current: see above"
     )
     named: dict[str, object] = {
         "version": f"{version.number}, {kind}{state}",
-        "table": f"{body['rows']:,} rows{removed}, {body['precision']}, {body['shards']} shards",
+        "table": f"{manifest.rows:,} rows{removed}, {manifest.table_precision}, {manifest.shards} shards",
         "size": human_size(version.size),
-        "verified": f"{body['sample']['rows']} rows scored again, largest difference {result.difference:.1g}",
+        "verified": f"{manifest.sample.rows} rows scored again, largest difference "
+        f"{manifest.sample.difference:.1g}",
     }
-    if result.cost["rows"]:
+    cost = manifest.cost
+    if cost.rows:
         named["quantization"] = (
-            f"AUC {_signed(result.cost['auc'])}, log loss {_signed(result.cost['logloss'])} "
-            f"on {result.cost['rows']:,} rows"
+            f"AUC {_signed(cost.auc)}, log loss {_signed(cost.logloss)} on {cost.rows:,} rows"
         )
     named["folder"] = version.folder
     named["time"] = f"{result.seconds:.1f} s"

@@ -80,25 +80,27 @@ def show(
     """Show everything about one version."""
     from clickline.artifacts.diff import state_of
     from clickline.artifacts.promotion import current_of
+    from clickline.validation import document_of
 
     _, registry = _open(config_file, overrides)
     current = registry.current()
     version = registry.version(number if number is not None else current_of(registry).version)
     if resolved:
-        typer.echo(str(version.body.get("config") or "").rstrip("\n"))
+        typer.echo(version.manifest.config.rstrip("\n"))
         return
     moves = [move for move in registry.moves() if move.version == version.number][-_MAX_MOVES:]
     chain = [one.number for one in registry.chain(version)]
     if as_json:
         state = state_of(version.number, current)
-        emit({**version.body, "chain": chain, "state": state, "moves": [asdict(move) for move in moves]})
+        document = document_of(version.manifest)
+        emit({**document, "chain": chain, "state": state, "moves": [asdict(move) for move in moves]})
         return
     facts(_facts(version, chain, current))
     typer.echo()
     files = version.files.items()
     table(
         ("FILE", "SIZE", "SHA-256"),
-        [(name, human_size(file["size"]), file["sha256"]) for name, file in files],
+        [(name, human_size(file.size), file.sha256) for name, file in files],
     )
     if moves:
         typer.echo()
@@ -373,27 +375,24 @@ def _line(entry: Mapping[str, Any]) -> tuple[str, ...]:
 def _facts(version: Version, chain: Sequence[int], current: Move | None) -> dict[str, object]:
     from clickline.artifacts.diff import metrics_of, state_of
 
-    body = version.body
-    features = body.get("features") or {}
-    model = body.get("model") or {}
-    sample = body.get("sample") or {}
+    manifest = version.manifest
     state = ", ".join(state_of(version.number, current))
     named: dict[str, object] = {
         "version": f"{version.number}{f' ({state})' if state else ''}",
         "created": f"{version.created} ({_age(version.created)})",
-        "table": _table(body.get("table"), version.parent),
+        "table": _table(manifest.table, version.parent),
         "chain": " < ".join(map(str, chain)) if len(chain) > 1 else None,
-        "rows": body.get("rows"),
-        "tombstones": body.get("tombstones"),
+        "rows": manifest.rows,
+        "tombstones": manifest.tombstones,
         "size": human_size(version.size),
-        "precision": body.get("precision"),
-        "dense": body.get("dense"),
-        "shards": body.get("shards"),
-        "fields": f"{len(features.get('dense', ()))} dense, {len(features.get('slots', ()))} slots",
-        **{f"model {name}": value for name, value in model.items()},
+        "table precision": manifest.table_precision,
+        "dense precision": manifest.dense_precision,
+        "shards": manifest.shards,
+        "fields": f"{len(manifest.features.get('dense', ()))} dense, {len(manifest.slots)} slots",
+        **{f"model {name}": value for name, value in manifest.model.to_json().items()},
         **{name.replace("_", " "): value for name, value in metrics_of(version).items()},
-        **{f"cost {name}": value for name, value in (body.get("cost") or {}).items()},
-        **{f"sample {name}": value for name, value in sample.items()},
+        **{f"cost {name}": value for name, value in vars(manifest.cost).items()},
+        **{f"sample {name.replace('_', ' ')}": value for name, value in vars(manifest.sample).items()},
     }
     return {name: _cell(value) for name, value in named.items() if value is not None}
 

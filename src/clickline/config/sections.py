@@ -57,7 +57,7 @@ SHORT_FORMS = (*get_args(Kind), *get_args(Transform))
 FORMATS_WITH_FIELDS = ("criteo", "slots", "paddlerec")
 """Formats with built-in fields."""
 
-RESERVED_NAMES = ("label", "weight", "show", "click", "event_hour")
+RESERVED_NAMES = ("label", "weight", "impression", "click", "event_hour")
 """Columns of every dataset; a slot or dense field must not use these names."""
 
 _PLACEHOLDER = re.compile(r"\{(?!\])([^{}]*)\}")  # [{] is a literal brace in a folder's name

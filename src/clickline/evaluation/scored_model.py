@@ -49,10 +49,11 @@ def find_model(config: Config, name: str | None) -> ScoredModel:
     checkpoint = find_checkpoint(name, config.home)
     file = config.model.file
     model = open_checkpoint(checkpoint, cores(), None if file is None else Path(file))
+    evicted = {} if checkpoint.manifest.run is None else checkpoint.manifest.run.evicted
     document = {
         "checkpoint": str(checkpoint.folder),
         "step": checkpoint.step,
-        "dataset": checkpoint.body["dataset"],
+        "dataset": checkpoint.dataset,
     }
     return ScoredModel(
         f"{checkpoint.folder.parent.name}-{checkpoint.folder.name}",
@@ -64,10 +65,7 @@ def find_model(config: Config, name: str | None) -> ScoredModel:
         checkpoint,
         None,
         partial(unseen_shares, model.tables),
-        [
-            {**asdict(slot), "evicted": checkpoint.body.get("evicted", {}).get(slot.name, 0)}
-            for slot in model.tables.report()
-        ],
+        [{**asdict(slot), "evicted": evicted.get(slot.name, 0)} for slot in model.tables.report()],
     )
 
 
@@ -81,7 +79,7 @@ def _version(config: Config, name: str) -> ScoredModel:
         number = move.version
     version: Version = registry.version(number)
     scorer = open_scorer(registry, version, Path(config.cache.dir), cores())
-    document = {"version": number, **version.body["model"]}
+    document = {"version": number, **version.manifest.model.to_json()}
 
     def unseen(rows: LabelledRows) -> list[float]:
         before_2S = np.array([scorer.misses_S, scorer.lookups_S])

@@ -116,7 +116,7 @@ class Model:
         load_snapshot(self.tables, checkpoint.tables)
         arrays = checkpoint.dense()
         self.load_weights(arrays)
-        calibration = checkpoint.body.get("calibration")
+        calibration = checkpoint.manifest.calibration
         self.calibration = None if calibration is None else calibration_from_json(calibration)
         return arrays
 
@@ -124,7 +124,7 @@ class Model:
 def open_checkpoint(checkpoint: Checkpoint, threads: int, model_file: Path | None = None) -> Model:
     """The model of a checkpoint, ready to score. `model_file` is required for a custom network: artifacts contain no
     code."""
-    plan = ModelPlan.from_json(checkpoint.body.get("plan", {}))
+    plan = ModelPlan.from_json(checkpoint.manifest.plan)
     if plan.network is None:
         if model_file is None:
             raise ArtifactError(
@@ -135,7 +135,6 @@ def open_checkpoint(checkpoint: Checkpoint, threads: int, model_file: Path | Non
                 f"{model_file} is not the file that {checkpoint.folder} was trained with: its checksum differs. "
                 "Set model.file to the original file, or train again."
             )
-    features = FeatureSpec.from_json(checkpoint.body["features"])
-    model = Model.build(features, plan, threads, model_file)
+    model = Model.build(checkpoint.features, plan, threads, model_file)
     model.restore(checkpoint)
     return model

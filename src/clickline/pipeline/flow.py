@@ -80,12 +80,12 @@ def _evaluation_facts(trained: TrainResult) -> Mapping[str, Any]:
 
 
 def _version_facts(published: PublishResult) -> Mapping[str, Any]:
-    body = published.version.body
+    manifest = published.version.manifest
     return {
         "version": published.version.number,
         "folder": published.version.folder,
-        "table": body["table"],
-        "rows": body["rows"],
+        "table": manifest.table,
+        "rows": manifest.rows,
         "current": published.move is not None,
         "seconds": published.seconds,
     }

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.from_config import registry_of, storage_of
 from clickline.artifacts.registry import Move
-from clickline.artifacts.version import Version
+from clickline.artifacts.version import Version, VersionModel
 from clickline.config import Config
 from clickline.config.loader import resolved
 from clickline.data.prepare.hour_dataset import PreparedHour, prepare_hour, prune_hours
@@ -365,14 +365,14 @@ class _FollowLoop:
             "progressive": trained.progressive.to_json(),
             "gate": verdict.to_json(),
         }
-        origin = {
-            "checkpoint": f"{self._run.name}/{label}",
-            "step": trainer.steps,
-            "hour": label,
-            "identity": identity,
+        origin = VersionModel(
+            f"{self._run.name}/{label}",
+            trainer.steps,
+            hour=label,
+            identity=identity,
             # Folders that are named in local time may be ahead of the clock.
-            "data_until": min((trainer.newest_hour + 1) * 3600.0, time.time()),
-        }
+            data_until=min((trainer.newest_hour + 1) * 3600.0, time.time()),
+        )
         try:
             result = self._retry(
                 "the registry",
@@ -387,7 +387,7 @@ class _FollowLoop:
         version = None if result is None else result.version.number
         self._progress.stage("gate", "done", {"hour": label, "passed": True})
         if result is not None:
-            facts = {"hour": label, "version": version, "table": result.version.body["table"]}
+            facts = {"hour": label, "version": version, "table": result.version.manifest.table}
             self._progress.stage("publish", "done", {**facts, "seconds": result.seconds})
         return {"gate": verdict.to_json(), "version": version}
 
@@ -431,7 +431,7 @@ class _FollowLoop:
 
         def opened(move: Move) -> Scorer | None:
             version = registry.version(move.version)
-            if version.body["model"].get("hour") == self._label(prepared.hour):
+            if version.manifest.model.hour == self._label(prepared.hour):
                 # Killed between publishing and the checkpoint: this version was trained on the hour, the previous one
                 # was not.
                 if move.previous is None:
@@ -455,10 +455,10 @@ class _FollowLoop:
         publish, registry = self._config.publish, registry_of(self._config)
         packed = publish.table_precision, publish.dense_precision, publish.shards
         for version in reversed(registry.versions()[-3:]):
-            body = version.body
+            found = version.manifest
             if (
-                body["model"].get("identity") != identity
-                or (body["precision"], body["dense"], body["shards"]) != packed
+                found.model.identity != identity
+                or (found.table_precision, found.dense_precision, found.shards) != packed
             ):
                 continue
             try:

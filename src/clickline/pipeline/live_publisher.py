@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.from_config import registry_of
-from clickline.artifacts.version import Version
+from clickline.artifacts.version import Version, VersionModel
 from clickline.config import Config
 from clickline.config.loader import resolved
 from clickline.errors import ArtifactError, RegistryMoved, StorageError
@@ -39,7 +39,7 @@ class LivePublisher:
     def publish(
         self,
         trainer: HourlyTrainer,
-        origin: Mapping[str, Any],
+        origin: VersionModel,
         report: Mapping[str, Any],
         hour: Dataset,
         gate_sample: tuple[LabelledRows, NDArray[np.float32]] | None,

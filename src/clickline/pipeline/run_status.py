@@ -71,7 +71,7 @@ def registry_summary(config: Config, registry: Registry | None = None) -> dict[s
         newest = []
         for number in numbers[-_NEWEST:]:
             version = registry.version(number)
-            newest.append({"version": number, "created": version.created, "table": version.body.get("table")})
+            newest.append({"version": number, "created": version.created, "table": version.manifest.table})
     except (ClicklineError, OSError) as error:
         return {"error": str(error)}
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickline.artifacts.manifest import as_json
+from clickline.artifacts.version import (
+    PrecisionCost,
+    VersionManifest,
+    VersionModel,
+    VersionNetwork,
+    VersionSample,
+    VersionSlot,
+    utc_now,
+)
 from clickline.embedding import snapshot_digest
-from clickline.embedding.serving import PartShape
 from clickline.models.model import Model
 from clickline.models.onnx_export import export_onnx, with_weights
 from clickline.models.quantization import quantize
-from clickline.records import LabelledRows
+from clickline.records import LabelledRows, PartShape, Precision
+from clickline.validation import document_of, validate
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,7 @@ class Release:
 
     model: Model
     snapshot: Path | Sequence[Path]  # of the model's tables: full, in parts, or a delta
-    origin: Mapping[str, Any]  # its checkpoint, step and dataset
+    origin: VersionModel
     config: str  # resolved, as YAML
     report: Mapping[str, Any] | None  # its evaluation report
     rows: LabelledRows  # to store with their scores, and to calibrate the ranges of 8-bit weights on
@@ -46,23 +55,18 @@ class Release:
         tables = self.model.tables
         return tuple(PartShape(part.layout.dim, tables.wide_optimizer is not None) for part in tables.parts)
 
-    def slots(self) -> list[dict[str, Any]]:
+    def slots(self) -> tuple[VersionSlot, ...]:
         """The slots for the manifest, each with its default row for unknown ids."""
         tables = self.model.tables
-        slots: list[dict[str, Any]] = [{} for _ in tables.slots]
+        slots: dict[int, VersionSlot] = {}
         for part, slot_numbers in enumerate(tables.slots_by_table):
             records = tables.parts[part].default_records()
             for record, s in zip(records, slot_numbers, strict=True):
                 slot = tables.slots[s]
-                slots[s] = {
-                    "name": slot.name,
-                    "dim": slot.dim,
-                    "pooling": slot.pooling,
-                    "part": part,
-                    "wide": 0.0 if tables.wide_optimizer is None else float(record["wide"]),
-                    "vector": [float(value) for value in record["vector"]],
-                }
-        return slots
+                wide = 0.0 if tables.wide_optimizer is None else float(record["wide"])
+                vector = tuple(float(value) for value in record["vector"])
+                slots[s] = VersionSlot(slot.name, slot.dim, slot.pooling, part, wide, vector)
+        return tuple(slots[s] for s in range(len(tables.slots)))
 
     @cached_property
     def since(self) -> str | None:
@@ -74,28 +78,39 @@ class Release:
             ]  # verified with the rest when its rows are read
         return base
 
-    def body(self) -> dict[str, Any]:
-        """The manifest's entries about the model, as read back from JSON."""
-        model = self.model
-        document = {
-            "parts": [{"dim": part.dim, "wide": part.wide} for part in self.parts],
-            "slots": self.slots(),
-            "features": model.features.to_json(),
-            "network": {
-                "name": model.plan.network,
-                "file_sha256": model.plan.network_sha256,
-                "hidden": list(model.plan.hidden),
-                "batch_norm": model.plan.batch_norm,
-            },
-            "width": model.spec.width,
-            "logit_shift": model.plan.logit_shift,
-            "calibration": None if model.calibration is None else model.calibration.to_json(),
-            "model": {**self.origin, "snapshot": snapshot_digest(self.snapshot)},
-            "config": self.config,
-            "report": self.report,
-        }
-        read: dict[str, Any] = json.loads(as_json(document))
-        return read
+    def manifest(
+        self, table_precision: Precision, dense_precision: Precision, shards: int, sample_rows: int
+    ) -> VersionManifest:
+        """The manifest of a version of this model, before its files are written and verified."""
+        model, plan = self.model, self.model.plan
+        manifest = VersionManifest(
+            number=0,
+            created=utc_now(),
+            parent=None,
+            table="base",
+            rows=0,
+            tombstones=0,
+            table_precision=table_precision,
+            dense_precision=dense_precision,
+            shards=shards,
+            parts=self.parts,
+            slots=self.slots(),
+            features=model.features.to_json(),
+            network=VersionNetwork(plan.network, plan.network_sha256, tuple(plan.hidden), plan.batch_norm),
+            width=model.spec.width,
+            logit_shift=plan.logit_shift,
+            calibration=None if model.calibration is None else model.calibration.to_json(),
+            model=replace(self.origin, snapshot=snapshot_digest(self.snapshot)),
+            config=self.config,
+            report=None if self.report is None else dict(self.report),
+            sample=VersionSample(sample_rows),
+            cost=PrecisionCost(),
+            files={},
+        )
+        # As read back from JSON, so that it can be compared with an earlier version's.
+        return validate(
+            VersionManifest, json.loads(as_json(document_of(manifest))), "the new version's manifest"
+        )
 
     def onnx(self, precision: str, earlier: bytes | None) -> bytes:
         """The network as ONNX; `earlier` is that of an earlier version, possibly of the same network."""

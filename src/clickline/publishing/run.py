@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,14 @@ from clickline.artifacts.dataset import Dataset, dataset_folder
 from clickline.artifacts.from_config import registry_of, signer_of
 from clickline.artifacts.registry import Move, Registry
 from clickline.artifacts.runs import find_checkpoint
-from clickline.artifacts.version import Draft, Version
+from clickline.artifacts.version import (
+    Draft,
+    PrecisionCost,
+    Version,
+    VersionManifest,
+    VersionModel,
+    VersionSample,
+)
 from clickline.config import Config
 from clickline.config.loader import resolved
 from clickline.embedding.serving import (
@@ -64,8 +70,6 @@ class PublishResult:
 
     version: Version
     move: Move | None  # that made it current; None: another version is pinned or was rolled back to
-    difference: float  # the largest, between the sample's scores and the checkpoint's
-    cost: Mapping[str, Any]
     reused: bool  # it was already published
     seconds: float
 
@@ -94,14 +98,11 @@ def publish(
     published = _find_published(config, registry, checkpoint, base)
     if published is not None:
         move = make_current(registry, published, reason, progress)
-        body = published.body
-        return PublishResult(
-            published, move, body["sample"]["difference"], body["cost"], True, time.monotonic() - started
-        )
+        return PublishResult(published, move, True, time.monotonic() - started)
     file = config.model.file
     opened = open_checkpoint(checkpoint, cores(), None if file is None else Path(file))
-    dataset = Dataset.open(Storage(), dataset_folder(config.home, checkpoint.body["dataset"]))
     origin = _origin(checkpoint)
+    dataset = Dataset.open(Storage(), dataset_folder(config.home, origin.dataset or ""))
     rows = next(_rows(dataset, max(config.publish.sample_rows, 4096)))
     release = Release(opened, checkpoint.tables, origin, resolved(config), report, rows)
     lower_precision = (config.publish.table_precision, config.publish.dense_precision) != ("fp32", "fp32")
@@ -124,37 +125,35 @@ def publish_release(
     signer = signer_of(config)
     registry = registry_of(config, signer)
     before = registry.current()
-    body = {
-        **release.body(),
-        "precision": config.publish.table_precision,
-        "dense": config.publish.dense_precision,
-    }
-    body["shards"] = config.publish.shards
-    parent = None if base and release.since is None else _parent(config, registry, release, body, progress)
+    publish = config.publish
+    manifest = release.manifest(
+        publish.table_precision, publish.dense_precision, publish.shards, publish.sample_rows
+    )
+    parent = (
+        None if base and release.since is None else _parent(config, registry, release, manifest, progress)
+    )
     with registry.draft(None if parent is None else parent.number) as draft:
         progress.begin(f"publish version {draft.number}", total_rows=release.model.tables.size)
         try:
             earlier = None
-            if parent is not None and parent.body["network"] == body["network"]:
+            if parent is not None and parent.manifest.network == manifest.network:
                 earlier = (_fetch(config, registry, parent) / DENSE).read_bytes()
             (draft.folder / DENSE).write_bytes(release.onnx(config.publish.dense_precision, earlier))
             chain, shards = _write_tables(config, registry, release, parent, base, draft, progress)
         finally:
             progress.end()
-        body |= {
-            "number": draft.number,
-            "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "table": "delta" if chain else "base",
-            "parent": chain[-1].number if chain else None,
-            "rows": sum(shard.rows for shard in shards),
-            "tombstones": sum(shard.tombstones for shard in shards),
-        }
-        body |= _verify_scores(config, registry, release, body, chain, draft, cost_rows)
+        manifest = replace(
+            manifest,
+            table="delta" if chain else "base",
+            parent=chain[-1].number if chain else None,
+            rows=sum(shard.rows for shard in shards),
+            tombstones=sum(shard.tombstones for shard in shards),
+        )
+        manifest = _verify_scores(config, registry, release, manifest, chain, draft, cost_rows)
         known = {shard.name: shard.sha256 for shard in shards}
-        version = draft.commit(body, known, signer)
+        version = draft.commit(manifest, known, signer)
     move = _move(registry, version, before, reason, progress)
-    sample = body["sample"]
-    return PublishResult(version, move, sample["difference"], body["cost"], False, time.monotonic() - started)
+    return PublishResult(version, move, False, time.monotonic() - started)
 
 
 def _move(
@@ -180,14 +179,14 @@ def _move(
 # ── earlier versions ───────────────────────────────────────────────────────────────────────────
 
 
-def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {
-        "checkpoint": f"{checkpoint.folder.parent.name}/{checkpoint.folder.name}",
-        "step": checkpoint.step,
-        "tables_sha256": checkpoint.body["tables_sha256"],
-        "dense_sha256": checkpoint.body["dense_sha256"],
-        "dataset": checkpoint.body["dataset"],
-    }
+def _origin(checkpoint: Checkpoint) -> VersionModel:
+    return VersionModel(
+        f"{checkpoint.folder.parent.name}/{checkpoint.folder.name}",
+        checkpoint.step,
+        dataset=checkpoint.dataset,
+        tables_sha256=checkpoint.manifest.tables_sha256,
+        dense_sha256=checkpoint.manifest.dense_sha256,
+    )
 
 
 def _find_published(config: Config, registry: Registry, checkpoint: Checkpoint, base: bool) -> Version | None:
@@ -197,7 +196,9 @@ def _find_published(config: Config, registry: Registry, checkpoint: Checkpoint, 
     for number in dict.fromkeys([*wanted, *numbers[-1:]]):
         try:
             version = registry.version(number)
-            if not _is_made_from(version.body, checkpoint, config) or (base and version.parent is not None):
+            if not _is_made_from(version.manifest, checkpoint, config) or (
+                base and version.parent is not None
+            ):
                 continue
             registry.check(version)
             for one in registry.chain(version):
@@ -208,15 +209,15 @@ def _find_published(config: Config, registry: Registry, checkpoint: Checkpoint, 
     return None
 
 
-def _is_made_from(body: Mapping[str, Any], checkpoint: Checkpoint, config: Config) -> bool:
+def _is_made_from(version: VersionManifest, checkpoint: Checkpoint, config: Config) -> bool:
     """Whether a version was made from this checkpoint with the config's settings."""
     publish = config.publish
     return (
-        {name: value for name, value in body["model"].items() if name != "snapshot"} == _origin(checkpoint)
-        and body["calibration"] == checkpoint.body.get("calibration")
-        and (body["precision"], body["dense"], body["shards"])
+        replace(version.model, snapshot="") == _origin(checkpoint)
+        and version.calibration == checkpoint.manifest.calibration
+        and (version.table_precision, version.dense_precision, version.shards)
         == (publish.table_precision, publish.dense_precision, publish.shards)
-        and body["sample"].get("asked") == publish.sample_rows
+        and version.sample.requested_rows == publish.sample_rows
     )
 
 
@@ -241,7 +242,7 @@ def make_current(registry: Registry, version: Version, reason: str, progress: Pr
 def _gate_report(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The run's report, shortened for the manifest. Raises GateRefused unless this checkpoint passed the gate."""
     path = checkpoint.folder.parent / "report.json"
-    if checkpoint.body["dataset"] is None:
+    if checkpoint.dataset is None:
         raise GateRefused(
             f"{checkpoint.folder} belongs to `clickline up --follow`, which evaluates and publishes each hour itself. "
             "Choose the run to publish with --model."
@@ -285,12 +286,12 @@ def _rows(dataset: Dataset, max_rows: int) -> Iterator[LabelledRows]:
 
 
 def _parent(
-    config: Config, registry: Registry, release: Release, body: Mapping[str, Any], progress: Progress
+    config: Config, registry: Registry, release: Release, manifest: VersionManifest, progress: Progress
 ) -> Version | None:
     """The version that a delta can build on, if any."""
     wanted = release.since
     if wanted is not None:
-        candidates = [v for v in registry.versions() if v.body["model"]["snapshot"] == wanted]
+        candidates = [v for v in registry.versions() if v.manifest.model.snapshot == wanted]
         if not candidates:
             raise ArtifactError(
                 f"{release.snapshot} is a delta to snapshot {wanted[:12]}, which no version was made from. "
@@ -302,7 +303,7 @@ def _parent(
         return None
     try:
         parent = registry.version(current.version)
-        if not _is_compatible(parent.body, body):
+        if not _is_compatible(parent.manifest, manifest):
             return None
         for version in registry.chain(parent):
             registry.verify(version, _fetch(config, registry, version))
@@ -312,11 +313,20 @@ def _parent(
     return parent
 
 
-def _is_compatible(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the tables of two manifests have the same fields, shapes, precision and shards."""
-    same = ("features", "parts", "precision", "shards", "width")
-    shapes = [[(s["name"], s["dim"], s["part"]) for s in body["slots"]] for body in (one, other)]
-    return shapes[0] == shapes[1] and all(one[key] == other[key] for key in same)
+def _is_compatible(one: VersionManifest, other: VersionManifest) -> bool:
+    """Whether the tables of two versions have the same fields, shapes, precision and shards."""
+    shapes = [
+        (
+            v.features,
+            v.parts,
+            v.table_precision,
+            v.shards,
+            v.width,
+            [(s.name, s.dim, s.part) for s in v.slots],
+        )
+        for v in (one, other)
+    ]
+    return shapes[0] == shapes[1]
 
 
 def _write_tables(
@@ -343,7 +353,7 @@ def _write_tables(
         return (), write(counted(snapshot_blocks(release.snapshot)))
     chain = registry.chain(parent)
     folders = [_fetch(config, registry, version) for version in chain]
-    rows = chain[0].body["rows"]
+    rows = chain[0].manifest.rows
     if release.since is not None:
         shards = write(counted(snapshot_blocks(release.snapshot)))
         if base or _is_long_chain(config, chain) or _changed(shards) > _LARGE_DELTA * rows:
@@ -395,19 +405,20 @@ def _verify_scores(
     config: Config,
     registry: Registry,
     release: Release,
-    body: Mapping[str, Any],
+    manifest: VersionManifest,
     chain: Sequence[Version],
     draft: Draft,
     cost_rows: Iterator[LabelledRows],
-) -> dict[str, Any]:
-    """Score the sample from the packed files, store it with its scores, and measure the cost of the precision."""
+) -> VersionManifest:
+    """Score the sample from the packed files, store it with its scores, and measure the cost of the precision; returns
+    the manifest with the results."""
     folders = [*(_fetch(config, registry, version) for version in chain), draft.folder]
-    scorer = Scorer.open(body, folders, threads=cores())
+    scorer = Scorer.open(manifest, folders, threads=cores())
     try:
         sample, expected_B = release.sample(config.publish.sample_rows)
         packed_B = scorer.probabilities(sample)
         gap = float(np.abs(packed_B - expected_B).max(initial=0.0))
-        lower = max((body["precision"], body["dense"]), key=("fp32", "fp16", "int8").index)
+        lower = max(manifest.table_precision, manifest.dense_precision, key=("fp32", "fp16", "int8").index)
         allowed = TOLERANCE[lower]
         if lower == "fp32":
             allowed = max(allowed, _ROUNDINGS * _rounding_error(release, sample, expected_B))
@@ -422,15 +433,11 @@ def _verify_scores(
                 )
             )
         write_sample(draft.folder, sample.encoded, packed_B)
-        return {
-            "sample": {
-                "asked": config.publish.sample_rows,
-                "rows": sample.rows,
-                "tolerance": allowed,
-                "difference": gap,
-            },
-            "cost": _cost(release, scorer, list(cost_rows)),
-        }
+        return replace(
+            manifest,
+            sample=VersionSample(config.publish.sample_rows, sample.rows, allowed, gap),
+            cost=_cost(release, scorer, list(cost_rows)),
+        )
     finally:
         scorer.close()
 
@@ -443,14 +450,15 @@ def _rounding_error(release: Release, sample: LabelledRows, score_B: NDArray[np.
     return float(np.abs(np.concatenate(alone) - score_B[:rows]).max(initial=0.0)) if rows else 0.0
 
 
-def _cost(release: Release, scorer: Scorer, rows: Sequence[LabelledRows]) -> dict[str, Any]:
-    """The change in AUC and log loss from a lower precision. Zero if everything is stored as fp32."""
-    if not rows:
-        return {"rows": 0, "auc": 0.0, "logloss": 0.0}
+def _cost(release: Release, scorer: Scorer, rows: Sequence[LabelledRows]) -> PrecisionCost:
+    if not rows:  # everything is stored as fp32
+        return PrecisionCost()
     checkpoint = evaluate_rows(release.model.score, iter(rows)).total
     version = evaluate_rows(scorer.probabilities, iter(rows)).total
-    cost: dict[str, Any] = {"rows": checkpoint.rows}
-    for name in ("auc", "logloss"):
-        before, after = getattr(checkpoint, name), getattr(version, name)
-        cost[name] = None if before is None or after is None else after - before
-    return cost
+
+    def change(before: float | None, after: float | None) -> float | None:
+        return None if before is None or after is None else after - before
+
+    return PrecisionCost(
+        checkpoint.rows, change(checkpoint.auc, version.auc), change(checkpoint.logloss, version.logloss)
+    )

@@ -15,4 +15,4 @@ def open_scorer(registry: Registry, version: Version, cache: Path, threads: int)
     for one in registry.chain(version):
         folders.append(registry.fetch(one, cache / "versions"))
         verify(one, folders[-1])
-    return Scorer.open(version.body, folders, threads=threads)
+    return Scorer.open(version.manifest, folders, threads=threads)

@@ -8,13 +8,14 @@ The result is the same to the bit as that of `ServingTable.gather` from mapped f
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clickline.artifacts.version import VersionManifest
 from clickline.embedding.jagged_ids import JaggedIds
 from clickline.embedding.raw_memory import address
 from clickline.embedding.serving import GatherPlan, PartShape, Precision, pool, row_bytes
@@ -69,19 +70,20 @@ class RemoteRows:
     def for_version(
         cls,
         lookups: LookupPool,
-        body: Mapping[str, Any],
+        manifest: VersionManifest,
         *,
         missing: MissingPolicy = "default",
         cache: int = 0,
     ) -> RemoteRows:
         """The rows of the version with this manifest."""
-        if body["shards"] != lookups.shards:
+        if manifest.shards != lookups.shards:
             raise ArtifactError(
-                f"version {body['number']} has {body['shards']} shards, serve.lookup.shards lists {lookups.shards}. "
+                f"version {manifest.number} has {manifest.shards} shards, serve.lookup.shards lists {lookups.shards}. "
                 "List the servers of every shard, or publish with the previous publish.shards."
             )
-        parts = [PartShape(part["dim"], part["wide"]) for part in body["parts"]]
-        return cls(lookups, body["number"], parts, body["precision"], missing=missing, cache=cache)
+        return cls(
+            lookups, manifest.number, manifest.parts, manifest.table_precision, missing=missing, cache=cache
+        )
 
     def gather(
         self,

@@ -8,21 +8,22 @@ Everything that a request needs is in one object, so no answer can mix two versi
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clickline.artifacts.version import VersionManifest
 from clickline.embedding.jagged_ids import JaggedIds, to_jagged
-from clickline.embedding.serving import GatherPlan, PartShape, ServingTable, gather_plan
+from clickline.embedding.serving import GatherPlan, ServingTable, gather_plan
 from clickline.errors import ArtifactError, RequestRefused
-from clickline.features import FeatureSpec, ValidationErrors
+from clickline.features import ValidationErrors
 from clickline.features.request_encoder import EncodedRequest, RequestEncoder, SubsetEncoder
 from clickline.models.calibration import Calibration, calibration_from_json
 from clickline.records import ABSENT, EncodedRows, LabelledRows, RequestRows
@@ -102,49 +103,46 @@ class _Split:
 class Scorer:
     """A published version that scores requests."""
 
-    def __init__(self, body: Mapping[str, Any], folder: Path, source: RowSource, threads: int = 1) -> None:
+    def __init__(self, manifest: VersionManifest, folder: Path, source: RowSource, threads: int = 1) -> None:
         """`folder` has the version's own files; `source` has its embedding rows, and is closed with the scorer."""
         try:
-            self._open(body, folder, source, threads)
+            self._open(manifest, folder, source, threads)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise ArtifactError(
                 f"the manifest of the version in {folder} is invalid: {error!r}. Publish again."
             ) from error
 
-    def _open(self, body: Mapping[str, Any], folder: Path, source: RowSource, threads: int) -> None:
-        self.body = body
-        self.number = int(body["number"])
-        self.created = datetime.fromisoformat(body["created"]).timestamp()
-        self.features = FeatureSpec.from_json(body["features"])
+    def _open(self, manifest: VersionManifest, folder: Path, source: RowSource, threads: int) -> None:
+        self.manifest = manifest
+        self.number = manifest.number
+        self.created = datetime.fromisoformat(manifest.created).timestamp()
+        self.features = manifest.feature_spec
         self.columns = self.features.columns
         self.misses_S = np.zeros(len(self.features.slots), dtype=np.int64)
         self.lookups_S = np.zeros(len(self.features.slots), dtype=np.int64)
         self._folder = folder
         self._source = source
-        self._shift = np.float32(body["logit_shift"])
-        calibration = body["calibration"]
+        self._shift = np.float32(manifest.logit_shift)
         self._calibration: Calibration | None = (
-            None if calibration is None else calibration_from_json(calibration)
+            None if manifest.calibration is None else calibration_from_json(manifest.calibration)
         )
         try:
             content = (folder / DENSE).read_bytes()
         except OSError as error:
             raise ArtifactError(f"{folder / DENSE} cannot be read: {error}. Publish again.") from error
         self._network = OnnxNetwork(content, threads)
-        if self._network.width != body["width"]:
+        if self._network.width != manifest.width:
             raise ArtifactError(
-                f"{folder / DENSE} has {self._network.width} inputs, the manifest says {body['width']}. "
+                f"{folder / DENSE} has {self._network.width} inputs, the manifest says {manifest.width}. "
                 "Publish again."
             )
         self._encoder = RequestEncoder(self.features)
-        self._parts = tuple(PartShape(part["dim"], part["wide"]) for part in body["parts"])
-        self._slot_columns = np.cumsum([0, *(slot["dim"] for slot in body["slots"])])
+        self._parts = manifest.parts
+        self._slot_columns = np.cumsum([0, *(slot.dim for slot in manifest.slots)])
         self._vectors = int(self._slot_columns[-1])
         self._all_slots = np.arange(len(self.features.slots))
         self._plan = self._gather_plan(self._all_slots, self._slot_columns[:-1])
-        # A version that is being published has no sample yet.
-        published = float(body.get("sample", {}).get("tolerance", 0.0))
-        self._tolerance = _TOLERANCE if body["dense"] == "fp32" else published
+        self._tolerance = _TOLERANCE if manifest.dense_precision == "fp32" else manifest.sample.tolerance
         self._splits: tuple[_Split, ...] = ()
         self._request_counts: OrderedDict[bytes, int] = OrderedDict()  # by the candidates' fields
         self._since_decay = 0  # requests without a split
@@ -153,12 +151,12 @@ class Scorer:
 
     @classmethod
     def open(
-        cls, body: Mapping[str, Any], folders: Sequence[Path], *, threads: int = 1, work: Path | None = None
+        cls, manifest: VersionManifest, folders: Sequence[Path], *, threads: int = 1, work: Path | None = None
     ) -> Scorer:
         """Open a version whose tables are mapped from files: the folders of its chain, base first, its own last."""
         tables = ServingTable.open(folders, work=work)
         try:
-            scorer = cls(body, folders[-1], tables, threads)
+            scorer = cls(manifest, folders[-1], tables, threads)
             if scorer._parts != tables.parts:  # else kernels would write beyond the inputs
                 raise ArtifactError(
                     f"the tables in {folders[-1]} have rows of {tables.parts}, the manifest says {scorer._parts}. "
@@ -353,7 +351,7 @@ class Scorer:
 
     def _field_group(self, encoder: SubsetEncoder) -> _FieldGroup:
         slots = np.array(encoder.slots, dtype=np.int64)
-        dims = [int(self.body["slots"][s]["dim"]) for s in slots]
+        dims = [self.manifest.slots[s].dim for s in slots]
         starts = np.cumsum([0, *dims])
         columns = [
             int(self._slot_columns[s]) + j for s, dim in zip(slots, dims, strict=True) for j in range(dim)
@@ -364,11 +362,11 @@ class Scorer:
         )
 
     def _gather_plan(self, slots: NDArray[np.int64], columns: NDArray[np.int64]) -> GatherPlan:
-        described = [self.body["slots"][s] for s in slots]
+        described = [self.manifest.slots[s] for s in slots]
         return gather_plan(
             self._parts,
             [
-                (slot["part"], int(column), slot["pooling"], slot["wide"], slot["vector"])
+                (slot.part, int(column), slot.pooling, slot.wide, slot.vector)
                 for slot, column in zip(described, columns, strict=True)
             ],
         )

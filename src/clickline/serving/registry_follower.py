@@ -72,7 +72,7 @@ class RegistrySource:
         except (ClicklineError, OSError) as error:  # does not keep the new version from serving
             _log.warning("old copies could not be removed: %s", error)
         created = datetime.fromisoformat(version.created).timestamp()
-        return FetchedVersion(number, tuple(folders), created, version.body["model"].get("data_until"))
+        return FetchedVersion(number, tuple(folders), created, version.manifest.model.data_until)
 
 
 class RegistryFollower:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from clickline.artifacts.manifest import read_manifest
-from clickline.artifacts.version import VERSION_FORMAT
+from clickline.artifacts.version import VersionManifest, read_version_manifest
 from clickline.config.sections import LookupSection, ServeSection
 from clickline.errors import StorageError
 from clickline.scoring.lookup_pool import LookupPool, client_tls
@@ -30,11 +28,11 @@ _REPLICA_SECONDS = 30.0  # for lookup servers to load a version, before it is re
 
 
 def open_version(folders: Sequence[Path], serve: ServeSection, work: Path) -> ScorerLike:
-    body = read_manifest(Storage(), str(folders[-1]), "version", VERSION_FORMAT)
+    manifest = read_version_manifest(Storage(), str(folders[-1]))
     if serve.lookup is None:
-        scorer = Scorer.open(body, folders, threads=serve.threads, work=work)
+        scorer = Scorer.open(manifest, folders, threads=serve.threads, work=work)
     else:
-        scorer = Scorer(body, folders[-1], _remote_rows(serve, serve.lookup, body), serve.threads)
+        scorer = Scorer(manifest, folders[-1], _remote_rows(serve, serve.lookup, manifest), serve.threads)
     try:
         scorer.check_sample()
     except BaseException:
@@ -43,7 +41,7 @@ def open_version(folders: Sequence[Path], serve: ServeSection, work: Path) -> Sc
     return scorer
 
 
-def _remote_rows(serve: ServeSection, lookup: LookupSection, body: Mapping[str, Any]) -> RemoteRows:
+def _remote_rows(serve: ServeSection, lookup: LookupSection, version: VersionManifest) -> RemoteRows:
     """Return the version's rows on lookup servers, once all reachable ones have it."""
     authority = None if serve.tls is None else serve.tls.ca
     lookups = _pool(
@@ -54,13 +52,13 @@ def _remote_rows(serve: ServeSection, lookup: LookupSection, body: Mapping[str, 
         serve.tls is not None,
         authority,
     )
-    readiness = lookups.ready(body["number"], _LOG_AFTER_SECONDS)
+    readiness = lookups.ready(version.number, _LOG_AFTER_SECONDS)
     if not readiness.ready or readiness.pending:
-        _log.warning("version %d waits for lookup servers: %s", body["number"], readiness)
-        readiness = lookups.ready(body["number"], _REPLICA_SECONDS)
+        _log.warning("version %d waits for lookup servers: %s", version.number, readiness)
+        readiness = lookups.ready(version.number, _REPLICA_SECONDS)
     if not readiness.ready:
-        raise StorageError(f"the lookup servers do not have version {body['number']}: {readiness}")
-    return RemoteRows.for_version(lookups, body, missing=lookup.on_missing_shard, cache=lookup.cache_rows)
+        raise StorageError(f"the lookup servers do not have version {version.number}: {readiness}")
+    return RemoteRows.for_version(lookups, version, missing=lookup.on_missing_shard, cache=lookup.cache_rows)
 
 
 @cache

@@ -20,7 +20,6 @@ from clickline.artifacts.version import Version
 from clickline.client import AsyncClient
 from clickline.config import Config
 from clickline.errors import ClicklineError, RequestRefused
-from clickline.features import FeatureSpec
 from clickline.scoring.open_scorer import open_scorer
 from clickline.scoring.scorer import Scorer
 from clickline.serving.auth import read_token
@@ -63,7 +62,7 @@ class Playground:
         if move is None:
             raise ClicklineError("there is no current version yet, and the form is built from it.")
         if self._form[0] != move:
-            features = FeatureSpec.from_json(registry.version(move.version).body["features"])
+            features = registry.version(move.version).manifest.feature_spec
             examples = rows_of_logs(self._config, features, _EXAMPLES)
             fields = form_fields(features, Path(self._config.home), examples)
             invented = [

@@ -9,27 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clickline.artifacts.checkpoint import Position
 from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.records import LabelledRows
 
 WINDOW_ROWS = 1 << 17
 _MIN_SHARE = 100  # an hour counts as reached when one in this many rows of a row group is as new,
 _MIN_ROWS = 10  # and at least this many rows
-
-
-@dataclass(frozen=True)
-class Position:
-    """The next batch to train on."""
-
-    epoch: int = 0
-    window: int = 0
-    batch: int = 0
 
 
 def windows(

@@ -12,7 +12,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.artifacts.checkpoint import Checkpoint, begin_checkpoint, finish_checkpoint, latest_checkpoint
+from clickline.artifacts.checkpoint import (
+    Checkpoint,
+    Position,
+    begin_checkpoint,
+    finish_checkpoint,
+    latest_checkpoint,
+)
 from clickline.artifacts.dataset import Dataset
 from clickline.config import Config
 from clickline.config.sections import TrainSection
@@ -21,7 +27,7 @@ from clickline.errors import ClicklineError
 from clickline.evaluation.progressive_validation import ProgressiveValidation
 from clickline.progress import Progress, human_size
 from clickline.records import LabelledRows
-from clickline.training.batches import Batches, Position
+from clickline.training.batches import Batches
 from clickline.training.cluster.driver import Driver
 from clickline.training.cluster.job import StateLost, TrainingJob
 from clickline.training.cluster.job_status import JobMetrics, driver_lock
@@ -162,10 +168,9 @@ class ClusterTrainer(TrainingRun):
     def _restore(self, checkpoint: Checkpoint) -> None:
         from clickline.models.calibration import calibration_from_json
 
-        body = checkpoint.body
-        self._units = body["units"]
+        self._units = None if checkpoint.manifest.run is None else checkpoint.manifest.run.units
         self._checkpoint_step = checkpoint.step
-        calibration = body.get("calibration")
+        calibration = checkpoint.manifest.calibration
         self._model.calibration = None if calibration is None else calibration_from_json(calibration)
         self._driver.begin(checkpoint.tables, checkpoint.dense(), checkpoint.step, self._trained_rows)
 
@@ -278,13 +283,10 @@ class ClusterTrainer(TrainingRun):
         folder = begin_checkpoint(self._run, step)
         parts = self._driver.begin_snapshots(folder, 1.0 if epoch_end else _WRITER_SHARE)
         stalled = time.monotonic() - began
-        body = {
-            **self._checkpoint_body(epoch_end=epoch_end),
-            "units": None if epoch_end else self._units,
-        }
+        state = self._state(epoch_end=epoch_end, units=None if epoch_end else self._units)
 
         def write() -> Checkpoint:
-            checkpoint = finish_checkpoint(folder, step, self._driver.await_snapshots(parts), dense, body)
+            checkpoint = finish_checkpoint(folder, step, self._driver.await_snapshots(parts), dense, state)
             self._driver.checkpoint_written(step, time.monotonic() - began, stalled)
             self._prune()
             return checkpoint

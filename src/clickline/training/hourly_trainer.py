@@ -19,7 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.artifacts.checkpoint import Checkpoint, latest_checkpoint, prune_checkpoints, write_checkpoint
+from clickline.artifacts.checkpoint import (
+    Checkpoint,
+    HourlyState,
+    Position,
+    TrainingState,
+    latest_checkpoint,
+    prune_checkpoints,
+    write_checkpoint,
+)
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.manifest import as_json
 from clickline.config import Config
@@ -39,7 +47,7 @@ from clickline.models.onnx_export import check_export
 from clickline.progress import Progress, human_size
 from clickline.records import LabelledRows
 from clickline.storage.log_files import hour_step
-from clickline.training.batches import Batches, Position
+from clickline.training.batches import Batches
 from clickline.training.held_out import HeldOutMetrics
 from clickline.training.hour_set import HourSet
 from clickline.training.train_step import TrainStep
@@ -108,19 +116,23 @@ class HourlyTrainer:
         if checkpoint is None:
             return None
         _check_format(checkpoint, run)
-        features = FeatureSpec.from_json(checkpoint.body["features"])
+        features, state = checkpoint.features, checkpoint.manifest.hourly
+        if state is None:
+            raise ArtifactError(
+                f"{checkpoint.folder} is not of an hourly model. Choose another home, or remove {run}."
+            )
         plan = _plan(config, features)
         _check_shape(checkpoint, plan, run)
         trainer = cls._new(config, features, plan, run, threads, progress)
-        train_step, body = trainer._train_step, checkpoint.body
+        train_step = trainer._train_step
         arrays = train_step.model.restore(checkpoint)
-        train_step.load_dense_state(arrays, step=body["steps"])
+        train_step.load_dense_state(arrays, step=state.steps)
         trainer._sequence = checkpoint.step
         older, newer = (_with_prefix(f"scores/{n}/", arrays) for n in range(2))
         trainer._scores = MetricCounts.from_arrays(older), MetricCounts.from_arrays(newer)
         trainer._held_out = HeldOutMetrics.from_arrays(_with_prefix("held_out/", arrays))
-        trainer._set_trained_hours(HourSet.from_json(body["learned"]))
-        trainer.record = body["record"]
+        trainer._set_trained_hours(HourSet.from_json(state.trained_hours))
+        trainer.record = state.record
         return trainer
 
     @classmethod
@@ -134,7 +146,7 @@ class HourlyTrainer:
         threads: int,
         progress: Progress,
     ) -> HourlyTrainer:
-        """A new model, or one that continues from `start`, which was trained on the hours `learned`."""
+        """A new model, or one that continues from `start`, which was trained on `trained_hours`."""
         trainer = cls._new(config, features, _plan(config, features), run, threads, progress)
         if start is None and config.train.warm_start is not None:
             start = open_warm_start(Path(config.train.warm_start), features, progress)
@@ -392,19 +404,16 @@ class HourlyTrainer:
             dense |= {f"scores/{n}/{name}": array for name, array in counts.to_arrays().items()}
         dense |= {f"held_out/{name}": array for name, array in self._held_out.to_arrays().items()}
         model = self.model
-        body = {
-            "dataset": None,
-            "features": model.features.to_json(),
-            "plan": model.plan.to_json(),
-            "calibration": None if model.calibration is None else model.calibration.to_json(),
-            "steps": self._train_step.step,
-            "newest_hour": self._newest_hour,
-            "learned": self.trained_hours.to_json(),
-            "record": dict(record),
-        }
+        state = TrainingState(
+            model.features.to_json(),
+            model.plan.to_json(),
+            None if model.calibration is None else model.calibration.to_json(),
+            self._newest_hour,
+            hourly=HourlyState(self._train_step.step, self.trained_hours.to_json(), dict(record)),
+        )
         snapshot = begin_snapshot(model.tables)
         try:
-            checkpoint = write_checkpoint(self._run, self._sequence + 1, snapshot.write, dense, body)
+            checkpoint = write_checkpoint(self._run, self._sequence + 1, snapshot.write, dense, state)
         finally:
             snapshot.close()  # if it failed before writing the tables
         self._sequence += 1
@@ -436,7 +445,7 @@ def _plan(config: Config, features: FeatureSpec) -> ModelPlan:
 
 def _check_format(checkpoint: Checkpoint, run: Path) -> None:
     """Refuse a checkpoint with another id format: its embeddings would belong to other values."""
-    before = checkpoint.body["features"].get("encoder_format")
+    before = checkpoint.manifest.features.get("encoder_format")
     if before != ENCODER_FORMAT:
         raise ArtifactError(
             f"the hourly model in {run} uses feature format {before!r}; this release of Clickline uses format "
@@ -447,7 +456,7 @@ def _check_format(checkpoint: Checkpoint, run: Path) -> None:
 
 def _check_shape(checkpoint: Checkpoint, plan: ModelPlan, run: Path) -> None:
     """Learning rates may change between starts; the shapes of rows and weights may not."""
-    before, now = checkpoint.body["plan"], plan.to_json()
+    before, now = checkpoint.manifest.plan, plan.to_json()
 
     def kind(value: Any) -> Any:
         return value["kind"] if isinstance(value, Mapping) else value

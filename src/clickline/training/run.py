@@ -103,7 +103,7 @@ def train(config: Config, progress: Progress | None = None) -> TrainResult:
         "train": train.model_dump(mode="json", include={"order", "eviction", "calibration"}),
         # On one machine the number of threads decides the last bits; on a cluster the number of workers may change.
         **({"cluster": _cluster_identity(train)} if on_cluster else {"threads": threads}),
-        "warm_start": None if start is None else start.body["tables_sha256"],
+        "warm_start": None if start is None else start.manifest.tables_sha256,
     }
     run = Path(config.home, "runs", fingerprint(identity))
     Storage().put(str(run / "resolved.yaml"), resolved(config).encode())
@@ -218,7 +218,8 @@ def _finished_result(
     else:  # another version may be current by now
         return None
     checkpoint = open_checkpoint_folder(run / report["checkpoint"]) if verdict.passed else None
-    if checkpoint is None or checkpoint.body["identity"] != identity or not checkpoint.is_intact():
+    state = None if checkpoint is None else checkpoint.manifest.run
+    if checkpoint is None or state is None or state.identity != identity or not checkpoint.is_intact():
         return None
     if same_gate:
         progress.log(f"run {run.name} is up to date: same dataset, same config")

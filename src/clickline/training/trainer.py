@@ -173,11 +173,11 @@ class Trainer(TrainingRun):
         dense = self._train_step.dense_state()
         if self._hours is not None:
             dense |= {f"hours/{name}": array for name, array in self._hours.to_arrays().items()}
-        body = self._checkpoint_body(epoch_end=epoch_end)
+        state = self._state(epoch_end=epoch_end)
         step = self._train_step.step
 
         def write() -> Checkpoint:
-            checkpoint = write_checkpoint(self._run, step, snapshot.write, dense, body)
+            checkpoint = write_checkpoint(self._run, step, snapshot.write, dense, state)
             self._prune()
             return checkpoint
 

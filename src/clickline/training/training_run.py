@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from clickline.artifacts.checkpoint import (
     Checkpoint,
+    Position,
+    RunState,
+    TrainingState,
     checkpoint_folder,
     latest_checkpoint,
     open_checkpoint_folder,
@@ -44,7 +47,7 @@ from clickline.models.model import Model
 from clickline.progress import Progress
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
-from clickline.training.batches import Batches, Position
+from clickline.training.batches import Batches
 from clickline.training.learning_curve import CurveColumns, LearningCurve
 from clickline.training.tracking import Tracker
 
@@ -186,7 +189,7 @@ class TrainingRun(ABC):
                 self._warm_start(start)
                 self._progress.log(f"warm start from {start.folder}")
             return
-        if checkpoint.body["identity"] != self._identity:
+        if checkpoint.manifest.run is None or checkpoint.manifest.run.identity != self._identity:
             raise ArtifactError(f"{checkpoint.folder} belongs to another run. Remove {self._run}.")
         self._history = [entry for entry in self._read_history() if entry["step"] <= checkpoint.step]
         best = self._best()
@@ -198,11 +201,12 @@ class TrainingRun(ABC):
         self._progress.log(f"resuming from step {checkpoint.step:,} of run {self._run.name}")
 
     def _restore_progress(self, checkpoint: Checkpoint) -> None:
-        body = checkpoint.body
-        self._position = Position(**body["position"])
-        self._newest_hour = body["newest_hour"]
-        self._evicted = dict(body["evicted"])
-        self._trained_rows = body.get("learned_rows", 0)  # missing in checkpoints of an earlier release
+        self._newest_hour = checkpoint.manifest.newest_hour
+        state = checkpoint.manifest.run
+        assert state is not None  # checked by `resume`
+        self._position = state.position
+        self._evicted = dict(state.evicted)
+        self._trained_rows = state.trained_rows
         if self._hours is not None:
             self._hours = ProgressiveValidation.from_arrays(
                 {
@@ -212,21 +216,24 @@ class TrainingRun(ABC):
                 }
             )
 
-    def _checkpoint_body(self, *, epoch_end: bool) -> dict[str, Any]:
-        """The manifest entries of a checkpoint."""
+    def _state(self, *, epoch_end: bool, units: Mapping[str, Any] | None = None) -> TrainingState:
+        """The state of the run for a checkpoint's manifest."""
         calibration = self._model.calibration
-        return {
-            "identity": self._identity,
-            "dataset": self._dataset.id,
-            "features": self._dataset.features.to_json(),
-            "plan": self._model.plan.to_json(),
-            "calibration": calibration.to_json() if epoch_end and calibration else None,
-            "position": asdict(self._position),
-            "epoch_end": epoch_end,
-            "newest_hour": self._newest_hour,
-            "evicted": dict(self._evicted),
-            "learned_rows": self._trained_rows,
-        }
+        return TrainingState(
+            self._dataset.features.to_json(),
+            self._model.plan.to_json(),
+            calibration.to_json() if epoch_end and calibration else None,
+            self._newest_hour,
+            run=RunState(
+                dict(self._identity),
+                self._dataset.id,
+                self._position,
+                epoch_end,
+                dict(self._evicted),
+                self._trained_rows,
+                None if units is None else dict(units),
+            ),
+        )
 
     def _save_batch(self, rows: LabelledRows) -> Path:
         """Save the batch that diverged as Parquet, for debugging."""
@@ -257,7 +264,7 @@ class TrainingRun(ABC):
         """Evict, calibrate, checkpoint, evaluate: each only once, however often the run is interrupted here."""
         writing = None
         existing = open_checkpoint_folder(checkpoint_folder(self._run, self.step))
-        if existing is None or not existing.body["epoch_end"]:
+        if existing is None or existing.manifest.run is None or not existing.manifest.run.epoch_end:
             self._apply_eviction()
             self._model.calibration = self._calibration()
             writing = self._begin_checkpoint(pool, epoch_end=True)

@@ -23,7 +23,7 @@ def open_warm_start(path: Path, features: FeatureSpec, progress: Progress) -> Ch
             f"train.warm_start is {path}, which is neither a checkpoint nor a run with one. "
             "Set it to a folder such as .clickline/runs/RUN or .clickline/runs/RUN/step-…."
         )
-    before = FeatureSpec.from_json(checkpoint.body["features"])
+    before = checkpoint.features
     pairs: tuple[tuple[str, Sequence[_Field], Sequence[_Field]], ...] = (
         ("slots", before.slots, features.slots),
         ("dense fields", before.dense, features.dense),

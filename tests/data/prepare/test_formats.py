@@ -184,7 +184,7 @@ def test_impressions_and_clicks_above_one_are_counted(project):
     project.configure({"format": "slots", "train": "a.txt"})
     result = project.prepare()
     table = project.table(result)
-    assert table.column("show").to_pylist() == [5, 1, 3]
+    assert table.column("impression").to_pylist() == [5, 1, 3]
     assert table.column("click").to_pylist() == [2, 0, 3]
     assert table.column("label").to_pylist() == pytest.approx([0.4, 0.0, 1.0])
     assert table.column("weight").to_pylist() == [5.0, 1.0, 3.0]

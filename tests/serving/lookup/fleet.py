@@ -37,6 +37,7 @@ from clickline.serving.lookup.lookup_server import LookupServer
 from clickline.serving.lookup.lookup_versions import ShardVersion, ShardVersions
 from clickline.storage.storage import Storage
 from servers.waiting import eventually
+from version_manifests import version_manifest
 
 PARTS = (PartShape(9, True), PartShape(4, True))
 SLOTS = ((0, "sum", False), (0, "mean", True), (1, "max", True), (1, "sum", False))  # part, pooling, several
@@ -98,12 +99,12 @@ def publish(
     with registry.draft(parent) as draft:
         write_shards(draft.folder, PARTS, precision, shards, blocks)  # type: ignore[arg-type]
         version = draft.commit(
-            {
-                "shards": shards,
-                "parent": parent,
-                "precision": precision,
-                "parts": [{"dim": part.dim, "wide": part.wide} for part in PARTS],
-            }
+            version_manifest(
+                parent,
+                shards=shards,
+                table_precision=precision,
+                parts=[{"dim": part.dim, "wide": part.wide} for part in PARTS],
+            )
         )
     if current:
         registry.move(version.number, "test", after=registry.current())

@@ -233,7 +233,7 @@ def test_version_with_a_different_number_of_shards_is_refused(tmp_path):
         LookupPool(addresses(servers), **LONG_TIMEOUTS) as lookups,
         pytest.raises(ArtifactError, match=r"has 3 shards, serve\.lookup\.shards lists 1"),
     ):
-        RemoteRows.for_version(lookups, registry.version(number).body)
+        RemoteRows.for_version(lookups, registry.version(number).manifest)
 
 
 class DelayingProxy:

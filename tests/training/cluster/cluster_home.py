@@ -97,7 +97,7 @@ def rows_of(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
         found["candidates" if candidates else "admitted"].append(records.copy())
         place(self, records, candidates=candidates)
 
-    plan = ModelPlan.from_json(checkpoint.body["plan"])
+    plan = ModelPlan.from_json(checkpoint.manifest.plan)
     wide = read_header(checkpoint.tables[0])["wide_optimizer"] is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Table, "restore", keep)

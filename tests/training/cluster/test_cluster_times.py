@@ -39,6 +39,6 @@ def test_few_rows_dated_later_do_not_empty_the_embedding_servers(
     config = load_config(tmp_path / "clickline.yaml", cluster_options(2, 2))
     prepare(config, Progress())
     result = train(config, Progress())
-    assert result.checkpoint.body["newest_hour"] == START // 3600 + 9
+    assert result.checkpoint.manifest.newest_hour == START // 3600 + 9
     (slot,) = json.loads(result.report.read_text())["slots"]
     assert (slot["ids"], slot["evicted"]) == (50, 0)

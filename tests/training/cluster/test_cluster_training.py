@@ -153,7 +153,7 @@ def test_more_epochs_resume_with_other_numbers_of_workers_and_embedding_servers(
     assert any(said.startswith("resuming from step 160 of run") for said in heard.said)
     assert more.checkpoint.step == 320
     assert len(more.checkpoint.tables) == 3
-    assert more.checkpoint.body["learned_rows"] == 2 * 9600
+    assert more.checkpoint.manifest.run.trained_rows == 2 * 9600
 
 
 def test_gate_refusal_leads_to_extra_epochs(project: Path, ray_session: RaySession) -> None:

@@ -14,12 +14,12 @@ import pytest
 
 ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 
+from clickline.artifacts.checkpoint import Position  # noqa: E402
 from clickline.distributed import session as session_module  # noqa: E402
 from clickline.distributed.session import RaySession  # noqa: E402
 from clickline.embedding import Eviction  # noqa: E402
 from clickline.errors import ClusterError  # noqa: E402
 from clickline.progress import Progress  # noqa: E402
-from clickline.training.batches import Position  # noqa: E402
 from clickline.training.cluster import driver as driver_module  # noqa: E402
 from clickline.training.cluster import monitor as monitor_module  # noqa: E402
 from clickline.training.cluster import worker_group as group_module  # noqa: E402

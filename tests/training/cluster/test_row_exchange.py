@@ -13,11 +13,12 @@ from cluster_home import prepared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clickline.artifacts.checkpoint import Position
 from clickline.artifacts.dataset import Dataset, concat_rows
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
 from clickline.training import batches as module
-from clickline.training.batches import Batches, Position
+from clickline.training.batches import Batches
 from clickline.training.cluster.row_exchange import ExchangeClosed, LocalBatch, RowExchange
 
 

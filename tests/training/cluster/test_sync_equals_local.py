@@ -69,7 +69,7 @@ def test_any_number_of_workers_and_embedding_servers_equals_local_training(
     assert local.checkpoint.step == 32
     assert_equal(local, far)
     assert len(far.checkpoint.tables) == shards
-    assert far.checkpoint.body["learned_rows"] == 9600
+    assert far.checkpoint.manifest.run.trained_rows == 9600
 
 
 def test_with_admission_held_out_rows_sampling_and_odd_batches(
@@ -87,7 +87,7 @@ def test_with_admission_held_out_rows_sampling_and_odd_batches(
     local, far = run(base, *asked), run(project, *asked, *cluster_options(2, 2))
     assert_equal(local, far)
     assert len(rows_of(far.checkpoint)["candidates"]) > 1000
-    told, other = local.checkpoint.body["calibration"], far.checkpoint.body["calibration"]
+    told, other = local.checkpoint.manifest.calibration, far.checkpoint.manifest.calibration
     assert told.pop("kind") == other.pop("kind") == "platt"
     assert other == pytest.approx(told, rel=1e-2)
 
@@ -103,7 +103,7 @@ def test_with_eviction_two_epochs_time_order_and_checkpoints(
     assert_equal(local, far)
     slots = json.loads(far.report.read_text())["slots"]
     assert sum(slot["evicted"] for slot in slots) > 1000
-    assert far.checkpoint.body["learned_rows"] == 2 * 9600
+    assert far.checkpoint.manifest.run.trained_rows == 2 * 9600
     steps = {int(folder.name.removeprefix("step-")) for folder in far.checkpoint.folder.parent.glob("step-*")}
     assert {96, 192} < steps  # cuts in between change nothing
 
@@ -214,7 +214,7 @@ def test_two_async_workers_reach_the_auc_of_sync(
         assert at == 0
         assert 30 <= then < 400  # the first steps are made alone, and the rest is not
         assert far.checkpoint.step == local.checkpoint.step
-        assert far.checkpoint.body["learned_rows"] == 400_000
+        assert far.checkpoint.manifest.run.trained_rows == 400_000
         mine, theirs = rows_of(local.checkpoint)["admitted"], rows_of(far.checkpoint)["admitted"]
         for field in ("id", "show", "click", "hour", "slot"):
             assert (mine[field] == theirs[field]).all()

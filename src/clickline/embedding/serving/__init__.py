@@ -7,7 +7,7 @@ ServingTable ──merged_blocks──▶ write_shards ──▶ a new base
 
 from clickline.embedding.serving.file_format import ShardFile, files_bytes, write_shards
 from clickline.embedding.serving.lookup_kernels import GatherPlan, gather_plan, shards_of
-from clickline.embedding.serving.packed_rows import PartShape, Precision, RowBlock, row_bytes
+from clickline.embedding.serving.packed_rows import RowBlock, row_bytes
 from clickline.embedding.serving.row_stream import (
     delta_blocks,
     merged_blocks,
@@ -15,6 +15,7 @@ from clickline.embedding.serving.row_stream import (
     snapshot_parts,
 )
 from clickline.embedding.serving.serving_table import ServingTable, pool
+from clickline.records import PartShape, Precision
 
 __all__ = [
     "GatherPlan",

@@ -36,8 +36,6 @@ from numpy.typing import NDArray
 from clickline.embedding.raw_memory import address
 from clickline.embedding.serving.packed_rows import (
     PRECISIONS,
-    PartShape,
-    Precision,
     RowBlock,
     is_tombstone,
     mix_ids,
@@ -46,6 +44,7 @@ from clickline.embedding.serving.packed_rows import (
     shard_bounds,
 )
 from clickline.errors import ArtifactError
+from clickline.records import PartShape, Precision
 
 FORMAT = 1
 _MAGIC = b"CLKFROZE"

@@ -19,8 +19,9 @@ from clickline.embedding.jagged_ids import JaggedIds
 from clickline.embedding.pooling import POOLINGS
 from clickline.embedding.raw_memory import Int, f32_at, i64_at, prefetch, u32_at, u64_at
 from clickline.embedding.serving.low_precision import fp16_at, int8_at
-from clickline.embedding.serving.packed_rows import ID_BYTES, PRECISIONS, PartShape, Precision, row_type
+from clickline.embedding.serving.packed_rows import ID_BYTES, PRECISIONS, row_type
 from clickline.numba_cache import njit
+from clickline.records import PartShape, Precision
 
 SECTION_WORDS = 4  # per part and shard: address of the directory, buckets, address of the rows, rows
 

@@ -13,15 +13,15 @@ that is why the scale of int8 has only 16 significant bits, so that 127 · scale
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clickline.embedding.index import GOLDEN
 from clickline.errors import ArtifactError
+from clickline.records import PartShape, Precision
 
-Precision = Literal["fp32", "fp16", "int8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 ID_BYTES = 8
@@ -29,14 +29,6 @@ _LARGEST_HALF = 65504.0
 _LARGEST_INT8 = np.float32(127)
 _ALL_ZERO = np.float32(1e-30)  # smaller int8 rows become zeros: a scale must not lose bits
 _LARGEST = np.float32(1e38)
-
-
-@dataclass(frozen=True)
-class PartShape:
-    """The shape of a part of the table: the rows of all slots of one dim."""
-
-    dim: int
-    wide: bool
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from clickline.embedding.serving.delta_merge import merge
 from clickline.embedding.serving.file_format import PackedPiece
-from clickline.embedding.serving.packed_rows import PartShape, RowBlock, mix_ids, pack, unpack
+from clickline.embedding.serving.packed_rows import RowBlock, mix_ids, pack, unpack
 from clickline.embedding.serving.serving_table import ServingTable
 from clickline.embedding.snapshot import SnapshotReader
+from clickline.records import PartShape
 
 _TOMBSTONE_BLOCK_ROWS = 1 << 15  # tombstones in one block
 

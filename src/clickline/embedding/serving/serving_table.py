@@ -23,8 +23,9 @@ from clickline.embedding.serving.lookup_kernels import (
     packed_layout,
     pool_slots,
 )
-from clickline.embedding.serving.packed_rows import PartShape, Precision, is_tombstone, row_bytes, row_type
+from clickline.embedding.serving.packed_rows import is_tombstone, row_bytes, row_type
 from clickline.errors import ArtifactError
+from clickline.records import PartShape, Precision
 
 _NAME = re.compile(r"table-(\d{5})-of-(\d{5})\.bin")
 _EMPTY_DIRECTORY = np.zeros(2, dtype=np.uint32)  # for a shard that is not open: one bucket without rows

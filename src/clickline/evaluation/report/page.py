@@ -578,7 +578,7 @@ def _lineage(document: Document) -> Html:
             )
         )
     if checkpoint:
-        trained = checkpoint.get("learned_rows")
+        trained = checkpoint.get("trained_rows")
         steps.append(
             (
                 f"Checkpoint at step {count(checkpoint.get('step'))}",

@@ -180,12 +180,12 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
 
 
 def _checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    body = checkpoint.body
+    run = checkpoint.manifest.run
     return {
         "folder": str(checkpoint.folder),
         "step": checkpoint.step,
-        "epoch": body.get("position", {}).get("epoch"),
-        "learned_rows": body.get("learned_rows"),
+        "epoch": None if run is None else run.position.epoch,
+        "trained_rows": None if run is None else run.trained_rows,
     }
 
 

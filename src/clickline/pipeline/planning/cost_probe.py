@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from clickline.artifacts.checkpoint import Position
 from clickline.artifacts.dataset import Dataset
 from clickline.artifacts.manifest import digest
 from clickline.config import Config, load_config, resolved
@@ -39,7 +40,7 @@ from clickline.models.onnx_export import check_export
 from clickline.models.torch_runtime import should_find_ahead
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
-from clickline.training.batches import Batches, Position
+from clickline.training.batches import Batches
 from clickline.training.train_step import TrainStep
 
 _TIMEOUT = 600.0  # seconds

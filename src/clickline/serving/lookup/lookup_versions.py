@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +114,7 @@ class ShardFiles(NamedTuple):
         self.registry.remove_copies(self.copies, needed.values())
 
     def _shards_of(self, version: Version) -> int:
-        shards = int(version.body["shards"])
+        shards = version.manifest.shards
         if not 0 <= self.shard < shards:
             raise ArtifactError(
                 f"there is no shard {self.shard}: version {version.number} has {shards}, numbered 0 … {shards - 1}. "
@@ -125,7 +126,7 @@ class ShardFiles(NamedTuple):
         """The version with only the file of this shard."""
         name = shard_name(self.shard, shards)
         files = {file: entry for file, entry in version.files.items() if file == name}
-        return Version(version.number, version.folder, {**version.body, "files": files})
+        return replace(version, manifest=replace(version.manifest, files=files))
 
 
 class ShardFollower:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from clickline.training.batches import Position
+from clickline.artifacts.checkpoint import Position
 from clickline.training.cluster.job import PausePoint, StateLost
 from clickline.training.cluster.job_status import LeaseCounts
 from clickline.training.cluster.leases import Leases, WorkLease

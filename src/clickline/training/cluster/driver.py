@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clickline.artifacts.checkpoint import part_names
+from clickline.artifacts.checkpoint import Position, part_names
 from clickline.artifacts.dataset import Dataset
 from clickline.embedding import Eviction, SlotReport
 from clickline.errors import ClusterError
@@ -27,7 +27,6 @@ from clickline.evaluation.binary_metrics import HourlyCounts
 from clickline.progress import Progress
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
-from clickline.training.batches import Position
 from clickline.training.cluster.async_epoch import AsyncEpoch
 from clickline.training.cluster.embedding_server import EmbeddingServerState, merge_reports
 from clickline.training.cluster.job import PausePoint, StateLost, TrainingJob

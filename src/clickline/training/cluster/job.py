@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from clickline.artifacts.checkpoint import Position
 from clickline.embedding import Eviction
 from clickline.models.model_plan import ModelPlan
-from clickline.training.batches import Position
 from clickline.training.cluster.policy import PolicyRules
 
 

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clickline.artifacts.checkpoint import Position
 from clickline.records import LabelledRows
-from clickline.training.batches import Batches, Position
+from clickline.training.batches import Batches
 from clickline.training.cluster.work_units import row_share
 
 Send = Callable[[int, int, int, LabelledRows], None]

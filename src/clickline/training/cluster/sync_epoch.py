@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from clickline.artifacts.checkpoint import Position
 from clickline.errors import ClicklineError, ClusterError
-from clickline.training.batches import Position
 from clickline.training.cluster.job import PausePoint, StateLost
 from clickline.training.cluster.monitor import READ_SECONDS
 from clickline.training.cluster.policy import Resize

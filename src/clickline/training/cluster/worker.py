@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from clickline.artifacts.checkpoint import Position
 from clickline.artifacts.dataset import Dataset
 from clickline.embedding import LookupReply, PendingLookup, RemoteTables
 from clickline.errors import Fenced
@@ -39,7 +40,7 @@ from clickline.models.model import Model
 from clickline.models.model_plan import ModelPlan
 from clickline.records import LabelledRows
 from clickline.storage.storage import Storage
-from clickline.training.batches import Batches, Position
+from clickline.training.batches import Batches
 from clickline.training.cluster.embedding_server import PartKey
 from clickline.training.cluster.process_group import PeerLost, ProcessGroup, Rendezvous
 from clickline.training.cluster.role_log import RoleLog, resident_bytes
