@@ -54,11 +54,7 @@ class DeployPlan:
 
     def selector(self, role: str) -> dict[str, str]:
         """The labels that select the pods of a role. They never change, because selectors are immutable."""
-        return {
-            "app.kubernetes.io/name": "clickline",
-            "app.kubernetes.io/instance": self.name,
-            "app.kubernetes.io/component": role,
-        }
+        return {**instance_labels(self.name), "app.kubernetes.io/component": role}
 
     def object(
         self,
@@ -119,6 +115,22 @@ def _config_map_key(path: str) -> str:
     return ".".join(
         (inside.relative_to(WORKING_FOLDER) if inside.is_relative_to(WORKING_FOLDER) else inside).parts
     ).lstrip("/.")
+
+
+def describe(item: Object) -> str:
+    """An object's name in messages: Deployment ads-predictor."""
+    return f"{item['kind']} {item['metadata']['name']}"
+
+
+def instance_labels(name: str) -> dict[str, str]:
+    """The labels of every object and pod of a deployment."""
+    return {"app.kubernetes.io/name": "clickline", "app.kubernetes.io/instance": name}
+
+
+def label(item: Object, key: str) -> str | None:
+    """One of the app.kubernetes.io labels that all our objects have."""
+    found = (item["metadata"].get("labels") or {}).get(f"app.kubernetes.io/{key}")
+    return None if found is None else str(found)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -1,14 +1,14 @@
 """Access: the namespace, the pods' service account and its Role, and network policies.
 
 Only ingress is restricted. Egress (object stores, DNS, MLflow) differs in every cluster and is mostly known by host
-name, which a NetworkPolicy cannot express; a list of ours would break more than it protects.
+name, which a NetworkPolicy cannot express; our own list would break more than it protects.
 """
 
 from __future__ import annotations
 
 from clickline.deploy.argo import argo_rules
 from clickline.deploy.knative import queue_ports
-from clickline.deploy.objects import DeployPlan, Object
+from clickline.deploy.objects import DeployPlan, Object, instance_labels
 from clickline.deploy.ray_lifecycle import scale_rules
 
 _TRAINING = ("pipeline", "trainer", "ray-head", "ray-worker")
@@ -86,12 +86,11 @@ def _policy(plan: DeployPlan, name: str, pods: Object, ingress: list[Object]) ->
 
 def _pods(plan: DeployPlan, *roles: str) -> Object:
     """A selector of the pods of some roles, or of all pods of this deployment."""
-    labels = plan.selector("")
-    del labels["app.kubernetes.io/component"]
-    if not roles:
-        return {"matchLabels": labels}
-    one_of = {"key": "app.kubernetes.io/component", "operator": "In", "values": list(roles)}
-    return {"matchLabels": labels, "matchExpressions": [one_of]}
+    selector: Object = {"matchLabels": instance_labels(plan.name)}
+    if roles:
+        one_of = {"key": "app.kubernetes.io/component", "operator": "In", "values": list(roles)}
+        selector["matchExpressions"] = [one_of]
+    return selector
 
 
 def _from(pods: Object, *ports: int) -> Object:

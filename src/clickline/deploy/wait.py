@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clickline.deploy.deploy_status import WORKLOADS, fetch_status, summarize, workload_state
-from clickline.deploy.kube_client import ApiError, Kube, describe, label
-from clickline.deploy.objects import Object
+from clickline.deploy.kube_client import ApiError, Kube
+from clickline.deploy.objects import Object, describe, label
 from clickline.deploy.pod_logs import last_lines
 from clickline.deploy.rollout_wait import read_published_version
 from clickline.errors import ClusterError
@@ -153,33 +153,35 @@ def _rollout_progress(workload: Object, *, any_version: bool) -> str:
 
 def _outdated(objects: Sequence[Object], summary: Mapping[str, Any]) -> list[str]:
     """Outdated versions that predictors still serve; each loads the new one when it next polls the registry."""
-    published, served = _published(objects), summary["versions"]
+    published, served = _published(_pipeline_pods(objects)), summary["versions"]
     if len(served) < 2 and (published is None or served in ([], [published])):
         return []
     wanted = "" if published is None else f"; version {published} is published"
     return [f"predictor: version {' and '.join(map(str, served))} served{wanted}"]
 
 
-def _published(objects: Sequence[Object]) -> int | None:
-    """The version that was current when the pipeline finished, if its pod still exists and recorded it."""
+def _pipeline_pods(objects: Sequence[Object]) -> list[Object]:
+    """The pods of the pipeline, the newest first."""
     pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == "pipeline"]
-    for pod in sorted(pods, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), reverse=True):
-        for one in (pod.get("status") or {}).get("containerStatuses") or ():
-            ended = (one.get("state") or {}).get("terminated") or {}
-            version = read_published_version(ended.get("message") or "")
-            if version is not None and ended.get("exitCode") == 0:
-                return version
-    return None
+    return sorted(pods, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), reverse=True)
+
+
+def _terminations(pod: Object) -> list[Object]:
+    """How the containers of a pod ended; an empty one for each that has not."""
+    containers = (pod.get("status") or {}).get("containerStatuses") or ()
+    return [(one.get("state") or {}).get("terminated") or {} for one in containers]
+
+
+def _published(pods: Sequence[Object]) -> int | None:
+    """The version that was current when the pipeline finished, if its pod still exists and recorded it."""
+    ended = [one for pod in pods for one in _terminations(pod) if one.get("exitCode") == 0]
+    versions = (read_published_version(one.get("message") or "") for one in ended)
+    return next((version for version in versions if version is not None), None)
 
 
 def _failure(run: Object, why: str, objects: Sequence[Object], summary: Mapping[str, Any]) -> WaitResult:
     """Why the pipeline failed, by the exit code of its last pod."""
-    pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == "pipeline"]
-    newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default={})
-    codes = [
-        ((one.get("state") or {}).get("terminated") or {}).get("exitCode")
-        for one in (newest.get("status") or {}).get("containerStatuses") or ()
-    ]
+    codes = [one.get("exitCode") for pod in _pipeline_pods(objects)[:1] for one in _terminations(pod)]
     code = next((one for one in codes if one in _EXIT_CODES), 1)
     reason = next((role["why"] for role in summary["roles"] if role["role"] == "pipeline"), "") or why
     title = {2: "bad config", 3: "the model failed the gate", 4: "bad data"}.get(code, "")

@@ -1,4 +1,4 @@
-"""A small deployment named ads in the namespace shop, as plain objects, and pods in the states that clusters give them."""
+"""A small deployment named ads in namespace shop, and pods in various states."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def job(image: str = "clickline:0.1.0") -> Object:
 
 
 def ours() -> list[Object]:
-    """Shuffled on purpose: an apply finds the order itself."""
+    """Unordered on purpose: apply sorts the objects."""
     namespace = item("v1", "Namespace", "shop", "access")
     del namespace["metadata"]["namespace"]
     ports = [{"name": "http", "port": 8501}, {"name": "grpc", "port": 8500}]

@@ -1,4 +1,4 @@
-"""A small API server of Kubernetes: real HTTP on loopback, objects in memory, no controllers.
+"""A small Kubernetes API server: real HTTP on loopback, objects in memory, no controllers.
 
 It has what `clickline deploy` uses, as the real one does it: discovery, server-side apply with dry run, merge patches,
 defaults that the server adds, parts that cannot be changed, labels, removal with what is owned, logs that are followed,
@@ -74,7 +74,7 @@ OPERATORS: Kinds = {
 
 @dataclass
 class Fault:
-    """What happens to a request: of this verb on this plural, to this name, or to any."""
+    """A fault of requests with this verb, plural and, if given, name."""
 
     verb: str
     plural: str
@@ -89,12 +89,12 @@ class Fault:
 
 @dataclass
 class Log:
-    """A container's log; open ones are followed."""
+    """A container's log; an open one can be followed."""
 
     lines: list[str] = field(default_factory=list)
     open: bool = False
     cut_after: int | None = None
-    """Lines after which the first reader loses its connection."""
+    """Number of lines after which the first reader's connection is closed."""
 
 
 class _No(Exception):
@@ -125,20 +125,20 @@ class ApiServer:
         self.logs: dict[tuple[str, str], Log] = {}
         self.previous_logs: dict[tuple[str, str], Log] = {}
         self.pages: dict[tuple[str, str], tuple[int, str]] = {}
-        """(pod, path) to what the pod answers."""
+        """Maps (pod, path) to the pod's response."""
         self.warnings: dict[str, str] = {}
-        """Plural to a warning that comes with each of its answers."""
+        """Maps a plural to a warning sent with each of its responses."""
         self.statuses: dict[str, dict[str, Any]] = {}
-        """Kind to the status that its controller gives to an object as soon as it is made or changed."""
+        """Maps a kind to the status that its controller sets when an object is created or changed."""
         self.linger: dict[str, int] = {}
-        """Name to how many more times an object that is being removed is still seen."""
+        """Maps a name to how often the object is still returned after its deletion."""
         self.writes: list[tuple[str, str, str]] = []
-        """(verb, kind, name) of all that was really done."""
+        """(verb, kind, name) of every write."""
         self.requests: list[str] = []
         self.volume: Path | None = None
-        """The folder that pods have as /clickline/data; commands in them are run for real, with it in its place."""
+        """The folder that pods mount as /clickline/data; commands in pods are really run, with it in its place."""
         self.cut_exec_after: int | None = None
-        """Bytes of input after which the connection to a command is cut, once."""
+        """Bytes of input after which the connection to a command is closed, once."""
         self.subprotocols = ("v5.channel.k8s.io", "v4.channel.k8s.io")
         self.changed = threading.Condition()
         self._applied: dict[Key, dict[str, Any]] = {}
@@ -149,7 +149,7 @@ class ApiServer:
     # ── what tests do ──────────────────────────────────────────────────────────────────────────
 
     def put(self, item: dict[str, Any]) -> dict[str, Any]:
-        """As a controller or somebody else would: no checks."""
+        """Store an object without checks, like a controller."""
         metadata = item["metadata"]
         key = (item["apiVersion"], item["kind"], metadata.get("namespace", ""), metadata["name"])
         with self.changed:
@@ -177,7 +177,7 @@ class ApiServer:
             return sorted(key[3] for key in self.objects if key[1] == kind)
 
     def say(self, pod: str, container: str, *lines: str) -> None:
-        """More lines of a log that is open."""
+        """Append lines to an open log."""
         with self.changed:
             self.logs.setdefault((pod, container), Log(open=True)).lines.extend(lines)
             self.changed.notify_all()
@@ -274,7 +274,7 @@ class ApiServer:
             return (200 if live else 201), new
 
     def patch(self, key: Key, changes: dict[str, Any]) -> dict[str, Any]:
-        """A merge patch. One that names a version of the object is refused when there is a newer one."""
+        """A merge patch. One with a resourceVersion is rejected if there is a newer one."""
         with self.changed:
             live = self.get(key)
             meant = (changes.get("metadata") or {}).get("resourceVersion")
@@ -290,7 +290,7 @@ class ApiServer:
             return new
 
     def scale(self, key: Key, changes: dict[str, Any] | None) -> dict[str, Any]:
-        """The scale of a StatefulSet; with `changes` after a merge patch of it. Its pods are as many as tests say."""
+        """The scale of a StatefulSet, after a merge patch if `changes` are given. Tests set the number of pods."""
         live = self.get(key) if changes is None else self.patch(key, {"spec": changes["spec"]})
         return {
             "apiVersion": "autoscaling/v1",
@@ -301,7 +301,7 @@ class ApiServer:
         }
 
     def bind_volumes(self) -> None:
-        """One round of the controller of volumes, for claims that name their volume: as in syncVolume and
+        """One round of the volume controller, for claims that name their volume: as in syncVolume and
         syncUnboundClaim of pv_controller.go."""
         with self.changed:
             volumes = {key[3]: item for key, item in self.objects.items() if key[1] == "PersistentVolume"}
@@ -362,7 +362,7 @@ class ApiServer:
 
 
 def _defaults(item: dict[str, Any]) -> None:
-    """A few of those that the real server fills in."""
+    """A few of the defaults of the real server."""
     spec = item.get("spec", {})
     match item["kind"]:
         case "Deployment":
@@ -394,7 +394,7 @@ def _merged(live: Any, new: Any) -> Any:
 
 
 def _patched(live: Any, changes: Any) -> Any:
-    """RFC 7396: null takes a field away."""
+    """RFC 7396: null removes a field."""
     if not isinstance(changes, dict):
         return copy.deepcopy(changes)
     new = copy.deepcopy(live) if isinstance(live, dict) else {}
@@ -407,7 +407,7 @@ def _patched(live: Any, changes: Any) -> Any:
 
 
 def _without(live: Any, before: Any, now: Any) -> Any:
-    """Fields that the last apply had and this one has not are taken away."""
+    """Remove the fields that the last apply had and this one does not."""
     if isinstance(live, dict) and isinstance(before, dict) and isinstance(now, dict):
         for key in before:
             if key in live and key not in now:
@@ -617,7 +617,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def _exec(self, command: list[str]) -> None:
-        """As the API server does it: channels of a websocket are the standard streams of a process."""
+        """As the API server does it: the channels of a websocket are the standard streams of a process."""
         offered = [one.strip() for one in self.headers.get("Sec-WebSocket-Protocol", "").split(",")]
         chosen = next(one for one in offered if one in self.api.subprotocols)
         guid = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -648,7 +648,7 @@ class _Handler(BaseHTTPRequestHandler):
                 process.kill()
 
     def _streams(self, process: subprocess.Popen[bytes]) -> bool:
-        """Until the process has ended, or the client is gone (False). One thread: a TLS socket is not for two."""
+        """Until the process has ended, or the client is gone (False). One thread: two must not share a TLS socket."""
         assert process.stdin and process.stdout and process.stderr
         outputs = {process.stdout: 1, process.stderr: 2}
         fed = 0
@@ -681,7 +681,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _frame(self) -> tuple[int, bytes]:
-        """A whole message of the client; clients mask theirs."""
+        """A complete message of the client; clients mask their messages."""
         head = self._bytes(2)
         if len(head) < 2:
             return 8, b""
@@ -806,7 +806,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(kinds: Kinds, certificate: tuple[Path, Path]) -> Iterator[ApiServer]:
-    """A server with these kinds, over TLS: the real kubectl sends its token nowhere else."""
+    """A server with these kinds, over TLS: the real kubectl sends its token only over TLS."""
     api = ApiServer(copy.deepcopy(kinds))
     handler = type("Handler", (_Handler,), {"api": api})
     server = _Server(("127.0.0.1", 0), handler)
@@ -834,7 +834,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away, or do not trust the certificate, are part of the tests."""
+        """Clients that disconnect or do not trust the certificate are part of the tests."""
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:

@@ -1,4 +1,4 @@
-"""A cluster for each test: an API server, a kubeconfig that names it, and a client."""
+"""A cluster per test: an API server, its kubeconfig and a client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bare(
 
 @pytest.fixture
 def cluster(bare: ApiServer) -> ApiServer:
-    """The same with Volcano, KubeRay, Argo and Knative."""
+    """A cluster with Volcano, KubeRay, Argo and Knative."""
     bare.kinds.update(OPERATORS)
     return bare
 

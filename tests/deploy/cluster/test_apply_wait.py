@@ -1,4 +1,4 @@
-"""deploy apply --wait: the pipeline's end and a complete roll-out, each way it can end, and what is told meanwhile."""
+"""deploy apply --wait: every way in which pipeline and rollout can end, and the output meanwhile."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def awaited(
 # ── what the cluster says ──────────────────────────────────────────────────────────────────────
 
 
-def test_a_done_pipeline_and_a_complete_roll_out_are_done() -> None:
+def test_finished_pipeline_and_complete_rollout_are_done() -> None:
     seen = found(with_status(job(), COMPLETE), with_status(deployment(), ROLLED), predictor(), version=3)
     assert rollout_state(seen) == WaitResult(
         "done", "the pipeline has finished; 1 predictor serves version 3"
@@ -94,7 +94,7 @@ def ended(message: str | None) -> dict[str, Any]:
         (None, (3, 3), ""),
     ],
 )
-def test_predictors_are_waited_for_until_they_serve_what_was_published(
+def test_wait_continues_until_predictors_serve_the_published_version(
     message: str | None, versions: tuple[int | None, ...], words: str
 ) -> None:
     names = [f"ads-predictor-{n}" for n in range(len(versions))]
@@ -117,7 +117,7 @@ def test_predictors_are_waited_for_until_they_serve_what_was_published(
         ({**ROLLED, "readyReplicas": 1}, "predictor: 1 of 2 ready"),
     ],
 )
-def test_a_roll_out_is_waited_for_until_all_of_it_is_there(status: dict[str, Any], words: str) -> None:
+def test_wait_continues_until_the_rollout_is_complete(status: dict[str, Any], words: str) -> None:
     seen = found(with_status(job(), COMPLETE), with_status(deployment(), status, generation=2))
     assert rollout_state(seen) == WaitResult("waiting", words)
 
@@ -131,7 +131,7 @@ def test_a_roll_out_is_waited_for_until_all_of_it_is_there(status: dict[str, Any
         (137, 1, "the pipeline failed (Job ads-pipeline"),
     ],
 )
-def test_a_failed_pipeline_ends_with_the_code_of_its_pod(code: int, expected: int, words: str) -> None:
+def test_failed_pipeline_returns_the_exit_code_of_its_pod(code: int, expected: int, words: str) -> None:
     ended = pod("ads-pipeline-1", "pipeline", "Failed", container("pipeline", terminated={"exitCode": code}))
     outcome = rollout_state(found(with_status(job(), FAILED), with_status(deployment(), ROLLED), ended))
     assert (outcome.state, outcome.code) == ("failed", expected)
@@ -143,7 +143,7 @@ def nightly(**status: Any) -> dict[str, Any]:
     return {**made, "status": status}
 
 
-def test_before_the_first_run_of_a_schedule_predictors_are_not_waited_for() -> None:
+def test_wait_ignores_predictors_before_the_first_scheduled_run() -> None:
     unready = with_status(deployment(), {**ROLLED, "readyReplicas": 0})
     outcome = rollout_state(found(nightly(), unready))
     assert outcome.state == "done"
@@ -152,7 +152,7 @@ def test_before_the_first_run_of_a_schedule_predictors_are_not_waited_for() -> N
     assert rollout_state(seen).message == "predictor: 1 of 2 ready"
 
 
-def test_a_failed_run_of_last_night_is_no_part_of_the_roll_out() -> None:
+def test_wait_ignores_an_earlier_failed_scheduled_run() -> None:
     ended = pod("ads-pipeline-1", "pipeline", "Failed", container("pipeline", terminated={"exitCode": 1}))
     seen = found(nightly(), with_status(deployment(), ROLLED), predictor(), ended, version=3)
     assert rollout_state(seen).state == "done"
@@ -161,7 +161,7 @@ def test_a_failed_run_of_last_night_is_no_part_of_the_roll_out() -> None:
 # ── waiting ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_pod_that_cannot_start_is_a_stuck_roll_out(bare: ApiServer, kube: Kube) -> None:
+def test_pod_that_cannot_start_is_a_stuck_rollout(bare: ApiServer, kube: Kube) -> None:
     bare.put(with_status(job(), COMPLETE))
     bare.put(with_status(deployment(), {**ROLLED, "updatedReplicas": 1}))
     waiting = {"reason": "ImagePullBackOff"}
@@ -171,12 +171,12 @@ def test_a_pod_that_cannot_start_is_a_stuck_roll_out(bare: ApiServer, kube: Kube
     assert "predictor: ImagePullBackOff in predictor: the image cannot be pulled" in outcome.message
 
 
-def test_the_wait_has_an_end(bare: ApiServer, kube: Kube) -> None:
+def test_wait_times_out(bare: ApiServer, kube: Kube) -> None:
     bare.put(with_status(job(), {"active": 1}))
     assert awaited(kube, seconds=0.0) == WaitResult("waiting", "pipeline running")
 
 
-def test_what_the_pipeline_prints_is_told_once(bare: ApiServer, kube: Kube) -> None:
+def test_pipeline_log_is_forwarded_once(bare: ApiServer, kube: Kube) -> None:
     class Ending(Told):
         def log(self, message: str) -> None:
             super().log(message)
@@ -200,7 +200,7 @@ def test_what_the_pipeline_prints_is_told_once(bare: ApiServer, kube: Kube) -> N
     ]
 
 
-def test_a_server_that_is_away_for_a_moment_does_not_end_the_wait(bare: ApiServer, kube: Kube) -> None:
+def test_wait_survives_a_short_outage_of_the_api(bare: ApiServer, kube: Kube) -> None:
     bare.put(with_status(job(), COMPLETE))
     bare.faults.append(Fault("list", "pods", cut=True, times=1))
     told = Told()
@@ -208,7 +208,7 @@ def test_a_server_that_is_away_for_a_moment_does_not_end_the_wait(bare: ApiServe
     assert any("closed the connection" in line and line.endswith("Trying again.") for line in told.lines)
 
 
-def test_a_server_that_stays_away_ends_it(
+def test_wait_fails_if_the_api_stays_unreachable(
     bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clickline.deploy.wait._POLL_SECONDS", 0.01)
@@ -239,7 +239,7 @@ def command(bare: ApiServer, tmp_path: Path) -> Command:
     return run
 
 
-def test_apply_wait_ends_when_all_is_done(bare: ApiServer, command: Command) -> None:
+def test_apply_wait_returns_when_everything_is_done(bare: ApiServer, command: Command) -> None:
     bare.statuses |= {"Job": COMPLETE, "Deployment": ROLLED}
     done = command("--wait")
     assert done.returncode == 0, done.stderr
@@ -250,14 +250,13 @@ def test_apply_wait_ends_when_all_is_done(bare: ApiServer, command: Command) -> 
     assert document["waited"]["state"] == "done"
 
 
-def test_apply_wait_exits_3_when_the_gate_refuses_and_1_when_the_time_is_up(
-    bare: ApiServer, command: Command
-) -> None:
+def test_apply_wait_exits_3_on_a_failed_gate_and_1_on_timeout(bare: ApiServer, command: Command) -> None:
     bare.statuses |= {"Job": {"active": 1}, "Deployment": ROLLED}
     late = command("--wait", "--timeout", "1")
     assert late.returncode == 1
     assert (
-        "ads in namespace shop: not complete after 1 s: pipeline running. It goes on by itself" in late.stderr
+        "ads in namespace shop: not complete after 1 s: pipeline running. The cluster continues"
+        in late.stderr
     )
     bare.put(pod("ads-pipeline-1", "pipeline", "Failed", container("pipeline", terminated={"exitCode": 3})))
     bare.statuses["Job"] = FAILED

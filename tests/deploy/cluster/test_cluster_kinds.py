@@ -1,4 +1,4 @@
-"""Whatever the config chooses is applied, seen and removed without a rest: no kind that is rendered is forgotten."""
+"""Every variant is applied, shown and deleted completely: no rendered kind is forgotten."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_goes_to_a_cluster_and_away_again(
+def test_every_variant_is_applied_shown_and_deleted(
     cluster: ApiServer, kube: Kube, tmp_path: Path, choice: str
 ) -> None:
     (tmp_path / "data").mkdir()

@@ -1,4 +1,4 @@
-"""The image without a container engine: built by its script, run as a pod would run it."""
+"""The image without a container engine: built by its script, run like a pod."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def in_pod(image: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_the_commands_are_there_for_any_user(image: Path):
+def test_commands_work_for_any_user(image: Path):
     assert in_pod(image, "clickline", "--version").startswith("clickline ")
     assert in_pod(image, "ray", "--version").startswith("ray, version ")
 
 
-def test_its_root_is_read_only_and_its_user_has_no_name(image: Path):
+def test_container_has_a_read_only_root_and_a_user_without_a_name(image: Path):
     said = in_pod(
         image, "bash", "-c", f"whoami 2>&1; touch /etc/x {image}/venv/x 2>&1; touch /tmp/x && echo tmp"
     )
@@ -114,12 +114,12 @@ def test_its_root_is_read_only_and_its_user_has_no_name(image: Path):
     )
 
 
-def test_logs_become_answers_and_no_kernel_is_compiled_anew(image: Path):
+def test_pipeline_runs_in_the_image_without_compiling_kernels(image: Path):
     said = in_pod(image, "bash", "-c", PIPELINE)
     assert said.count("requests    20 over 1 connection") == 5
     assert said.endswith("stored anew:\n"), said[-3000:]
 
 
-def test_what_kuberay_runs_in_it_works(image: Path):
+def test_commands_that_kuberay_runs_work_in_the_image(image: Path):
     said = in_pod(image, "bash", "-c", KUBERAY.format(image=image))
     assert "Job 'one' succeeded" in said

@@ -60,7 +60,7 @@ BY_THE_HOUR = (
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
-    """A node with the objects of a config, and the pod that fills the data volume."""
+    """A node with the objects of a config, and the data pod."""
     with ExitStack() as ends:
 
         def make(*overrides: str) -> Pods:
@@ -87,14 +87,14 @@ def fill(pods: Pods, *options: str) -> None:
 
 
 def kernels(folder: Path) -> Path:
-    """What the image has in /opt: kernels that are compiled already, as far as other tests did that here."""
+    """The image's /opt: compiled kernels, as far as other tests have compiled them."""
     stored = Path(clickline.__file__).parent / "__pycache__" / "kernels"
     stored.mkdir(parents=True, exist_ok=True)
     shutil.copytree(stored, folder)
     return folder
 
 
-def test_a_pipeline_on_ray_and_its_endpoint(node: Callable[..., Pods]) -> None:
+def test_pipeline_on_ray_and_its_endpoint(node: Callable[..., Pods]) -> None:
     pods = node(*ON_RAY)
     fill(pods, "--rows", "6000")
 
@@ -129,7 +129,7 @@ def ask(address: str, body: object) -> Any:
         return json.load(reply)
 
 
-def test_the_steps_of_a_workflow_a_tracking_server_and_a_predictor_of_knative(
+def test_workflow_steps_tracking_server_and_knative_predictor(
     node: Callable[..., Pods],
 ) -> None:
     pods = node(*BY_OPERATORS)
@@ -163,7 +163,7 @@ def test_the_steps_of_a_workflow_a_tracking_server_and_a_predictor_of_knative(
         assert json.load(reply)["experiment"]["name"] == "ads"
 
 
-def test_a_learner_follows_the_hours(node: Callable[..., Pods]) -> None:
+def test_trainer_follows_new_hours(node: Callable[..., Pods]) -> None:
     pods = node(*BY_THE_HOUR)
     fill(pods, "--rows", "8000", "--hours", "2")
     trainer = pods.start("Deployment", "ads-trainer")
@@ -174,7 +174,7 @@ def test_a_learner_follows_the_hours(node: Callable[..., Pods]) -> None:
     assert pods.stop(predictor) == 0
 
 
-def test_a_volume_of_somebody_else_is_named(node: Callable[..., Pods]) -> None:
+def test_unwritable_volume_is_reported(node: Callable[..., Pods]) -> None:
     pods = node(*ON_RAY)
     claim = pods.folder / "claim-ads-models"
     claim.mkdir(mode=0o755)
@@ -183,7 +183,7 @@ def test_a_volume_of_somebody_else_is_named(node: Callable[..., Pods]) -> None:
     assert "fs_group" in str(caught.value) and "Traceback" not in str(caught.value)
 
 
-def test_the_data_pod_is_not_ready_on_a_volume_that_it_cannot_write(node: Callable[..., Pods]) -> None:
+def test_data_pod_is_not_ready_on_an_unwritable_volume(node: Callable[..., Pods]) -> None:
     pods = node(*ON_RAY)
     claim = pods.folder / "claim-ads-data"
     claim.mkdir(mode=0o755)  # as the kubelet makes a folder of the node: it belongs to root

@@ -1,4 +1,4 @@
-"""Plans of many deployments."""
+"""Plans of training deployments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EVERY_KIND = {
 
 
 def plan(*overrides: str) -> DeployPlan:
-    """The config in the pods, with what training sets in it."""
+    """The config in the pods, with the overrides of training."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(_CONFIG)
         file.flush()
@@ -59,7 +59,7 @@ def plan(*overrides: str) -> DeployPlan:
 
 
 def objects(one: DeployPlan) -> list[dict[str, Any]]:
-    """Whatever these modules make of it."""
+    """The objects of these modules."""
     operated = [*volcano_job(one), *ray_job(one)] if one.deploy.workflow.kind == "job" else []
     ran = workflow_objects(one) if one.deploy.workflow.kind == "argo" else pipeline_objects(one)
     return [*ray_cluster(one), *operated, *ran]

@@ -1,4 +1,4 @@
-"""The last step of a workflow waits for predictors that are there, and for nothing else."""
+"""The last step of a workflow waits for the existing predictors, and for nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Told(Progress):
 
 @contextmanager
 def predictor(*versions: int) -> Iterator[int]:
-    """One that serves these versions, one after the other: a real one switches when it pleases. The last one stays."""
+    """A predictor that serves these versions one after the other, and then keeps the last."""
     left = list(versions)
 
     class Answers(QuietHandler):
@@ -46,7 +46,9 @@ def _at(project: Path, port: int) -> Config:
 
 
 @pytest.mark.slow
-def test_it_waits_until_the_predictors_serve_the_current_version(project: Path, config: Config) -> None:
+def test_await_rollout_returns_once_every_predictor_serves_the_current_version(
+    project: Path, config: Config
+) -> None:
     with pytest.raises(ClicklineError, match="no current version"):
         await_rollout(config, Progress(), host="127.0.0.1")
     clickline.publish(config)
@@ -71,5 +73,5 @@ def test_it_waits_until_the_predictors_serve_the_current_version(project: Path, 
 
 
 @pytest.mark.parametrize("message", ["", "version", "version 3 is bad", "Traceback"])
-def test_other_last_words_of_a_pipeline_are_no_version(message: str) -> None:
+def test_other_termination_messages_are_not_read_as_a_version(message: str) -> None:
     assert read_published_version(message) is None

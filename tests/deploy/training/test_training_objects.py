@@ -1,4 +1,4 @@
-"""Every way to train and to run the pipeline, as an API server would judge it."""
+"""Every variant of training and pipeline, validated as an API server would."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = pytest.mark.parametrize("kind", EVERY_KIND)
 
 
 def _is_large(kind: str) -> bool:
-    """The schemas of these are megabytes."""
+    """Whether the schema of this kind has megabytes."""
     return "argo" in kind or "kuberay" in kind
 
 
@@ -33,21 +33,21 @@ def _made(kind: str) -> list[Object]:
     "kind",
     [pytest.param(kind, marks=pytest.mark.slow if _is_large(kind) else ()) for kind in EVERY_KIND],
 )
-def test_objects_are_valid_and_unknown_fields_are_not(kind: str) -> None:
+def test_objects_match_the_schemas_and_unknown_fields_are_rejected(kind: str) -> None:
     made = _made(kind)
     assert [problem for one in made for problem in problems(one)] == []
     for one in made:
         assert problems({**one, "spec": {**one["spec"], "unheardOf": 1}})
 
 
-def test_an_unknown_field_of_a_container_is_found_wherever_it_stands() -> None:
+def test_unknown_container_field_is_found_at_any_depth() -> None:
     made = the("Job", _made("volcano"))
     made["spec"]["tasks"][1]["template"]["spec"]["initContainers"][0]["unheardOf"] = 1
     assert any("unheardOf" in problem for problem in problems(made))
 
 
 @KINDS
-def test_pods_keep_the_restricted_standard(kind: str) -> None:
+def test_pods_meet_the_restricted_pod_security_standard(kind: str) -> None:
     specs = [spec for one in _made(kind) for spec in pod_specs(one)]
     assert specs
     assert [problem for spec in specs for problem in restricted_problems(spec)] == []
@@ -57,7 +57,7 @@ def test_pods_keep_the_restricted_standard(kind: str) -> None:
 
 
 @KINDS
-def test_commands_exist(kind: str) -> None:
+def test_every_command_in_a_manifest_exists(kind: str) -> None:
     lines = list(commands(_made(kind)))
     assert lines
     for line in lines:
@@ -70,7 +70,7 @@ def test_commands_exist(kind: str) -> None:
 
 
 def _parse(line: list[str]) -> None:
-    """As the program parses it; a wrong word raises."""
+    """Parse a command line as the program does; an unknown word raises."""
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
         name, *line = line
@@ -80,7 +80,7 @@ def _parse(line: list[str]) -> None:
 
 
 @KINDS
-def test_names_labels_and_text_are_the_same_each_time(kind: str) -> None:
+def test_rendering_is_deterministic(kind: str) -> None:
     made = _made(kind)
     assert to_yaml(made) == to_yaml(_made(kind))
     for one in made:
@@ -95,7 +95,7 @@ def test_names_labels_and_text_are_the_same_each_time(kind: str) -> None:
 # ── plain ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_ray_of_core_objects() -> None:
+def test_ray_from_core_objects() -> None:
     made = objects(
         plan("train.mode=cluster", "train.workers={min: 2, max: 5}", "deploy.workflow.follow=true")
     )
@@ -113,7 +113,7 @@ def test_ray_of_core_objects() -> None:
     )  # Always: in its place, without the others
 
 
-def test_the_head_gets_no_work_and_every_worker_pod_one_worker() -> None:
+def test_head_runs_no_tasks_and_each_worker_pod_runs_one_worker() -> None:
     made = objects(plan("train.mode=cluster", "train.embedding_servers=3", "train.workers.min=2"))
     head = the("StatefulSet", made, "ads-ray-head")["spec"]["template"]["spec"]["containers"][0]["command"]
     worker = the("StatefulSet", made, "ads-ray-worker")["spec"]["template"]["spec"]["containers"][0][
@@ -138,7 +138,7 @@ def test_the_head_gets_no_work_and_every_worker_pod_one_worker() -> None:
         (("cluster.worker.cpus=0",), int(0.6 * (4 << 30) / 2), 1, 1),
     ],
 )
-def test_shards_and_workers_fit_the_pods(
+def test_embedding_servers_and_workers_fit_into_the_pods(
     overrides: tuple[str, ...], shard: int, most: int, cpus: int
 ) -> None:
     one = plan("train.mode=cluster", *overrides)
@@ -149,7 +149,7 @@ def test_shards_and_workers_fit_the_pods(
     assert f"--num-cpus={cpus}" in worker["spec"]["template"]["spec"]["containers"][0]["command"]
 
 
-def test_what_needs_ray_waits_for_its_head() -> None:
+def test_pods_that_need_ray_wait_for_the_head() -> None:
     made = objects(plan("train.mode=cluster"))
     waiting = [line for line in commands(made) if "--await" in line]
     assert waiting == [["clickline", "deploy", "check-pod", "--await", "ads-ray-head-0.ads-ray:6379"]] * 2
@@ -157,7 +157,7 @@ def test_what_needs_ray_waits_for_its_head() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["null", "0 3 * * *"])
-def test_ray_comes_and_goes_with_the_pipeline(schedule: str) -> None:
+def test_ray_runs_only_while_a_pipeline_does(schedule: str) -> None:
     one = plan("train={mode: cluster, workers: {min: 2, max: 5}}", f"deploy.workflow.schedule={schedule}")
     made = objects(one)
     for name in ("ads-ray-head", "ads-ray-worker"):
@@ -170,7 +170,7 @@ def test_ray_comes_and_goes_with_the_pipeline(schedule: str) -> None:
     assert holder["startupProbe"]["exec"]["command"] == ["test", "-e", mark]
 
 
-def test_nothing_but_the_holder_has_a_token_and_it_opens_only_the_two_sizes() -> None:
+def test_only_the_scaler_has_an_api_token_and_may_only_scale_two_sets() -> None:
     one = plan("train.mode=cluster")
     (spec,) = [spec for spec in pod_specs(objects(one)) if spec["containers"][0]["name"] == "pipeline"]
     assert spec["automountServiceAccountToken"] is False
@@ -196,7 +196,7 @@ def test_nothing_but_the_holder_has_a_token_and_it_opens_only_the_two_sizes() ->
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_job_ends_at_once_with_what_another_try_would_end_with() -> None:
+def test_job_does_not_retry_final_exit_codes() -> None:
     spec = the("Job", objects(plan("deploy.workflow.retries=9")), "ads-pipeline")["spec"]
     ends, counts_not = spec["podFailurePolicy"]["rules"]
     assert ends["action"] == "FailJob"
@@ -215,14 +215,14 @@ def test_a_job_ends_at_once_with_what_another_try_would_end_with() -> None:
     ]
 
 
-def test_a_schedule_makes_a_cron_job_that_never_overlaps() -> None:
+def test_schedule_renders_a_cron_job_without_overlapping_runs() -> None:
     spec = the("CronJob", objects(plan("deploy.workflow.schedule=30 2 * * 1")))["spec"]
     assert spec["schedule"] == "30 2 * * 1"
     assert spec["concurrencyPolicy"] == "Forbid"
 
 
 @pytest.mark.parametrize("kind", ["local trainer", "plain trainer", "volcano trainer"])
-def test_one_learner_at_a_time(kind: str) -> None:
+def test_only_one_trainer_runs_at_a_time(kind: str) -> None:
     made = _made(kind)
     trainer = the("Deployment", made, "ads-trainer")["spec"]
     assert trainer["replicas"] == 1
@@ -240,9 +240,7 @@ def test_one_learner_at_a_time(kind: str) -> None:
     ("workers", "replicas", "least"),
     [("{min: 1}", 1, 3), ("{min: 4}", 4, 6), ("{min: 2, max: 8}", 8, 4), ("{min: 3, max: 3}", 3, 5)],
 )
-def test_volcano_waits_for_head_driver_and_the_fewest_workers(
-    workers: str, replicas: int, least: int
-) -> None:
+def test_volcano_waits_for_head_driver_and_minimum_workers(workers: str, replicas: int, least: int) -> None:
     made = objects(plan("train.mode=cluster", "deploy.training.kind=volcano", f"train.workers={workers}"))
     spec = the("Job", made)["spec"]
     assert {task["name"]: task["replicas"] for task in spec["tasks"]} == {
@@ -255,7 +253,7 @@ def test_volcano_waits_for_head_driver_and_the_fewest_workers(
     assert {task["template"]["spec"]["schedulerName"] for task in spec["tasks"]} == {"volcano"}
 
 
-def test_volcano_restarts_nothing_but_the_pod_that_failed() -> None:
+def test_volcano_restarts_only_the_failed_pod() -> None:
     spec = the("Job", _made("volcano"))["spec"]
     assert "policies" not in spec
     policies = {task["name"]: task["policies"] for task in spec["tasks"]}
@@ -270,7 +268,7 @@ def test_volcano_restarts_nothing_but_the_pod_that_failed() -> None:
     assert spec["maxRetry"] == 7  # six restarts: the seventh is the one that fails
 
 
-def test_volcanos_head_has_the_name_that_the_others_ask_for() -> None:
+def test_volcano_head_has_the_host_name_that_workers_connect_to() -> None:
     one = plan("train.mode=cluster", "deploy.training.kind=volcano")
     made = objects(one)
     head = the("Job", made)["spec"]["tasks"][0]["template"]
@@ -280,7 +278,7 @@ def test_volcanos_head_has_the_name_that_the_others_ask_for() -> None:
     assert service["spec"]["selector"].items() <= head["metadata"]["labels"].items()
 
 
-def test_queue_and_priority() -> None:
+def test_queue_and_priority_class() -> None:
     spec = the("Job", _made("everything named"))["spec"]
     assert (spec["queue"], spec["priorityClassName"]) == ("night", "low")
     assert {task["template"]["spec"]["priorityClassName"] for task in spec["tasks"]} == {"low"}
@@ -297,7 +295,7 @@ def test_queue_and_priority() -> None:
 # ── KubeRay ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_ray_job_leaves_to_the_operator_what_it_writes() -> None:
+def test_ray_job_omits_what_the_operator_sets() -> None:
     one = plan("train.mode=cluster", "deploy.training.kind=kuberay")
     assert one.config.cluster.address == "auto"
     spec = the("RayJob", objects(one))["spec"]
@@ -327,8 +325,8 @@ def test_a_ray_job_leaves_to_the_operator_what_it_writes() -> None:
     }
 
 
-def test_a_ray_job_has_a_name_that_no_job_of_ours_has() -> None:
-    """KubeRay's submitter is a Job of the same name, and one that is there already would be taken for it."""
+def test_ray_job_name_differs_from_every_job_of_the_deployment() -> None:
+    """KubeRay's submitter is a Job of the same name: an existing one would be mistaken for it."""
     jobs = {
         one["metadata"]["name"]
         for kind in EVERY_KIND
@@ -339,7 +337,7 @@ def test_a_ray_job_has_a_name_that_no_job_of_ours_has() -> None:
     assert jobs and name not in jobs
 
 
-def test_a_ray_cluster_that_may_grow_has_an_autoscaler() -> None:
+def test_elastic_ray_cluster_has_an_autoscaler() -> None:
     cluster = the("RayJob", _made("kuberay growing"))["spec"]["rayClusterSpec"]
     group = cluster["workerGroupSpecs"][0]
     assert cluster["enableInTreeAutoscaling"] is True
@@ -354,7 +352,7 @@ def test_a_ray_cluster_that_may_grow_has_an_autoscaler() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EVERY_KIND if "argo" in kind])
-def test_hera_takes_argos_objects(kind: str) -> None:
+def test_hera_parses_the_argo_objects(kind: str) -> None:
     models = {
         "Workflow": hera.Workflow,
         "WorkflowTemplate": hera.WorkflowTemplate,
@@ -373,7 +371,7 @@ def _steps(*overrides: str) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in template["spec"]["templates"]}
 
 
-def test_steps_in_order() -> None:
+def test_workflow_steps_are_in_order() -> None:
     steps = _steps()
     assert [group[0]["template"] for group in steps["pipeline"]["steps"]] == [
         "prepare",
@@ -385,7 +383,7 @@ def test_steps_in_order() -> None:
     assert steps["publish"]["container"]["command"] == ["clickline", "publish"]
 
 
-def test_the_first_step_asks_for_ray_and_what_runs_at_the_end_lets_it_go() -> None:
+def test_first_step_scales_ray_up_and_exit_handler_scales_it_down() -> None:
     one = plan("train={mode: cluster, workers: {min: 2, max: 5}}", "deploy.workflow.kind=argo")
     made = objects(one)
     spec = the("WorkflowTemplate", made)["spec"]
@@ -399,7 +397,7 @@ def test_the_first_step_asks_for_ray_and_what_runs_at_the_end_lets_it_go() -> No
     assert "onExit" not in the("WorkflowTemplate", objects(plan("deploy.workflow.kind=argo")))["spec"]
 
 
-def test_the_train_step_is_tried_again_when_the_gate_refuses() -> None:
+def test_train_step_is_retried_after_a_failed_gate() -> None:
     train = _steps("gate.extra_epochs=4", "deploy.workflow.retries=2")["train"]
     assert train["retryStrategy"]["limit"] == "6"
     assert train["retryStrategy"]["expression"] == "!(lastRetry.exitCode in ['2', '4'])"
@@ -412,7 +410,7 @@ def test_the_train_step_is_tried_again_when_the_gate_refuses() -> None:
         assert others[name]["retryStrategy"]["expression"] == "!(lastRetry.exitCode in ['2', '3', '4'])"
 
 
-def test_argos_own_containers_keep_the_standard_too() -> None:
+def test_argo_containers_meet_the_restricted_standard_too() -> None:
     patch = json.loads(_steps()["publish"]["podSpecPatch"])
     pod = {"containers": patch["containers"], "initContainers": patch["initContainers"]}
     assert restricted_problems(pod) == ["init: writable root", "wait: writable root"]
@@ -421,7 +419,7 @@ def test_argos_own_containers_keep_the_standard_too() -> None:
 @pytest.mark.parametrize(
     ("operator", "kind", "resource"), [("volcano", "Job", "jobs"), ("kuberay", "RayJob", "rayjobs")]
 )
-def test_training_by_an_operator_is_a_step_that_makes_its_object(
+def test_training_by_an_operator_is_a_step_that_creates_its_object(
     operator: str, kind: str, resource: str
 ) -> None:
     wanted = ("train.mode=cluster", f"deploy.training.kind={operator}")
