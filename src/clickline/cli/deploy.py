@@ -589,12 +589,10 @@ def _failing_above_one() -> Iterator[None]:
 def _connected(context: str | None) -> Iterator[Kube]:
     from clickline.deploy.kube_client import connect
 
-    with requires_extra("k8s", "talking to a cluster"):
+    with requires_extra("k8s", "connecting to a cluster"):
         kube = connect(context)
-    try:
+    with kube:
         yield kube
-    finally:
-        kube.close()
 
 
 # ── output ─────────────────────────────────────────────────────────────────────────────────────

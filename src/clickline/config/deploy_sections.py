@@ -195,15 +195,14 @@ class ServingSection(Section):
             )
 
 
-_VOLUME_NEEDS = {"nfs": ("server", "path"), "host": ("path",), "existing": ("claim",)}
-_VOLUME_KEYS = ("storage_class", "access", "claim", "server", "path")
-_VOLUME_TAKES = {
+_VOLUME_KEYS = {
     "new": ("storage_class", "access"),
     "existing": ("claim",),
     "nfs": ("server", "path"),
     "host": ("path",),
     "none": (),
 }
+"""The keys of each kind of volume; all are required, except those of a new one."""
 
 
 class Volume(Section):
@@ -229,12 +228,12 @@ class Volume(Section):
     path: NodePath | None = Field(None, description="nfs: the exported folder; host: the node's folder.")
 
     def checks(self) -> Iterator[Complaint]:
-        for key in _VOLUME_NEEDS.get(self.kind, ()):
-            if getattr(self, key) is None:
+        for key in _VOLUME_KEYS[self.kind]:
+            if getattr(self, key) is None and self.kind != "new":
                 yield Complaint((key,), f"is missing, and kind: {self.kind} needs it.", "Set it.", ("kind",))
-        for key in _VOLUME_KEYS:
-            if getattr(self, key) is not None and key not in _VOLUME_TAKES[self.kind]:
-                kinds = " or ".join(kind for kind, keys in _VOLUME_TAKES.items() if key in keys)
+        for key in dict.fromkeys(key for keys in _VOLUME_KEYS.values() for key in keys):
+            if getattr(self, key) is not None and key not in _VOLUME_KEYS[self.kind]:
+                kinds = " or ".join(kind for kind, keys in _VOLUME_KEYS.items() if key in keys)
                 yield Complaint(
                     (key,),
                     f"is set, but kind is {self.kind}. Allowed only for {kinds}.",

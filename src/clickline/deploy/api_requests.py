@@ -136,20 +136,20 @@ class ApiRequests(DynamicClient):
             (str(one.get("field", "")), str(one.get("message", ""))) for one in details.get("causes") or ()
         ]
         if status == 401:
-            words = (
+            explained = (
                 f"{self.host} does not accept the credentials of {self.where} (401). Log in to the cluster again, "
                 "or choose another context with --context."
             )
         elif status == 403 and (not message or "cannot " in message):
             verb, resource, place = _permission(method, path)
-            words = (
+            explained = (
                 f"{self.host} does not let the user of {self.where} {verb} {resource}{place} (403). "
                 f"Ask for this permission: verb {verb}, resource {resource}; or choose another context with --context. "
                 f"Server: {message or 'no message'}"
             )
         else:
-            words = f"{message or 'no reason was given'} ({status})"
-        return ApiError(words, status, message, causes, sent_by_api=sent_by_api)
+            explained = f"{message or 'no reason was given'} ({status})"
+        return ApiError(explained, status, message, causes, sent_by_api=sent_by_api)
 
 
 def _permission(method: str, path: str) -> tuple[str, str, str]:

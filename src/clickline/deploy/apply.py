@@ -432,9 +432,9 @@ def _api_group(item: Object) -> str:
 
 def _is_immutable_error(refused: ApiError) -> bool:
     """Whether the server rejected a change of an immutable field."""
-    words = " ".join([refused.message, *(text for _, text in refused.causes)])
+    text = " ".join([refused.message, *(cause for _, cause in refused.causes)])
     return refused.status in (400, 403, 422) and any(
-        sign in words for sign in ("immutable", "updates to", "may not change", "cannot change")
+        sign in text for sign in ("immutable", "updates to", "may not change", "cannot change")
     )
 
 
@@ -469,12 +469,12 @@ def _explain(item: Object, live: Object | None, refused: ApiError) -> str:
     if live is not None and (
         _is_immutable_error(refused) or (kind in _DATA and "cannot " not in refused.message)
     ):
-        words = _IMMUTABLE_REMEDIES.get(
+        remedy = _IMMUTABLE_REMEDIES.get(
             kind, "that part cannot be changed. Remove the object and apply again."
         )
         metadata = item["metadata"]
-        words = words.format(namespace=metadata.get("namespace", ""), name=metadata["name"])
-        return f"it exists and cannot be changed in place: {words} {about}"
+        remedy = remedy.format(namespace=metadata.get("namespace", ""), name=metadata["name"])
+        return f"it exists and cannot be changed in place: {remedy} {about}"
     if "exceeded quota" in refused.message:
         return (
             "it exceeds the namespace's quota. Lower deploy.resources or the number of workers and replicas, or ask "

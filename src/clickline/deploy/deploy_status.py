@@ -129,7 +129,7 @@ def unbound_claims(kube: Kube, claims: Sequence[Object]) -> list[tuple[str, str,
 def _served_versions(
     kube: Kube, namespace: str, objects: Sequence[Object], port: int, notes: list[str], *, tls: bool
 ) -> dict[str, dict[str, Any]]:
-    """The version of each serving pod, or why it has none; asked through the API server, which reaches all pods."""
+    """The version of each serving pod, or why it has none; queried through the API server, which reaches all pods."""
     served: dict[str, dict[str, Any]] = {}
     for role in _SERVING:
         pods = [one for one in objects if one["kind"] == "Pod" and label(one, "component") == role]
@@ -270,14 +270,14 @@ def _role_status(
         state = "failed"  # the last run; the next one is scheduled
     if state not in ("done", "failed"):
         live = [one for one in shown_pods if one["alive"]]
-        troubled = [one for one in live if one["state"] != "running"]
-        failing = [one for one in troubled if one["state"] == "failed"]
-        if troubled and (failing or ready < (desired or len(live))):
-            worst = (failing or troubled)[0]
+        not_running = [one for one in live if one["state"] != "running"]
+        failing = [one for one in not_running if one["state"] == "failed"]
+        if not_running and (failing or ready < (desired or len(live))):
+            worst = (failing or not_running)[0]
             state, why = worst["state"], worst["why"] or why
         elif not live and not workloads:
             state, why = ("done", "") if pods else ("waiting", "no pod yet")
-        elif live and not troubled:
+        elif live and not not_running:
             restarted = next((one["why"] for one in live if one["why"]), "")
             state, why = ("running", restarted) if ready >= (desired or 0) else ("waiting", why)
         tried = _last_failure(workloads, pods, role)
@@ -459,15 +459,15 @@ def explain_exit(code: int, reason: str | None, role: str, container: str, messa
     if reason == "OOMKilled":
         section = "pipeline" if role == "trainer" else "lookup" if role == "data" else role.replace("-", "_")
         return f"OOMKilled: out of memory, raise deploy.resources.{section}.memory_limit"
-    words = _SIGNALS.get(code)
-    if words is None and (container == "ready" or not role.startswith("ray-")):
-        words = _EXIT_CODES.get(code)
+    meaning = _SIGNALS.get(code)
+    if meaning is None and (container == "ready" or not role.startswith("ray-")):
+        meaning = _EXIT_CODES.get(code)
     said = _last_line(message)
     if said and code == _FAILED:
-        words = said  # better than a pointer to the log
+        meaning = said  # better than a pointer to the log
     elif said:
-        words = f"{words} ({said})" if words else said
-    return f"exit code {code}" + (f": {words}" if words else "")
+        meaning = f"{meaning} ({said})" if meaning else said
+    return f"exit code {code}" + (f": {meaning}" if meaning else "")
 
 
 def _last_line(message: str) -> str:

@@ -138,7 +138,10 @@ class Kube:
         self.warnings = self._requests.warnings
         """Warnings of the server, each once: deprecated fields, pods that a policy will not admit."""
 
-    def close(self) -> None:
+    def __enter__(self) -> Kube:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._requests.client.rest_client.close()
 
     # ── kinds ──────────────────────────────────────────────────────────────────────────────────

@@ -76,6 +76,16 @@ class DeployPlan:
             metadata["annotations"] = dict(annotations)
         return {"apiVersion": api, "kind": kind, "metadata": metadata, **body}
 
+    def headless_service(self, name: str, role: str, ports: list[Object]) -> Object:
+        """A Service whose host name resolves to the addresses of all pods of a role, ready or not."""
+        spec = {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": self.selector(role),
+            "ports": ports,
+        }
+        return self.object("v1", "Service", name, role, {"spec": spec})
+
     def config_map(self) -> Object:
         """The ConfigMap with the config and the user's files."""
         return self.object(

@@ -69,11 +69,8 @@ def keep_scaled(
     last_error = ""
     while not stopped(_KEEP_SECONDS):
         try:
-            kube = connect()  # the token is rotated
-            try:
+            with connect() as kube:  # each time, because the token is rotated
                 scale_up(kube, namespace, sizes, stopped, log)
-            finally:
-                kube.close()
             last_error = ""
         except ClusterError as error:  # the pipeline can continue without the API
             if str(error) != last_error:
@@ -91,11 +88,8 @@ def scale_down(
     left = list(names)
     while left:
         try:
-            kube = connect()  # the token is rotated
-            try:
+            with connect() as kube:
                 kube.set_scale(left[-1], namespace, 0)
-            finally:
-                kube.close()
         except ClusterError as error:
             gone = isinstance(error, ApiError) and error.status == 404  # deleted with the deployment
             if not gone and _is_transient(error) and time.monotonic() < deadline:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from clickline.progress import Progress
+
 Object = dict[str, Any]
 
 
@@ -87,3 +89,25 @@ def event(
         "message": message,
         "lastTimestamp": at,
     }
+
+
+class RecordedProgress(Progress):
+    """Keeps everything that it is given."""
+
+    def __init__(self) -> None:
+        self.titles: list[str] = []
+        self.lines: list[str] = []
+        self.notes: list[str] = []
+        self.sizes: list[int] = []
+
+    def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
+        self.titles.append(title)
+
+    def log(self, message: str) -> None:
+        self.lines.append(message)
+
+    def note(self, figures: str) -> None:
+        self.notes.append(figures)
+
+    def advance(self, *, rows: int = 0, size: int = 0) -> None:
+        self.sizes.append(size)

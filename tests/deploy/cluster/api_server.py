@@ -590,7 +590,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/plain")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        told = 0
+        sent = 0
         with api.changed:
             # sinceTime is of whole seconds: what was said in that second comes again.
             lines = [line for line in log.lines if line[:19] >= since[:19]]
@@ -601,14 +601,14 @@ class _Handler(BaseHTTPRequestHandler):
             for line in lines:
                 data = f"{line}\n".encode()
                 self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-                told += 1
-                if log.cut_after == told:
+                sent += 1
+                if log.cut_after == sent:
                     log.cut_after = None
                     self._cut()
                     return
             self.wfile.flush()
             with api.changed:
-                seen = skipped + told
+                seen = skipped + sent
                 if query.get("follow") == "true":
                     api.changed.wait_for(lambda seen=seen: len(log.lines) > seen or not log.open, timeout=20)
                 lines = log.lines[seen:] if query.get("follow") == "true" else []

@@ -37,9 +37,8 @@ def cluster(bare: ApiServer) -> ApiServer:
 
 @pytest.fixture
 def kube(bare: ApiServer) -> Iterator[Kube]:
-    client = connect()
-    yield client
-    client.close()
+    with connect() as client:
+        yield client
 
 
 def _furnish(api: ApiServer) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ads_objects import container, deployment, item, job, pod
+from ads_objects import RecordedProgress, container, deployment, item, job, pod
 from api_server import ApiServer, Fault, Log
 
 from clickline.deploy.kube_client import Kube
@@ -30,14 +30,6 @@ FAILED = {"conditions": [{"type": "Failed", "status": "True", "reason": "PodFail
 ROLLED = {"observedGeneration": 9, "replicas": 2, "updatedReplicas": 2, "readyReplicas": 2}
 
 
-class Told(Progress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, message: str) -> None:
-        self.lines.append(message)
-
-
 def found(*objects: dict[str, Any], version: int | None = None) -> dict[str, Any]:
     served = {} if version is None else {"ads-predictor-1": {"version": version}}
     fields = {"name": "ads", "namespace": "shop", "events": [], "notes": []}
@@ -54,7 +46,7 @@ def predictor() -> dict[str, Any]:
 
 
 def awaited(
-    kube: Kube, *, seconds: float = 60.0, stuck: float = 0.0, told: Progress | None = None
+    kube: Kube, *, seconds: float = 60.0, stuck: float = 0.0, progress: Progress | None = None
 ) -> WaitResult:
     return await_deployed(
         kube,
@@ -63,7 +55,7 @@ def awaited(
         metrics_port=8502,
         tls=False,
         seconds=seconds,
-        progress=told or Progress(),
+        progress=progress or Progress(),
         stuck_seconds=stuck,
     )
 
@@ -101,7 +93,7 @@ def test_wait_continues_until_predictors_serve_the_published_version(
     pods = [pod(name, "predictor", "Running", ready=True) for name in names]
     seen = found(with_status(job(), COMPLETE), with_status(deployment(), ROLLED), ended(message), *pods)
     seen["served"] = {
-        name: {"words": "not told"} if one is None else {"version": one}
+        name: {"words": "unknown"} if one is None else {"version": one}
         for name, one in zip(names, versions, strict=True)
     }
     outcome = rollout_state(seen)
@@ -177,7 +169,7 @@ def test_wait_times_out(bare: ApiServer, kube: Kube) -> None:
 
 
 def test_pipeline_log_is_forwarded_once(bare: ApiServer, kube: Kube) -> None:
-    class Ending(Told):
+    class Ending(RecordedProgress):
         def log(self, message: str) -> None:
             super().log(message)
             if len(self.lines) == 2:
@@ -193,9 +185,9 @@ def test_pipeline_log_is_forwarded_once(bare: ApiServer, kube: Kube) -> None:
     bare.logs["ads-pipeline-1", "pipeline"] = Log(
         ["2026-11-16T10:00:01Z prepare: begun", "2026-11-16T10:00:02Z train: begun"]
     )
-    told = Ending()
-    assert awaited(kube, told=told).state == "done"
-    assert told.lines == [
+    progress = Ending()
+    assert awaited(kube, progress=progress).state == "done"
+    assert progress.lines == [
         f"ads-pipeline-1 {line}" for line in ("prepare: begun", "train: begun", "train: ended")
     ]
 
@@ -203,9 +195,9 @@ def test_pipeline_log_is_forwarded_once(bare: ApiServer, kube: Kube) -> None:
 def test_wait_survives_a_short_outage_of_the_api(bare: ApiServer, kube: Kube) -> None:
     bare.put(with_status(job(), COMPLETE))
     bare.faults.append(Fault("list", "pods", cut=True, times=1))
-    told = Told()
-    assert awaited(kube, told=told).state == "done"
-    assert any("closed the connection" in line and line.endswith("Trying again.") for line in told.lines)
+    progress = RecordedProgress()
+    assert awaited(kube, progress=progress).state == "done"
+    assert any("closed the connection" in line and line.endswith("Trying again.") for line in progress.lines)
 
 
 def test_wait_fails_if_the_api_stays_unreachable(

@@ -194,7 +194,7 @@ def test_namespace_is_created_for_missing_secrets(bare: ApiServer, kube: Kube) -
 
 
 def test_apply_with_wait_waits_for_a_secret(bare: ApiServer, kube: Kube) -> None:
-    class ProgressSender(Progress):
+    class SecretCreator(Progress):
         def log(self, message: str) -> None:
             assert "needs Secret registry" in message
             bare.put(
@@ -203,7 +203,7 @@ def test_apply_with_wait_waits_for_a_secret(bare: ApiServer, kube: Kube) -> None
 
     objects = swapped(deployment(imagePullSecrets=[{"name": "registry"}]))
     done = apply(
-        kube, objects, name="ads", namespace="shop", prune=False, progress=ProgressSender(), wait_seconds=30.0
+        kube, objects, name="ads", namespace="shop", prune=False, progress=SecretCreator(), wait_seconds=30.0
     )
     assert done.created[0] == "Namespace shop" and len(done.created) == 7 and not done.failed
 

@@ -61,7 +61,7 @@ def test_unreachable_server_is_reported_at_once_with_its_address(
     bare: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and never listening: whoever connects is refused
+        taken.bind(("127.0.0.1", 0))  # bound and never listening: every connection is refused
         address = f"https://127.0.0.1:{taken.getsockname()[1]}"
         monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig(tmp_path / "dead", server=address)))
         with pytest.raises(ClusterError, match=rf"{address} \(context test\) cannot be reached: .*refused"):
@@ -159,7 +159,7 @@ def test_kubectl_and_the_client_see_the_same_objects(bare: ApiServer, kube: Kube
     bare.namespace("shop")
     kube.apply(deployment())
     cache = ["--cache-dir", str(tmp_path / "cache")]
-    told = subprocess.run(
+    result = subprocess.run(
         [
             "kubectl",
             *cache,
@@ -176,4 +176,4 @@ def test_kubectl_and_the_client_see_the_same_objects(bare: ApiServer, kube: Kube
         text=True,
         timeout=60,
     )
-    assert (told.stdout, told.returncode) == ("deployment.apps/ads-predictor\n", 0), told.stderr
+    assert (result.stdout, result.returncode) == ("deployment.apps/ads-predictor\n", 0), result.stderr

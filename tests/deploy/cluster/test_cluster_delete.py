@@ -5,21 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ads_objects import item, labels, ours, pod
+from ads_objects import RecordedProgress, item, labels, ours, pod
 from api_server import ApiServer, Fault
 
 from clickline.deploy.apply import DeleteResult, apply, delete_objects, find_objects
 from clickline.deploy.kube_client import Kube
 from clickline.errors import ClusterError
 from clickline.progress import Progress
-
-
-class Notes(Progress):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, figures: str) -> None:
-        self.notes.append(figures)
 
 
 def deployed(kube: Kube, *more: dict[str, Any]) -> None:
@@ -121,7 +113,7 @@ def test_delete_returns_when_objects_and_pods_are_gone(
     child["metadata"]["ownerReferences"] = [{"uid": owner["metadata"]["uid"]}]
     bare.put(child)
     bare.linger["ads-predictor"] = 2
-    progress = Notes()
+    progress = RecordedProgress()
     done = removed(kube, progress=progress)
     assert "Deployment ads-predictor" in done.removed and bare.names("Pod") == []
     assert any("left: " in note and "ads-predictor" in note for note in progress.notes)
@@ -160,14 +152,7 @@ def test_delete_is_idempotent(bare: ApiServer, kube: Kube) -> None:
 
 def test_quick_delete_shows_no_progress(bare: ApiServer, kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clickline.progress.SLOW_SECONDS", 600.0)
-
-    class Begun(Progress):
-        titles: tuple[str, ...] = ()
-
-        def begin(self, title: str, *, total_bytes: int | None = None, total_rows: int | None = None) -> None:
-            self.titles += (title,)
-
-    progress = Begun()
+    progress = RecordedProgress()
     deployed(kube)
     removed(kube, progress=progress)
-    assert progress.titles == ()
+    assert progress.titles == []

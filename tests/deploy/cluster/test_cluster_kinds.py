@@ -54,9 +54,9 @@ def test_every_variant_is_applied_shown_and_deleted(
 
     assert len(go()) == len(made.objects)
     assert go() == []
-    told = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
-    assert told["state"] in ("waiting", "running") and told["roles"]
-    assert all(role["role"] != "other" for role in told["roles"])
+    result = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
+    assert result["state"] in ("waiting", "running") and result["roles"]
+    assert all(role["role"] != "other" for role in result["roles"])
     there = find_objects(kube, name="ads", namespace="shop")
     assert len(there.objects) == len(made.objects)
     delete_objects(kube, there, name="ads", namespace="shop", with_data=True, progress=Progress())

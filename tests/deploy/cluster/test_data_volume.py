@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ads_objects import container
+from ads_objects import RecordedProgress, container
 from api_server import ApiServer, Fault
 
 from clickline.deploy.data_volume import pull, push
@@ -19,7 +19,6 @@ from clickline.deploy.file_transfer import TransferTotal, list_files, receive, s
 from clickline.deploy.kube_client import Kube
 from clickline.deploy.render import Rendered, render
 from clickline.errors import ClusterError, ConfigError, StorageError
-from clickline.progress import Progress
 
 CONFIG = """
 name: ads
@@ -32,18 +31,6 @@ READY = {
     "conditions": [{"type": "Ready", "status": "True"}],
     "containerStatuses": [container("data", running={})],
 }
-
-
-class Told(Progress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.sizes: list[int] = []
-
-    def log(self, message: str) -> None:
-        self.lines.append(message)
-
-    def advance(self, *, rows: int = 0, size: int = 0) -> None:
-        self.sizes.append(size)
 
 
 @pytest.fixture
@@ -79,13 +66,13 @@ def test_push_and_pull_round_trip(
     bare: ApiServer, kube: Kube, volume: Path, made: Rendered, tmp_path: Path, protocol: str
 ) -> None:
     bare.subprotocols = (protocol,)  # before 1.30 a server knows no way to close the input of a process
-    told = Told()
-    moved = push(kube, made, made.local_folder, told)
+    result = RecordedProgress()
+    moved = push(kube, made, made.local_folder, result)
     assert (moved.files, moved.bytes, moved.target) == (2, 3_000_002, "/clickline/data")
     assert below(volume) == below(made.local_folder)
-    assert sum(told.sizes) == 3_000_002
-    assert "created    PersistentVolumeClaim ads-data" in told.lines
-    back = pull(kube, made, tmp_path / "copy", Told())
+    assert sum(result.sizes) == 3_000_002
+    assert "created    PersistentVolumeClaim ads-data" in result.lines
+    back = pull(kube, made, tmp_path / "copy", RecordedProgress())
     assert (back.files, back.bytes) == (2, 3_000_002)
     assert below(tmp_path / "copy") == below(made.local_folder)
     assert bare.names("Pod") == []
@@ -94,25 +81,25 @@ def test_push_and_pull_round_trip(
 def test_paths_in_the_volumes_folder_keep_their_place_and_others_go_to_the_root(
     bare: ApiServer, kube: Kube, volume: Path, made: Rendered, tmp_path: Path
 ) -> None:
-    push(kube, made, made.local_folder / "20260101", Told())
+    push(kube, made, made.local_folder / "20260101", RecordedProgress())
     assert list(below(volume)) == ["20260101/a.tsv"]
     other = tmp_path / "other"
     other.mkdir()
     (other / "b.tsv").write_text("b\n")
-    assert push(kube, made, other / "b.tsv", Told()).target == "/clickline/data"
+    assert push(kube, made, other / "b.tsv", RecordedProgress()).target == "/clickline/data"
     assert sorted(below(volume)) == ["20260101/a.tsv", "b.tsv"]
     (volume / "20260101" / "a.tsv").write_text("newer\n")
-    pull(kube, made, made.local_folder / "20260101" / "a.tsv", Told())
+    pull(kube, made, made.local_folder / "20260101" / "a.tsv", RecordedProgress())
     assert (made.local_folder / "20260101" / "a.tsv").read_text() == "newer\n"
 
 
 def test_push_does_not_change_a_live_deployment(
     bare: ApiServer, kube: Kube, volume: Path, made: Rendered
 ) -> None:
-    push(kube, made, made.local_folder, Told())
+    push(kube, made, made.local_folder, RecordedProgress())
     bare.writes.clear()
     other = render(made.local_folder.parent / "clickline.yaml", ["serve.drain_timeout=25"])
-    push(kube, other, made.local_folder, Told())
+    push(kube, other, made.local_folder, RecordedProgress())
     assert {(verb, kind) for verb, kind, _ in bare.writes} == {("apply", "Pod"), ("delete", "Pod")}
 
 
@@ -125,10 +112,10 @@ def test_closed_connection_leaves_no_partial_file_and_no_pod(
     (volume / "train.tsv").write_text("of before\n")
     bare.cut_exec_after = 1_500_000
     with pytest.raises(ClusterError, match="the connection to the pod was closed"):
-        push(kube, made, made.local_folder / "train.tsv", Told())
+        push(kube, made, made.local_folder / "train.tsv", RecordedProgress())
     assert (volume / "train.tsv").read_text() == "of before\n"
     assert bare.names("Pod") == []
-    push(kube, made, made.local_folder / "train.tsv", Told())
+    push(kube, made, made.local_folder / "train.tsv", RecordedProgress())
     assert (volume / "train.tsv").read_bytes() == (made.local_folder / "train.tsv").read_bytes()
 
 
@@ -138,10 +125,10 @@ def test_error_of_the_process_in_the_pod_is_shown(
     volume.rmdir()
     volume.write_text("a file where the folder must be")
     with pytest.raises(ClusterError, match="cannot be written"):
-        push(kube, made, made.local_folder, Told())
+        push(kube, made, made.local_folder, RecordedProgress())
     volume.unlink()
     with pytest.raises(ClusterError, match="does not exist in the volume"):
-        pull(kube, made, made.local_folder / "none.tsv", Told())
+        pull(kube, made, made.local_folder / "none.tsv", RecordedProgress())
     assert bare.names("Pod") == []
 
 
@@ -152,13 +139,13 @@ def test_pod_that_cannot_start_is_explained_and_deleted(
     waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
     bare.statuses["Pod"] = {"phase": "Pending", "containerStatuses": [container("data", waiting=waiting)]}
     with pytest.raises(ClusterError, match="ImagePullBackOff in data: the image cannot be pulled"):
-        push(kube, made, made.local_folder, Told())
+        push(kube, made, made.local_folder, RecordedProgress())
     assert bare.names("Pod") == []
     monkeypatch.setattr("clickline.deploy.data_volume._READY_SECONDS", 0.1)
     bare.statuses["Pod"] = {"phase": "Pending"}
     bare.faults.append(Fault("list", "events"))  # who may not read events still learns that it waits
     with pytest.raises(ClusterError, match="is not ready after"):
-        push(kube, made, made.local_folder, Told())
+        push(kube, made, made.local_folder, RecordedProgress())
     assert bare.names("Pod") == []
 
 
@@ -167,7 +154,7 @@ def test_forbidden_exec_names_the_missing_permission(
 ) -> None:
     bare.faults.append(Fault("get", "pods/exec"))
     with pytest.raises(ClusterError, match="get and create pods/exec in namespace shop"):
-        push(kube, made, made.local_folder, Told())
+        push(kube, made, made.local_folder, RecordedProgress())
     assert bare.names("Pod") == []
 
 
@@ -176,7 +163,7 @@ def test_push_without_a_data_volume_is_an_error(bare: ApiServer, kube: Kube, mad
     none = render(made.local_folder.parent / "clickline.yaml", more)
     for move in (push, pull):
         with pytest.raises(ConfigError, match=r"deploy\.storage\.data\.kind is none"):
-            move(kube, none, made.local_folder, Told())
+            move(kube, none, made.local_folder, RecordedProgress())
     assert bare.writes == []
 
 
@@ -185,9 +172,9 @@ def test_path_without_files_is_reported_before_creating_a_pod(
 ) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(StorageError, match="contains no files"):
-        push(kube, made, tmp_path / "empty", Told())
+        push(kube, made, tmp_path / "empty", RecordedProgress())
     with pytest.raises(StorageError, match="does not exist"):
-        push(kube, made, tmp_path / "nowhere", Told())
+        push(kube, made, tmp_path / "nowhere", RecordedProgress())
     assert bare.writes == []
 
 
@@ -225,22 +212,22 @@ def stored(made: Rendered) -> Rendered:
 def test_push_after_namespace_deletion_gets_the_same_volume(
     bare: ApiServer, kube: Kube, volume: Path, stored: Rendered
 ) -> None:
-    push(kube, stored, stored.local_folder, Told())
+    push(kube, stored, stored.local_folder, RecordedProgress())
     bare.bind_volumes()
     bare.delete(("v1", "Namespace", "", "shop"), None)
     bare.bind_volumes()
-    told = Told()
-    push(kube, stored, stored.local_folder, told)
+    result = RecordedProgress()
+    push(kube, stored, stored.local_folder, result)
     bare.bind_volumes()
     claim = bare.one("PersistentVolumeClaim", "ads-data")
     assert claim is not None and claim["status"]["phase"] == "Bound"
-    assert any(line.startswith("released   PersistentVolume shop-ads-data") for line in told.lines)
+    assert any(line.startswith("released   PersistentVolume shop-ads-data") for line in result.lines)
 
 
 def test_push_does_not_take_the_volume_of_another_claim(
     bare: ApiServer, kube: Kube, volume: Path, stored: Rendered
 ) -> None:
-    push(kube, stored, stored.local_folder, Told())
+    push(kube, stored, stored.local_folder, RecordedProgress())
     bare.namespace("elsewhere")
     place = {"name": "mine", "namespace": "elsewhere"}
     claim = bare.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": place, "spec": {}})
@@ -248,13 +235,13 @@ def test_push_does_not_take_the_volume_of_another_claim(
     assert live is not None
     live["spec"]["claimRef"] |= {**place, "uid": claim["metadata"]["uid"]}
     with pytest.raises(ClusterError, match="is bound to claim mine of namespace elsewhere"):
-        push(kube, stored, stored.local_folder, Told())
+        push(kube, stored, stored.local_folder, RecordedProgress())
 
 
 def test_pod_waiting_for_its_claim_names_claim_and_volume(
     bare: ApiServer, kube: Kube, volume: Path, stored: Rendered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    push(kube, stored, stored.local_folder, Told())
+    push(kube, stored, stored.local_folder, RecordedProgress())
     bare.bind_volumes()
     claim = bare.one("PersistentVolumeClaim", "ads-data")
     assert claim is not None
@@ -267,7 +254,7 @@ def test_pod_waiting_for_its_claim_names_claim_and_volume(
         lambda *given: [bare.delete(key, None) for key in volumes],
     )
     with pytest.raises(ClusterError, match="claim ads-data Lost: volume shop-ads-data does not exist"):
-        push(kube, stored, stored.local_folder, Told())
+        push(kube, stored, stored.local_folder, RecordedProgress())
 
 
 # ── the stream ─────────────────────────────────────────────────────────────────────────────────
@@ -367,7 +354,7 @@ def test_push_removes_only_partial_files_from_the_volume(
     for name in (".movie.part-Frag7", HALF):
         (volume / name).write_text("of before")
         os.utime(volume / name, (1, 1))
-    push(kube, made, made.local_folder, Told())
+    push(kube, made, made.local_folder, RecordedProgress())
     assert sorted(below(volume)) == [".movie.part-Frag7", "20260101/a.tsv", "train.tsv"]
 
 
@@ -391,7 +378,7 @@ def test_dot_segments_in_paths_are_resolved(
         (made.local_folder.parent / name).mkdir()
     (made.local_folder.parent / "more" / "b.tsv").write_text("b\n")
     monkeypatch.chdir(made.local_folder.parent / "sub")
-    assert push(kube, made, Path(named), Told()).target.startswith("/clickline/data")
+    assert push(kube, made, Path(named), RecordedProgress()).target.startswith("/clickline/data")
     assert sorted(below(volume)) == (expected or sorted(below(made.local_folder)))
 
 

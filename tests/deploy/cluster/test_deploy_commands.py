@@ -105,10 +105,10 @@ def test_dropped_set_values_are_reported_before_any_change(
     words = "deploy.serving.replicas 3 → 2: the last apply used --set deploy.serving.replicas=3"
     assert words in command("diff").stderr
     bare.faults.append(Fault("patch", "deployments", 500, "etcd is full", dry_run=False))
-    told = command("apply")
-    assert told.returncode == 1
-    assert words in told.stderr and told.stderr.index(words) < told.stderr.index("etcd is full")
-    assert "--set counts for one apply" in told.stderr
+    result = command("apply")
+    assert result.returncode == 1
+    assert words in result.stderr and result.stderr.index(words) < result.stderr.index("etcd is full")
+    assert "--set counts for one apply" in result.stderr
     bare.faults.clear()
     command("apply", *more)
     (tmp_path / "clickline.yaml").write_text(
@@ -165,8 +165,8 @@ def test_failed_diff_exits_2(bare: ApiServer, command: Command) -> None:
     failed = command("diff")
     assert failed.returncode == 2
     assert "out of order" in failed.stderr
-    told = json.loads(command("diff", "--json").stdout or "{}")
-    assert "changes" not in told
+    result = json.loads(command("diff", "--json").stdout or "{}")
+    assert "changes" not in result
 
 
 def test_diff_of_a_replaced_job_shows_only_real_changes(bare: ApiServer, command: Command) -> None:
@@ -193,9 +193,9 @@ def test_n_selects_the_namespace_in_every_command(bare: ApiServer, command: Comm
 
 
 def test_n_with_a_number_points_to_lines(command: Command) -> None:
-    told = command("logs", "-n", "50")
-    assert told.returncode == 2
-    assert "-n is 50: it names the namespace, as with kubectl. Write --lines 50." in told.stderr
+    result = command("logs", "-n", "50")
+    assert result.returncode == 2
+    assert "-n is 50: it names the namespace, as with kubectl. Write --lines 50." in result.stderr
 
 
 # ── status, logs ───────────────────────────────────────────────────────────────────────────────
@@ -211,20 +211,20 @@ def test_status_shows_roles_endpoints_errors_and_exits_1_on_failure(
     bare.put(pod("ads-predictor-2", "predictor", "Running", container("predictor", running={}), ready=True))
     bare.pages["ads-predictor-2", "/metrics"] = (200, "clickline_version 3.0\n")
     bare.put(event("ads-predictor-1", "BackOff", "restarting failed container"))
-    told = command("status")
-    assert told.returncode == 1
-    row = next(line for line in told.stdout.splitlines() if line.startswith("predictor"))
+    result = command("status")
+    assert result.returncode == 1
+    row = next(line for line in result.stdout.splitlines() if line.startswith("predictor"))
     assert row.split()[:5] == ["predictor", "1/2", "4", "failed", "3"]
     assert row.endswith("CrashLoopBackOff in predictor, last exit code 2: bad config")
-    assert "predictor  NodePort  http any node's address, port 30100" in told.stdout
-    assert "ads-models  Pending" in told.stdout
-    assert "Pod ads-predictor-1 BackOff: restarting failed container" in told.stdout
+    assert "predictor  NodePort  http any node's address, port 30100" in result.stdout
+    assert "ads-models  Pending" in result.stdout
+    assert "Pod ads-predictor-1 BackOff: restarting failed container" in result.stdout
     assert json.loads(command("status", "--json").stdout)["state"] == "failed"
 
 
 def test_status_without_a_deployment_suggests_apply(command: Command) -> None:
-    told = command("status")
-    assert (told.returncode, told.stdout) == (
+    result = command("status")
+    assert (result.returncode, result.stdout) == (
         0,
         "ads is not deployed in namespace shop: `clickline deploy apply` deploys it\n",
     )
@@ -236,15 +236,15 @@ def test_log_lines_name_pod_and_container(bare: ApiServer, command: Command) -> 
     bare.put(pod("ads-predictor-1", "predictor", "Running", main, initContainerStatuses=[first]))
     bare.logs["ads-predictor-1", "ready"] = Log(["2026-11-16T10:00:01Z checked"])
     bare.logs["ads-predictor-1", "predictor"] = Log(["2026-11-16T10:00:02Z up"])
-    told = command("logs", "predictor")
-    assert told.stdout == "ads-predictor-1/ready checked\nads-predictor-1 up\n"
+    result = command("logs", "predictor")
+    assert result.stdout == "ads-predictor-1/ready checked\nads-predictor-1 up\n"
     assert "ads has no pods of role lookup in namespace shop" in command("logs", "lookup").stderr
 
 
 def test_unknown_role_is_reported_with_the_existing_ones(command: Command) -> None:
-    told = command("logs", "predictr")
-    assert told.returncode == 2
-    assert "ROLE is 'predictr'. Allowed: pipeline, trainer" in told.stderr
+    result = command("logs", "predictr")
+    assert result.returncode == 2
+    assert "ROLE is 'predictr'. Allowed: pipeline, trainer" in result.stderr
 
 
 # ── delete ─────────────────────────────────────────────────────────────────────────────────────
@@ -253,9 +253,9 @@ def test_unknown_role_is_reported_with_the_existing_ones(command: Command) -> No
 @pytest.mark.slow
 def test_delete_without_a_terminal_needs_yes(bare: ApiServer, kube: Kube, command: Command) -> None:
     deployed(kube)
-    told = command("delete")
-    assert told.returncode == 2
-    assert "--yes is missing: 5 objects would be deleted from namespace shop of context test" in told.stderr
+    result = command("delete")
+    assert result.returncode == 2
+    assert "--yes is missing: 5 objects would be deleted from namespace shop of context test" in result.stderr
     assert bare.names("Deployment") == ["ads-predictor"]
     done = command("delete", "--yes")
     assert done.returncode == 0, done.stderr
@@ -312,10 +312,10 @@ def test_missing_package_names_the_extra(command: Command, tmp_path: Path) -> No
     blocked = tmp_path / "blocked" / "kubernetes"
     blocked.mkdir(parents=True)
     (blocked / "__init__.py").write_text("raise ModuleNotFoundError('no', name='kubernetes')\n")
-    told = command("status", PYTHONPATH=str(blocked.parent))
-    assert told.returncode == 1
-    assert told.stderr == (
-        "talking to a cluster needs the package kubernetes: pip install 'clickline[k8s]'\n"
+    result = command("status", PYTHONPATH=str(blocked.parent))
+    assert result.returncode == 1
+    assert result.stderr == (
+        "connecting to a cluster needs the package kubernetes: pip install 'clickline[k8s]'\n"
     )
 
 

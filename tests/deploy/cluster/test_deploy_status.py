@@ -35,7 +35,7 @@ def the_role(document: dict[str, Any], role: str) -> dict[str, Any]:
     return next(one for one in document["roles"] if one["role"] == role)
 
 
-def told(pod_object: dict[str, Any], *more: dict[str, Any], events: Any = ()) -> tuple[str, str]:
+def result(pod_object: dict[str, Any], *more: dict[str, Any], events: Any = ()) -> tuple[str, str]:
     """State and reason of a role with only this pod."""
     found = summary(predictors(0), pod_object, *more, events=events)
     role = the_role(found, "predictor")
@@ -65,7 +65,7 @@ def test_missing_deployment_is_absent() -> None:
 def test_unscheduled_pod_shows_the_schedulers_message() -> None:
     words = "0/1 nodes are available: 1 Insufficient cpu."
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
-    assert told(pod("p", "predictor", "Pending", conditions=[unscheduled])) == (
+    assert result(pod("p", "predictor", "Pending", conditions=[unscheduled])) == (
         "waiting",
         f"Pending: {words}",
     )
@@ -74,7 +74,7 @@ def test_unscheduled_pod_shows_the_schedulers_message() -> None:
 @pytest.mark.parametrize("reason", ["ImagePullBackOff", "ErrImagePull"])
 def test_image_pull_error_names_the_config_keys(reason: str) -> None:
     waiting = {"reason": reason, "message": "not found"}
-    state, why = told(pod("p", "predictor", "Pending", container("predictor", waiting=waiting)))
+    state, why = result(pod("p", "predictor", "Pending", container("predictor", waiting=waiting)))
     assert state == "failed"
     assert why.startswith(f"{reason} in predictor") and "deploy.image" in why and "(not found)" in why
 
@@ -90,7 +90,7 @@ def test_crash_loop_explains_the_last_exit_code(code: int, words: str) -> None:
         last={"exitCode": code, "reason": "Error"},
         waiting={"reason": "CrashLoopBackOff"},
     )
-    state, why = told(pod("p", "predictor", "Running", crashed))
+    state, why = result(pod("p", "predictor", "Running", crashed))
     assert state == "failed"
     assert why.startswith(f"CrashLoopBackOff in predictor, last exit code {code}") and words in why
 
@@ -99,7 +99,7 @@ def test_failed_init_container_is_named() -> None:
     crashed = container("ready", restarts=2, last={"exitCode": 1}, waiting={"reason": "CrashLoopBackOff"})
     initial = container("predictor", waiting={"reason": "PodInitializing"})
     made = pod("p", "predictor", "Pending", initial, initContainerStatuses=[crashed])
-    assert told(made)[1].startswith("CrashLoopBackOff in ready, last exit code 1")
+    assert result(made)[1].startswith("CrashLoopBackOff in ready, last exit code 1")
 
 
 def test_out_of_memory_names_the_config_key() -> None:
@@ -120,7 +120,7 @@ def test_pod_waiting_for_a_volume_shows_the_last_event() -> None:
         event("p", "FailedMount", "newer", at="2026-11-16T10:05:00Z"),
         event("p", "FailedScheduling", "older", at="2026-11-16T10:01:00Z"),
     ]
-    assert told(pod("p", "predictor", "Pending", creating), events=events) == (
+    assert result(pod("p", "predictor", "Pending", creating), events=events) == (
         "waiting",
         "FailedMount: newer",
     )
@@ -266,7 +266,7 @@ def test_pod_waiting_for_a_claim_shows_why_the_claim_is_pending() -> None:
     made = pod("p", "predictor", "Pending", conditions=[unbound])
     made["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "ads-data"}}]
     events = [event("ads-data", "ProvisioningFailed", "no class fast", kind="PersistentVolumeClaim")]
-    state, why = told(made, claim, events=events)
+    state, why = result(made, claim, events=events)
     assert state == "waiting"
     assert why.endswith("; claim ads-data: ProvisioningFailed: no class fast")
 
@@ -385,8 +385,8 @@ def service(**spec: Any) -> dict[str, Any]:
 
 
 def node(**addresses: str) -> dict[str, Any]:
-    told = [{"type": kind, "address": address} for kind, address in addresses.items()]
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"addresses": told}}
+    result = [{"type": kind, "address": address} for kind, address in addresses.items()]
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"addresses": result}}
 
 
 @pytest.mark.parametrize(

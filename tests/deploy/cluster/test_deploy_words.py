@@ -54,7 +54,7 @@ def test_server_in_a_pod_prints_only_reachable_addresses(
     if service is not None:
         monkeypatch.setenv("CLICKLINE_SERVICE", service)
     _show(load_config(file), ServerInfo(3, 2))
-    told = capsys.readouterr().out
-    lines = [line.split() for line in told.partition("try it:")[0].splitlines()]
+    result = capsys.readouterr().out
+    lines = [line.split() for line in result.partition("try it:")[0].splitlines()]
     assert [line[1] for line in lines if line and line[0] in ("gRPC", "HTTP", "metrics")] == addresses
-    assert ("127.0.0.1" in told, "curl" in told) == (tries, tries)
+    assert ("127.0.0.1" in result, "curl" in result) == (tries, tries)

@@ -291,5 +291,5 @@ def test_ray_scaled_to_zero_counts_as_done(
         assert found is not None
         found["spec"]["replicas"] = 0
     document = summarize(fetch_status(kube, name="ads", namespace="shop", metrics_port=8502, tls=False))
-    told = {one["role"]: (one["state"], one["ready"], one["desired"]) for one in document["roles"]}
-    assert told["ray-head"] == told["ray-worker"] == ("done", 0, 0)
+    result = {one["role"]: (one["state"], one["ready"], one["desired"]) for one in document["roles"]}
+    assert result["ray-head"] == result["ray-worker"] == ("done", 0, 0)

@@ -40,7 +40,7 @@ for protocol in grpc http v2-grpc v2-http elasticctr; do
 done
 kill $served
 wait $served
-echo "stored anew:"
+echo "newly stored:"
 find $NUMBA_CACHE_DIR -name '*.nb?' -newer /tmp/mark
 find $NUMBA_CACHE_DIR -name '*.nb?' | sort | comm -13 /tmp/before -
 """
@@ -117,7 +117,7 @@ def test_container_has_a_read_only_root_and_a_user_without_a_name(image: Path):
 def test_pipeline_runs_in_the_image_without_compiling_kernels(image: Path):
     said = in_pod(image, "bash", "-c", PIPELINE)
     assert said.count("requests    20 over 1 connection") == 5
-    assert said.endswith("stored anew:\n"), said[-3000:]
+    assert said.endswith("newly stored:\n"), said[-3000:]
 
 
 def test_commands_that_kuberay_runs_work_in_the_image(image: Path):

@@ -59,9 +59,9 @@ def in_child(before: str, call: str) -> str:
 def test_directories_are_created_and_free_space_reported_without_leftovers(tmp_path: Path):
     there, new = tmp_path / "there", tmp_path / "a" / "b"
     there.mkdir()
-    told = check_pod([there, new])
-    assert [line.split(":")[0] for line in told] == [str(there), str(new)]
-    assert all(line.endswith("B free") and "writable" in line for line in told)
+    result = check_pod([there, new])
+    assert [line.split(":")[0] for line in result] == [str(there), str(new)]
+    assert all(line.endswith("B free") and "writable" in line for line in result)
     assert list(there.iterdir()) == list(new.iterdir()) == []
 
 

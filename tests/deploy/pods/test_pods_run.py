@@ -106,8 +106,8 @@ def test_pipeline_on_ray_and_its_endpoint(node: Callable[..., Pods]) -> None:
     lookups = [pods.start("StatefulSet", "ads-lookup", index) for index in range(2)]
     pipeline = pods.start("Job", "ads-pipeline")
     assert pods.ended(pipeline, 400) == 0, pods.log(pipeline)
-    told = pods.log(pipeline)
-    assert "publish" in told and "Traceback" not in told
+    result = pods.log(pipeline)
+    assert "publish" in result and "Traceback" not in result
     assert pods.alive(head) and pods.alive(worker)
 
     for index, lookup in enumerate(lookups):

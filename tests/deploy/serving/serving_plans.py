@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clickline.config import load_config, resolved
-from clickline.config.deploy_sections import DeploySection
 from clickline.deploy.claims import storage_objects
 from clickline.deploy.knative import knative_service
 from clickline.deploy.mlflow_server import tracking_server
 from clickline.deploy.objects import DeployPlan
-from clickline.deploy.predictors import predictors, serve_overrides
-from clickline.deploy.ray_pods import cluster_overrides
+from clickline.deploy.predictors import predictors
 from clickline.deploy.rbac import access_objects
+from clickline.deploy.render import config_text, pod_config
 
 _CONFIG = "name: ads\ndata: {train: data/train.tsv, eval: data/eval.tsv}\n"
 _TLS = "serve.tls={certificate: tls.crt, key: tls.key, ca: ca.crt}"
@@ -82,17 +80,8 @@ def plan(*overrides: str, text: str = _CONFIG, files: Mapping[str, str] | None =
         file.write(text)
         file.flush()
 
-        def load(*more: str) -> Any:
-            return load_config(Path(file.name), [*overrides, *more], folder=Path("/clickline"))
-
-        config = load()
-        changes = {
-            "cache.dir": "/cache" if config.deploy.storage.cache else "/scratch/cache",
-            **serve_overrides(config),
-            **cluster_overrides(config),
-        }
-        config = load(*as_overrides(changes))
-    return DeployPlan(config, files or {}, resolved(config.model_copy(update={"deploy": DeploySection()})))
+        config = pod_config(Path(file.name), overrides)
+    return DeployPlan(config, files or {}, config_text(config))
 
 
 def as_overrides(changes: Mapping[str, Any]) -> list[str]:

@@ -237,8 +237,8 @@ def test_notes_on_surprising_settings(overrides: tuple[str, ...], words: str) ->
     ],
 )
 def test_knative_notes_contain_the_commands_to_run(image: str, registry: str) -> None:
-    told = config_notes(plan(_KNATIVE, f"deploy.image={image}"))
-    commands = [shlex.split(note[note.index("kubectl ") :]) for note in told if " patch configmap " in note]
+    result = config_notes(plan(_KNATIVE, f"deploy.image={image}"))
+    commands = [shlex.split(note[note.index("kubectl ") :]) for note in result if " patch configmap " in note]
     assert {words[5]: json.loads(words[-1]) for words in commands} == {
         "config-features": {"data": {"kubernetes.podspec-persistent-volume-claim": "enabled"}},
         "config-deployment": {
@@ -249,5 +249,5 @@ def test_knative_notes_contain_the_commands_to_run(image: str, registry: str) ->
 
 def test_no_registry_note_for_local_images() -> None:
     for image in ("dev.local/clickline:1", "clickline@sha256:" + "0" * 64):
-        told = config_notes(plan(_KNATIVE, f"deploy.image={image}"))
-        assert not [note for note in told if "registries-skipping" in note]
+        result = config_notes(plan(_KNATIVE, f"deploy.image={image}"))
+        assert not [note for note in result if "registries-skipping" in note]

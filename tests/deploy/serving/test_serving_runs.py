@@ -167,8 +167,8 @@ def test_servers_become_ready_with_the_first_version_and_do_not_write_home(
         (pods / ".clickline").chmod(0o555)
         for container in (shard, predictor, *also.values()):
             _eventually(lambda c=container: _answer(c, "readinessProbe") == 200)
-        told = httpx.get(f"http://127.0.0.1:{lookup_metrics}/metrics").text
-        assert "clickline_lookup_shard 1.0" in told  # 3 modulo 2
+        result = httpx.get(f"http://127.0.0.1:{lookup_metrics}/metrics").text
+        assert "clickline_lookup_shard 1.0" in result  # 3 modulo 2
         new = {path.relative_to(home).parts[0] for path in home.rglob("*") if path not in before}
         assert new == {"registry"}
 

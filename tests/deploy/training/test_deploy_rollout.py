@@ -17,7 +17,7 @@ from clickline.progress import Progress
 from servers.serving import QuietHandler, served
 
 
-class Told(Progress):
+class RecordedProgress(Progress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -53,9 +53,9 @@ def test_await_rollout_returns_once_every_predictor_serves_the_current_version(
         await_rollout(config, Progress(), host="127.0.0.1")
     clickline.publish(config)
     with predictor(0, 1) as port:
-        told = Told()
-        assert await_rollout(_at(project, port), told, host="127.0.0.1", seconds=60) == 1
-        assert told.lines == [f"waiting for version 1: 127.0.0.1:{port}: serves 0"]
+        result = RecordedProgress()
+        assert await_rollout(_at(project, port), result, host="127.0.0.1", seconds=60) == 1
+        assert result.lines == [f"waiting for version 1: 127.0.0.1:{port}: serves 0"]
     with (
         predictor(0) as port,
         pytest.raises(ClicklineError, match="1 of 1 predictor without version 1"),

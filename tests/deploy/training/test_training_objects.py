@@ -9,12 +9,13 @@ import hera.workflows.models as hera
 import pytest
 import typer
 import yaml
-from plans import EVERY_KIND, objects, plan, the
+from plans import EVERY_KIND, plan, the
 
 from clickline.cli.app import app
 from clickline.deploy.argo import argo_rules
 from clickline.deploy.objects import Object, to_yaml
 from clickline.deploy.rbac import access_objects
+from clickline.deploy.render import training_objects
 from deploy.schemas.schemas import commands, pod_specs, problems, restricted_problems
 
 KINDS = pytest.mark.parametrize("kind", EVERY_KIND)
@@ -26,7 +27,7 @@ def _is_large(kind: str) -> bool:
 
 
 def _made(kind: str) -> list[Object]:
-    return objects(plan(*EVERY_KIND[kind]))
+    return training_objects(plan(*EVERY_KIND[kind]))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_rendering_is_deterministic(kind: str) -> None:
 
 
 def test_ray_from_core_objects() -> None:
-    made = objects(
+    made = training_objects(
         plan("train.mode=cluster", "train.workers={min: 2, max: 5}", "deploy.workflow.follow=true")
     )
     head = the("StatefulSet", made, "ads-ray-head")
@@ -114,7 +115,7 @@ def test_ray_from_core_objects() -> None:
 
 
 def test_head_runs_no_tasks_and_each_worker_pod_runs_one_worker() -> None:
-    made = objects(plan("train.mode=cluster", "train.embedding_servers=3", "train.workers.min=2"))
+    made = training_objects(plan("train.mode=cluster", "train.embedding_servers=3", "train.workers.min=2"))
     head = the("StatefulSet", made, "ads-ray-head")["spec"]["template"]["spec"]["containers"][0]["command"]
     worker = the("StatefulSet", made, "ads-ray-worker")["spec"]["template"]["spec"]["containers"][0][
         "command"
@@ -145,21 +146,21 @@ def test_embedding_servers_and_workers_fit_into_the_pods(
     assert one.config.cluster.embedding_server.memory == shard
     assert one.config.train.workers.max == most
     assert one.config.cluster.address == "ads-ray-head-0.ads-ray:6379"
-    worker = the("StatefulSet", objects(one), "ads-ray-worker")
+    worker = the("StatefulSet", training_objects(one), "ads-ray-worker")
     assert f"--num-cpus={cpus}" in worker["spec"]["template"]["spec"]["containers"][0]["command"]
 
 
 def test_pods_that_need_ray_wait_for_the_head() -> None:
-    made = objects(plan("train.mode=cluster"))
+    made = training_objects(plan("train.mode=cluster"))
     waiting = [line for line in commands(made) if "--await" in line]
     assert waiting == [["clickline", "deploy", "check-pod", "--await", "ads-ray-head-0.ads-ray:6379"]] * 2
-    assert not [line for line in commands(objects(plan())) if "--await" in line]
+    assert not [line for line in commands(training_objects(plan())) if "--await" in line]
 
 
 @pytest.mark.parametrize("schedule", ["null", "0 3 * * *"])
 def test_ray_runs_only_while_a_pipeline_does(schedule: str) -> None:
     one = plan("train={mode: cluster, workers: {min: 2, max: 5}}", f"deploy.workflow.schedule={schedule}")
-    made = objects(one)
+    made = training_objects(one)
     for name in ("ads-ray-head", "ads-ray-worker"):
         assert "replicas" not in the("StatefulSet", made, name)["spec"]  # an apply would undo what runs
     (spec,) = [spec for spec in pod_specs(made) if spec["containers"][0]["name"] == "pipeline"]
@@ -172,7 +173,9 @@ def test_ray_runs_only_while_a_pipeline_does(schedule: str) -> None:
 
 def test_only_the_scaler_has_an_api_token_and_may_only_scale_two_sets() -> None:
     one = plan("train.mode=cluster")
-    (spec,) = [spec for spec in pod_specs(objects(one)) if spec["containers"][0]["name"] == "pipeline"]
+    (spec,) = [
+        spec for spec in pod_specs(training_objects(one)) if spec["containers"][0]["name"] == "pipeline"
+    ]
     assert spec["automountServiceAccountToken"] is False
     (volume,) = [volume for volume in spec["volumes"] if "projected" in volume]
     having = [
@@ -197,7 +200,7 @@ def test_only_the_scaler_has_an_api_token_and_may_only_scale_two_sets() -> None:
 
 
 def test_job_does_not_retry_final_exit_codes() -> None:
-    spec = the("Job", objects(plan("deploy.workflow.retries=9")), "ads-pipeline")["spec"]
+    spec = the("Job", training_objects(plan("deploy.workflow.retries=9")), "ads-pipeline")["spec"]
     ends, counts_not = spec["podFailurePolicy"]["rules"]
     assert ends["action"] == "FailJob"
     assert ends["onExitCodes"]["values"] == [2, 3, 4]
@@ -216,7 +219,7 @@ def test_job_does_not_retry_final_exit_codes() -> None:
 
 
 def test_schedule_renders_a_cron_job_without_overlapping_runs() -> None:
-    spec = the("CronJob", objects(plan("deploy.workflow.schedule=30 2 * * 1")))["spec"]
+    spec = the("CronJob", training_objects(plan("deploy.workflow.schedule=30 2 * * 1")))["spec"]
     assert spec["schedule"] == "30 2 * * 1"
     assert spec["concurrencyPolicy"] == "Forbid"
 
@@ -241,7 +244,9 @@ def test_only_one_trainer_runs_at_a_time(kind: str) -> None:
     [("{min: 1}", 1, 3), ("{min: 4}", 4, 6), ("{min: 2, max: 8}", 8, 4), ("{min: 3, max: 3}", 3, 5)],
 )
 def test_volcano_waits_for_head_driver_and_minimum_workers(workers: str, replicas: int, least: int) -> None:
-    made = objects(plan("train.mode=cluster", "deploy.training.kind=volcano", f"train.workers={workers}"))
+    made = training_objects(
+        plan("train.mode=cluster", "deploy.training.kind=volcano", f"train.workers={workers}")
+    )
     spec = the("Job", made)["spec"]
     assert {task["name"]: task["replicas"] for task in spec["tasks"]} == {
         "head": 1,
@@ -270,7 +275,7 @@ def test_volcano_restarts_only_the_failed_pod() -> None:
 
 def test_volcano_head_has_the_host_name_that_workers_connect_to() -> None:
     one = plan("train.mode=cluster", "deploy.training.kind=volcano")
-    made = objects(one)
+    made = training_objects(one)
     head = the("Job", made)["spec"]["tasks"][0]["template"]
     service = the("Service", made)
     assert one.config.cluster.address == f"{head['spec']['hostname']}.{head['spec']['subdomain']}:6379"
@@ -287,7 +292,7 @@ def test_queue_and_priority_class() -> None:
         "deploy.training={kind: kuberay, gang: true, queue: night}",
         "deploy.nodes.priority_class=low",
     )
-    labels = the("RayJob", objects(gang))["metadata"]["labels"]
+    labels = the("RayJob", training_objects(gang))["metadata"]["labels"]
     assert labels["ray.io/scheduler-name"] == "volcano"
     assert (labels["volcano.sh/queue-name"], labels["ray.io/priority-class-name"]) == ("night", "low")
 
@@ -298,7 +303,7 @@ def test_queue_and_priority_class() -> None:
 def test_ray_job_omits_what_the_operator_sets() -> None:
     one = plan("train.mode=cluster", "deploy.training.kind=kuberay")
     assert one.config.cluster.address == "auto"
-    spec = the("RayJob", objects(one))["spec"]
+    spec = the("RayJob", training_objects(one))["spec"]
     cluster = spec["rayClusterSpec"]
     assert spec["entrypoint"] == "clickline up --no-serve --no-studio -c /clickline/clickline.yaml"
     assert cluster["authOptions"] == {"mode": "token"}
@@ -367,7 +372,7 @@ def test_hera_parses_the_argo_objects(kind: str) -> None:
 
 
 def _steps(*overrides: str) -> dict[str, dict[str, Any]]:
-    template = the("WorkflowTemplate", objects(plan("deploy.workflow.kind=argo", *overrides)))
+    template = the("WorkflowTemplate", training_objects(plan("deploy.workflow.kind=argo", *overrides)))
     return {one["name"]: one for one in template["spec"]["templates"]}
 
 
@@ -385,7 +390,7 @@ def test_workflow_steps_are_in_order() -> None:
 
 def test_first_step_scales_ray_up_and_exit_handler_scales_it_down() -> None:
     one = plan("train={mode: cluster, workers: {min: 2, max: 5}}", "deploy.workflow.kind=argo")
-    made = objects(one)
+    made = training_objects(one)
     spec = the("WorkflowTemplate", made)["spec"]
     steps = {one["name"]: one for one in spec["templates"]}
     first, last = spec["templates"][0]["steps"][0][0]["template"], spec["onExit"]
@@ -394,7 +399,9 @@ def test_first_step_scales_ray_up_and_exit_handler_scales_it_down() -> None:
     assert steps[last]["container"]["command"][-4:] == ["--only", "release", *sizes]
     assert "replicas" not in the("StatefulSet", made, "ads-ray-worker")["spec"]
     assert ["statefulsets/scale"] in [rule["resources"] for rule in the("Role", access_objects(one))["rules"]]
-    assert "onExit" not in the("WorkflowTemplate", objects(plan("deploy.workflow.kind=argo")))["spec"]
+    assert (
+        "onExit" not in the("WorkflowTemplate", training_objects(plan("deploy.workflow.kind=argo")))["spec"]
+    )
 
 
 def test_train_step_is_retried_after_a_failed_gate() -> None:
