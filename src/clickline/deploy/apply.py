@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from clickline.deploy.deploy_status import finished, workload_state
+from clickline.deploy.deploy_status import SCHEDULED, finished, workload_state
 from clickline.deploy.kube_client import ApiError, Kube, if_allowed
 from clickline.deploy.objects import Object, describe, instance_labels, label
 from clickline.deploy.prerequisites import (
@@ -55,7 +55,6 @@ KINDS: tuple[tuple[str, str], ...] = (
 """Every kind that a deployment may have, in the order of creation: access, configuration and storage, workloads."""
 
 _DATA = ("PersistentVolume", "PersistentVolumeClaim")
-_SCHEDULED = ("CronJob", "CronWorkflow")
 _RUN_TO_COMPLETION = {
     ("batch/v1", "Job"),
     ("batch.volcano.sh/v1alpha1", "Job"),
@@ -194,7 +193,7 @@ def apply(
     done.notes += proposal.notes
     if fresh is not None:
         done.created.append(describe(fresh))
-    scheduled = any(item["kind"] in _SCHEDULED for item in ordered)
+    scheduled = any(item["kind"] in SCHEDULED for item in ordered)
     try:
         if any(_runs_pipeline(step.item) and step.action in ("created", "replaced") for step in steps):
             _await_terminating_runs(kube, name, namespace, progress)
@@ -328,13 +327,13 @@ def _plan_objects(
 def _runs_pipeline(item: Object) -> bool:
     """Whether an object trains into `home`, now or later. There must be only one of these."""
     kind = (item["apiVersion"], item["kind"])
-    runs = kind in _RUN_TO_COMPLETION or item["kind"] in (*_SCHEDULED, "WorkflowTemplate")
+    runs = kind in _RUN_TO_COMPLETION or item["kind"] in (*SCHEDULED, "WorkflowTemplate")
     return runs or (item["kind"] == "Deployment" and label(item, "component") == "trainer")
 
 
 def _is_active(item: Object) -> bool:
     """Whether deleting it would lose work. A trainer never finishes, and resumes from its checkpoint."""
-    if item["kind"] in _SCHEDULED:
+    if item["kind"] in SCHEDULED:
         return bool((item.get("status") or {}).get("active"))
     return (item["apiVersion"], item["kind"]) in _RUN_TO_COMPLETION and not finished(item)
 
@@ -351,7 +350,7 @@ def _stop_command(item: Object) -> str:
     metadata = item["metadata"]
     if item["apiVersion"].startswith("argoproj.io/"):
         # A deleted workflow runs no exit handler and would leave Ray running; a stopped one releases it.
-        runs = (item.get("status") or {}).get("active") or () if item["kind"] in _SCHEDULED else [metadata]
+        runs = (item.get("status") or {}).get("active") or () if item["kind"] in SCHEDULED else [metadata]
         stop = ' --type merge --patch \'{"spec": {"shutdown": "Stop"}}\''
         commands = [f"kubectl -n {metadata['namespace']} patch workflow {one['name']}{stop}" for one in runs]
         return f"{' && '.join(commands)} (training resumes from its checkpoint; deleting it would leave Ray running)"

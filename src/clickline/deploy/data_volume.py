@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from posixpath import join, normpath
 
-from clickline.deploy.deploy_status import summarize, unbound_claims
+from clickline.deploy.deploy_status import pod_status, unbound_claims
 from clickline.deploy.file_transfer import TransferTotal, list_files, receive, send, transfer_total
 from clickline.deploy.kube_client import ApiError, Kube, if_allowed
 from clickline.deploy.objects import Object, describe
@@ -189,13 +189,9 @@ def _state(kube: Kube, rendered: Rendered, pod: Object) -> tuple[str, str]:
         for one in (() if isinstance(events, ApiError) else events)  # they only explain why it waits
         if one.get("type") == "Warning" and one["involvedObject"].get("name") == name
     ]
-    found = {"name": rendered.name, "namespace": rendered.namespace, "objects": [pod], "events": about}
-    status = summarize({**found, "served": {}, "notes": []})["roles"][0]["pods"][0]
-    if status["state"] == "running":
-        return status["state"], status["why"]
-    return status["state"], "; ".join(
-        part for part in (status["why"], *_unbound_claims(kube, rendered)) if part
-    )
+    status = pod_status(pod, "data", {}, about, {})
+    waits = [] if status["state"] == "running" else _unbound_claims(kube, rendered)
+    return status["state"], "; ".join(part for part in (status["why"], *waits) if part)
 
 
 def _unbound_claims(kube: Kube, rendered: Rendered) -> list[str]:

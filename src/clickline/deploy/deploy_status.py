@@ -34,7 +34,8 @@ _SERVING = ("predictor", "lookup")
 _STATE_ORDER = ("failed", "waiting", "running", "scheduled", "done")
 """States, most important first: the first that a role has is the state of the deployment."""
 _SCALER = "HorizontalPodAutoscaler"
-_LONG_RUNNING = ("Deployment", "StatefulSet", "Service")
+LONG_RUNNING = ("Deployment", "StatefulSet", "Service")
+SCHEDULED = ("CronJob", "CronWorkflow")
 
 
 def fetch_status(kube: Kube, *, name: str, namespace: str, metrics_port: int, tls: bool) -> dict[str, Any]:
@@ -261,7 +262,7 @@ def _role_status(
     claims: Mapping[str, str],
 ) -> dict[str, Any]:
     alive = [pod for pod in pods if _phase(pod) not in ("Succeeded", "Failed")]
-    shown_pods = [_pod_status(pod, role, served, events, claims) for pod in pods]
+    shown_pods = [pod_status(pod, role, served, events, claims) for pod in pods]
     ready = sum(_ready(pod) for pod in alive)
     states = [workload_state(one) for one in workloads]
     state, why = _worst(states)
@@ -311,7 +312,7 @@ def _role_status(
 def _last_failure(workloads: Sequence[Object], pods: Sequence[Object], role: str) -> str:
     """Why the last pod of a retried workload failed. Deployments and StatefulSets restart their pods and do not
     retry."""
-    if all(one["kind"] in _LONG_RUNNING for one in workloads):
+    if all(one["kind"] in LONG_RUNNING for one in workloads):
         return ""
     run = _run_name(max(pods, key=_created, default={}))
     failed = [pod for pod in pods if _phase(pod) == "Failed" and _run_name(pod) == run]
@@ -383,7 +384,7 @@ def workload_state(workload: Object) -> tuple[str, str]:
             return "waiting", "it is suspended"
         again = f"failed {_times(status['failed'])}, retrying" if status.get("failed") else ""
         return ("running" if status.get("active") else "waiting"), again
-    if kind in ("CronJob", "CronWorkflow"):
+    if kind in SCHEDULED:
         if status.get("active"):
             return "running", ""
         spec = workload["spec"]
@@ -437,7 +438,7 @@ _WAITING_REASONS = {
     "CreateContainerError": "the node could not create the container",
     "RunContainerError": "the node could not start the container",
 }
-_EXIT_CODES = {
+EXIT_CODES = {
     1: "failed, see its log",
     2: "bad config",
     3: "the model failed the gate",
@@ -461,7 +462,7 @@ def explain_exit(code: int, reason: str | None, role: str, container: str, messa
         return f"OOMKilled: out of memory, raise deploy.resources.{section}.memory_limit"
     meaning = _SIGNALS.get(code)
     if meaning is None and (container == "ready" or not role.startswith("ray-")):
-        meaning = _EXIT_CODES.get(code)
+        meaning = EXIT_CODES.get(code)
     said = _last_line(message)
     if said and code == _FAILED:
         meaning = said  # better than a pointer to the log
@@ -499,7 +500,7 @@ def _containers(pod: Object) -> list[Object]:
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
-def _pod_status(
+def pod_status(
     pod: Object,
     role: str,
     served: Mapping[str, Mapping[str, Any]],

@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from clickline.deploy.deploy_status import WORKLOADS, desired_pods, workload_state
+from clickline.deploy.deploy_status import LONG_RUNNING, SCHEDULED, WORKLOADS, desired_pods, workload_state
 from clickline.deploy.kube_client import ApiError, Kube
 from clickline.deploy.objects import Object, instance_labels
 from clickline.errors import ClusterError
 
 _POLL_SECONDS = 2.0
-_LONG_RUNNING = ("Deployment", "StatefulSet", "Service", "CronJob", "CronWorkflow")
 
 
 class LogLine(NamedTuple):
@@ -144,5 +143,6 @@ def _is_finished(kube: Kube, found: Sequence[Object], *, name: str, namespace: s
     if role is not None:
         workloads = [one for one in workloads if role in desired_pods(one)]
     return bool(workloads) and all(
-        one["kind"] not in _LONG_RUNNING and workload_state(one)[0] in ("done", "failed") for one in workloads
+        one["kind"] not in (*LONG_RUNNING, *SCHEDULED) and workload_state(one)[0] in ("done", "failed")
+        for one in workloads
     )

@@ -1,9 +1,8 @@
 """A small Kubernetes API server: real HTTP on loopback, objects in memory, no controllers.
 
-It has what `clickline deploy` uses, as the real one does it: discovery, server-side apply with dry run, merge patches,
-defaults that the server adds, parts that cannot be changed, labels, removal with what is owned, logs that are followed,
-the scale of a StatefulSet, a proxy to pods. Tests give pods their state themselves, let requests fail on demand, and
-have volumes bound when they say so.
+It implements what `clickline deploy` uses, as the real one does: discovery, server-side apply with dry run, merge
+patches, defaults, immutable fields, labels, deletion with dependents, followed logs, the scale of a StatefulSet, a proxy
+to pods. Tests set the state of pods, inject faults, and bind volumes explicitly.
 """
 
 from __future__ import annotations
@@ -232,7 +231,7 @@ class ApiServer:
             for key in [key for key in self.objects if key[:2] == (api, kind) == ("v1", "Pod")]:
                 if key[3] in self.linger:
                     with suppress(_No):
-                        self.get(key)  # it counts how often it is seen
+                        self.get(key)  # counts how often it is returned
             return [
                 item
                 for key, item in self.objects.items()
@@ -448,7 +447,7 @@ def _check_fixed(live: dict[str, Any], new: dict[str, Any]) -> None:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = 65536  # an answer is one packet, which waits for no other
+    wbufsize = 65536  # each response is one packet and must not wait for another
     api: ApiServer
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -539,7 +538,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif found["part"] == "proxy":
             pod = re.sub(r"^https?:|:\d+$", "", name)
             page = api.pages.get((pod, found["rest"] or "/"))
-            if page is None:  # nobody listens there
+            if page is None:  # nothing listens there
                 words = "error trying to reach service: dial tcp 10.244.0.9:8502: connect: connection refused"
                 raise _No(503, words)
             self._send_bytes(page[0], page[1].encode(), "text/plain")
@@ -550,7 +549,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif method == "GET" and name:
             self._send(200, api.get(key), headers)
         elif method == "GET":
-            # As the real one: what a list holds does not repeat its kind.
+            # Like the real server: the items of a list have no kind.
             items = [
                 {field: value for field, value in item.items() if field not in ("apiVersion", "kind")}
                 for item in api.list(version, kind, found["namespace"] or "", query.get("labelSelector", ""))
@@ -592,7 +591,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         sent = 0
         with api.changed:
-            # sinceTime is of whole seconds: what was said in that second comes again.
+            # sinceTime has whole seconds: the lines of that second are sent again.
             lines = [line for line in log.lines if line[:19] >= since[:19]]
             if "tailLines" in query:
                 lines = lines[len(lines) - min(len(lines), int(query["tailLines"])) :]
@@ -652,7 +651,7 @@ class _Handler(BaseHTTPRequestHandler):
         assert process.stdin and process.stdout and process.stderr
         outputs = {process.stdout: 1, process.stderr: 2}
         fed = 0
-        self._heard = b""  # what the client has sent and no frame has taken; before the 101 it sends nothing
+        self._heard = b""  # received but not yet parsed; before the 101 the client sends nothing
         while outputs:
             buffered = self._heard or self.connection.pending()
             ready, _, _ = select.select([self.connection, *outputs], [], [], 0 if buffered else 10)
@@ -812,7 +811,7 @@ def serving(kinds: Kinds, certificate: tuple[Path, Path]) -> Iterator[ApiServer]
     server = _Server(("127.0.0.1", 0), handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
-    # The handshake is made in the thread of the connection, not in the one that accepts.
+    # The handshake runs in the thread of the connection, not in the accepting one.
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     api.certificate = certificate[0]
     api.url = f"https://127.0.0.1:{server.server_address[1]}"

@@ -81,7 +81,7 @@ def ended(message: str | None) -> dict[str, Any]:
         ("version 3", (2, 2), "predictor: version 2 served; version 3 is published"),
         ("version 3", (2, 3), "predictor: version 2 and 3 served; version 3 is published"),
         ("version 3", (3, None), ""),
-        ("version 3", (None, None), ""),  # nobody may ask them
+        ("version 3", (None, None), ""),  # they cannot be queried
         (None, (2, 3), "predictor: version 2 and 3 served"),
         (None, (3, 3), ""),
     ],
@@ -256,4 +256,4 @@ def test_apply_wait_exits_3_on_a_failed_gate_and_1_on_timeout(bare: ApiServer, c
     refused = command("--wait")
     assert refused.returncode == 3
     assert "the pipeline failed: the model failed the gate" in refused.stderr
-    assert "after mending it `clickline deploy apply` begins again" in refused.stderr
+    assert "once it is fixed, `clickline deploy apply` starts again" in refused.stderr

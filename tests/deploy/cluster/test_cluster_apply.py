@@ -165,8 +165,8 @@ def test_all_missing_references_are_reported_at_once(bare: ApiServer, kube: Kube
     words = refused(kube, bare, swapped(deployment(**spec)))
     for missing in ("Secret registry", "Secret tls", "PersistentVolumeClaim mine", "PriorityClass high"):
         assert f"Deployment ads-predictor needs {missing}, and the cluster has none." in words
-    assert "ads-models" not in words  # it is made with the rest
-    assert words.endswith("Nothing was changed.")  # a class of priorities lies in no namespace
+    assert "ads-models" not in words  # created with the rest
+    assert words.endswith("Nothing was changed.")  # a PriorityClass has no namespace
     assert bare.writes == []
 
 

@@ -122,7 +122,7 @@ def test_apply_get_and_delete_round_trip(bare: ApiServer, kube: Kube) -> None:
     assert "force=true" in bare.requests[-2] and "fieldValidation=Strict" in bare.requests[-2]
     kube.delete(live)
     assert bare.names("Deployment") == []
-    kube.delete(live)  # once more is fine
+    kube.delete(live)  # idempotent
 
 
 def test_delete_spares_a_recreated_object_of_the_same_name(bare: ApiServer, kube: Kube) -> None:

@@ -117,7 +117,7 @@ def test_delete_returns_when_objects_and_pods_are_gone(
     done = removed(kube, progress=progress)
     assert "Deployment ads-predictor" in done.removed and bare.names("Pod") == []
     assert any("left: " in note and "ads-predictor" in note for note in progress.notes)
-    assert not any("Pod" in one for one in done.removed)  # it went with its owner
+    assert not any("Pod" in one for one in done.removed)  # deleted with its owner
 
 
 def test_delete_names_objects_that_stay(bare: ApiServer, kube: Kube) -> None:

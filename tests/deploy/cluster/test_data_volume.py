@@ -65,7 +65,7 @@ def below(folder: Path) -> dict[str, bytes]:
 def test_push_and_pull_round_trip(
     bare: ApiServer, kube: Kube, volume: Path, made: Rendered, tmp_path: Path, protocol: str
 ) -> None:
-    bare.subprotocols = (protocol,)  # before 1.30 a server knows no way to close the input of a process
+    bare.subprotocols = (protocol,)  # before 1.30 a server cannot close the stdin of a process
     result = RecordedProgress()
     moved = push(kube, made, made.local_folder, result)
     assert (moved.files, moved.bytes, moved.target) == (2, 3_000_002, "/clickline/data")
@@ -143,7 +143,7 @@ def test_pod_that_cannot_start_is_explained_and_deleted(
     assert bare.names("Pod") == []
     monkeypatch.setattr("clickline.deploy.data_volume._READY_SECONDS", 0.1)
     bare.statuses["Pod"] = {"phase": "Pending"}
-    bare.faults.append(Fault("list", "events"))  # who may not read events still learns that it waits
+    bare.faults.append(Fault("list", "events"))  # without events it is still reported as waiting
     with pytest.raises(ClusterError, match="is not ready after"):
         push(kube, made, made.local_folder, RecordedProgress())
     assert bare.names("Pod") == []
@@ -249,7 +249,7 @@ def test_pod_waiting_for_its_claim_names_claim_and_volume(
     volumes = [key for key in bare.objects if key[1] == "PersistentVolume"]
     bare.statuses["Pod"] = {"phase": "Pending"}
     monkeypatch.setattr("clickline.deploy.data_volume._READY_SECONDS", 0.1)
-    monkeypatch.setattr(  # somebody removes the volume meanwhile
+    monkeypatch.setattr(  # the volume is deleted meanwhile
         "clickline.deploy.data_volume._create_missing",
         lambda *given: [bare.delete(key, None) for key in volumes],
     )
@@ -386,7 +386,7 @@ def test_linked_folder_is_sent_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "disk" / "20260102").mkdir(parents=True)
     (tmp_path / "disk" / "20260102" / "b.tsv").write_text("b")
     (tmp_path / "data").mkdir()
-    for day in ("20260102", "20260103"):  # twice the same is no loop
+    for day in ("20260102", "20260103"):  # the same folder twice is not a loop
         (tmp_path / "data" / day).symlink_to(tmp_path / "disk" / "20260102")
     received(stream_of(tmp_path / "data"), tmp_path / "to")
     assert below(tmp_path / "to") == {"20260102/b.tsv": b"b", "20260103/b.tsv": b"b"}

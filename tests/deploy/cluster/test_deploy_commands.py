@@ -151,7 +151,7 @@ def test_diff_shows_changed_lines_and_exits_1(bare: ApiServer, command: Command)
     assert {"-  type: ClusterIP", "+  type: NodePort"} <= set(lines)
     assert {"-      drain_timeout: 10", "+      drain_timeout: 25"} <= set(
         lines
-    )  # the config's text, a line each
+    )  # the config's text, line by line
     assert not any("uid" in line or "resourceVersion" in line for line in lines)
     document = json.loads(command("diff", "--json", "--set", "serve.drain_timeout=25").stdout)
     assert [one["object"] for one in document["changes"]] == [
@@ -182,7 +182,7 @@ def test_diff_of_a_replaced_job_shows_only_real_changes(bare: ApiServer, command
 def test_n_selects_the_namespace_in_every_command(bare: ApiServer, command: Command, tmp_path: Path) -> None:
     assert command("apply", "-n", "trial").returncode == 0
     assert bare.names("Namespace") == ["trial"]
-    assert command("apply", "-n", "trial").stderr == ""  # the namespace is no --set to be given again
+    assert command("apply", "-n", "trial").stderr == ""  # -n is not a --set value to be repeated
     assert "ads in namespace trial: " in command("status", "--namespace", "trial").stdout
     assert "in namespace trial" in command("logs", "-n", "trial").stderr
     assert "nothing would change" in command("diff", "-n", "trial").stderr
@@ -305,7 +305,7 @@ def test_unusable_cluster_is_reported_without_a_traceback(
     assert (
         "https://127.0.0.1:1 (context test) cannot be reached" in json.loads(dead.stdout)["error"]["message"]
     )
-    assert len(dead.stderr.splitlines()) == 1  # and nothing of the library's own
+    assert len(dead.stderr.splitlines()) == 1  # and nothing from the library
 
 
 def test_missing_package_names_the_extra(command: Command, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_apply_of_one_object_uses_the_singular(capsys: pytest.CaptureFixture[str
             ["ads-predictor.shop.svc:8500", "http://ads-predictor.shop.svc:8501"],
             False,
         ),
-        ("", [], False),  # Knative's name has other ports
+        ("", [], False),  # the Knative host has other ports
     ],
 )
 def test_server_in_a_pod_prints_only_reachable_addresses(

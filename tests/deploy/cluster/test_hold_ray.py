@@ -73,7 +73,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_ray_is_scaled_up_and_down_again_on_sigterm(bare: ApiServer, hold: Holder, tmp_path: Path) -> None:
-    stateful(bare, "ads-ray-head", 1)  # as a new StatefulSet without a number has it
+    stateful(bare, "ads-ray-head", 1)  # the default of a new StatefulSet
     stateful(bare, "ads-ray-worker", 0)
     process = hold()
     until((tmp_path / "mark").exists)

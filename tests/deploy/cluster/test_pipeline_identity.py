@@ -1,5 +1,4 @@
-"""What makes the pipeline another one, and who runs it: a change of serving does not train again, and there is never a
-second pipeline beside the first."""
+"""When a pipeline is replaced: a change of serving does not train again, and there are never two pipelines."""
 
 from __future__ import annotations
 
@@ -110,7 +109,9 @@ def test_change_of_training_or_gate_replaces_the_pipeline(
 
 
 def test_trusted_keys_are_part_of_the_pipeline(bare: ApiServer, kube: Kube, folder: Path) -> None:
-    mounted = "deploy.secrets.files={keys.pem: keys/pem}"  # by both, so that the mount is not what differs
+    mounted = (
+        "deploy.secrets.files={keys.pem: keys/pem}"  # mounted in both, so that the mount makes no difference
+    )
     bare.namespace("shop", labels("access"))
     bare.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": "shop"}})
     run(kube, folder, mounted)
@@ -207,7 +208,7 @@ def test_apply_waits_for_terminating_pods_of_the_previous_run(
     ending = pod("ads-pipeline-old", "pipeline", "Running", container("pipeline", running={}))
     ending["metadata"]["deletionTimestamp"] = "2026-11-16T11:00:00Z"
     bare.put(ending)
-    bare.linger["ads-pipeline-old"] = 2  # kubectl delete job has left it to end by itself
+    bare.linger["ads-pipeline-old"] = 2  # kubectl delete job does not wait for it
     run(kube, folder, *new)
     assert bare.names("Pod") == []
     assert pipelines(bare) == (["Deployment ads-trainer"] if new else ["Job ads-pipeline"])
@@ -217,7 +218,7 @@ def test_new_pipeline_is_created_after_the_old_one_is_deleted(
     bare: ApiServer, kube: Kube, folder: Path
 ) -> None:
     run(kube, folder, FOLLOW)
-    bare.linger["ads-trainer"] = 2  # its pod takes its time to end
+    bare.linger["ads-trainer"] = 2  # its pod takes a while to terminate
     bare.writes.clear()
     run(kube, folder)
     assert bare.writes.index(("delete", "Deployment", "ads-trainer")) == 0

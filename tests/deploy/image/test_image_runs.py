@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PYTHON = "/usr/bin/python3.11"  # one that every user may run; the tests' own may lie in somebody's home
+PYTHON = "/usr/bin/python3.11"  # one that every user may run; the tests' own may be in a home folder
 
 pytestmark = [
     pytest.mark.faults,  # a quarter of an hour, most of it installing and compiling

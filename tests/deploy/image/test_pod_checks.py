@@ -17,7 +17,7 @@ import pytest
 from clickline.deploy.init_container import check_pod
 from clickline.errors import ClicklineError, StorageError
 
-STRANGER = 1_234_567  # a user id that no passwd knows
+STRANGER = 1_234_567  # a user id that is not in /etc/passwd
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user or mount")
 
 

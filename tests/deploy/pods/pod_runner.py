@@ -223,7 +223,7 @@ class Pods:
             lines.append(f"mkdir -p $R/opt/kernels; mount --bind {self._kernels} $R/opt/kernels")
         for mount in container["volumeMounts"]:
             lines += self._mount(pod, spec, mount)
-        # After the volumes, because it may lie in a folder that one of them hides.
+        # After the volumes, because one of them may hide its folder.
         lines.append(f"mkdir -p $R{_PROJECT}; mount --bind {_PROJECT} $R{_PROJECT}")
         lines.append(f"mount -o remount,ro,bind $R{_PROJECT}")
         lines += [f"mount --bind {self.folder}/{name} $R/etc/{name}" for name in ("hosts", "resolv.conf")]
@@ -291,7 +291,7 @@ class Pods:
     def _write_hosts(self) -> None:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self._addresses.items())]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
-        # Nobody answers there, and that at once: other name servers are out of reach, which takes longer to find out.
+        # It fails at once: other name servers cannot be reached, which takes longer to detect.
         (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
 

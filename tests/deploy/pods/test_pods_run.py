@@ -1,6 +1,6 @@
-"""The pods of a rendered deployment really run: a small pipeline on Ray to its end, and predictions from its endpoint.
+"""Runs the pods of a rendered deployment: a complete small pipeline on Ray, and predictions from its endpoint.
 
-Every container's command is run exactly as it stands in the manifests, with a read-only root file system, the user id
+Every container's command is run exactly as in the manifests, with a read-only root file system, the user id
 of the manifest and no capabilities.
 """
 
@@ -24,7 +24,7 @@ from clickline.deploy.render import render
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),  # two cores may be busy with much else
+    pytest.mark.timeout(900),  # a busy machine may be slow
     pytest.mark.skipif(missing() is not None, reason=missing() or ""),
 ]
 
@@ -98,7 +98,7 @@ def test_pipeline_on_ray_and_its_endpoint(node: Callable[..., Pods]) -> None:
     pods = node(*ON_RAY)
     fill(pods, "--rows", "6000")
 
-    # In the order that a cluster happens to start them: none may need another to be there first.
+    # In any order, as on a cluster: none may need another to start first.
     predictor = pods.start("Deployment", "ads-predictor")
     head = pods.start("StatefulSet", "ads-ray-head")
     pods.until_ready(head, "StatefulSet", "ads-ray-head")
@@ -139,7 +139,7 @@ def test_workflow_steps_tracking_server_and_knative_predictor(
     steps = {one["name"]: one for one in template["templates"] if "container" in one}
     for name, step in steps.items():
         words = step["container"]["command"]
-        words[:] = [re.sub(r"\{\{=.*\}\}", "0", word) for word in words]  # the first try
+        words[:] = [re.sub(r"\{\{=.*\}\}", "0", word) for word in words]  # the first attempt
         pods.add(f"ads-{name}", {}, {**step, "containers": [step["container"]], "volumes": step["volumes"]})
         pods.objects["Pod", f"ads-{name}"]["spec"]["containers"][0]["name"] = name
 
@@ -186,7 +186,7 @@ def test_unwritable_volume_is_reported(node: Callable[..., Pods]) -> None:
 def test_data_pod_is_not_ready_on_an_unwritable_volume(node: Callable[..., Pods]) -> None:
     pods = node(*ON_RAY)
     claim = pods.folder / "claim-ads-data"
-    claim.mkdir(mode=0o755)  # as the kubelet makes a folder of the node: it belongs to root
+    claim.mkdir(mode=0o755)  # as the kubelet creates a host folder: owned by root
     with pytest.raises(AssertionError, match="/clickline/data: Permission denied") as caught:
         pods.start("Pod", "ads-data")
     assert "chown -R 4711:4712" in str(caught.value) and "Traceback" not in str(caught.value)

@@ -1,6 +1,6 @@
 """Deployments whose rendered files are compared byte by byte: tests/deploy/render/golden/*.yaml.
 
-After a change that is meant: `.venv/bin/python tests/deploy/render/golden.py`, then look at what git says changed.
+After an intended change: `.venv/bin/python tests/deploy/render/golden.py`, then review the diff.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def test_data_pod_checks_that_the_data_volume_is_writable() -> None:
     (first,) = spec["initContainers"]
     assert first["command"][-2:] == ["--data", "/clickline/data"]
     assert {"name": "data", "mountPath": "/clickline/data"} in first["volumeMounts"]
-    assert spec["restartPolicy"] == "OnFailure"  # a folder may get another owner meanwhile
+    assert spec["restartPolicy"] == "OnFailure"  # the owner of a folder may change
     without = documents(render_text(CASES["follow-secrets"]).files["tools/data-pod.yaml"])
     spec = next(one["spec"] for one in without if one["kind"] == "Pod")
     assert "--data" not in spec["initContainers"][0]["command"]

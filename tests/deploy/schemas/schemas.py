@@ -1,7 +1,7 @@
 """Validates objects as an API server would: `from deploy_schemas.schemas import …` in any test.
 
-Strict: a field that a schema does not know is a problem. Core objects are judged by Kubernetes' own OpenAPI schemas,
-those of operators by their CRDs in ../shared/crds; pods, wherever they stand, also by the restricted standard.
+Strict: a field that a schema does not know is a problem. Core objects are validated by Kubernetes' own OpenAPI schemas,
+those of operators by their CRDs in ../shared/crds; pods, at any depth, also by the restricted standard.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 Object = Mapping[str, Any]
 
 CRDS = Path(__file__).parents[4] / "shared" / "crds"
-# It reads a megabyte of definitions for each object.
+# Each object would need a megabyte of definitions.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 _CORE = ("v1", "apps/v1", "batch/v1", "autoscaling/v2", "policy/v1")
 
@@ -104,9 +104,7 @@ def pod_specs(found: Any) -> Iterator[dict[str, Any]]:
         if isinstance(found.get("containers"), list):
             yield dict(found)
             return
-        if (
-            "container" in found and "podSpecPatch" in found
-        ):  # a step of Argo, which gives its container a name
+        if "container" in found and "podSpecPatch" in found:  # an Argo step; Argo names its container
             pod = ("initContainers", "volumes", "securityContext", "nodeSelector", "tolerations")
             main = {"name": "main", **found["container"]}
             yield {"containers": [main], **{key: found[key] for key in pod if key in found}}

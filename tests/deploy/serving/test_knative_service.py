@@ -12,7 +12,7 @@ from clickline.deploy.knative import feature_flags, revision
 
 KNATIVE = [way for way in EVERY_WAY if way.startswith("knative")]
 
-# What Knative's webhook lets through with the flags of a fresh installation (its field masks), as far as it concerns us.
+# Fields that Knative's webhook allows with default flags (its field masks), as far as we use them.
 _POD = {"automountServiceAccountToken", "containers", "enableServiceLinks", "imagePullSecrets"}
 _POD |= {"serviceAccountName", "volumes"}
 _CONTAINER = {

@@ -25,7 +25,7 @@ def test_objects_match_the_schemas_and_unknown_fields_are_rejected(way: str) -> 
         if "spec" in one:
             assert problems({**one, "spec": {**one["spec"], "unheardOf": 1}})
         if not one["apiVersion"].startswith("serving.knative.dev"):
-            kubernetes_validate.validate(one, "1.34", strict=True)  # of the cluster that they are tried on
+            kubernetes_validate.validate(one, "1.34", strict=True)  # of the cluster that they were tested on
 
 
 @WAYS

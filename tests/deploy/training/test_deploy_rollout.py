@@ -66,7 +66,7 @@ def test_await_rollout_returns_once_every_predictor_serves_the_current_version(
     assert await_rollout(config, Progress(), host="nobody.invalid") == 0
     place = project / "termination-log"
     write_published_version(config, place)
-    assert not place.exists()  # this is no pod
+    assert not place.exists()  # not in a pod
     place.touch()
     write_published_version(config, place)
     assert read_published_version(place.read_text()) == 1

@@ -111,7 +111,7 @@ def test_ray_from_core_objects() -> None:
     assert "--address=ads-ray-head-0.ads-ray:6379" in started
     assert (
         "restartPolicy" not in worker["spec"]["template"]["spec"]
-    )  # Always: in its place, without the others
+    )  # Always: restarted in place, without the others
 
 
 def test_head_runs_no_tasks_and_each_worker_pod_runs_one_worker() -> None:
@@ -134,7 +134,12 @@ def test_head_runs_no_tasks_and_each_worker_pod_runs_one_worker() -> None:
         (("train.embedding_servers=5", "train.workers={min: 2, max: 4}"), int(0.6 * (4 << 30) // 3), 4, 1),
         (("cluster.embedding_server.memory=100MiB",), 100 << 20, 1, 1),
         (("cluster.worker.memory=3GiB",), (1 << 30) // 2, 1, 1),
-        (("cluster.worker.memory=5GiB",), 1 << 20, 1, 1),  # there is no room: Ray will say so, not the config
+        (
+            ("cluster.worker.memory=5GiB",),
+            1 << 20,
+            1,
+            1,
+        ),  # there is no room: Ray reports that, not the config
         (("cluster.worker.cpus=2", "cluster.embedding_server.cpus=0.5"), int(0.6 * (4 << 30) / 2), 1, 3),
         (("cluster.worker.cpus=0",), int(0.6 * (4 << 30) / 2), 1, 1),
     ],
@@ -208,7 +213,7 @@ def test_job_does_not_retry_final_exit_codes() -> None:
     assert counts_not["action"] == "Ignore"
     assert counts_not["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert spec["backoffLimit"] == 9
-    assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy is refused with another
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy is rejected with another
     assert "ttlSecondsAfterFinished" not in spec
     assert spec["template"]["spec"]["containers"][0]["command"] == [
         "clickline",
@@ -266,11 +271,11 @@ def test_volcano_restarts_only_the_failed_pod() -> None:
     assert actions == {"RestartPod", "CompleteJob", "TerminateJob"}
     assert policies["head"] == policies["worker"] == [{"event": "PodFailed", "action": "RestartPod"}]
     assert policies["driver"][0] == {"event": "TaskCompleted", "action": "CompleteJob"}
-    # The controller takes the first that fits: a final exit code must not reach the event of all failures.
+    # The controller takes the first match: a final exit code must come before the event of all failures.
     assert [policy.get("exitCode") for policy in policies["driver"]] == [None, 2, 3, 4, None]
     assert policies["driver"][-1] == {"event": "PodFailed", "action": "RestartPod"}
     assert spec["tasks"][2]["template"]["spec"]["restartPolicy"] == "Never"
-    assert spec["maxRetry"] == 7  # six restarts: the seventh is the one that fails
+    assert spec["maxRetry"] == 7  # six restarts: the seventh failure fails the job
 
 
 def test_volcano_head_has_the_host_name_that_workers_connect_to() -> None:
@@ -319,9 +324,11 @@ def test_ray_job_omits_what_the_operator_sets() -> None:
         assert "/tmp" in {mount["mountPath"] for mount in main["volumeMounts"]}
     for template in templates:
         ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
-        for probe in ("readinessProbe", "livenessProbe"):  # else the operator adds its own
+        for probe in ("readinessProbe", "livenessProbe"):  # otherwise the operator adds its own
             assert template["spec"]["containers"][0][probe]["tcpSocket"]["port"] in ports
-    for template in templates:  # the operator refuses another policy of pods that its autoscaler may end
+    for (
+        template
+    ) in templates:  # the operator rejects another policy for pods that its autoscaler may terminate
         assert "restartPolicy" not in template["spec"]
     # The head runs the stages too: 100m + 50m, 768Mi + 512Mi, 4Gi + 2Gi.
     assert templates[0]["spec"]["containers"][0]["resources"] == {
